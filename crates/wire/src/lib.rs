@@ -1,0 +1,21 @@
+//! What client and server say to each other: Protocol Buffers messages, their framing, and checked
+//! conversions to the types of `hayloft-model`.
+//!
+//! A connection carries frames both ways: a length (u32, little endian) and that many bytes of one
+//! encoded [`ClientMessage`] or [`ServerMessage`]. Order matters and is kept: what is sent first takes
+//! effect first. The rows in a volume's tables have the same encoding as in messages.
+
+mod convert;
+pub mod frame;
+mod messages;
+mod rows;
+
+pub use convert::{InvalidMessage, decode_blocks, encode_blocks};
+pub use messages::*;
+pub use rows::{DentryRow, InodeRowMessage, Xattr};
+
+/// The version of the protocol that this crate speaks; a server refuses any other.
+pub const PROTOCOL: u32 = 1;
+
+/// Largest frame that a peer accepts, bytes. Larger answers are sent in parts.
+pub const FRAME_MAX: usize = 64 << 20;

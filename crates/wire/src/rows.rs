@@ -1,0 +1,65 @@
+//! Rows as messages: the same encoding on the wire and in the tables.
+#![allow(missing_docs)] // prost's derives make undocumented helpers; every field is as in `model`
+
+use bytes::Bytes;
+use prost::Message;
+
+/// `hayloft_model::Dentry`.
+#[derive(Clone, PartialEq, Message)]
+pub struct DentryRow {
+    #[prost(uint64, tag = "1")]
+    pub ino: u64,
+    /// Type bits of the mode.
+    #[prost(uint32, tag = "2")]
+    pub kind: u32,
+    #[prost(uint64, tag = "3")]
+    pub cookie: u64,
+}
+
+/// An extended attribute.
+#[derive(Clone, PartialEq, Message)]
+pub struct Xattr {
+    #[prost(bytes = "bytes", tag = "1")]
+    pub name: Bytes,
+    #[prost(bytes = "bytes", tag = "2")]
+    pub value: Bytes,
+}
+
+/// `hayloft_model::InodeRow` with its number.
+#[derive(Clone, PartialEq, Message)]
+pub struct InodeRowMessage {
+    #[prost(uint64, tag = "1")]
+    pub ino: u64,
+    #[prost(uint32, tag = "2")]
+    pub mode: u32,
+    #[prost(uint32, tag = "3")]
+    pub uid: u32,
+    #[prost(uint32, tag = "4")]
+    pub gid: u32,
+    #[prost(uint32, tag = "5")]
+    pub nlink: u32,
+    #[prost(uint32, tag = "6")]
+    pub rdev: u32,
+    #[prost(uint64, tag = "7")]
+    pub size: u64,
+    #[prost(uint64, tag = "8")]
+    pub allocated: u64,
+    /// Seconds, then nanoseconds, of atime, mtime, ctime and btime.
+    #[prost(sint64, repeated, tag = "9")]
+    pub times: Vec<i64>,
+    #[prost(uint64, tag = "10")]
+    pub parent: u64,
+    #[prost(uint64, tag = "11")]
+    pub next_cookie: u64,
+    #[prost(message, repeated, tag = "12")]
+    pub xattrs: Vec<Xattr>,
+    /// Whole data of a small file.
+    #[prost(bytes = "bytes", optional, tag = "13")]
+    pub inline: Option<Bytes>,
+    /// Packed block references of page 0, see [`crate::encode_blocks`].
+    #[prost(bytes = "bytes", optional, tag = "14")]
+    pub blocks: Option<Bytes>,
+    /// Target of a symbolic link.
+    #[prost(bytes = "bytes", optional, tag = "15")]
+    pub target: Option<Bytes>,
+}
