@@ -1,0 +1,105 @@
+//! What changed since the last cut, and the cut itself.
+
+use std::collections::HashMap;
+
+use rustc_hash::FxBuildHasher;
+
+use super::Tree;
+use crate::{Batch, Ino, Missing, Name, Record, Sequence, TreeError, Usage, UsageDelta};
+
+/// Changes since the last cut. What was made and removed between two cuts leaves nothing here.
+#[derive(Debug, Default)]
+pub(super) struct Changes {
+    /// Inodes whose node is marked dirty; may hold ones that are gone since.
+    pub(super) inodes: Vec<Ino>,
+    /// Inodes that the server knows and that are gone.
+    pub(super) deleted: Vec<Ino>,
+    /// Names, and whether the server has (or will have, by cuts already made) each of them.
+    names: HashMap<(Ino, Name), bool, FxBuildHasher>,
+    /// Usage at the last cut.
+    usage: Usage,
+}
+
+impl Changes {
+    pub(super) fn new(usage: Usage) -> Changes {
+        Changes { usage, ..Changes::default() }
+    }
+}
+
+/// A cut of the log: the batch that brings the server to the state of this moment. Rows of files whose
+/// data changed still name the content that was stored before; who keeps the data mends them before it
+/// sends the batch.
+#[derive(Debug)]
+pub struct Cut {
+    /// The batch.
+    pub batch: Batch,
+}
+
+impl Tree {
+    /// A name of `dir` is about to change; `present` says whether it exists before the change.
+    pub(super) fn note_name(&mut self, dir: Ino, name: &Name, present: bool) -> Result<(), TreeError> {
+        let directory = self.dirs.get_mut(&dir).ok_or(TreeError::Missing(Missing::Directory(dir)))?;
+        self.changes.names.entry((dir, name.clone())).or_insert_with(|| {
+            directory.dirty_names += 1;
+            present
+        });
+        Ok(())
+    }
+
+    /// Whether a cut would hold anything that a crash must not lose.
+    pub fn is_dirty(&self) -> bool {
+        !self.changes.inodes.is_empty() || !self.changes.deleted.is_empty() || !self.changes.names.is_empty()
+    }
+
+    /// How many rows changed since the last cut, about.
+    pub fn dirty_rows(&self) -> usize {
+        self.changes.inodes.len() + self.changes.deleted.len() + self.changes.names.len()
+    }
+
+    /// Takes everything that changed since the last cut. Files without a name that the server does not
+    /// know are left out (they end with their user) unless `with_unnamed` says that their data has to go
+    /// to the server for want of memory.
+    pub fn cut(&mut self, sequence: Sequence, with_unnamed: bool) -> Cut {
+        let mut records = Vec::with_capacity(self.dirty_rows());
+        let mut orphans = Vec::new();
+        let mut kept = Vec::new();
+        for ino in std::mem::take(&mut self.changes.inodes) {
+            let Some(node) = self.nodes.get_mut(&ino) else { continue };
+            if !node.dirty {
+                continue;
+            }
+            if node.row.nlink == 0 {
+                if !node.stored && !with_unnamed {
+                    kept.push(ino);
+                    continue;
+                }
+                orphans.push(ino);
+            }
+            node.dirty = false;
+            node.stored = true;
+            node.cut = sequence;
+            records.push(Record::PutInode(ino, Box::new(node.row.clone())));
+        }
+        self.changes.inodes = kept;
+        records.extend(std::mem::take(&mut self.changes.deleted).into_iter().map(Record::DeleteInode));
+        for ((dir, name), stored) in std::mem::take(&mut self.changes.names) {
+            let directory = self.dirs.get_mut(&dir);
+            let dentry = directory.and_then(|directory| {
+                directory.dirty_names = 0;
+                directory.cut = sequence;
+                directory.by_name.get(&name).copied()
+            });
+            match dentry {
+                Some(dentry) => records.push(Record::PutDentry(dir, name, dentry)),
+                None if stored => records.push(Record::DeleteDentry(dir, name)),
+                None => {}
+            }
+        }
+        let usage = UsageDelta {
+            bytes: self.usage.bytes as i64 - self.changes.usage.bytes as i64,
+            inodes: self.usage.inodes as i64 - self.changes.usage.inodes as i64,
+        };
+        self.changes.usage = self.usage;
+        Cut { batch: Batch { sequence, records, usage, orphans } }
+    }
+}

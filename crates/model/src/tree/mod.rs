@@ -1,0 +1,261 @@
+//! The tree: answers file-system operations on the rows that are in memory, and records what changed
+//! until the next cut of the log.
+//!
+//! A tree holds a part of its volume: operations that need a row which is not here say so with
+//! [`TreeError::Missing`] and change nothing; the caller fetches the row, adds it and repeats. Rows that
+//! are durable at the server can be dropped at any time ([`Tree::evict`]).
+
+mod attributes;
+mod evict;
+mod log;
+mod names;
+
+use std::collections::{BTreeMap, HashMap};
+
+use rustc_hash::FxBuildHasher;
+
+pub use attributes::AttributeChange;
+pub use log::Cut;
+pub use names::{NewNode, RenameFlags};
+
+use crate::{Dentry, FileKind, Ino, InoRange, InodeRow, Missing, Name, Sequence, TreeError, Usage};
+
+type Map<K, V> = HashMap<K, V, FxBuildHasher>;
+
+/// Cookie of the first entry of a directory; 1 and 2 stand for `.` and `..`.
+pub const FIRST_COOKIE: u64 = 3;
+
+#[derive(Debug)]
+struct Node {
+    row: InodeRow,
+    /// The server has a row of this inode, or will by a batch that is cut already.
+    stored: bool,
+    /// The row differs from what the last cut took.
+    dirty: bool,
+    /// The last cut that took this row; it may be dropped once that is durable.
+    cut: Sequence,
+}
+
+#[derive(Debug, Default)]
+struct Directory {
+    by_name: HashMap<Name, Dentry, FxBuildHasher>,
+    by_cookie: BTreeMap<u64, Name>,
+    /// The last cut that took one of its names.
+    cut: Sequence,
+    /// Names changed since then.
+    dirty_names: usize,
+    /// When it was last used, in operations.
+    used: u64,
+}
+
+impl Directory {
+    fn insert(&mut self, name: Name, dentry: Dentry) {
+        self.by_cookie.insert(dentry.cookie, name.clone());
+        self.by_name.insert(name, dentry);
+    }
+
+    fn remove(&mut self, name: &[u8]) -> Option<Dentry> {
+        let dentry = self.by_name.remove(name)?;
+        self.by_cookie.remove(&dentry.cookie);
+        Some(dentry)
+    }
+}
+
+/// A volume's tree as one client knows it. See the module's documentation.
+#[derive(Debug, Default)]
+pub struct Tree {
+    nodes: Map<Ino, Node>,
+    dirs: Map<Ino, Directory>,
+    /// How often the kernel has been given each inode and not forgotten it.
+    lookups: Map<Ino, u64>,
+    numbers: Vec<InoRange>,
+    changes: log::Changes,
+    usage: Usage,
+    quota: Usage,
+    operations: u64,
+}
+
+impl Tree {
+    /// A tree that knows nothing but how full its volume is; zeros in `quota` mean no limit.
+    pub fn new(usage: Usage, quota: Usage) -> Tree {
+        Tree { usage, quota, changes: log::Changes::new(usage), ..Tree::default() }
+    }
+
+    /// Adds inode numbers to make new inodes with.
+    pub fn add_numbers(&mut self, range: InoRange) {
+        self.numbers.push(range);
+    }
+
+    /// How many inode numbers are left.
+    pub fn numbers_left(&self) -> u64 {
+        self.numbers.iter().map(InoRange::left).sum()
+    }
+
+    fn next_ino(&mut self) -> Result<Ino, TreeError> {
+        while let Some(range) = self.numbers.first_mut() {
+            match range.take() {
+                Some(ino) => return Ok(ino),
+                None => drop(self.numbers.remove(0)),
+            }
+        }
+        Err(TreeError::Missing(Missing::Numbers))
+    }
+
+    /// Adds an inode's row as fetched from the server; a row that is here already stays, since it is newer.
+    pub fn add_inode(&mut self, ino: Ino, row: InodeRow) {
+        self.nodes.entry(ino).or_insert(Node { row, stored: true, dirty: false, cut: Sequence(0) });
+    }
+
+    /// Adds a directory's whole listing as fetched from the server, unless it is here already.
+    pub fn add_listing(&mut self, dir: Ino, entries: impl IntoIterator<Item = (Name, Dentry)>) {
+        let used = self.operations;
+        if let std::collections::hash_map::Entry::Vacant(vacant) = self.dirs.entry(dir) {
+            let directory = vacant.insert(Directory { used, ..Directory::default() });
+            entries.into_iter().for_each(|(name, dentry)| directory.insert(name, dentry));
+        }
+    }
+
+    /// Whether the directory's listing is in memory.
+    pub fn is_listed(&self, dir: Ino) -> bool {
+        self.dirs.contains_key(&dir)
+    }
+
+    /// The row of an inode.
+    ///
+    /// # Errors
+    /// [`TreeError::Missing`] when it is not in memory.
+    pub fn inode(&self, ino: Ino) -> Result<&InodeRow, TreeError> {
+        self.node(ino).map(|node| &node.row)
+    }
+
+    /// Whether the row is in memory.
+    pub fn has_inode(&self, ino: Ino) -> bool {
+        self.nodes.contains_key(&ino)
+    }
+
+    fn node(&self, ino: Ino) -> Result<&Node, TreeError> {
+        self.nodes.get(&ino).ok_or(TreeError::Missing(Missing::Inode(ino)))
+    }
+
+    /// The row for a change: it is part of the next cut.
+    fn change(&mut self, ino: Ino) -> Result<&mut InodeRow, TreeError> {
+        let node = self.nodes.get_mut(&ino).ok_or(TreeError::Missing(Missing::Inode(ino)))?;
+        if !node.dirty {
+            node.dirty = true;
+            self.changes.inodes.push(ino);
+        }
+        Ok(&mut node.row)
+    }
+
+    fn directory(&mut self, dir: Ino) -> Result<&mut Directory, TreeError> {
+        if self.node(dir)?.row.kind() != FileKind::Directory {
+            return Err(TreeError::NotDirectory);
+        }
+        self.operations += 1;
+        let directory = self.dirs.get_mut(&dir).ok_or(TreeError::Missing(Missing::Directory(dir)))?;
+        directory.used = self.operations;
+        Ok(directory)
+    }
+
+    /// Which inode a name leads to; `None` when there is no such name.
+    ///
+    /// # Errors
+    /// Not a directory, name too long, or something missing.
+    pub fn lookup(&mut self, dir: Ino, name: &[u8]) -> Result<Option<Dentry>, TreeError> {
+        check_name(name)?;
+        Ok(self.directory(dir)?.by_name.get(name).copied())
+    }
+
+    /// The entries of a directory after `cookie` (0 for all), in order.
+    ///
+    /// # Errors
+    /// Not a directory, or something missing.
+    pub fn entries(
+        &mut self,
+        dir: Ino,
+        cookie: u64,
+    ) -> Result<impl Iterator<Item = (&Name, &Dentry)>, TreeError> {
+        let directory: &Directory = self.directory(dir)?;
+        Ok(directory
+            .by_cookie
+            .range(cookie.saturating_add(1)..)
+            .map(|(_, name)| (name, directory.by_name.get(name).expect("both maps hold the same names"))))
+    }
+
+    /// The kernel has been told about the inode once more.
+    pub fn remember(&mut self, ino: Ino) {
+        *self.lookups.entry(ino).or_default() += 1;
+    }
+
+    /// The kernel has forgotten the inode `count` times. An inode without a name that nothing knows any
+    /// more ends here; returns whether it did.
+    pub fn forget(&mut self, ino: Ino, count: u64) -> bool {
+        let Some(lookups) = self.lookups.get_mut(&ino) else { return false };
+        *lookups = lookups.saturating_sub(count);
+        if *lookups > 0 {
+            return false;
+        }
+        self.lookups.remove(&ino);
+        self.end_if_unused(ino)
+    }
+
+    /// Deletes the inode when it has neither a name nor a user.
+    fn end_if_unused(&mut self, ino: Ino) -> bool {
+        let unused =
+            self.nodes.get(&ino).is_some_and(|node| node.row.nlink == 0) && !self.lookups.contains_key(&ino);
+        if unused {
+            let node = self.nodes.remove(&ino).expect("just seen");
+            self.dirs.remove(&ino);
+            if node.stored {
+                self.changes.deleted.push(ino);
+            }
+        }
+        unused
+    }
+
+    /// What the volume's files take now.
+    pub fn usage(&self) -> Usage {
+        self.usage
+    }
+
+    /// How much they may take; 0 for no limit.
+    pub fn quota(&self) -> Usage {
+        self.quota
+    }
+
+    /// The quota was changed at the server.
+    pub fn set_quota(&mut self, quota: Usage) {
+        self.quota = quota;
+    }
+
+    /// Whether `bytes` more fit the quota.
+    ///
+    /// # Errors
+    /// [`TreeError::NoSpace`] when they do not.
+    pub fn check_room(&self, bytes: u64) -> Result<(), TreeError> {
+        let over =
+            |used: u64, more: u64, quota: u64| quota != 0 && more != 0 && used.saturating_add(more) > quota;
+        if over(self.usage.bytes, bytes, self.quota.bytes) { Err(TreeError::NoSpace) } else { Ok(()) }
+    }
+
+    fn check_inode_room(&self) -> Result<(), TreeError> {
+        let full = self.quota.inodes != 0 && self.usage.inodes >= self.quota.inodes;
+        if full { Err(TreeError::NoSpace) } else { Ok(()) }
+    }
+
+    /// How many inodes and directory listings are in memory.
+    pub fn in_memory(&self) -> (usize, usize) {
+        (self.nodes.len(), self.dirs.len())
+    }
+}
+
+fn check_name(name: &[u8]) -> Result<(), TreeError> {
+    match name.len() {
+        0 => Err(TreeError::NotFound),
+        1..=crate::NAME_MAX => Ok(()),
+        _ => Err(TreeError::NameTooLong),
+    }
+}
+
+#[cfg(test)]
+mod tests;

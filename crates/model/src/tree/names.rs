@@ -1,0 +1,313 @@
+//! Operations on names: making, linking, removing and renaming.
+
+use std::collections::BTreeMap;
+
+use bytes::Bytes;
+
+use super::{Directory, FIRST_COOKIE, Node, Tree};
+use crate::{Content, Dentry, FileKind, Ino, InodeRow, Name, Sequence, Timestamp, TreeError};
+
+const SETGID: u32 = 0o2000;
+const LINKS_MAX: u32 = 1 << 30;
+
+/// What a new inode is to be.
+#[derive(Clone, Debug, Default)]
+pub struct NewNode {
+    /// Type and permission bits, the umask already applied.
+    pub mode: u32,
+    /// Owner.
+    pub uid: u32,
+    /// Group, unless the directory's setgid bit says otherwise.
+    pub gid: u32,
+    /// Device number of a device node.
+    pub rdev: u32,
+    /// Target of a symbolic link.
+    pub target: Option<Bytes>,
+}
+
+/// The flags of renameat2.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RenameFlags {
+    /// Fail when the new name exists.
+    pub no_replace: bool,
+    /// Swap the two names.
+    pub exchange: bool,
+    /// Leave a whiteout (a character device 0:0) under the old name.
+    pub whiteout: bool,
+}
+
+impl Tree {
+    /// Makes an inode under a new name.
+    ///
+    /// # Errors
+    /// The name exists or is too long, the parent is deleted or no directory, the quota is used up, or
+    /// something is missing.
+    pub fn create(&mut self, dir: Ino, name: &[u8], new: NewNode, now: Timestamp) -> Result<Ino, TreeError> {
+        if self.lookup(dir, name)?.is_some() {
+            return Err(TreeError::Exists);
+        }
+        self.check_inode_room()?;
+        let ino = self.add_new(dir, new, 1, now)?;
+        self.add_name(dir, name, ino, now)?;
+        self.usage.inodes += 1;
+        Ok(ino)
+    }
+
+    /// Makes a regular file without a name (O_TMPFILE); it lives while the kernel knows it, or until it
+    /// gets a name by [`Tree::link`].
+    ///
+    /// # Errors
+    /// As [`Tree::create`].
+    pub fn create_unnamed(&mut self, dir: Ino, new: NewNode, now: Timestamp) -> Result<Ino, TreeError> {
+        self.directory(dir)?;
+        self.add_new(dir, new, 0, now)
+    }
+
+    fn add_new(&mut self, dir: Ino, new: NewNode, nlink: u32, now: Timestamp) -> Result<Ino, TreeError> {
+        let kind = FileKind::of_mode(new.mode).ok_or(TreeError::Invalid)?;
+        let parent = self.inode(dir)?;
+        if parent.nlink == 0 {
+            return Err(TreeError::NotFound);
+        }
+        let inherits = parent.mode & SETGID != 0;
+        let gid = if inherits { parent.gid } else { new.gid };
+        let is_dir = kind == FileKind::Directory;
+        let ino = self.next_ino()?;
+        let row = InodeRow {
+            mode: if inherits && is_dir { new.mode | SETGID } else { new.mode },
+            uid: new.uid,
+            gid,
+            nlink: if is_dir { 2 } else { nlink },
+            rdev: new.rdev,
+            size: new.target.as_ref().map_or(0, |target| target.len() as u64),
+            allocated: 0,
+            atime: now,
+            mtime: now,
+            ctime: now,
+            btime: now,
+            parent: if is_dir { dir } else { Ino(0) },
+            next_cookie: if is_dir { FIRST_COOKIE } else { 0 },
+            xattrs: BTreeMap::new(),
+            content: new.target.map_or(Content::None, Content::Target),
+        };
+        self.nodes.insert(ino, Node { row, stored: false, dirty: true, cut: Sequence(0) });
+        self.changes.inodes.push(ino);
+        if is_dir {
+            self.dirs.insert(ino, Directory { used: self.operations, ..Directory::default() });
+        }
+        Ok(ino)
+    }
+
+    /// Adds a free name for an inode that is here: the dentry, the parent's times and links.
+    fn add_name(&mut self, dir: Ino, name: &[u8], ino: Ino, now: Timestamp) -> Result<(), TreeError> {
+        let kind = self.inode(ino)?.kind();
+        let parent = self.change(dir)?;
+        let cookie = parent.next_cookie;
+        parent.next_cookie += 1;
+        parent.nlink += u32::from(kind == FileKind::Directory);
+        (parent.mtime, parent.ctime) = (now, now);
+        let name = Name::new(name);
+        self.note_name(dir, &name, false)?;
+        self.directory(dir)?.insert(name, Dentry { ino, kind, cookie });
+        Ok(())
+    }
+
+    /// Takes a name away: the dentry, the parent's times and links. The inode is left as it is.
+    fn take_name(&mut self, dir: Ino, name: &[u8], now: Timestamp) -> Result<Dentry, TreeError> {
+        let dentry = self.directory(dir)?.remove(name).ok_or(TreeError::NotFound)?;
+        self.note_name(dir, &Name::new(name), true)?;
+        let parent = self.change(dir)?;
+        parent.nlink -= u32::from(dentry.kind == FileKind::Directory);
+        (parent.mtime, parent.ctime) = (now, now);
+        Ok(dentry)
+    }
+
+    /// An inode has lost a name (a directory: its only one).
+    fn drop_link(&mut self, ino: Ino, now: Timestamp) -> Result<(), TreeError> {
+        let row = self.change(ino)?;
+        row.ctime = now;
+        row.nlink = if row.kind() == FileKind::Directory { 0 } else { row.nlink - 1 };
+        if row.nlink == 0 {
+            let allocated = row.allocated;
+            self.usage.bytes -= allocated.min(self.usage.bytes);
+            self.usage.inodes -= 1.min(self.usage.inodes);
+            self.end_if_unused(ino);
+        }
+        Ok(())
+    }
+
+    /// Gives an inode one more name.
+    ///
+    /// # Errors
+    /// The name exists, the inode is a directory, or something is missing.
+    pub fn link(&mut self, ino: Ino, dir: Ino, name: &[u8], now: Timestamp) -> Result<(), TreeError> {
+        if self.lookup(dir, name)?.is_some() {
+            return Err(TreeError::Exists);
+        }
+        let row = self.inode(ino)?;
+        let (revived, allocated) = (row.nlink == 0, row.allocated);
+        if row.kind() == FileKind::Directory {
+            return Err(TreeError::NotPermitted);
+        }
+        if row.nlink >= LINKS_MAX {
+            return Err(TreeError::TooManyLinks);
+        }
+        if self.inode(dir)?.nlink == 0 {
+            return Err(TreeError::NotFound);
+        }
+        if revived {
+            self.check_inode_room()?;
+            self.check_room(allocated)?;
+            self.usage.inodes += 1;
+            self.usage.bytes += allocated;
+        }
+        let row = self.change(ino)?;
+        row.nlink += 1;
+        row.ctime = now;
+        self.add_name(dir, name, ino, now)
+    }
+
+    /// Removes a name of something that is no directory. Returns its inode.
+    ///
+    /// # Errors
+    /// No such name, a directory, or something missing.
+    pub fn unlink(&mut self, dir: Ino, name: &[u8], now: Timestamp) -> Result<Ino, TreeError> {
+        let dentry = self.lookup(dir, name)?.ok_or(TreeError::NotFound)?;
+        if dentry.kind == FileKind::Directory {
+            return Err(TreeError::IsDirectory);
+        }
+        self.inode(dentry.ino)?;
+        self.take_name(dir, name, now)?;
+        self.drop_link(dentry.ino, now)?;
+        Ok(dentry.ino)
+    }
+
+    /// Removes an empty directory. Returns its inode.
+    ///
+    /// # Errors
+    /// No such name, not a directory, not empty, or something missing.
+    pub fn rmdir(&mut self, dir: Ino, name: &[u8], now: Timestamp) -> Result<Ino, TreeError> {
+        let dentry = self.lookup(dir, name)?.ok_or(TreeError::NotFound)?;
+        self.check_empty(dentry)?;
+        self.take_name(dir, name, now)?;
+        self.drop_link(dentry.ino, now)?;
+        Ok(dentry.ino)
+    }
+
+    fn check_empty(&mut self, dentry: Dentry) -> Result<(), TreeError> {
+        if dentry.kind != FileKind::Directory {
+            return Err(TreeError::NotDirectory);
+        }
+        if self.directory(dentry.ino)?.by_name.is_empty() { Ok(()) } else { Err(TreeError::NotEmpty) }
+    }
+
+    /// Moves a name, replacing, swapping or leaving a whiteout as the flags say.
+    ///
+    /// # Errors
+    /// Those of rename(2) and renameat2(2), or something missing.
+    pub fn rename(
+        &mut self,
+        from: (Ino, &[u8]),
+        to: (Ino, &[u8]),
+        flags: RenameFlags,
+        now: Timestamp,
+    ) -> Result<(), TreeError> {
+        let source = self.lookup(from.0, from.1)?.ok_or(TreeError::NotFound)?;
+        let target = self.lookup(to.0, to.1)?;
+        self.inode(source.ino)?;
+        if self.inode(to.0)?.nlink == 0 {
+            return Err(TreeError::NotFound);
+        }
+        self.check_no_cycle(source, from.0, to.0)?;
+        match target {
+            Some(_) if flags.no_replace => return Err(TreeError::Exists),
+            Some(target) if flags.exchange => return self.exchange((from, source), (to, target), now),
+            None if flags.exchange => return Err(TreeError::NotFound),
+            // Two names of one file: POSIX wants nothing done.
+            Some(target) if target.ino == source.ino => return Ok(()),
+            Some(target) => self.check_replaceable(source, target)?,
+            None => {}
+        }
+        if flags.whiteout {
+            self.check_inode_room()?;
+            if self.numbers_left() == 0 {
+                return Err(TreeError::Missing(crate::Missing::Numbers));
+            }
+        }
+        if let Some(target) = target {
+            self.take_name(to.0, to.1, now)?;
+            self.drop_link(target.ino, now)?;
+        }
+        self.take_name(from.0, from.1, now)?;
+        self.add_name(to.0, to.1, source.ino, now)?;
+        self.moved(source, to.0, now)?;
+        if flags.whiteout {
+            let owner = self.inode(source.ino)?;
+            let (uid, gid) = (owner.uid, owner.gid);
+            let whiteout = NewNode { mode: FileKind::CharDevice.bits(), uid, gid, ..NewNode::default() };
+            self.create(from.0, from.1, whiteout, now)?;
+        }
+        Ok(())
+    }
+
+    /// The inode itself learns that it is elsewhere now.
+    fn moved(&mut self, dentry: Dentry, dir: Ino, now: Timestamp) -> Result<(), TreeError> {
+        let row = self.change(dentry.ino)?;
+        row.ctime = now;
+        if dentry.kind == FileKind::Directory {
+            row.parent = dir;
+        }
+        Ok(())
+    }
+
+    fn check_replaceable(&mut self, source: Dentry, target: Dentry) -> Result<(), TreeError> {
+        self.inode(target.ino)?;
+        match (source.kind == FileKind::Directory, target.kind == FileKind::Directory) {
+            (true, false) => Err(TreeError::NotDirectory),
+            (false, true) => Err(TreeError::IsDirectory),
+            (true, true) => self.check_empty(target),
+            (false, false) => Ok(()),
+        }
+    }
+
+    /// A directory must not move below itself.
+    fn check_no_cycle(&self, source: Dentry, from: Ino, to: Ino) -> Result<(), TreeError> {
+        if source.kind != FileKind::Directory || from == to {
+            return Ok(());
+        }
+        let mut above = to;
+        loop {
+            if above == source.ino {
+                return Err(TreeError::Invalid);
+            }
+            if above == Ino::ROOT {
+                return Ok(());
+            }
+            above = self.inode(above)?.parent;
+        }
+    }
+
+    fn exchange(
+        &mut self,
+        (from, source): ((Ino, &[u8]), Dentry),
+        (to, target): ((Ino, &[u8]), Dentry),
+        now: Timestamp,
+    ) -> Result<(), TreeError> {
+        self.inode(target.ino)?;
+        self.check_no_cycle(target, to.0, from.0)?;
+        if source.ino == target.ino {
+            return Ok(());
+        }
+        for (place, old, new) in [(from, source, target), (to, target, source)] {
+            let name = Name::new(place.1);
+            self.note_name(place.0, &name, true)?;
+            self.directory(place.0)?.insert(name, Dentry { cookie: old.cookie, ..new });
+            let parent = self.change(place.0)?;
+            parent.nlink -= u32::from(old.kind == FileKind::Directory);
+            parent.nlink += u32::from(new.kind == FileKind::Directory);
+            (parent.mtime, parent.ctime) = (now, now);
+        }
+        self.moved(source, to.0, now)?;
+        self.moved(target, from.0, now)
+    }
+}

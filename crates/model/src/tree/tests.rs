@@ -1,0 +1,494 @@
+//! Random histories: the tree against a plain reference that stores names only and counts everything
+//! anew, with cuts applied to the rows of a pretended server, and evicted rows fetched back from there.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use bytes::Bytes;
+use proptest::prelude::*;
+
+use super::*;
+use crate::{Content, Record, Rows, Timestamp};
+
+const NAMES: [&[u8]; 5] = [b"a", b"b", b"c", b"long-name", b"\xff"];
+
+#[derive(Clone, Debug)]
+enum Step {
+    Create { dir: usize, name: usize, kind: FileKind },
+    Link { file: usize, dir: usize, name: usize },
+    Unlink { dir: usize, name: usize },
+    Rmdir { dir: usize, name: usize },
+    Rename { from: (usize, usize), to: (usize, usize), flags: RenameFlags },
+    Write { file: usize, end: u64 },
+    Chmod { file: usize, mode: u32 },
+    Cut,
+    Evict,
+    Forget { file: usize },
+}
+
+fn steps() -> impl Strategy<Value = Vec<Step>> {
+    let place = || (0..6usize, 0..NAMES.len());
+    let kind = prop_oneof![Just(FileKind::Regular), Just(FileKind::Directory), Just(FileKind::Symlink)];
+    let flags = (any::<bool>(), any::<bool>(), any::<bool>()).prop_map(|(no_replace, exchange, whiteout)| {
+        let exchange = exchange && !no_replace;
+        RenameFlags { no_replace, exchange, whiteout: whiteout && !exchange }
+    });
+    let step = prop_oneof![
+        6 => (place(), kind).prop_map(|((dir, name), kind)| Step::Create { dir, name, kind }),
+        2 => (0..12usize, place()).prop_map(|(file, (dir, name))| Step::Link { file, dir, name }),
+        3 => place().prop_map(|(dir, name)| Step::Unlink { dir, name }),
+        2 => place().prop_map(|(dir, name)| Step::Rmdir { dir, name }),
+        5 => (place(), place(), flags).prop_map(|(from, to, flags)| Step::Rename { from, to, flags }),
+        2 => (0..12usize, 0..100_000u64).prop_map(|(file, end)| Step::Write { file, end }),
+        1 => (0..12usize, 0..0o7777u32).prop_map(|(file, mode)| Step::Chmod { file, mode }),
+        2 => Just(Step::Cut),
+        1 => Just(Step::Evict),
+        1 => (0..12usize).prop_map(|file| Step::Forget { file }),
+    ];
+    proptest::collection::vec(step, 1..120)
+}
+
+/// Names and kinds, nothing else: what a directory holds and how many links a file has is counted.
+#[derive(Default)]
+struct Reference {
+    kinds: BTreeMap<Ino, FileKind>,
+    names: BTreeMap<(Ino, Vec<u8>), Ino>,
+}
+
+impl Reference {
+    fn get(&self, dir: Ino, name: &[u8]) -> Option<Ino> {
+        self.names.get(&(dir, name.to_vec())).copied()
+    }
+    fn is_dir(&self, ino: Ino) -> bool {
+        self.kinds[&ino] == FileKind::Directory
+    }
+    fn is_empty(&self, dir: Ino) -> bool {
+        !self.names.keys().any(|(parent, _)| *parent == dir)
+    }
+    fn parent(&self, dir: Ino) -> Option<Ino> {
+        self.names.iter().find(|(_, ino)| **ino == dir).map(|((parent, _), _)| *parent)
+    }
+    fn alive(&self, dir: Ino) -> bool {
+        dir == Ino::ROOT || self.parent(dir).is_some()
+    }
+    fn is_below(&self, mut dir: Ino, top: Ino) -> bool {
+        loop {
+            if dir == top {
+                return true;
+            }
+            match self.parent(dir) {
+                Some(parent) => dir = parent,
+                None => return false,
+            }
+        }
+    }
+    fn links(&self, ino: Ino) -> u32 {
+        let names = self.names.values().filter(|named| **named == ino).count() as u32;
+        if !self.is_dir(ino) {
+            return names;
+        }
+        if ino != Ino::ROOT && names == 0 {
+            return 0;
+        }
+        2 + self.names.iter().filter(|((dir, _), child)| *dir == ino && self.is_dir(**child)).count() as u32
+    }
+
+    fn rename(&mut self, from: (Ino, &[u8]), to: (Ino, &[u8]), flags: RenameFlags) -> Result<(), TreeError> {
+        let source = self.get(from.0, from.1).ok_or(TreeError::NotFound)?;
+        let target = self.get(to.0, to.1);
+        if !self.alive(to.0) {
+            return Err(TreeError::NotFound);
+        }
+        if self.is_dir(source) && from.0 != to.0 && self.is_below(to.0, source) {
+            return Err(TreeError::Invalid);
+        }
+        match target {
+            Some(_) if flags.no_replace => return Err(TreeError::Exists),
+            None if flags.exchange => return Err(TreeError::NotFound),
+            Some(target) if flags.exchange => {
+                if self.is_dir(target) && from.0 != to.0 && self.is_below(from.0, target) {
+                    return Err(TreeError::Invalid);
+                }
+                self.names.insert((from.0, from.1.to_vec()), target);
+                self.names.insert((to.0, to.1.to_vec()), source);
+                return Ok(());
+            }
+            Some(target) if target == source => return Ok(()),
+            Some(target) => match (self.is_dir(source), self.is_dir(target)) {
+                (true, false) => return Err(TreeError::NotDirectory),
+                (false, true) => return Err(TreeError::IsDirectory),
+                (true, true) if !self.is_empty(target) => return Err(TreeError::NotEmpty),
+                _ => {}
+            },
+            None => {}
+        }
+        self.names.remove(&(from.0, from.1.to_vec()));
+        self.names.insert((to.0, to.1.to_vec()), source);
+        Ok(())
+    }
+}
+
+struct World {
+    tree: Tree,
+    server: Rows,
+    reference: Reference,
+    sequence: Sequence,
+    clock: i128,
+    dirs: Vec<Ino>,
+    files: Vec<Ino>,
+    usage: Usage,
+}
+
+fn root_row() -> InodeRow {
+    InodeRow {
+        mode: 0o040755,
+        uid: 0,
+        gid: 0,
+        nlink: 2,
+        rdev: 0,
+        size: 0,
+        allocated: 0,
+        atime: Timestamp::default(),
+        mtime: Timestamp::default(),
+        ctime: Timestamp::default(),
+        btime: Timestamp::default(),
+        parent: Ino::ROOT,
+        next_cookie: FIRST_COOKIE,
+        xattrs: BTreeMap::new(),
+        content: Content::None,
+    }
+}
+
+impl World {
+    fn new() -> World {
+        let mut server = Rows::default();
+        server.inodes.insert(Ino::ROOT, root_row());
+        let mut reference = Reference::default();
+        reference.kinds.insert(Ino::ROOT, FileKind::Directory);
+        let mut tree = Tree::new(Usage::default(), Usage::default());
+        tree.add_numbers(InoRange { next: Ino::FIRST.0, end: 1 << 20 });
+        World {
+            tree,
+            server,
+            reference,
+            sequence: Sequence(0),
+            clock: 0,
+            dirs: vec![Ino::ROOT],
+            files: vec![],
+            usage: Usage::default(),
+        }
+    }
+
+    /// Repeats `operation` until nothing that it needs is missing.
+    fn run<T>(
+        &mut self,
+        operation: impl Fn(&mut Tree, Timestamp) -> Result<T, TreeError>,
+    ) -> Result<T, TreeError> {
+        self.clock += 1;
+        let now = Timestamp::from_nanos(self.clock);
+        loop {
+            let before = format!("{:?}", self.tree.changes);
+            match operation(&mut self.tree, now) {
+                Err(TreeError::Missing(missing)) => {
+                    assert_eq!(
+                        format!("{:?}", self.tree.changes),
+                        before,
+                        "a missing row must change nothing"
+                    );
+                    self.fetch(missing);
+                }
+                result => return result,
+            }
+        }
+    }
+
+    fn fetch(&mut self, missing: Missing) {
+        match missing {
+            Missing::Inode(ino) => self.tree.add_inode(ino, self.server.inodes[&ino].clone()),
+            Missing::Directory(dir) => {
+                let listing = self.server.listing(dir);
+                for (_, dentry) in &listing {
+                    self.tree.add_inode(dentry.ino, self.server.inodes[&dentry.ino].clone());
+                }
+                self.tree.add_listing(dir, listing);
+            }
+            Missing::Numbers => panic!("there are enough numbers"),
+        }
+    }
+
+    fn cut(&mut self) {
+        self.sequence = self.sequence.next();
+        let cut = self.tree.cut(self.sequence, false);
+        let mut puts = BTreeSet::new();
+        for record in &cut.batch.records {
+            if let Record::PutInode(ino, _) = record {
+                assert!(puts.insert(*ino), "one record a row");
+            }
+            self.server.apply(record);
+        }
+        self.usage = self.usage.after(cut.batch.usage);
+    }
+
+    fn dir(&self, index: usize) -> Ino {
+        self.dirs[index % self.dirs.len()]
+    }
+
+    fn file(&self, index: usize) -> Option<Ino> {
+        (!self.files.is_empty()).then(|| self.files[index % self.files.len()])
+    }
+
+    fn step(&mut self, step: &Step) {
+        match *step {
+            Step::Create { dir, name, kind } => self.create(self.dir(dir), NAMES[name], kind),
+            Step::Link { file, dir, name } => {
+                let (Some(file), dir, name) = (self.file(file), self.dir(dir), NAMES[name]) else { return };
+                if self.reference.links(file) == 0 {
+                    return;
+                }
+                let expected = match self.reference.get(dir, name) {
+                    _ if !self.known(dir) => return,
+                    Some(_) => Err(TreeError::Exists),
+                    None if !self.reference.alive(dir) => Err(TreeError::NotFound),
+                    None => Ok(()),
+                };
+                assert_eq!(self.run(|tree, now| tree.link(file, dir, name, now)), expected);
+                if expected.is_ok() {
+                    self.reference.names.insert((dir, name.to_vec()), file);
+                }
+            }
+            Step::Unlink { dir, name } => self.remove(self.dir(dir), NAMES[name], false),
+            Step::Rmdir { dir, name } => self.remove(self.dir(dir), NAMES[name], true),
+            Step::Rename { from, to, flags } => {
+                let (from, to) = ((self.dir(from.0), NAMES[from.1]), (self.dir(to.0), NAMES[to.1]));
+                if !self.known(from.0) || !self.known(to.0) {
+                    return;
+                }
+                let expected = self.reference.rename(from, to, flags);
+                let result = self.run(|tree, now| tree.rename(from, to, flags, now));
+                assert_eq!(result, expected, "{from:?} {to:?} {flags:?}");
+                self.adopt_whiteout(from);
+            }
+            Step::Write { file, end } => {
+                let Some(file) = self.file(file).filter(|file| self.is_regular(*file)) else { return };
+                let before = self.run(|tree, _| tree.inode(file).cloned()).unwrap().size;
+                self.run(|tree, now| tree.wrote(file, end, end.max(before), false, now)).unwrap();
+                assert_eq!(self.tree.inode(file).unwrap().size, end.max(before));
+            }
+            Step::Chmod { file, mode } => {
+                let Some(file) = self.file(file).filter(|file| self.reference.links(*file) > 0) else {
+                    return;
+                };
+                let change = AttributeChange { mode: Some(mode), ..AttributeChange::default() };
+                self.run(|tree, now| tree.set_attributes(file, change, now)).unwrap();
+            }
+            Step::Cut => self.cut(),
+            Step::Evict => {
+                self.tree.evict(2, self.sequence);
+            }
+            Step::Forget { file } => {
+                if let Some(file) = self.file(file) {
+                    self.tree.remember(file);
+                    self.tree.forget(file, 1);
+                }
+            }
+        }
+    }
+
+    /// A directory that is deleted has no row anywhere once nobody uses it.
+    fn known(&self, dir: Ino) -> bool {
+        self.reference.alive(dir)
+    }
+
+    fn is_regular(&self, file: Ino) -> bool {
+        self.reference.kinds[&file] == FileKind::Regular && self.reference.links(file) > 0
+    }
+
+    fn create(&mut self, dir: Ino, name: &[u8], kind: FileKind) {
+        if !self.known(dir) {
+            return;
+        }
+        let target = (kind == FileKind::Symlink).then(|| Bytes::from_static(b"target"));
+        let new = NewNode { mode: kind.bits() | 0o644, target, ..NewNode::default() };
+        let result = self.run(|tree, now| tree.create(dir, name, new.clone(), now));
+        match self.reference.get(dir, name) {
+            Some(_) => assert_eq!(result, Err(TreeError::Exists)),
+            None => {
+                let ino = result.unwrap();
+                self.reference.kinds.insert(ino, kind);
+                self.reference.names.insert((dir, name.to_vec()), ino);
+                if kind == FileKind::Directory { self.dirs.push(ino) } else { self.files.push(ino) }
+            }
+        }
+    }
+
+    fn remove(&mut self, dir: Ino, name: &[u8], directory: bool) {
+        if !self.known(dir) {
+            return;
+        }
+        let expected = match self.reference.get(dir, name) {
+            None => Err(TreeError::NotFound),
+            Some(ino) if directory && !self.reference.is_dir(ino) => Err(TreeError::NotDirectory),
+            Some(ino) if directory && !self.reference.is_empty(ino) => Err(TreeError::NotEmpty),
+            Some(ino) if !directory && self.reference.is_dir(ino) => Err(TreeError::IsDirectory),
+            Some(ino) => Ok(ino),
+        };
+        let result =
+            self.run(
+                |tree, now| {
+                    if directory { tree.rmdir(dir, name, now) } else { tree.unlink(dir, name, now) }
+                },
+            );
+        assert_eq!(result, expected);
+        if expected.is_ok() {
+            self.reference.names.remove(&(dir, name.to_vec()));
+        }
+    }
+
+    fn adopt_whiteout(&mut self, from: (Ino, &[u8])) {
+        if self.reference.get(from.0, from.1).is_none()
+            && let Some(dentry) = self.run(|tree, _| tree.lookup(from.0, from.1)).unwrap()
+        {
+            assert_eq!(dentry.kind, FileKind::CharDevice);
+            self.reference.kinds.insert(dentry.ino, dentry.kind);
+            self.reference.names.insert((from.0, from.1.to_vec()), dentry.ino);
+            self.files.push(dentry.ino);
+        }
+    }
+
+    /// Everything that has a name is where the reference has it, in memory and, after a cut, at the server.
+    fn check(&mut self) {
+        self.cut();
+        let named: BTreeSet<Ino> = self.reference.names.values().copied().collect();
+        assert_eq!(self.tree.usage().inodes, named.len() as u64);
+        assert_eq!(self.usage, self.tree.usage(), "the deltas add up");
+        let server: BTreeMap<(Ino, Vec<u8>), Ino> = self
+            .server
+            .dentries
+            .iter()
+            .map(|((dir, name), dentry)| ((*dir, name.as_bytes().to_vec()), dentry.ino))
+            .collect();
+        assert_eq!(server, self.reference.names);
+        let stored: BTreeSet<Ino> =
+            self.server.inodes.keys().copied().filter(|ino| *ino != Ino::ROOT).collect();
+        assert_eq!(stored, named, "no row is left behind, none is missing");
+        for (ino, row) in self.server.inodes.clone() {
+            assert_eq!(row.nlink, self.reference.links(ino), "links of {ino}");
+            assert_eq!(row.kind(), self.reference.kinds[&ino]);
+            if row.kind() == FileKind::Directory && ino != Ino::ROOT {
+                assert_eq!(Some(row.parent), self.reference.parent(ino));
+            }
+            let here = self.run(|tree, _| tree.inode(ino).cloned()).unwrap();
+            assert_eq!(here, row);
+        }
+        let bytes: u64 = self.server.inodes.values().map(|row| row.allocated).sum();
+        assert_eq!(bytes, self.usage.bytes);
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 2000, max_shrink_iters: 20_000, ..ProptestConfig::default() })]
+    #[test]
+    fn histories_end_as_the_reference_does(steps in steps()) {
+        let mut world = World::new();
+        for step in &steps {
+            world.step(step);
+        }
+        world.check();
+    }
+}
+
+fn file(mode: u32) -> NewNode {
+    NewNode { mode: 0o100000 | mode, ..NewNode::default() }
+}
+
+fn now() -> Timestamp {
+    Timestamp { secs: 1, nanos: 0 }
+}
+
+fn fresh() -> Tree {
+    let mut tree = Tree::new(Usage::default(), Usage::default());
+    tree.add_inode(Ino::ROOT, root_row());
+    tree.add_listing(Ino::ROOT, []);
+    tree.add_numbers(InoRange { next: 16, end: 1000 });
+    tree
+}
+
+#[test]
+fn what_is_made_and_removed_between_two_cuts_is_never_sent() {
+    let mut tree = fresh();
+    tree.cut(Sequence(1), false);
+    for name in [b"x", b"y"] {
+        let ino = tree.create(Ino::ROOT, name, file(0o644), now()).unwrap();
+        tree.remember(ino);
+        tree.unlink(Ino::ROOT, name, now()).unwrap();
+        tree.forget(ino, 1);
+    }
+    let records = tree.cut(Sequence(2), false).batch.records;
+    assert!(
+        matches!(records[..], [Record::PutInode(Ino::ROOT, _)]),
+        "only the directory's times: {records:?}"
+    );
+}
+
+#[test]
+fn an_open_file_without_a_name_stays_until_it_is_forgotten() {
+    let mut tree = fresh();
+    let ino = tree.create(Ino::ROOT, b"x", file(0o644), now()).unwrap();
+    tree.remember(ino);
+    tree.cut(Sequence(1), false);
+    tree.unlink(Ino::ROOT, b"x", now()).unwrap();
+    let batch = tree.cut(Sequence(2), false).batch;
+    assert_eq!(batch.orphans, [ino]);
+    assert_eq!(batch.usage.inodes, -1);
+    assert_eq!(tree.inode(ino).unwrap().nlink, 0);
+    assert!(tree.forget(ino, 1));
+    assert_eq!(tree.cut(Sequence(3), false).batch.records, [Record::DeleteInode(ino)]);
+}
+
+#[test]
+fn unnamed_files_go_to_the_server_only_when_asked() {
+    let mut tree = fresh();
+    let ino = tree.create_unnamed(Ino::ROOT, file(0o600), now()).unwrap();
+    tree.remember(ino);
+    assert!(tree.cut(Sequence(1), false).batch.records.is_empty());
+    assert_eq!(tree.cut(Sequence(2), true).batch.orphans, [ino]);
+    tree.link(ino, Ino::ROOT, b"named", now()).unwrap();
+    assert_eq!(tree.cut(Sequence(3), false).batch.usage.inodes, 1);
+}
+
+#[test]
+fn quotas_hold() {
+    let mut tree = Tree::new(Usage::default(), Usage { bytes: 1000, inodes: 1 });
+    tree.add_inode(Ino::ROOT, root_row());
+    tree.add_listing(Ino::ROOT, []);
+    tree.add_numbers(InoRange { next: 16, end: 1000 });
+    let ino = tree.create(Ino::ROOT, b"x", file(0o644), now()).unwrap();
+    assert_eq!(tree.create(Ino::ROOT, b"y", file(0o644), now()), Err(TreeError::NoSpace));
+    tree.wrote(ino, 900, 900, false, now()).unwrap();
+    assert_eq!(tree.check_room(101), Err(TreeError::NoSpace));
+    tree.unlink(Ino::ROOT, b"x", now()).unwrap();
+    assert_eq!(tree.usage(), Usage::default());
+}
+
+#[test]
+fn a_setgid_directory_hands_down_its_group() {
+    let mut tree = fresh();
+    let dir = NewNode { mode: 0o042775, gid: 50, ..NewNode::default() };
+    let dir = tree.create(Ino::ROOT, b"d", dir, now()).unwrap();
+    let sub =
+        tree.create(dir, b"s", NewNode { mode: 0o040755, gid: 7, ..NewNode::default() }, now()).unwrap();
+    let leaf = tree.create(dir, b"f", NewNode { gid: 7, ..file(0o644) }, now()).unwrap();
+    assert_eq!((tree.inode(sub).unwrap().gid, tree.inode(sub).unwrap().mode), (50, 0o042755));
+    assert_eq!((tree.inode(leaf).unwrap().gid, tree.inode(leaf).unwrap().mode), (50, 0o100644));
+}
+
+#[test]
+fn writing_without_the_right_drops_privileges() {
+    let mut tree = fresh();
+    let ino = tree.create(Ino::ROOT, b"x", file(0o6755), now()).unwrap();
+    tree.set_xattr(ino, b"security.capability", b"c", (false, false), now()).unwrap();
+    tree.wrote(ino, 1, 1, false, now()).unwrap();
+    assert_eq!(tree.inode(ino).unwrap().mode & 0o7777, 0o6755);
+    tree.wrote(ino, 1, 1, true, now()).unwrap();
+    assert_eq!(tree.inode(ino).unwrap().mode & 0o7777, 0o755);
+    assert_eq!(tree.xattr(ino, b"security.capability"), Err(TreeError::NoAttribute));
+}
