@@ -1,1 +1,23 @@
-//! See ARCHITECTURE.md.
+//! Content: encoded in chunks named by their hash, gathered in packs, kept in an object store.
+//!
+//! A *chunk* is at most one block of a file ([`hayloft_model::BLOCK_SIZE`]), named by the BLAKE3 hash
+//! of its bytes and carried LZ4-compressed where that pays ([`encode_chunk`], [`decode_chunk`]; clients
+//! use the same code). A *pack* is an object of several MiB with many chunks one after the other and an
+//! index at its end ([`PackWriter`], [`PackIndex`]). A [`Store`] is where objects are kept: one
+//! object-store URL.
+
+mod codec;
+mod counting;
+mod error;
+mod histogram;
+mod open;
+mod pack;
+mod store;
+
+pub use codec::{ChunkError, Codec, EncodedChunk, decode_chunk, encode_chunk};
+pub use counting::{Operation, OperationStats};
+pub use error::StoreError;
+pub use histogram::Histogram;
+pub use open::open;
+pub use pack::{PackEntry, PackError, PackIndex, PackWriter, SealedPack};
+pub use store::{Space, Store};

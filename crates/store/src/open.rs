@@ -1,0 +1,85 @@
+//! From a URL to a store.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use object_store::local::LocalFileSystem;
+
+use crate::{Store, StoreError};
+
+/// Opens the store at `url`, and tests that it can do what is needed of it.
+///
+/// `file:///path` is a folder of this host; it is made when it does not exist. Everything written to it
+/// is synced to the disk before it counts as written.
+///
+/// # Errors
+/// With a sentence for a person when the URL cannot be used as a store.
+pub async fn open(url: &str) -> Result<Store, StoreError> {
+    let folder = folder_of(url)?;
+    let failed = |source| StoreError::Folder { path: folder.display().to_string(), source };
+    tokio::task::block_in_place(|| prepare(&folder)).map_err(failed)?;
+    let objects = LocalFileSystem::new_with_prefix(&folder).map_err(StoreError::from)?.with_fsync(true);
+    let store = Store::new(url, Arc::new(objects), Some(folder.clone()));
+    store.self_test().await?;
+    Ok(store)
+}
+
+fn folder_of(url: &str) -> Result<PathBuf, StoreError> {
+    let wrong = |reason: &str| Err(StoreError::Url { url: url.to_owned(), reason: reason.to_owned() });
+    match url.split_once("://") {
+        Some(("file", path)) if path.starts_with('/') => Ok(PathBuf::from(path)),
+        Some(("file", _)) => wrong("a folder is written file:///absolute/path, with three slashes"),
+        Some((scheme, _)) => {
+            wrong(&format!("this version keeps volumes in a local folder (file:///path), not in {scheme}"))
+        }
+        None if url.starts_with('/') => wrong(&format!("write file://{url}")),
+        None => wrong("a store is a URL such as file:///var/lib/hayloft"),
+    }
+}
+
+/// Makes the folder when it is missing, and sees whether it can be written to.
+fn prepare(folder: &Path) -> io::Result<()> {
+    match std::fs::metadata(folder) {
+        Ok(found) if found.is_dir() => {}
+        Ok(_) => return Err(io::Error::new(io::ErrorKind::NotADirectory, "it is a file, not a folder")),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => std::fs::create_dir_all(folder)?,
+        Err(error) => return Err(error),
+    }
+    rustix::fs::access(folder, rustix::fs::Access::WRITE_OK | rustix::fs::Access::EXEC_OK)?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+    async fn urls_that_cannot_be_stores_are_refused_with_a_sentence() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        for (url, part) in [
+            ("s3://bucket/x", "local folder"),
+            ("/srv/store", "write file:///srv/store"),
+            ("file://srv", "three slashes"),
+            ("nonsense", "file:///var/lib/hayloft"),
+        ] {
+            let message = open(url).await.err().unwrap().to_string();
+            assert!(message.contains(part), "{message}");
+        }
+        let url = format!("file://{}", file.path().display());
+        assert!(matches!(open(&url).await, Err(StoreError::Folder { source, .. })
+            if source.kind() == io::ErrorKind::NotADirectory));
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+    async fn a_missing_folder_is_made_and_leaves_nothing_behind() {
+        let folder = tempfile::tempdir().unwrap();
+        let url = format!("file://{}/a/b", folder.path().display());
+        for _ in 0..2 {
+            let store = open(&url).await.unwrap();
+            let space = store.space().unwrap();
+            assert!(space.total >= space.free && space.free > 0);
+            assert!(store.list("").await.unwrap().is_empty());
+        }
+    }
+}
