@@ -6,8 +6,9 @@ use crate::{FileKind, Ino, Sequence};
 impl Tree {
     /// Drops listings not used for longest, with the rows of their entries, until at most `inodes_max`
     /// inodes are in memory or nothing more can go. `durable` is the last batch that the server is known
-    /// to hold: what later cuts took, and what no cut took yet, stays. Returns the inodes dropped.
-    pub fn evict(&mut self, inodes_max: usize, durable: Sequence) -> Vec<Ino> {
+    /// to hold: what later cuts took, and what no cut took yet, stays, and so does what `in_use` says.
+    /// Returns the inodes dropped.
+    pub fn evict(&mut self, inodes_max: usize, durable: Sequence, in_use: impl Fn(Ino) -> bool) -> Vec<Ino> {
         let mut dropped = Vec::new();
         if self.nodes.len() <= inodes_max {
             return dropped;
@@ -29,7 +30,7 @@ impl Tree {
                     self.nodes.get(&dentry.ino).is_some_and(|node| !node.dirty && node.cut <= durable);
                 // A directory's row goes when its own listing is gone already: parents are dropped later.
                 let listed = dentry.kind == FileKind::Directory && self.dirs.contains_key(&dentry.ino);
-                if clean && !listed {
+                if clean && !listed && !in_use(dentry.ino) {
                     self.nodes.remove(&dentry.ino);
                     dropped.push(dentry.ino);
                 }

@@ -33,6 +33,10 @@ impl Changes {
 pub struct Cut {
     /// The batch.
     pub batch: Batch,
+    /// Inodes that the server had no row of before.
+    fresh: Vec<Ino>,
+    /// The names, and whether the server had each of them.
+    names: Vec<(Ino, Name, bool)>,
 }
 
 impl Tree {
@@ -63,6 +67,8 @@ impl Tree {
         let mut records = Vec::with_capacity(self.dirty_rows());
         let mut orphans = Vec::new();
         let mut kept = Vec::new();
+        let mut fresh = Vec::new();
+        let mut names = Vec::with_capacity(self.changes.names.len());
         for ino in std::mem::take(&mut self.changes.inodes) {
             let Some(node) = self.nodes.get_mut(&ino) else { continue };
             if !node.dirty {
@@ -76,7 +82,9 @@ impl Tree {
                 orphans.push(ino);
             }
             node.dirty = false;
-            node.stored = true;
+            if !std::mem::replace(&mut node.stored, true) {
+                fresh.push(ino);
+            }
             node.cut = sequence;
             records.push(Record::PutInode(ino, Box::new(node.row.clone())));
         }
@@ -90,16 +98,55 @@ impl Tree {
                 directory.by_name.get(&name).copied()
             });
             match dentry {
-                Some(dentry) => records.push(Record::PutDentry(dir, name, dentry)),
-                None if stored => records.push(Record::DeleteDentry(dir, name)),
+                Some(dentry) => records.push(Record::PutDentry(dir, name.clone(), dentry)),
+                None if stored => records.push(Record::DeleteDentry(dir, name.clone())),
                 None => {}
             }
+            names.push((dir, name, stored));
         }
         let usage = UsageDelta {
             bytes: self.usage.bytes as i64 - self.changes.usage.bytes as i64,
             inodes: self.usage.inodes as i64 - self.changes.usage.inodes as i64,
         };
         self.changes.usage = self.usage;
-        Cut { batch: Batch { sequence, records, usage, orphans } }
+        Cut { batch: Batch { sequence, records, usage, orphans }, fresh, names }
+    }
+
+    /// The server has refused the last cut, and nothing of it was applied: what it held is part of the
+    /// next one again, less what has been removed since.
+    pub fn undo_cut(&mut self, cut: Cut) {
+        for ino in cut.fresh {
+            if let Some(node) = self.nodes.get_mut(&ino) {
+                node.stored = false;
+            } else {
+                // It has ended since then, and the server never knew it.
+                self.changes.deleted.retain(|deleted| *deleted != ino);
+            }
+        }
+        for record in &cut.batch.records {
+            match record {
+                Record::PutInode(ino, _) => {
+                    if let Some(node) = self.nodes.get_mut(ino).filter(|node| !node.dirty) {
+                        node.dirty = true;
+                        self.changes.inodes.push(*ino);
+                    }
+                }
+                Record::DeleteInode(ino) => self.changes.deleted.push(*ino),
+                _ => {}
+            }
+        }
+        for (dir, name, stored) in cut.names {
+            if let Some(directory) = self.dirs.get_mut(&dir)
+                && !self.changes.names.contains_key(&(dir, name.clone()))
+            {
+                directory.dirty_names += 1;
+            }
+            // What the server had before the refused cut counts, not what it would have had after it.
+            self.changes.names.insert((dir, name), stored);
+        }
+        self.changes.usage = Usage {
+            bytes: self.changes.usage.bytes.saturating_add_signed(-cut.batch.usage.bytes),
+            inodes: self.changes.usage.inodes.saturating_add_signed(-cut.batch.usage.inodes),
+        };
     }
 }

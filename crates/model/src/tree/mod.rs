@@ -73,6 +73,7 @@ pub struct Tree {
     usage: Usage,
     quota: Usage,
     operations: u64,
+    ended: Vec<Ino>,
 }
 
 impl Tree {
@@ -209,8 +210,14 @@ impl Tree {
             if node.stored {
                 self.changes.deleted.push(ino);
             }
+            self.ended.push(ino);
         }
         unused
+    }
+
+    /// The inodes that have ended since this was asked last: whatever is kept for them can go.
+    pub fn take_ended(&mut self) -> Vec<Ino> {
+        std::mem::take(&mut self.ended)
     }
 
     /// What the volume's files take now.

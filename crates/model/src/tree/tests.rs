@@ -21,6 +21,7 @@ enum Step {
     Write { file: usize, end: u64 },
     Chmod { file: usize, mode: u32 },
     Cut,
+    FailedCut,
     Evict,
     Forget { file: usize },
 }
@@ -41,6 +42,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         2 => (0..12usize, 0..100_000u64).prop_map(|(file, end)| Step::Write { file, end }),
         1 => (0..12usize, 0..0o7777u32).prop_map(|(file, mode)| Step::Chmod { file, mode }),
         2 => Just(Step::Cut),
+        1 => Just(Step::FailedCut),
         1 => Just(Step::Evict),
         1 => (0..12usize).prop_map(|file| Step::Forget { file }),
     ];
@@ -281,8 +283,12 @@ impl World {
                 self.run(|tree, now| tree.set_attributes(file, change, now)).unwrap();
             }
             Step::Cut => self.cut(),
+            Step::FailedCut => {
+                let cut = self.tree.cut(self.sequence.next(), false);
+                self.tree.undo_cut(cut);
+            }
             Step::Evict => {
-                self.tree.evict(2, self.sequence);
+                self.tree.evict(2, self.sequence, |_| false);
             }
             Step::Forget { file } => {
                 if let Some(file) = self.file(file) {
