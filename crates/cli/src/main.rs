@@ -1,1 +1,48 @@
-fn main() {}
+//! The `hayloft` command: flags, configuration, wiring and output.
+
+mod admin;
+mod args;
+mod config;
+mod exit;
+mod helper;
+mod mount;
+mod mountinfo;
+mod notify;
+mod serve;
+mod signals;
+mod stats;
+mod sync;
+mod sys;
+mod trial;
+mod umount;
+mod units;
+mod volume;
+
+use std::ffi::OsString;
+use std::process::ExitCode;
+
+use clap::Parser;
+
+use crate::args::{Cli, Verb};
+use crate::config::Config;
+
+fn main() -> ExitCode {
+    let argv: Vec<OsString> = std::env::args_os().collect();
+    if let Some(role) = helper::role(&argv) {
+        return helper::run(role, &argv[1..]);
+    }
+    exit::finish(run(Cli::parse()))
+}
+
+fn run(cli: Cli) -> anyhow::Result<u8> {
+    let config = || Config::load(cli.config.as_deref());
+    match cli.verb {
+        Verb::Serve(args) => serve::run(args, &config()?),
+        Verb::Volume(args) => volume::run(args, &config()?),
+        Verb::Mount(args) => mount::run(args, &config()?),
+        Verb::Umount(args) => umount::run(&args),
+        Verb::Sync(args) => sync::run(&args),
+        Verb::Stats(args) => stats::run(&args),
+        Verb::Try(args) => trial::run(args),
+    }
+}

@@ -1,0 +1,134 @@
+//! Settings: a flag wins over a `HAYLOFT_*` variable (both are clap's), that over a TOML file, that over
+//! the default.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::Context;
+use serde::Deserialize;
+
+use crate::exit::{Exit, failure};
+
+/// Where a server is looked for when nothing says otherwise, and where it listens.
+pub(crate) const DEFAULT_SERVER: &str = "127.0.0.1:7440";
+/// Where a server keeps everything when nothing says otherwise.
+pub(crate) const DEFAULT_STORE: &str = "file:///var/lib/hayloft";
+/// The file for the whole machine.
+const SYSTEM_FILE: &str = "/etc/hayloft/hayloft.toml";
+
+/// A configuration file.
+#[derive(Debug, Default, Deserialize, PartialEq)]
+#[serde(deny_unknown_fields, default)]
+pub(crate) struct Config {
+    /// Address of the server that administration talks to, `HOST:PORT`.
+    pub server: Option<String>,
+    /// For `hayloft serve`.
+    pub serve: ServeConfig,
+    /// For `hayloft mount`.
+    pub mount: MountConfig,
+}
+
+/// The table `[serve]`.
+#[derive(Debug, Default, Deserialize, PartialEq)]
+#[serde(deny_unknown_fields, default)]
+pub(crate) struct ServeConfig {
+    /// URL of the store.
+    pub store: Option<String>,
+    /// Address to listen on, `HOST:PORT`.
+    pub listen: Option<String>,
+}
+
+/// The table `[mount]`.
+#[derive(Debug, Default, Deserialize, PartialEq)]
+#[serde(deny_unknown_fields, default)]
+pub(crate) struct MountConfig {
+    /// Mount options that every mount starts with; those of the command line come after them and win.
+    pub options: Option<String>,
+    /// Folder for what the client keeps on disk.
+    pub cache_dir: Option<PathBuf>,
+    /// Folder for the logs of detached mounts.
+    pub log_dir: Option<PathBuf>,
+}
+
+impl Config {
+    /// Reads the file that `--config` or `HAYLOFT_CONFIG` names; without one, the machine's file and then
+    /// the user's, key by key, as far as they exist.
+    ///
+    /// # Errors
+    /// When a file cannot be read, is no TOML, or has a key that is not known.
+    pub(crate) fn load(explicit: Option<&Path>) -> anyhow::Result<Config> {
+        if let Some(path) = explicit {
+            return read(path);
+        }
+        let user = user_file();
+        let mut config = Config::default();
+        for path in [Some(PathBuf::from(SYSTEM_FILE)), user].into_iter().flatten() {
+            if path.exists() {
+                config = read(&path)?.over(config);
+            }
+        }
+        Ok(config)
+    }
+
+    fn parse(text: &str) -> Result<Config, toml::de::Error> {
+        toml::from_str(text)
+    }
+
+    /// These settings, and those of `below` where nothing is set here.
+    fn over(self, below: Config) -> Config {
+        Config {
+            server: self.server.or(below.server),
+            serve: ServeConfig {
+                store: self.serve.store.or(below.serve.store),
+                listen: self.serve.listen.or(below.serve.listen),
+            },
+            mount: MountConfig {
+                options: self.mount.options.or(below.mount.options),
+                cache_dir: self.mount.cache_dir.or(below.mount.cache_dir),
+                log_dir: self.mount.log_dir.or(below.mount.log_dir),
+            },
+        }
+    }
+}
+
+fn read(path: &Path) -> anyhow::Result<Config> {
+    let text = std::fs::read_to_string(path)
+        .with_context(|| format!("cannot read the configuration file {}", path.display()))?;
+    Config::parse(&text).map_err(|error| {
+        failure(
+            Exit::Usage,
+            format!("the configuration file {}: {}", path.display(), error.to_string().trim_end()),
+        )
+    })
+}
+
+fn user_file() -> Option<PathBuf> {
+    let folder = match std::env::var_os("XDG_CONFIG_HOME") {
+        Some(folder) => PathBuf::from(folder),
+        None => PathBuf::from(std::env::var_os("HOME")?).join(".config"),
+    };
+    Some(folder.join("hayloft/hayloft.toml"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_unknown_key_is_named() {
+        let error = Config::parse("[serve]\nstroe = \"file:///x\"").unwrap_err().to_string();
+        assert!(error.contains("stroe"), "{error}");
+        let error = Config::parse("sever = \"x:1\"").unwrap_err().to_string();
+        assert!(error.contains("sever"), "{error}");
+    }
+
+    #[test]
+    fn the_upper_file_wins_key_by_key() {
+        let upper = Config::parse("[serve]\nlisten = \"a:1\"").unwrap();
+        let lower =
+            Config::parse("server = \"s:1\"\n[serve]\nlisten = \"b:1\"\nstore = \"file:///s\"").unwrap();
+        let config = upper.over(lower);
+        assert_eq!(config.server.as_deref(), Some("s:1"));
+        assert_eq!(config.serve.listen.as_deref(), Some("a:1"));
+        assert_eq!(config.serve.store.as_deref(), Some("file:///s"));
+    }
+}

@@ -1,0 +1,263 @@
+//! `hayloft mount`.
+
+use std::fs::{File, OpenOptions};
+use std::io::{BufRead, BufReader, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+
+use anyhow::Context;
+use hayloft_mount::{Mount, MountConfig, MountOptions};
+
+use crate::args::MountArgs;
+use crate::config::Config;
+use crate::exit::{Exit, exit_of, failure};
+use crate::{mountinfo, signals, sys, umount};
+
+/// A mount as asked for, checked.
+struct Plan {
+    server: String,
+    volume: String,
+    dir: PathBuf,
+    options: String,
+    cache_dir: Option<PathBuf>,
+}
+
+/// Runs the command.
+///
+/// # Errors
+/// When the mount cannot be made: one sentence that says why.
+pub(crate) fn run(args: MountArgs, config: &Config) -> anyhow::Result<u8> {
+    if args.detached {
+        return Ok(run_detached(args));
+    }
+    let log_dir = args.log_dir.clone().or_else(|| config.mount.log_dir.clone());
+    let foreground = args.foreground;
+    if args.die_with_parent {
+        sys::die_with_parent()?;
+    }
+    let plan = plan(args, config)?;
+    if foreground { serve(plan, &mut Foreground) } else { detach(&plan, log_dir) }
+}
+
+fn plan(args: MountArgs, config: &Config) -> anyhow::Result<Plan> {
+    let (server, volume) = split_source(&args.source)?;
+    let from_file = config.mount.options.iter().filter(|_| !args.detached);
+    let given: Vec<&str> = from_file.chain(&args.options).flat_map(|list| list.split(',')).collect();
+    let options = ours_only(&given).join(",");
+    MountOptions::parse(&options).map_err(|error| failure(Exit::Usage, error.to_string()))?;
+    let dir = mount_point(&args.dir)?;
+    let cache_dir = args.cache_dir.or_else(|| config.mount.cache_dir.clone());
+    let cache_dir = cache_dir.map(std::path::absolute).transpose()?;
+    Ok(Plan { server, volume, dir, options, cache_dir })
+}
+
+/// `HOST:PORT/VOLUME`.
+fn split_source(source: &str) -> anyhow::Result<(String, String)> {
+    match source.split_once('/') {
+        Some((server, volume)) if server.contains(':') && !volume.is_empty() && !volume.contains('/') => {
+            Ok((server.to_owned(), volume.to_owned()))
+        }
+        _ => Err(failure(
+            Exit::Usage,
+            format!("'{source}' names no volume: write HOST:PORT/VOLUME, as in 127.0.0.1:7440/builds"),
+        )),
+    }
+}
+
+/// Without the options that only mean something to mount(8) and fstab(5).
+fn ours_only<'a>(options: &[&'a str]) -> Vec<&'a str> {
+    let foreign =
+        ["defaults", "auto", "noauto", "user", "users", "nouser", "owner", "group", "nofail", "_netdev"];
+    let is_ours = |option: &&&str| {
+        !option.is_empty()
+            && !foreign.contains(*option)
+            && !option.starts_with("x-")
+            && !option.starts_with("X-")
+            && !option.starts_with("comment=")
+    };
+    options.iter().filter(is_ours).copied().collect()
+}
+
+fn mount_point(dir: &Path) -> anyhow::Result<PathBuf> {
+    if let Ok(entry) = mountinfo::ours(dir) {
+        return Err(failure(
+            Exit::Busy,
+            format!("{} is busy: {} is mounted there already", dir.display(), entry.source),
+        ));
+    }
+    let dir = dir.canonicalize().with_context(|| format!("cannot mount on {}", dir.display()))?;
+    match dir.is_dir() {
+        true => Ok(dir),
+        false => Err(failure(Exit::Usage, format!("cannot mount on {}: not a folder", dir.display()))),
+    }
+}
+
+/// Starts this program again in a session of its own, and waits until it says how it went.
+fn detach(plan: &Plan, log_dir: Option<PathBuf>) -> anyhow::Result<u8> {
+    let (log_path, log) = open_log(log_dir, &plan.dir)?;
+    let mut command = Command::new(std::env::current_exe().context("cannot find this program's own file")?);
+    command.arg("mount").arg(format!("{}/{}", plan.server, plan.volume)).arg(&plan.dir);
+    if !plan.options.is_empty() {
+        command.args(["-o", &plan.options]);
+    }
+    if let Some(cache_dir) = &plan.cache_dir {
+        command.arg("--cache-dir").arg(cache_dir);
+    }
+    command.args(["--foreground", "--detached", "--config", "/dev/null"]);
+    for name in ["HAYLOFT_CONFIG", "HAYLOFT_MOUNT_OPTIONS", "HAYLOFT_CACHE_DIR", "HAYLOFT_LOG_DIR"] {
+        command.env_remove(name);
+    }
+    command.current_dir("/").stdin(Stdio::null()).stdout(Stdio::piped()).stderr(log);
+    let mut child = command.spawn().context("cannot start the process that serves the mount")?;
+    let mut report = String::new();
+    if let Some(stdout) = child.stdout.take() {
+        BufReader::new(stdout).read_line(&mut report)?;
+    }
+    match report.trim_end().split_once(' ') {
+        Some(("ready", _)) => {
+            println!(
+                "mounted {}/{} on {} (log: {})",
+                plan.server,
+                plan.volume,
+                plan.dir.display(),
+                log_path.display()
+            );
+            Ok(0)
+        }
+        Some((code, message)) => {
+            child.wait()?;
+            Err(failure(Exit::from_code(code.parse().unwrap_or(1)), message))
+        }
+        None => {
+            let status = child.wait()?;
+            Err(failure(
+                Exit::Failed,
+                format!("the mount's process ended too early ({status}); its log is {}", log_path.display()),
+            ))
+        }
+    }
+}
+
+fn open_log(log_dir: Option<PathBuf>, dir: &Path) -> anyhow::Result<(PathBuf, File)> {
+    let folder = match log_dir {
+        Some(folder) => std::path::absolute(folder)?,
+        None => default_log_dir()?,
+    };
+    std::fs::create_dir_all(&folder)
+        .with_context(|| format!("cannot create the folder for log files {}", folder.display()))?;
+    let name = dir.to_string_lossy().trim_matches('/').replace('/', "-");
+    let path = folder.join(format!("mount-{name}.log"));
+    let file = OpenOptions::new().create(true).append(true).open(&path);
+    let file = file.with_context(|| format!("cannot open the log file {}", path.display()))?;
+    Ok((path, file))
+}
+
+fn default_log_dir() -> anyhow::Result<PathBuf> {
+    if sys::is_root() {
+        return Ok("/var/log/hayloft".into());
+    }
+    if let Some(state) = std::env::var_os("XDG_STATE_HOME") {
+        return Ok(PathBuf::from(state).join("hayloft"));
+    }
+    let home = std::env::var_os("HOME").context("no folder for log files: set HOME or give --log-dir")?;
+    Ok(PathBuf::from(home).join(".local/state/hayloft"))
+}
+
+/// Who wants to know how the mount went.
+trait Audience {
+    /// The mount is usable. False when nobody waits for it any more.
+    fn ready(&mut self, plan: &Plan) -> bool;
+}
+
+/// A person or a service manager.
+struct Foreground;
+
+impl Audience for Foreground {
+    fn ready(&mut self, plan: &Plan) -> bool {
+        println!("mounted {}/{} on {}", plan.server, plan.volume, plan.dir.display());
+        crate::notify::ready();
+        true
+    }
+}
+
+/// The process that started this one in the background.
+struct Parent;
+
+impl Parent {
+    /// One line: a word and a message. Then the pipe is closed.
+    fn tell(&mut self, word: &str, message: &str) -> bool {
+        let line = format!("{word} {}\n", message.replace('\n', " "));
+        let told = std::io::stdout().write_all(line.as_bytes()).is_ok() && std::io::stdout().flush().is_ok();
+        sys::close_stdout().is_ok() && told
+    }
+}
+
+impl Audience for Parent {
+    fn ready(&mut self, _plan: &Plan) -> bool {
+        self.tell("ready", "mounted")
+    }
+}
+
+fn run_detached(args: MountArgs) -> u8 {
+    let _ = sys::new_session();
+    let mut parent = Parent;
+    match plan(args, &Config::default()).and_then(|plan| serve(plan, &mut parent)) {
+        Ok(code) => code,
+        Err(error) => {
+            let message = format!("{error:#}");
+            let code = exit_of(&error).code();
+            eprintln!("hayloft: {message}");
+            parent.tell(&code.to_string(), &message);
+            code
+        }
+    }
+}
+
+/// Mounts and serves until it is unmounted and everything is flushed.
+fn serve(plan: Plan, audience: &mut dyn Audience) -> anyhow::Result<u8> {
+    crate::serve::init_log();
+    let plan = Arc::new(plan);
+    let ending = Arc::clone(&plan);
+    signals::on_ending(move |_| umount::on_signal(&ending.dir));
+    let options =
+        MountOptions::parse(&plan.options).map_err(|error| failure(Exit::Usage, error.to_string()))?;
+    let mount = Mount::start(MountConfig {
+        server: plan.server.clone(),
+        volume: plan.volume.clone(),
+        mount_point: plan.dir.clone(),
+        options,
+        cache_dir: plan.cache_dir.clone(),
+    })
+    .map_err(|error| mount_failure(&error))?;
+    if !audience.ready(&plan) {
+        umount::on_signal(&plan.dir);
+    }
+    mount.wait()?;
+    Ok(0)
+}
+
+/// The code that fits an error of the mount.
+fn mount_failure(error: &hayloft_mount::MountError) -> anyhow::Error {
+    failure(Exit::Failed, error.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sources() {
+        assert_eq!(split_source("h:1/v").unwrap(), ("h:1".to_owned(), "v".to_owned()));
+        assert_eq!(split_source("[::1]:7440/v").unwrap().0, "[::1]:7440");
+        for wrong in ["h:1", "h/v", "h:1/", "h:1/a/b", ""] {
+            assert!(split_source(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn options_of_fstab_are_left_out() {
+        let given = ["defaults", "commit=5", "_netdev", "x-systemd.automount", "", "ro"];
+        assert_eq!(ours_only(&given), ["commit=5", "ro"]);
+    }
+}

@@ -1,0 +1,122 @@
+//! What is mounted where: `/proc/self/mountinfo` (proc_pid_mountinfo(5)).
+
+use std::ffi::OsString;
+use std::io;
+use std::os::unix::ffi::OsStringExt;
+use std::path::{Path, PathBuf};
+
+use crate::exit::{Exit, failure};
+
+/// The type that our mounts have in the kernel's table.
+const OUR_TYPE: &str = "fuse.hayloft";
+
+/// One mount.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct MountEntry {
+    /// Where.
+    pub mount_point: PathBuf,
+    /// Type, `ext4` or `fuse.hayloft`.
+    pub kind: String,
+    /// What, for ours `HOST:PORT/VOLUME`.
+    pub source: String,
+}
+
+impl MountEntry {
+    /// Whether it is a Hayloft mount.
+    pub(crate) fn is_ours(&self) -> bool {
+        self.kind == OUR_TYPE
+    }
+}
+
+/// All mounts that this process sees, in the order of mounting.
+///
+/// # Errors
+/// When /proc is not there.
+pub(crate) fn all() -> io::Result<Vec<MountEntry>> {
+    let text = std::fs::read("/proc/self/mountinfo")?;
+    Ok(text.split(|byte| *byte == b'\n').filter_map(parse).collect())
+}
+
+/// The Hayloft mount on `dir`.
+///
+/// # Errors
+/// When there is none on exactly this folder.
+pub(crate) fn ours(dir: &Path) -> anyhow::Result<MountEntry> {
+    let dir = absolute(dir)?;
+    // The last one is on top.
+    match all()?.into_iter().rev().find(|entry| entry.mount_point == dir) {
+        Some(entry) if entry.is_ours() => Ok(entry),
+        Some(entry) => Err(failure(
+            Exit::Failed,
+            format!("{} is not a Hayloft mount (it is a mount of type {})", dir.display(), entry.kind),
+        )),
+        None => Err(failure(Exit::Failed, format!("{} is not a Hayloft mount", dir.display()))),
+    }
+}
+
+/// The path as the kernel's table has it: absolute, without links. The last component itself is not
+/// looked at, since a mount whose process is gone answers nothing.
+pub(crate) fn absolute(dir: &Path) -> io::Result<PathBuf> {
+    let lexical = std::path::absolute(dir)?;
+    if let (Some(parent), Some(name)) = (lexical.parent(), lexical.file_name()) {
+        let path = parent.canonicalize()?.join(name);
+        return match path.read_link() {
+            Ok(_) => path.canonicalize(),
+            Err(_) => Ok(path),
+        };
+    }
+    lexical.canonicalize()
+}
+
+fn parse(line: &[u8]) -> Option<MountEntry> {
+    let mut fields = line.split(|byte| *byte == b' ');
+    let mount_point = fields.nth(4)?;
+    let mut after = fields.skip_while(|field| *field != b"-").skip(1);
+    let kind = String::from_utf8_lossy(after.next()?).into_owned();
+    let source = String::from_utf8_lossy(&unescape(after.next()?)).into_owned();
+    Some(MountEntry { mount_point: OsString::from_vec(unescape(mount_point)).into(), kind, source })
+}
+
+/// Spaces and the like are written as a backslash and three octal digits.
+fn unescape(field: &[u8]) -> Vec<u8> {
+    let mut out = Vec::with_capacity(field.len());
+    let mut rest = field;
+    while let Some((first, tail)) = rest.split_first() {
+        let octal = (*first == b'\\')
+            .then(|| tail.get(..3))
+            .flatten()
+            .and_then(|digits| u8::from_str_radix(std::str::from_utf8(digits).ok()?, 8).ok());
+        match octal {
+            Some(byte) => {
+                out.push(byte);
+                rest = &tail[3..];
+            }
+            None => {
+                out.push(*first);
+                rest = tail;
+            }
+        }
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_are_read() {
+        let line =
+            b"36 35 0:52 / /mnt/with\\040space rw,nosuid shared:5 master:1 - fuse.hayloft farm1:7440/v rw";
+        let entry = parse(line).unwrap();
+        assert_eq!(entry.mount_point, Path::new("/mnt/with space"));
+        assert_eq!(entry.source, "farm1:7440/v");
+        assert!(entry.is_ours());
+        assert_eq!(parse(b""), None);
+    }
+
+    #[test]
+    fn this_machine_has_a_root() {
+        assert!(all().unwrap().iter().any(|entry| entry.mount_point == Path::new("/")));
+    }
+}

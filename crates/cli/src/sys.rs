@@ -1,0 +1,144 @@
+//! The few system calls that the standard library lacks.
+#![allow(unsafe_code)]
+
+use std::ffi::CString;
+use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+
+fn check(result: libc::c_int) -> io::Result<()> {
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+fn c_path(path: &Path) -> io::Result<CString> {
+    Ok(CString::new(path.as_os_str().as_bytes())?)
+}
+
+/// Ends this process quietly when whoever reads its output goes away. For commands that only print.
+pub(crate) fn default_sigpipe() {
+    // SAFETY: installs the default action; no handler of ours is involved.
+    unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };
+}
+
+/// The effective user and group.
+pub(crate) fn user_and_group() -> (u32, u32) {
+    // SAFETY: these calls take nothing and cannot fail.
+    unsafe { (libc::geteuid(), libc::getegid()) }
+}
+
+/// Whether this process may do what only root may.
+pub(crate) fn is_root() -> bool {
+    user_and_group().0 == 0
+}
+
+/// Sends a signal to a process, or with a negative number to a process group.
+///
+/// # Errors
+/// When there is no such process, or it is somebody else's.
+pub(crate) fn kill(pid: i32, signal: i32) -> io::Result<()> {
+    // SAFETY: plain numbers.
+    check(unsafe { libc::kill(pid, signal) })
+}
+
+/// Makes this process the leader of a session without a terminal.
+///
+/// # Errors
+/// When it leads a process group already.
+pub(crate) fn new_session() -> io::Result<()> {
+    // SAFETY: takes nothing.
+    check(unsafe { libc::setsid() })
+}
+
+/// Has the kernel send SIGTERM to this process when its parent ends. `parent` is its parent as far as
+/// the caller knows: when it has ended already, that is an error.
+///
+/// # Errors
+/// When the parent is gone.
+pub(crate) fn die_with_parent() -> io::Result<()> {
+    // SAFETY: plain numbers.
+    check(unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGTERM) })?;
+    // SAFETY: takes nothing.
+    match unsafe { libc::getppid() } {
+        1 => Err(io::Error::other("the parent process has ended")),
+        _ => Ok(()),
+    }
+}
+
+/// Lets standard output go nowhere from now on; whoever reads it sees its end.
+///
+/// # Errors
+/// When /dev/null cannot be opened.
+pub(crate) fn close_stdout() -> io::Result<()> {
+    use std::os::fd::AsRawFd;
+    let null = std::fs::OpenOptions::new().write(true).open("/dev/null")?;
+    // SAFETY: both descriptors are open; 1 is replaced in one step.
+    check(unsafe { libc::dup2(null.as_raw_fd(), 1) })
+}
+
+/// Unmounts with the flags of umount2(2).
+///
+/// # Errors
+/// As umount2(2) says.
+pub(crate) fn unmount(dir: &Path, flags: i32) -> io::Result<()> {
+    let dir = c_path(dir)?;
+    // SAFETY: the string lives until the call returns.
+    check(unsafe { libc::umount2(dir.as_ptr(), flags) })
+}
+
+/// Mounts a fresh tmpfs.
+///
+/// # Errors
+/// As mount(2) says; only root may.
+pub(crate) fn mount_tmpfs(dir: &Path) -> io::Result<()> {
+    let dir = c_path(dir)?;
+    let kind = c"tmpfs";
+    let options = c"mode=0755";
+    // SAFETY: all strings live until the call returns.
+    check(unsafe { libc::mount(kind.as_ptr(), dir.as_ptr(), kind.as_ptr(), 0, options.as_ptr().cast()) })
+}
+
+/// Sets the modification time of a file or link itself.
+///
+/// # Errors
+/// As utimensat(2) says.
+pub(crate) fn set_mtime(path: &Path, secs: i64, nanos: i64) -> io::Result<()> {
+    let path = c_path(path)?;
+    let omit = libc::timespec { tv_sec: 0, tv_nsec: libc::UTIME_OMIT };
+    let times = [omit, libc::timespec { tv_sec: secs, tv_nsec: nanos }];
+    // SAFETY: the string and the two times live until the call returns.
+    check(unsafe {
+        libc::utimensat(libc::AT_FDCWD, path.as_ptr(), times.as_ptr(), libc::AT_SYMLINK_NOFOLLOW)
+    })
+}
+
+/// Blocks signals in this thread and those that it will start, so that [`wait_signal`] gets them.
+/// Programs started by `std::process::Command` get them as usual.
+pub(crate) fn block_signals(signals: &[i32]) {
+    let set = signal_set(signals);
+    // SAFETY: the set is initialised; the old one is not asked for.
+    unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &raw const set, std::ptr::null_mut()) };
+}
+
+/// Waits for one of some blocked signals.
+pub(crate) fn wait_signal(signals: &[i32]) -> i32 {
+    let set = signal_set(signals);
+    let mut signal = 0;
+    loop {
+        // SAFETY: the set is initialised; the result goes to a local.
+        if unsafe { libc::sigwait(&raw const set, &raw mut signal) } == 0 {
+            return signal;
+        }
+    }
+}
+
+fn signal_set(signals: &[i32]) -> libc::sigset_t {
+    // SAFETY: sigemptyset initialises the set; sigaddset gets an initialised set.
+    unsafe {
+        let mut set = std::mem::zeroed();
+        libc::sigemptyset(&raw mut set);
+        for signal in signals {
+            libc::sigaddset(&raw mut set, *signal);
+        }
+        set
+    }
+}
