@@ -18,7 +18,9 @@ use crate::{Store, StoreError};
 pub async fn open(url: &str) -> Result<Store, StoreError> {
     let folder = folder_of(url)?;
     let failed = |source| StoreError::Folder { path: folder.display().to_string(), source };
-    tokio::task::block_in_place(|| prepare(&folder)).map_err(failed)?;
+    let to_prepare = folder.clone();
+    let prepared = tokio::task::spawn_blocking(move || prepare(&to_prepare)).await;
+    prepared.unwrap_or_else(|panic| Err(io::Error::other(panic))).map_err(failed)?;
     let objects = LocalFileSystem::new_with_prefix(&folder).map_err(StoreError::from)?.with_fsync(true);
     let store = Store::new(url, Arc::new(objects), Some(folder.clone()));
     store.self_test().await?;
@@ -54,7 +56,7 @@ fn prepare(folder: &Path) -> io::Result<()> {
 mod tests {
     use super::*;
 
-    #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+    #[tokio::test]
     async fn urls_that_cannot_be_stores_are_refused_with_a_sentence() {
         let file = tempfile::NamedTempFile::new().unwrap();
         for (url, part) in [
@@ -71,7 +73,7 @@ mod tests {
             if source.kind() == io::ErrorKind::NotADirectory));
     }
 
-    #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+    #[tokio::test]
     async fn a_missing_folder_is_made_and_leaves_nothing_behind() {
         let folder = tempfile::tempdir().unwrap();
         let url = format!("file://{}/a/b", folder.path().display());

@@ -1,1 +1,28 @@
-//! See ARCHITECTURE.md.
+//! The server: volumes in SlateDB databases, sessions, commits, content, and the protocol's server side.
+//!
+//! [`Server::start`] opens a store and listens; each volume is opened when it is first asked for. The
+//! layout of a volume's tables is described in `tables.rs`, that of its content in `hayloft-store`.
+
+mod admin;
+mod check;
+mod commit;
+mod config;
+mod connection;
+mod content;
+mod database;
+mod enter;
+mod error;
+mod listing;
+mod registry;
+mod replies;
+mod reserve;
+mod server;
+mod session;
+mod stats;
+mod sweep;
+mod tables;
+mod volume;
+
+pub use config::Config;
+pub use error::ServerError;
+pub use server::Server;

@@ -1,0 +1,139 @@
+//! Administration: volumes are made, shown, changed, checked, swept and deleted.
+
+use std::sync::Arc;
+
+use hayloft_wire::client_message::Body;
+use hayloft_wire::server_message::Body as Answer;
+use hayloft_wire::{ClientInfo, CreateVolume, Done, StatsAnswer, VolumeInfo, VolumeStatus, Volumes};
+
+use crate::error::VolumeError;
+use crate::registry::{self, Registered};
+use crate::server::Shared;
+use crate::volume::Volume;
+
+/// Whether a request is for connections without a session.
+pub(crate) fn is_admin(body: &Body) -> bool {
+    matches!(
+        body,
+        Body::CreateVolume(_)
+            | Body::ListVolumes(_)
+            | Body::ShowVolume(_)
+            | Body::DeleteVolume(_)
+            | Body::SweepVolume(_)
+            | Body::Stats(_)
+            | Body::SetQuota(_)
+            | Body::CheckVolume(_)
+    )
+}
+
+pub(crate) async fn answer(shared: &Arc<Shared>, body: Body) -> Result<Answer, VolumeError> {
+    Ok(match body {
+        Body::CreateVolume(create) => {
+            Answer::Volumes(Volumes { volumes: vec![make(shared, &create).await?] })
+        }
+        Body::ListVolumes(_) => {
+            let mut volumes = Vec::new();
+            for name in registry::names(&shared.store).await? {
+                match show(shared, &name).await {
+                    Ok(info) => volumes.push(info),
+                    // One that is being deleted, or was just now.
+                    Err(VolumeError::NoVolume(_)) => {}
+                    Err(error) => return Err(error),
+                }
+            }
+            Answer::Volumes(Volumes { volumes })
+        }
+        Body::ShowVolume(asked) => {
+            Answer::Volumes(Volumes { volumes: vec![show(shared, &asked.name).await?] })
+        }
+        Body::DeleteVolume(delete) => {
+            remove(shared, &delete.name).await?;
+            Answer::Done(Done {})
+        }
+        Body::SetQuota(set) => {
+            let volume = shared.volume(&set.name).await?;
+            let registered = Registered {
+                quota_bytes: set.quota_bytes,
+                quota_inodes: set.quota_inodes,
+                ..volume.registered.lock().clone()
+            };
+            registry::update(&shared.store, &set.name, &registered).await?;
+            *volume.registered.lock() = registered;
+            Answer::Done(Done {})
+        }
+        Body::SweepVolume(sweep) => {
+            let volume = shared.volume(&sweep.name).await?;
+            Answer::Swept(volume.sweep().await.inspect_err(|error| volume.note(error))?)
+        }
+        Body::CheckVolume(check) => {
+            let volume = shared.volume(&check.name).await?;
+            Answer::Checked(volume.check(check.content).await.inspect_err(|error| volume.note(error))?)
+        }
+        Body::Stats(_) => Answer::Stats(StatsAnswer { json: shared.stats_json().await }),
+        _ => return Err(VolumeError::Invalid("not a request of administration")),
+    })
+}
+
+async fn make(shared: &Arc<Shared>, create: &CreateVolume) -> Result<VolumeInfo, VolumeError> {
+    registry::check_name(&create.name)?;
+    shared.reserve.admit(1 << 20)?;
+    let root = (create.mode, create.uid, create.gid);
+    let registered = Registered::new(create.quota_bytes, create.quota_inodes, root);
+    registry::create(&shared.store, &create.name, &registered).await?;
+    show(shared, &create.name).await
+}
+
+async fn show(shared: &Arc<Shared>, name: &str) -> Result<VolumeInfo, VolumeError> {
+    Ok(info(&*shared.volume(name).await?))
+}
+
+fn info(volume: &Volume) -> VolumeInfo {
+    let status: VolumeStatus = volume.status();
+    let created_secs = volume.registered.lock().created_secs;
+    let state = volume.state.lock();
+    let clients = state
+        .sessions
+        .iter()
+        .map(|(id, session)| ClientInfo {
+            session: id.0,
+            host_name: session.row.host_name.clone(),
+            pid: session.row.pid,
+            mount_point: session.row.mount_point.clone(),
+            connected: session.connection.is_some(),
+            grants: state.grants.len() as u64,
+            last_sequence: session.row.last_sequence,
+        })
+        .collect();
+    VolumeInfo {
+        name: volume.name.clone(),
+        id: volume.id.clone(),
+        created_secs,
+        status: Some(status),
+        clients,
+    }
+}
+
+/// Deletes a volume: first nobody can open it any more, then its objects go, then its name.
+async fn remove(shared: &Arc<Shared>, name: &str) -> Result<(), VolumeError> {
+    let registered = registry::read(&shared.store, name).await?;
+    if !registered.deleting {
+        // Opened, so that sessions found in its tables count.
+        let volume = shared.volume(name).await?;
+        volume.refuse_when_mounted()?;
+    }
+    let mut place = shared.hold(name).await;
+    if let Some(volume) = &*place {
+        volume.refuse_when_mounted()?;
+    }
+    registry::update(&shared.store, name, &Registered { deleting: true, ..registered.clone() }).await?;
+    if let Some(volume) = place.take()
+        && let Err(error) = volume.close().await
+    {
+        tracing::warn!(volume = name, %error, "the database of a volume to delete does not close");
+    }
+    shared.store.delete_below(&format!("packs/{}", registered.id)).await?;
+    shared.store.delete_below(&format!("volumes/{}", registered.id)).await?;
+    registry::remove(&shared.store, name).await?;
+    tracing::info!(volume = name, id = registered.id, "deleted");
+    Ok(())
+}

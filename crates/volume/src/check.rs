@@ -1,0 +1,260 @@
+//! Verifying a volume: names and inodes, usage, and content.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+
+use hayloft_model::{ContentHash, FileKind, Ino};
+use hayloft_store::decode_chunk;
+use hayloft_wire::{Checked, DentryRow, InodeRowMessage, decode_blocks};
+use slatedb::DbSnapshot;
+
+use crate::database;
+use crate::error::{VolumeError, chain};
+use crate::tables::{self, PackId, Place, VolumeRow};
+use crate::volume::Volume;
+
+/// Problems are told up to this number.
+const PROBLEMS_MAX: usize = 100;
+
+/// Chunks that are read at a time.
+const READ: usize = 64;
+
+/// What names must agree with.
+struct Inode {
+    kind: u32,
+    nlink: u32,
+    parent: u64,
+    next_cookie: u64,
+    names: u32,
+    directories: u32,
+}
+
+struct Check<'a> {
+    volume: &'a Arc<Volume>,
+    found: Checked,
+    inodes: HashMap<u64, Inode>,
+    orphans: HashSet<u64>,
+    content: HashSet<ContentHash>,
+    bytes: u64,
+}
+
+impl Volume {
+    /// Compares everything that must agree, on a snapshot; with `content`, reads and hashes all content.
+    pub(crate) async fn check(self: &Arc<Self>, content: bool) -> Result<Checked, VolumeError> {
+        // No sweep meanwhile: the snapshot's packs have to stay.
+        let _one = self.sweeping.lock().await;
+        let snapshot = {
+            let _turn = self.turn.lock().await;
+            self.db()?.snapshot()?
+        };
+        let mut check = Check {
+            volume: self,
+            found: Checked::default(),
+            inodes: HashMap::new(),
+            orphans: HashSet::new(),
+            content: HashSet::new(),
+            bytes: 0,
+        };
+        check.read_inodes(&snapshot).await?;
+        check.read_pages(&snapshot).await?;
+        check.read_names(&snapshot).await?;
+        check.compare_links();
+        check.compare_usage(&snapshot).await?;
+        check.compare_content(&snapshot).await?;
+        if content {
+            check.verify_content().await;
+        }
+        Ok(check.found)
+    }
+}
+
+impl Check<'_> {
+    fn problem(&mut self, text: String) {
+        if self.found.problems.len() < PROBLEMS_MAX {
+            self.found.problems.push(text);
+        }
+    }
+
+    async fn read_inodes(&mut self, snapshot: &DbSnapshot) -> Result<(), VolumeError> {
+        let mut scan = database::scan(snapshot, &[tables::ORPHANS]).await?;
+        while let Some(found) = scan.next().await? {
+            self.orphans.extend(tables::second_number_in(&found.key));
+        }
+        let mut scan = database::scan(snapshot, &[tables::INODES]).await?;
+        while let Some(found) = scan.next().await? {
+            let row = database::decode::<InodeRowMessage>(found.value, "inode")?;
+            if tables::number_in(&found.key) != Some(row.ino) {
+                self.problem(format!("inode {} lies under another number", row.ino));
+            }
+            if let Some(blocks) = &row.blocks {
+                self.name(row.ino, blocks);
+            }
+            if row.ino != Ino::ROOT.0 {
+                self.bytes += row.allocated;
+            }
+            let inode = Inode {
+                kind: FileKind::of_mode(row.mode).map_or(0, FileKind::bits),
+                nlink: row.nlink,
+                parent: row.parent,
+                next_cookie: row.next_cookie,
+                names: 0,
+                directories: 0,
+            };
+            self.inodes.insert(row.ino, inode);
+        }
+        self.found.inodes = self.inodes.len() as u64;
+        Ok(())
+    }
+
+    fn name(&mut self, ino: u64, blocks: &[u8]) {
+        match decode_blocks(blocks) {
+            Ok(blocks) => self.content.extend(blocks.iter().flatten().map(|block| block.hash)),
+            Err(error) => self.problem(format!("inode {ino}: {error}")),
+        }
+    }
+
+    async fn read_pages(&mut self, snapshot: &DbSnapshot) -> Result<(), VolumeError> {
+        let mut scan = database::scan(snapshot, &[tables::PAGES]).await?;
+        while let Some(found) = scan.next().await? {
+            // Pages of an inode that is gone are no problem: the next sweep drops them.
+            if let Some(ino) = tables::number_in(&found.key).filter(|ino| self.inodes.contains_key(ino)) {
+                self.name(ino, &found.value);
+            }
+        }
+        Ok(())
+    }
+
+    async fn read_names(&mut self, snapshot: &DbSnapshot) -> Result<(), VolumeError> {
+        let directory = FileKind::Directory.bits();
+        let mut scan = database::scan(snapshot, &[tables::DENTRIES]).await?;
+        let mut cookies = (0, HashSet::new());
+        while let Some(found) = scan.next().await? {
+            self.found.dentries += 1;
+            let parent = tables::number_in(&found.key).ok_or(VolumeError::Damaged("key of a name"))?;
+            let name = String::from_utf8_lossy(&tables::rest_of(&found.key)).into_owned();
+            let dentry = database::decode::<DentryRow>(found.value, "dentry")?;
+            if cookies.0 != parent {
+                cookies = (parent, HashSet::new());
+            }
+            if !cookies.1.insert(dentry.cookie) {
+                self.problem(format!("{name:?} in directory {parent} has the cookie of another name"));
+            }
+            match self.inodes.get_mut(&parent) {
+                Some(dir) if dir.kind == directory => {
+                    dir.directories += u32::from(dentry.kind == directory);
+                    if dentry.cookie >= dir.next_cookie {
+                        self.problem(format!("{name:?} in directory {parent} has a cookie of the future"));
+                    }
+                }
+                _ => self.problem(format!("{name:?} is in {parent}, which is no directory")),
+            }
+            match self.inodes.get_mut(&dentry.ino) {
+                Some(inode) => {
+                    inode.names += 1;
+                    let (kind, up) = (inode.kind, inode.parent);
+                    if kind != dentry.kind {
+                        self.problem(format!(
+                            "{name:?} in directory {parent} says another kind than its inode"
+                        ));
+                    }
+                    if kind == directory && up != parent {
+                        self.problem(format!("directory {} is in {parent} but says {up}", dentry.ino));
+                    }
+                }
+                None => {
+                    self.problem(format!(
+                        "{name:?} in directory {parent} leads to no inode ({})",
+                        dentry.ino
+                    ));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn compare_links(&mut self) {
+        let mut problems = Vec::new();
+        for (ino, inode) in &self.inodes {
+            let is_directory = inode.kind == FileKind::Directory.bits();
+            let is_root = *ino == Ino::ROOT.0;
+            let expected = if is_directory { 2 + inode.directories } else { inode.names };
+            if inode.names == 0 && !is_root {
+                if !self.orphans.contains(ino) {
+                    problems.push(format!("inode {ino} has no name and is not open"));
+                }
+            } else if inode.nlink != expected {
+                problems.push(format!("inode {ino} says {} links and has {expected}", inode.nlink));
+            }
+            if is_directory && inode.names > 1 {
+                problems.push(format!("directory {ino} has {} names", inode.names));
+            }
+        }
+        problems.sort();
+        problems.into_iter().for_each(|problem| self.problem(problem));
+    }
+
+    async fn compare_usage(&mut self, snapshot: &DbSnapshot) -> Result<(), VolumeError> {
+        let row = snapshot.get(tables::VOLUME).await?.ok_or(VolumeError::Damaged("volume row"))?;
+        let row = database::decode::<VolumeRow>(row, "volume row")?;
+        let inodes = self.inodes.keys().filter(|ino| **ino != Ino::ROOT.0).count() as u64;
+        if (row.bytes, row.inodes) != (self.bytes, inodes) {
+            self.problem(format!(
+                "the usage says {} bytes in {} inodes; there are {} bytes in {inodes}",
+                row.bytes, row.inodes, self.bytes
+            ));
+        }
+        if let Some(last) = self.inodes.keys().max().filter(|last| **last >= row.next_ino) {
+            self.problem(format!("inode {last} has a number that was not handed out"));
+        }
+        Ok(())
+    }
+
+    /// All content that is named must have a place, and the place must exist.
+    async fn compare_content(&mut self, snapshot: &DbSnapshot) -> Result<(), VolumeError> {
+        let volume = self.volume;
+        let objects = volume.shared.store.list(&format!("packs/{}", volume.id)).await?;
+        let sizes: HashMap<PackId, u64> = objects
+            .iter()
+            .filter_map(|object| Some((PackId::from_name(object.location.filename()?)?, object.size)))
+            .collect();
+        let mut missing = self.content.clone();
+        let mut scan = database::scan(snapshot, &[tables::CHUNKS]).await?;
+        while let Some(found) = scan.next().await? {
+            let hash = tables::hash_in(&found.key).ok_or(VolumeError::Damaged("key of content"))?;
+            if !missing.remove(&hash) {
+                continue;
+            }
+            self.found.chunks += 1;
+            match Place::decode(found.value) {
+                Some(Place::Pack { pack, offset, payload_len, .. }) => {
+                    let end = u64::from(offset) + u64::from(payload_len);
+                    if sizes.get(&pack).is_none_or(|size| *size < end) {
+                        self.problem(format!("content {hash} is in pack {:016x}, which is gone", pack.0));
+                    }
+                }
+                Some(Place::Here { .. }) => {}
+                None => self.problem(format!("content {hash} has a damaged row")),
+            }
+        }
+        for hash in missing {
+            self.problem(format!("content {hash} is named by a file and is not stored"));
+        }
+        Ok(())
+    }
+
+    async fn verify_content(&mut self) {
+        let hashes: Vec<ContentHash> = self.content.iter().copied().collect();
+        for hashes in hashes.chunks(READ) {
+            match self.volume.read_chunks(hashes).await {
+                Ok(chunks) => {
+                    for chunk in chunks {
+                        if let Err(error) = decode_chunk(chunk.hash, chunk.len, chunk.codec, chunk.payload) {
+                            self.problem(error.to_string());
+                        }
+                    }
+                }
+                Err(error) => self.problem(chain(&error)),
+            }
+        }
+    }
+}

@@ -1,0 +1,287 @@
+//! Commits: a batch of records becomes durable, exactly once.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+
+use futures::stream::{self, StreamExt, TryStreamExt};
+use hayloft_model::grants::{Decision, Grant};
+use hayloft_model::{BlockRef, Content, ContentHash, Ino, Record, SessionId, Usage, UsageDelta};
+use hayloft_wire::{Commit, Committed, RecordMessage, record_message::Body};
+use prost::Message;
+use slatedb::{Db, WriteBatch};
+
+use crate::content::{Pending, Ready};
+use crate::database::{self, TABLE_FILE};
+use crate::error::VolumeError;
+use crate::tables;
+use crate::volume::Volume;
+
+/// Rows that are looked up at a time.
+const LOOKUPS: usize = 16;
+
+/// What the records of a batch are about, besides their rows.
+#[derive(Default)]
+struct Subjects {
+    /// Directories of which names change.
+    directories: HashSet<Ino>,
+    /// Directories that are deleted, or may be.
+    deleted: Vec<Ino>,
+    /// Inodes that are put with or without links, or deleted.
+    settled: Vec<Ino>,
+    /// Content that the rows name.
+    named: HashSet<ContentHash>,
+    /// Bytes of rows.
+    row_bytes: u64,
+}
+
+impl Volume {
+    /// Applies the next batch of a session; answers one that is applied already at once.
+    pub(crate) async fn commit(
+        self: &Arc<Self>,
+        id: SessionId,
+        connection: u64,
+        commit: Commit,
+        pending: Pending,
+    ) -> Result<Committed, VolumeError> {
+        // Before the turn is taken: packs of this commit are written while other changes go on.
+        let ready = pending.finish().await;
+        let _turn = self.turn.lock().await;
+        self.check_connection(id, connection)?;
+        let sequence = commit.sequence;
+        if !self.is_next(id, sequence)? {
+            return Ok(Committed { sequence, status: Some(self.status()) });
+        }
+        let applied = match ready {
+            Ok(ready) => self.apply(id, commit, ready).await,
+            Err(error) => Err(error),
+        };
+        if let Some(session) = self.state.lock().sessions.get_mut(&id) {
+            session.failed = applied.as_ref().err().map(VolumeError::code);
+        }
+        applied?;
+        Ok(Committed { sequence, status: Some(self.status()) })
+    }
+
+    /// Whether the batch is the next one; `false` when it is applied already.
+    fn is_next(&self, id: SessionId, sequence: u64) -> Result<bool, VolumeError> {
+        let state = self.state.lock();
+        let session = state.sessions.get(&id).ok_or(VolumeError::SessionEnded(id))?;
+        let last = session.row.last_sequence;
+        match session.failed {
+            _ if sequence == last + 1 => Ok(true),
+            _ if sequence <= last && sequence > 0 => Ok(false),
+            Some(code) => Err(VolumeError::After(code)),
+            None => Err(VolumeError::Gap { sequence, last }),
+        }
+    }
+
+    async fn apply(self: &Arc<Self>, id: SessionId, commit: Commit, ready: Ready) -> Result<(), VolumeError> {
+        let db = self.db()?;
+        let delta = UsageDelta { bytes: commit.bytes, inodes: commit.inodes };
+        let mut batch = WriteBatch::new();
+        let subjects = self.put_records(&db, &mut batch, &commit.records).await?;
+        self.check_grants(id, &subjects, &commit.records)?;
+        let usage = self.check_usage(delta)?;
+        // Deleting has to be possible on a full store: it may use the reserve.
+        if delta.bytes > 0 || delta.inodes > 0 || !ready.places.is_empty() {
+            // The rows are written twice soon: to the log, and to a table file.
+            self.shared.reserve.admit(2 * (ready.row_bytes + subjects.row_bytes) + TABLE_FILE as u64 / 8)?;
+        }
+        self.check_content(&db, &subjects.named, &ready).await?;
+        for (hash, place) in &ready.places {
+            batch.put(tables::chunk(*hash), place.encode());
+        }
+        for (pack, size) in &ready.packs {
+            batch.put(tables::pack(*pack), size.to_le_bytes());
+        }
+        let orphans: HashSet<Ino> = commit.orphans.iter().map(|ino| Ino(*ino)).collect();
+        self.put_session(&mut batch, id, &commit, usage, &subjects, &orphans)?;
+        self.write(&db, batch).await?;
+        self.applied(id, commit.sequence, usage, delta, &subjects, &orphans, &ready);
+        Ok(())
+    }
+
+    /// Adds the records' rows to the batch, and gathers what they are about.
+    async fn put_records(
+        &self,
+        db: &Db,
+        batch: &mut WriteBatch,
+        records: &[RecordMessage],
+    ) -> Result<Subjects, VolumeError> {
+        let mut subjects = Subjects::default();
+        for message in records {
+            // The conversion is the check; what is stored is the message.
+            let record = Record::try_from(message)?;
+            match (&record, message.body.as_ref()) {
+                (Record::PutInode(ino, row), Some(Body::PutInode(message))) => {
+                    let row_bytes = message.encode_to_vec();
+                    subjects.row_bytes += row_bytes.len() as u64;
+                    batch.put(tables::inode(*ino), row_bytes);
+                    subjects.settled.push(*ino);
+                    if let Content::Blocks(blocks) = &row.content {
+                        subjects.name(blocks);
+                    }
+                }
+                (Record::DeleteInode(ino), _) => {
+                    // Page rows of an inode that is gone are dropped by the sweep: numbers never return.
+                    batch.delete(tables::inode(*ino));
+                    subjects.settled.push(*ino);
+                    subjects.deleted.push(*ino);
+                }
+                (Record::PutDentry(parent, name, _), Some(Body::PutDentry(put))) => {
+                    let row = put.dentry.as_ref().map(Message::encode_to_vec).unwrap_or_default();
+                    subjects.row_bytes += (row.len() + name.as_bytes().len()) as u64;
+                    batch.put(tables::dentry(*parent, name.as_bytes()), row);
+                    subjects.directories.insert(*parent);
+                }
+                (Record::DeleteDentry(parent, name), _) => {
+                    batch.delete(tables::dentry(*parent, name.as_bytes()));
+                    subjects.directories.insert(*parent);
+                }
+                (Record::PutPage(ino, page, blocks), Some(Body::PutPage(put))) => {
+                    subjects.row_bytes += put.blocks.len() as u64;
+                    batch.put(tables::page(*ino, *page), &put.blocks);
+                    subjects.name(blocks);
+                }
+                (Record::DeletePages(ino, from), _) => {
+                    let snapshot = db.snapshot()?;
+                    let mut scan = database::scan_range(
+                        &snapshot,
+                        tables::page(*ino, *from),
+                        tables::page(*ino, u64::MAX),
+                    )
+                    .await?;
+                    while let Some(found) = scan.next().await? {
+                        batch.delete(found.key);
+                    }
+                }
+                _ => return Err(VolumeError::Invalid("a record of two kinds")),
+            }
+        }
+        Ok(subjects)
+    }
+
+    /// Every name that changes must be in a directory that the session owns; one that nobody holds
+    /// becomes its own.
+    fn check_grants(
+        &self,
+        id: SessionId,
+        subjects: &Subjects,
+        records: &[RecordMessage],
+    ) -> Result<(), VolumeError> {
+        let mut state = self.state.lock();
+        if state.sessions.get(&id).is_none_or(|session| session.row.read_only) && !records.is_empty() {
+            return Err(VolumeError::Invalid("a change by a read-only session"));
+        }
+        for dir in &subjects.directories {
+            if state.grants.request(id, *dir, Grant::Own) != Decision::Granted(Grant::Own) {
+                return Err(VolumeError::Invalid("a change of a directory that another session holds"));
+            }
+        }
+        Ok(())
+    }
+
+    /// The usage after the batch; refused when it would grow over the quota.
+    fn check_usage(&self, delta: UsageDelta) -> Result<Usage, VolumeError> {
+        let usage = self.state.lock().usage.after(delta);
+        let registered = self.registered.lock();
+        let over = |used: u64, quota: u64, change: i64| quota != 0 && change > 0 && used > quota;
+        if over(usage.bytes, registered.quota_bytes, delta.bytes) {
+            return Err(VolumeError::Quota { what: "bytes" });
+        }
+        if over(usage.inodes, registered.quota_inodes, delta.inodes) {
+            return Err(VolumeError::Quota { what: "inodes" });
+        }
+        Ok(usage)
+    }
+
+    /// All content that the rows name must have come with this commit or be stored already.
+    async fn check_content(
+        &self,
+        db: &Db,
+        named: &HashSet<ContentHash>,
+        ready: &Ready,
+    ) -> Result<(), VolumeError> {
+        let unknown: Vec<ContentHash> = {
+            let state = self.state.lock();
+            let is_known =
+                |hash: &&ContentHash| ready.places.contains_key(hash) || state.known.contains(hash);
+            named.iter().filter(|hash| !is_known(hash)).copied().collect()
+        };
+        stream::iter(unknown.iter().copied())
+            .map(|hash| async move {
+                match db.get(tables::chunk(hash)).await? {
+                    Some(_) => Ok(()),
+                    None => Err(VolumeError::NoContent(hash)),
+                }
+            })
+            .buffer_unordered(LOOKUPS)
+            .try_collect::<()>()
+            .await?;
+        let mut state = self.state.lock();
+        unknown.into_iter().for_each(|hash| state.remember(hash));
+        Ok(())
+    }
+
+    fn put_session(
+        &self,
+        batch: &mut WriteBatch,
+        id: SessionId,
+        commit: &Commit,
+        usage: Usage,
+        subjects: &Subjects,
+        orphans: &HashSet<Ino>,
+    ) -> Result<(), VolumeError> {
+        let state = self.state.lock();
+        let session = state.sessions.get(&id).ok_or(VolumeError::SessionEnded(id))?;
+        let row = tables::SessionRow { last_sequence: commit.sequence, ..session.row.clone() };
+        batch.put(tables::session(id), row.encode_to_vec());
+        let row = tables::VolumeRow { bytes: usage.bytes, inodes: usage.inodes, ..state.volume_row() };
+        batch.put(tables::VOLUME, row.encode_to_vec());
+        for ino in subjects.settled.iter().filter(|ino| session.orphans.contains(ino)) {
+            batch.delete(tables::orphan(id, *ino));
+        }
+        for ino in orphans {
+            batch.put(tables::orphan(id, *ino), [1]);
+        }
+        Ok(())
+    }
+
+    #[allow(clippy::too_many_arguments)] // all that a batch consists of
+    fn applied(
+        &self,
+        id: SessionId,
+        sequence: u64,
+        usage: Usage,
+        delta: UsageDelta,
+        subjects: &Subjects,
+        orphans: &HashSet<Ino>,
+        ready: &Ready,
+    ) {
+        let mut state = self.state.lock();
+        state.usage = usage;
+        state.commits += 1;
+        state.packs += ready.packs.len() as u64;
+        state.pack_bytes += ready.packs.iter().map(|(_, size)| size).sum::<u64>();
+        state.dead_bytes = (state.dead_bytes + ready.content_bytes as i64 - delta.bytes).max(0);
+        ready.places.keys().for_each(|hash| state.remember(*hash));
+        if let Some(touched) = &mut state.touched {
+            touched.extend(&subjects.named);
+            touched.extend(ready.places.keys());
+        }
+        subjects.deleted.iter().for_each(|ino| state.grants.forget(*ino));
+        if let Some(session) = state.sessions.get_mut(&id) {
+            session.row.last_sequence = sequence;
+            subjects.settled.iter().for_each(|ino| {
+                session.orphans.remove(ino);
+            });
+            session.orphans.extend(orphans);
+        }
+    }
+}
+
+impl Subjects {
+    fn name(&mut self, blocks: &[Option<BlockRef>]) {
+        self.named.extend(blocks.iter().flatten().map(|block| block.hash));
+    }
+}

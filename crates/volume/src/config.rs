@@ -1,0 +1,42 @@
+//! What a server is told at its start.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+/// How a server runs. [`Config::new`] fills in what most farms want.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// URL of the store, such as `file:///var/lib/hayloft`.
+    pub store: String,
+    /// Where to listen; port 0 for any free one.
+    pub listen: SocketAddr,
+    /// How long a client may be silent before another may take its place.
+    pub lease: Duration,
+    /// How often to look whether enough was deleted for a sweep to be worth it.
+    pub sweep_interval: Duration,
+    /// Memory for cached database blocks, bytes, all volumes together.
+    pub cache_bytes: u64,
+    /// Memory for changes of one volume that are not yet in a table file, bytes.
+    pub unflushed_bytes: usize,
+    /// Room on the store's disk that is never filled with new data, bytes; `None` for a default that
+    /// depends on the disk's size.
+    pub reserve_bytes: Option<u64>,
+    /// Most connections at a time.
+    pub connections_max: usize,
+}
+
+impl Config {
+    /// The usual settings for a server of this store at this address.
+    pub fn new(store: impl Into<String>, listen: SocketAddr) -> Config {
+        Config {
+            store: store.into(),
+            listen,
+            lease: Duration::from_secs(10),
+            sweep_interval: Duration::from_secs(60),
+            cache_bytes: 128 << 20,
+            unflushed_bytes: 128 << 20,
+            reserve_bytes: None,
+            connections_max: 1024,
+        }
+    }
+}

@@ -1,0 +1,240 @@
+//! Content: what a connection has brought for its next commit, and reading what is stored.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use futures::stream::{self, StreamExt, TryStreamExt};
+use hayloft_model::{BLOCK_SIZE, ContentHash};
+use hayloft_store::{Codec, EncodedChunk, PackEntry, PackWriter, StoreError};
+use hayloft_wire::Chunk;
+use tokio::task::JoinHandle;
+
+use crate::error::VolumeError;
+use crate::tables::{self, PackId, Place};
+use crate::volume::{Flying, Volume};
+
+/// A pack is closed when it holds this many bytes.
+const PACK_BYTES: usize = 8 << 20;
+
+/// Packs of one connection that are being written at a time; with the one that fills, the memory that
+/// a connection's uploads take is bounded.
+const PACKS_IN_FLIGHT: usize = 2;
+
+/// Content of a commit up to this many bytes goes into rows: the commit is one write then, not two.
+const ROWS_BYTES: usize = 256 * 1024;
+
+/// Rows or packs that are read at a time for one request.
+const READS: usize = 16;
+
+/// A pack that is durable, or will be soon.
+struct Written {
+    flying: Flying,
+    size: u64,
+    entries: Vec<PackEntry>,
+    done: JoinHandle<Result<(), StoreError>>,
+}
+
+/// Content received since the last commit.
+pub(crate) struct Pending {
+    volume: Arc<Volume>,
+    open: PackWriter,
+    written: Vec<Written>,
+    failed: Option<VolumeError>,
+}
+
+/// Content that is ready to be named by rows: durable packs, or chunks for the rows themselves.
+pub(crate) struct Ready {
+    pub(crate) places: HashMap<ContentHash, Place>,
+    pub(crate) packs: Vec<(PackId, u64)>,
+    /// Bytes that the rows will hold.
+    pub(crate) row_bytes: u64,
+    /// Bytes of content, decoded.
+    pub(crate) content_bytes: u64,
+    /// Keeps sweeps from the packs until the rows are durable.
+    pub(crate) _flying: Vec<Flying>,
+}
+
+/// A chunk of a message, checked in form; its hash is checked by whoever decodes it.
+fn chunk_from(chunk: Chunk) -> Result<EncodedChunk, VolumeError> {
+    let hash: [u8; 32] =
+        chunk.hash.as_ref().try_into().map_err(|_| VolumeError::Invalid("a hash not of 32 bytes"))?;
+    let codec = Codec::try_from(chunk.codec).map_err(|_| VolumeError::Invalid("an unknown codec"))?;
+    let fits = match codec {
+        Codec::Raw => chunk.payload.len() == chunk.len as usize,
+        Codec::Lz4 => chunk.payload.len() <= chunk.len as usize,
+    };
+    if !fits || u64::from(chunk.len) > BLOCK_SIZE {
+        return Err(VolumeError::Invalid("a chunk of a wrong length"));
+    }
+    Ok(EncodedChunk { hash: ContentHash(hash), len: chunk.len, codec, payload: chunk.payload })
+}
+
+pub(crate) fn message_of(chunk: EncodedChunk) -> Chunk {
+    Chunk {
+        hash: bytes::Bytes::copy_from_slice(&chunk.hash.0),
+        len: chunk.len,
+        codec: chunk.codec as u32,
+        payload: chunk.payload,
+    }
+}
+
+impl Pending {
+    pub(crate) fn new(volume: Arc<Volume>) -> Pending {
+        Pending { volume, open: PackWriter::default(), written: Vec::new(), failed: None }
+    }
+
+    /// Takes a chunk; waits while too many packs are being written. What goes wrong is told at the
+    /// commit, which then stores nothing.
+    pub(crate) async fn push(&mut self, chunk: Chunk) {
+        if self.failed.is_some() {
+            return;
+        }
+        let pushed = match chunk_from(chunk) {
+            Ok(chunk) => {
+                self.open.push(chunk);
+                if self.open.size() >= PACK_BYTES { self.write_pack().await } else { Ok(()) }
+            }
+            Err(error) => Err(error),
+        };
+        if let Err(error) = pushed {
+            self.failed = Some(error);
+            self.open = PackWriter::default();
+        }
+    }
+
+    async fn write_pack(&mut self) -> Result<(), VolumeError> {
+        if let Some(at) = self.written.len().checked_sub(PACKS_IN_FLIGHT) {
+            finished(&mut self.written[at].done).await?;
+        }
+        let sealed = std::mem::take(&mut self.open).seal();
+        self.volume.shared.reserve.admit(sealed.size)?;
+        let flying = self.volume.new_pack();
+        let path = flying.pack.path(&self.volume.id);
+        let store = self.volume.shared.store.clone();
+        let done = tokio::spawn(async move { store.create(&path, sealed.payload).await });
+        self.written.push(Written { flying, size: sealed.size, entries: sealed.entries, done });
+        Ok(())
+    }
+
+    /// Makes everything durable that has to be so before the rows.
+    pub(crate) async fn finish(mut self) -> Result<Ready, VolumeError> {
+        if let Some(error) = self.failed.take() {
+            return Err(error);
+        }
+        let mut ready = Ready {
+            places: HashMap::new(),
+            packs: Vec::new(),
+            row_bytes: 0,
+            content_bytes: 0,
+            _flying: Vec::new(),
+        };
+        if self.written.is_empty() && self.open.size() < ROWS_BYTES {
+            for chunk in self.open.into_chunks() {
+                ready.row_bytes += chunk.payload.len() as u64;
+                ready.content_bytes += u64::from(chunk.len);
+                ready.places.insert(chunk.hash, Place::here(chunk));
+            }
+            return Ok(ready);
+        }
+        if !self.open.is_empty() {
+            self.write_pack().await?;
+        }
+        for mut written in self.written {
+            finished(&mut written.done).await?;
+            for entry in &written.entries {
+                ready.content_bytes += u64::from(entry.len);
+                ready.places.insert(entry.hash, Place::in_pack(written.flying.pack, entry));
+            }
+            ready.packs.push((written.flying.pack, written.size));
+            ready._flying.push(written.flying);
+        }
+        Ok(ready)
+    }
+}
+
+/// Waits for a put; a second wait for the same one is answered at once.
+async fn finished(done: &mut JoinHandle<Result<(), StoreError>>) -> Result<(), VolumeError> {
+    let outcome = (&mut *done).await;
+    *done = tokio::spawn(async { Ok(()) });
+    match outcome {
+        Ok(stored) => Ok(stored?),
+        Err(_) => Err(VolumeError::ShuttingDown),
+    }
+}
+
+impl Volume {
+    /// Where a chunk is.
+    async fn place_of(&self, hash: ContentHash) -> Result<Place, VolumeError> {
+        let row = self.db()?.get(tables::chunk(hash)).await?.ok_or(VolumeError::NoContent(hash))?;
+        Place::decode(row).ok_or(VolumeError::Damaged("place of content"))
+    }
+
+    /// Reads chunks, in the order asked. A chunk that a sweep moves meanwhile is found at its new place.
+    pub(crate) async fn read_chunks(&self, hashes: &[ContentHash]) -> Result<Vec<EncodedChunk>, VolumeError> {
+        let mut tries = 0;
+        loop {
+            match self.try_read_chunks(hashes).await {
+                Err(VolumeError::Store(StoreError::NotFound { path })) if tries < 3 => {
+                    tries += 1;
+                    tracing::debug!(path, "a pack is gone; its chunks are looked up again");
+                }
+                read => return read,
+            }
+        }
+    }
+
+    async fn try_read_chunks(&self, hashes: &[ContentHash]) -> Result<Vec<EncodedChunk>, VolumeError> {
+        let places: Vec<Place> = stream::iter(hashes.iter().copied())
+            .map(|hash| self.place_of(hash))
+            .buffered(READS)
+            .try_collect()
+            .await?;
+        let mut chunks: Vec<Option<EncodedChunk>> = vec![None; hashes.len()];
+        let mut by_pack: HashMap<PackId, Vec<usize>> = HashMap::new();
+        for (at, place) in places.iter().enumerate() {
+            match place {
+                Place::Here { len, codec, payload } => {
+                    let (hash, payload) = (hashes[at], payload.clone());
+                    chunks[at] = Some(EncodedChunk { hash, len: *len, codec: *codec, payload });
+                }
+                Place::Pack { pack, .. } => by_pack.entry(*pack).or_default().push(at),
+            }
+        }
+        let places = &places;
+        let read: Vec<(usize, EncodedChunk)> = stream::iter(by_pack)
+            .map(|(pack, wanted)| self.read_pack(pack, wanted, hashes, places))
+            .buffer_unordered(READS)
+            .map_ok(|chunks| stream::iter(chunks).map(Ok::<_, VolumeError>))
+            .try_flatten()
+            .try_collect()
+            .await?;
+        for (at, chunk) in read {
+            chunks[at] = Some(chunk);
+        }
+        Ok(chunks.into_iter().map(|chunk| chunk.expect("every chunk is in its row or in a pack")).collect())
+    }
+
+    async fn read_pack(
+        &self,
+        pack: PackId,
+        wanted: Vec<usize>,
+        hashes: &[ContentHash],
+        places: &[Place],
+    ) -> Result<Vec<(usize, EncodedChunk)>, VolumeError> {
+        let mut ranges = Vec::with_capacity(wanted.len());
+        let mut heads = Vec::with_capacity(wanted.len());
+        for at in wanted {
+            if let Place::Pack { offset, payload_len, len, codec, .. } = &places[at] {
+                let from = u64::from(*offset);
+                ranges.push(from..from + u64::from(*payload_len));
+                heads.push((at, hashes[at], *len, *codec));
+            }
+        }
+        let payloads = self.shared.store.read_ranges(&pack.path(&self.id), &ranges).await?;
+        Ok(heads
+            .into_iter()
+            .zip(payloads)
+            .map(|((at, hash, len, codec), payload)| (at, EncodedChunk { hash, len, codec, payload }))
+            .collect())
+    }
+}

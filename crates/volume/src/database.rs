@@ -1,0 +1,136 @@
+//! The SlateDB database of a volume: how it is opened, and helpers to read it.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use hayloft_store::Store;
+use slatedb::config::{
+    CompactionWorkerOptions, CompactorOptions, GarbageCollectorDirectoryOptions, GarbageCollectorOptions,
+    ScanOptions, SizeTieredCompactionSchedulerOptions,
+};
+use slatedb::db_cache::DbCache;
+use slatedb::db_cache::foyer::{FoyerCache, FoyerCacheOptions};
+use slatedb::{Db, DbIterator, DbSnapshot, Settings, WriteBatch};
+
+use crate::error::VolumeError;
+
+/// A table file written from memory holds about this much; also the most that a start replays.
+pub(crate) const TABLE_FILE: usize = 16 << 20;
+
+/// The block cache that all databases of a server share.
+pub(crate) fn cache(bytes: u64) -> Arc<dyn DbCache> {
+    Arc::new(FoyerCache::new_with_opts(FoyerCacheOptions { max_capacity: bytes, shards: 8 }))
+}
+
+pub(crate) fn path(volume_id: &str) -> String {
+    format!("volumes/{volume_id}/db")
+}
+
+fn settings(unflushed_bytes: usize) -> Settings {
+    let every = |interval: u64, min_age: u64| {
+        Some(GarbageCollectorDirectoryOptions {
+            interval: Some(Duration::from_secs(interval)),
+            min_age: Duration::from_secs(min_age),
+            dry_run: false,
+        })
+    };
+    Settings {
+        // Each commit flushes by itself; this is only for writes that nobody waits for.
+        flush_interval: Some(Duration::from_millis(100)),
+        l0_sst_size_bytes: TABLE_FILE,
+        l0_max_ssts: 16,
+        l0_max_ssts_per_key: 16,
+        l0_flush_parallelism: 2,
+        max_unflushed_bytes: unflushed_bytes,
+        // Two seconds of patience with a store that fails; after that the volume is opened again.
+        object_store_max_retries: Some(4),
+        compactor_options: Some(CompactorOptions {
+            poll_interval: Duration::from_secs(2),
+            max_concurrent_compactions: 1,
+            checkpoint_lifetime: Duration::from_secs(120),
+            scheduler_options: HashMap::from(SizeTieredCompactionSchedulerOptions {
+                min_compaction_sources: 3,
+                ..SizeTieredCompactionSchedulerOptions::default()
+            }),
+            worker: Some(CompactionWorkerOptions {
+                max_concurrent_compactions: 1,
+                compactions_poll_interval: Duration::from_secs(2),
+                max_sst_size: 64 << 20,
+                max_fetch_tasks: 2,
+                max_subcompactions: 1,
+                ..CompactionWorkerOptions::default()
+            }),
+            ..CompactorOptions::default()
+        }),
+        garbage_collector_options: Some(GarbageCollectorOptions {
+            // A process that sleeps longer than this in the middle of an update must not be able to
+            // bring a deleted manifest back: hence the age. The files are tiny.
+            manifest_options: every(60, 3600),
+            compactions_options: every(60, 3600),
+            wal_options: every(20, 60),
+            compacted_options: every(20, 60),
+            wal_fence_options: None,
+            detach_options: None,
+            // A local folder lacks conditional overwrites.
+            boundary_files_enabled: false,
+            ..GarbageCollectorOptions::default()
+        }),
+        ..Settings::default()
+    }
+}
+
+/// Opens, or makes, the database of a volume. From now on an earlier opener can make nothing durable.
+pub(crate) async fn open(
+    store: &Store,
+    volume_id: &str,
+    cache: Arc<dyn DbCache>,
+    cache_id: u64,
+    unflushed_bytes: usize,
+) -> Result<Db, slatedb::Error> {
+    Db::builder(path(volume_id), store.objects())
+        .with_settings(settings(unflushed_bytes))
+        .with_db_cache(cache, cache_id)
+        .build()
+        .await
+}
+
+/// Applies a batch; it is durable when this returns.
+pub(crate) async fn write_durably(db: &Db, batch: WriteBatch) -> Result<(), slatedb::Error> {
+    let handle = db.write(batch).await?;
+    db.flush().await?;
+    // Only this fails when another server has opened the database meanwhile.
+    handle.await_durable().await
+}
+
+fn scan_options() -> ScanOptions {
+    ScanOptions::new().with_read_ahead_bytes(256 * 1024).with_cache_blocks(true)
+}
+
+/// All rows whose key begins with `prefix`, in order.
+pub(crate) async fn scan(snapshot: &DbSnapshot, prefix: &[u8]) -> Result<DbIterator, slatedb::Error> {
+    snapshot.scan_prefix_with_options(prefix, .., &scan_options()).await
+}
+
+/// All rows from one key up to and with another.
+pub(crate) async fn scan_range(
+    snapshot: &DbSnapshot,
+    from: Bytes,
+    to: Bytes,
+) -> Result<DbIterator, slatedb::Error> {
+    snapshot.scan_with_options(from..=to, &scan_options()).await
+}
+
+/// A row as a message.
+pub(crate) fn decode<M: prost::Message + Default>(row: Bytes, what: &'static str) -> Result<M, VolumeError> {
+    M::decode(row).map_err(|_| VolumeError::Damaged(what))
+}
+
+impl crate::volume::Volume {
+    /// Writes what is in memory to a table file, so that rows that were deleted can be compacted away.
+    pub(crate) async fn compact(&self, db: &Db) -> Result<(), VolumeError> {
+        let options = slatedb::config::FlushOptions { flush_type: slatedb::config::FlushType::MemTable };
+        Ok(db.flush_with_options(options).await?)
+    }
+}

@@ -1,0 +1,129 @@
+//! What can go wrong, and what a client is told.
+
+use hayloft_model::{ContentHash, Ino, SessionId};
+use hayloft_store::StoreError;
+use hayloft_wire::{Failed, FailureCode, InvalidMessage};
+
+/// Why a server could not be started or stopped.
+#[derive(Debug, thiserror::Error)]
+pub enum ServerError {
+    /// The store cannot be used.
+    #[error("cannot open the store")]
+    Store(#[from] StoreError),
+    /// The address cannot be listened at: is another server running there?
+    #[error("cannot listen at {address}")]
+    Listen {
+        /// The address.
+        address: std::net::SocketAddr,
+        /// Why.
+        #[source]
+        source: std::io::Error,
+    },
+    /// A volume's database could not be closed; its acknowledged changes are safe all the same.
+    #[error("cannot close the database of volume {volume}")]
+    Close {
+        /// The volume.
+        volume: String,
+        /// Why.
+        #[source]
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
+}
+
+/// Why a request is refused or failed.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum VolumeError {
+    #[error("there is no volume {0}")]
+    NoVolume(String),
+    #[error("there is a volume {0} already")]
+    VolumeExists(String),
+    #[error("{0:?} cannot be the name of a volume: 1 to 64 of A-Z a-z 0-9 . _ -, not beginning with . or -")]
+    VolumeName(String),
+    #[error("the volume is in use by {host} (process {pid}, at {mount_point})")]
+    Busy { session: SessionId, host_id: String, host: String, pid: u32, mount_point: String },
+    #[error("session {0} was ended by the server")]
+    SessionEnded(SessionId),
+    #[error("there is no inode {0}")]
+    NoInode(Ino),
+    #[error("inode {0} is no directory")]
+    NotDirectory(Ino),
+    #[error("content {0} is not in the store")]
+    NoContent(ContentHash),
+    #[error("the store has no space left")]
+    StoreFull,
+    #[error("the volume's quota of {what} is used up")]
+    Quota { what: &'static str },
+    #[error("the request makes no sense: {0}")]
+    Invalid(&'static str),
+    #[error("the request makes no sense")]
+    Message(#[from] InvalidMessage),
+    #[error(
+        "the protocol is {client} at the client and {server} at the server: use the same version on both"
+    )]
+    Protocol { client: u32, server: u32 },
+    #[error("batch {sequence} cannot follow batch {last}")]
+    Gap { sequence: u64, last: u64 },
+    #[error("an earlier batch failed: send it again first")]
+    After(FailureCode),
+    #[error("the volume's database is being opened again: {0}")]
+    Reopening(String),
+    #[error("another server has taken over the volume")]
+    Fenced,
+    #[error("the server is shutting down")]
+    ShuttingDown,
+    #[error("a damaged row: {0}")]
+    Damaged(&'static str),
+    #[error("the database failed: {0}")]
+    Database(#[from] slatedb::Error),
+    #[error("the store failed: {0}")]
+    Store(#[from] StoreError),
+}
+
+impl VolumeError {
+    pub(crate) fn code(&self) -> FailureCode {
+        use VolumeError as E;
+        match self {
+            E::NoVolume(_) | E::NoInode(_) | E::NoContent(_) => FailureCode::NotFound,
+            E::VolumeExists(_) => FailureCode::Exists,
+            E::Busy { .. } => FailureCode::Busy,
+            E::SessionEnded(_) => FailureCode::SessionEnded,
+            E::StoreFull | E::Quota { .. } => FailureCode::NoSpace,
+            E::VolumeName(_) | E::NotDirectory(_) | E::Invalid(_) | E::Message(_) | E::Gap { .. } => {
+                FailureCode::Invalid
+            }
+            E::Protocol { .. } => FailureCode::Protocol,
+            E::After(code) => *code,
+            E::Fenced | E::ShuttingDown => FailureCode::Unavailable,
+            E::Store(error) if error.is_no_space() => FailureCode::NoSpace,
+            E::Database(error) if StoreError::caused_by_no_space(error) => FailureCode::NoSpace,
+            E::Reopening(_) | E::Damaged(_) | E::Database(_) | E::Store(_) => FailureCode::Store,
+        }
+    }
+}
+
+/// The error with everything that caused it, in one line.
+pub(crate) fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut next = error.source();
+    while let Some(cause) = next {
+        let cause_text = cause.to_string();
+        if !text.contains(&cause_text) {
+            text.push_str(": ");
+            text.push_str(&cause_text);
+        }
+        next = cause.source();
+    }
+    text
+}
+
+impl From<&VolumeError> for Failed {
+    fn from(error: &VolumeError) -> Failed {
+        let mut failed = Failed { code: error.code() as i32, message: chain(error), ..Failed::default() };
+        if let VolumeError::Busy { session, host_id, pid, .. } = error {
+            failed.holder_session = session.0;
+            failed.holder_host_id.clone_from(host_id);
+            failed.holder_pid = *pid;
+        }
+        failed
+    }
+}

@@ -1,0 +1,213 @@
+//! The server: its listener, its volumes, and the end.
+
+use std::collections::HashMap;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use hayloft_model::Timestamp;
+use hayloft_store::Store;
+use slatedb::db_cache::DbCache;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
+use tokio::task::{JoinHandle, JoinSet};
+
+use crate::config::Config;
+use crate::connection;
+use crate::database;
+use crate::error::{ServerError, VolumeError};
+use crate::registry;
+use crate::reserve::Reserve;
+use crate::stats::ServerStats;
+use crate::volume::Volume;
+
+/// How long a shutdown waits for connections to finish what they have begun.
+const SHUTDOWN_PATIENCE: Duration = Duration::from_secs(20);
+
+/// A volume that is open, or is being opened by whoever holds the lock.
+type Place = Arc<tokio::sync::Mutex<Option<Arc<Volume>>>>;
+
+/// What all parts of a server share.
+pub(crate) struct Shared {
+    pub(crate) config: Config,
+    pub(crate) store: Store,
+    pub(crate) cache: Arc<dyn DbCache>,
+    pub(crate) reserve: Reserve,
+    pub(crate) stats: ServerStats,
+    started: Instant,
+    /// Open volumes by name. The outer lock is only held to find a place.
+    volumes: tokio::sync::Mutex<HashMap<String, Place>>,
+    stopping: watch::Sender<bool>,
+}
+
+impl Shared {
+    /// Milliseconds since the server's start.
+    pub(crate) fn uptime_ms(&self) -> u64 {
+        self.started.elapsed().as_millis() as u64
+    }
+
+    /// The server's clock.
+    pub(crate) fn now(&self) -> Timestamp {
+        let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        Timestamp::from_nanos(since.as_nanos() as i128)
+    }
+
+    async fn place(&self, name: &str) -> Place {
+        Arc::clone(self.volumes.lock().await.entry(name.to_owned()).or_default())
+    }
+
+    /// The volume of that name, opened if it is not.
+    pub(crate) async fn volume(self: &Arc<Self>, name: &str) -> Result<Arc<Volume>, VolumeError> {
+        registry::check_name(name)?;
+        let place = self.place(name).await;
+        let mut place = place.lock().await;
+        if let Some(volume) = &*place
+            && volume.is_usable()
+        {
+            return Ok(Arc::clone(volume));
+        }
+        if *self.stopping.borrow() {
+            return Err(VolumeError::ShuttingDown);
+        }
+        *place = None;
+        let registered = registry::read(&self.store, name).await?;
+        if registered.deleting {
+            return Err(VolumeError::NoVolume(name.to_owned()));
+        }
+        let volume = Volume::open(Arc::clone(self), name, registered).await?;
+        *place = Some(Arc::clone(&volume));
+        Ok(volume)
+    }
+
+    /// Lets nobody open the volume of that name while the guard lives, and gives it if it is open.
+    pub(crate) async fn hold(&self, name: &str) -> tokio::sync::OwnedMutexGuard<Option<Arc<Volume>>> {
+        self.place(name).await.lock_owned().await
+    }
+
+    /// All volumes that are open.
+    pub(crate) async fn open_volumes(&self) -> Vec<Arc<Volume>> {
+        let places: Vec<Place> = self.volumes.lock().await.values().cloned().collect();
+        let mut volumes = Vec::new();
+        for place in places {
+            volumes.extend(place.lock().await.clone());
+        }
+        volumes
+    }
+
+    /// Turns true when the server stops.
+    pub(crate) fn stopping(&self) -> watch::Receiver<bool> {
+        self.stopping.subscribe()
+    }
+}
+
+/// A running server.
+pub struct Server {
+    shared: Arc<Shared>,
+    address: SocketAddr,
+    listener: JoinHandle<()>,
+    sweeper: JoinHandle<()>,
+}
+
+impl Server {
+    /// Opens the store, listens, and serves on tasks of the current Tokio runtime.
+    ///
+    /// # Errors
+    /// When the store cannot be used or the address cannot be listened at.
+    pub async fn start(config: Config) -> Result<Server, ServerError> {
+        let store = hayloft_store::open(&config.store).await?;
+        Server::start_on(store, config).await
+    }
+
+    /// Like [`Server::start`], on a store that is open already; for tests that put faults into it.
+    ///
+    /// # Errors
+    /// When the address cannot be listened at.
+    pub async fn start_on(store: Store, config: Config) -> Result<Server, ServerError> {
+        let failed = |source| ServerError::Listen { address: config.listen, source };
+        let listener = TcpListener::bind(config.listen).await.map_err(failed)?;
+        let address = listener.local_addr().map_err(failed)?;
+        let shared = Arc::new(Shared {
+            cache: database::cache(config.cache_bytes),
+            reserve: Reserve::new(store.clone(), config.reserve_bytes),
+            stats: ServerStats::default(),
+            started: Instant::now(),
+            volumes: tokio::sync::Mutex::default(),
+            stopping: watch::Sender::new(false),
+            store,
+            config,
+        });
+        tracing::info!(%address, store = shared.store.url(), "serving");
+        let accepting = tokio::spawn(accept(Arc::clone(&shared), listener));
+        let sweeper = tokio::spawn(crate::sweep::in_background(Arc::clone(&shared)));
+        Ok(Server { shared, address, listener: accepting, sweeper })
+    }
+
+    /// Where it listens.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// The statistics, as `StatsRequest` answers them.
+    pub async fn stats_json(&self) -> String {
+        self.shared.stats_json().await
+    }
+
+    /// Stops: no more connections; batches that have arrived are made durable and answered; databases
+    /// are closed. Clients find their sessions again at the next server.
+    ///
+    /// # Errors
+    /// When a database could not be closed; what was acknowledged is safe all the same.
+    pub async fn shutdown(self) -> Result<(), ServerError> {
+        self.shared.stopping.send_replace(true);
+        self.sweeper.abort();
+        if tokio::time::timeout(SHUTDOWN_PATIENCE, self.listener).await.is_err() {
+            tracing::warn!("some connections did not finish in time");
+        }
+        for volume in self.shared.open_volumes().await {
+            let closed = tokio::time::timeout(SHUTDOWN_PATIENCE, volume.close()).await;
+            let source: Box<dyn std::error::Error + Send + Sync> = match closed {
+                Ok(Ok(())) => continue,
+                Ok(Err(error)) => error.into(),
+                Err(late) => late.into(),
+            };
+            return Err(ServerError::Close { volume: volume.name.clone(), source });
+        }
+        Ok(())
+    }
+}
+
+/// Takes connections until the server stops, then waits for them to end.
+async fn accept(shared: Arc<Shared>, listener: TcpListener) {
+    let mut stopping = shared.stopping();
+    let mut connections = JoinSet::new();
+    let mut number = 0;
+    loop {
+        let accepted = tokio::select! {
+            accepted = listener.accept() => accepted,
+            _ = stopping.wait_for(|stop| *stop) => break,
+            Some(_) = connections.join_next(), if !connections.is_empty() => continue,
+        };
+        match accepted {
+            Ok((socket, peer)) if connections.len() < shared.config.connections_max => {
+                number += 1;
+                tracing::debug!(%peer, connection = number, "connected");
+                connections.spawn(counted(Arc::clone(&shared), socket, number));
+            }
+            Ok((_, peer)) => tracing::warn!(%peer, "too many connections; this one is closed"),
+            Err(error) => {
+                // Out of descriptors, most likely: it passes.
+                tracing::warn!(%error, "cannot accept a connection");
+                tokio::time::sleep(Duration::from_millis(100)).await;
+            }
+        }
+    }
+    drop(listener);
+    while connections.join_next().await.is_some() {}
+}
+
+async fn counted(shared: Arc<Shared>, socket: TcpStream, number: u64) {
+    shared.stats.connections.fetch_add(1, Relaxed);
+    connection::serve(Arc::clone(&shared), socket, number).await;
+    shared.stats.connections.fetch_sub(1, Relaxed);
+}

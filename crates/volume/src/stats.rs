@@ -1,0 +1,128 @@
+//! Counters of a server, and the JSON document that shows them.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::Duration;
+
+use hayloft_store::{Histogram, Operation};
+use hayloft_wire::client_message::Body;
+use parking_lot::Mutex;
+use serde_json::{Map, Value, json};
+
+use crate::server::Shared;
+
+/// Counts of one type of request.
+#[derive(Default)]
+struct Request {
+    count: AtomicU64,
+    latency: Histogram,
+}
+
+/// What a server has done since its start.
+#[derive(Default)]
+pub(crate) struct ServerStats {
+    /// Connections that stand now.
+    pub(crate) connections: AtomicU64,
+    requests: Mutex<BTreeMap<&'static str, Arc<Request>>>,
+}
+
+/// The name of a request's type.
+pub(crate) fn type_of(body: &Body) -> &'static str {
+    match body {
+        Body::Hello(_) => "hello",
+        Body::Enter(_) => "enter",
+        Body::FetchInode(_) => "fetch_inode",
+        Body::FetchPages(_) => "fetch_pages",
+        Body::FetchContent(_) => "fetch_content",
+        Body::Content(_) => "content",
+        Body::Commit(_) => "commit",
+        Body::AllocateInos(_) => "allocate_inos",
+        Body::Status(_) => "status",
+        Body::Goodbye(_) => "goodbye",
+        Body::CreateVolume(_) => "create_volume",
+        Body::ListVolumes(_) => "list_volumes",
+        Body::ShowVolume(_) => "show_volume",
+        Body::DeleteVolume(_) => "delete_volume",
+        Body::SweepVolume(_) => "sweep_volume",
+        Body::Stats(_) => "stats",
+        Body::SetQuota(_) => "set_quota",
+        Body::CheckVolume(_) => "check_volume",
+    }
+}
+
+impl ServerStats {
+    /// Counts a request that took this long from its arrival to its answer.
+    pub(crate) fn count(&self, kind: &'static str, took: Duration) {
+        let request = Arc::clone(self.requests.lock().entry(kind).or_default());
+        request.count.fetch_add(1, Relaxed);
+        request.latency.record(took);
+    }
+}
+
+fn latency(histogram: &Histogram) -> Value {
+    let ([p50, p90, p99], max) = histogram.quantiles([0.5, 0.9, 0.99]);
+    json!({ "p50": p50, "p90": p90, "p99": p99, "max": max })
+}
+
+impl Shared {
+    /// The statistics as a JSON document.
+    pub(crate) async fn stats_json(&self) -> String {
+        let requests: Vec<(&str, Arc<Request>)> =
+            self.stats.requests.lock().iter().map(|(kind, request)| (*kind, Arc::clone(request))).collect();
+        let counts: Map<String, Value> = requests
+            .iter()
+            .map(|(kind, request)| ((*kind).to_owned(), request.count.load(Relaxed).into()))
+            .collect();
+        let latencies: Map<String, Value> =
+            requests.iter().map(|(kind, request)| ((*kind).to_owned(), latency(&request.latency))).collect();
+        let total: u64 = requests.iter().map(|(_, request)| request.count.load(Relaxed)).sum();
+        let mut volumes = Map::new();
+        for volume in self.open_volumes().await {
+            let status = volume.status();
+            let state = volume.state.lock();
+            let connected = state.sessions.values().filter(|session| session.connection.is_some()).count();
+            volumes.insert(
+                volume.name.clone(),
+                json!({
+                    "clients": connected,
+                    "sessions": state.sessions.len(),
+                    "grants": state.grants.len(),
+                    "used_bytes": status.used_bytes,
+                    "used_inodes": status.used_inodes,
+                    "quota_bytes": status.quota_bytes,
+                    "quota_inodes": status.quota_inodes,
+                    "commits": state.commits,
+                    "packs": state.packs,
+                    "pack_bytes": state.pack_bytes,
+                    "sweeps": state.sweeps,
+                }),
+            );
+        }
+        let stats = self.store.stats();
+        let operations =
+            [("put", &stats.put), ("get", &stats.get), ("delete", &stats.delete), ("list", &stats.list)];
+        let shown = |show: fn(&Operation) -> Value| -> Map<String, Value> {
+            operations.iter().map(|(name, operation)| ((*name).to_owned(), show(operation))).collect()
+        };
+        let document = json!({
+            "server": {
+                "uptime_seconds": self.uptime_ms() / 1000,
+                "connections": self.stats.connections.load(Relaxed),
+                "requests": counts,
+                "requests_total": total,
+                "latency_us": latencies,
+            },
+            "volumes": volumes,
+            "store": {
+                "operations": shown(|operation| json!({
+                    "count": operation.count.load(Relaxed),
+                    "bytes": operation.bytes.load(Relaxed),
+                    "errors": operation.errors.load(Relaxed),
+                })),
+                "latency_us": shown(|operation| latency(&operation.latency)),
+            },
+        });
+        document.to_string()
+    }
+}

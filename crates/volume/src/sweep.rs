@@ -1,0 +1,254 @@
+//! The sweep: content that no row names is dropped, and its room given back, while clients go on.
+//!
+//! It marks on a snapshot and deletes only what a commit cannot have brought back meanwhile. A commit
+//! that uploads content again writes the chunk's row anew, so a row that is still as the snapshot had it
+//! names the old place; and content that a commit names *without* uploading it is noted in
+//! `State::touched` from before the snapshot was taken. Each deletion is checked under the volume's turn,
+//! and durable before an object goes.
+
+mod mark;
+mod rewrite;
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use hayloft_model::ContentHash;
+use hayloft_wire::Swept;
+use prost::Message;
+use slatedb::{Db, DbSnapshot, WriteBatch};
+
+use crate::database;
+use crate::error::VolumeError;
+use crate::server::Shared;
+use crate::tables::{self, PackId, Place};
+use crate::volume::Volume;
+
+/// Rows that are deleted while the turn is held once.
+const SLICE: usize = 1000;
+
+/// Dead content up to this many bytes, and a tenth of what is in use, is not worth a sweep.
+const WORTHWHILE: i64 = 32 << 20;
+
+/// How often to look whether the store runs full.
+const GLANCE: Duration = Duration::from_secs(1);
+
+/// Sweeps volumes of which enough is dead, and sooner when the store runs full.
+pub(crate) async fn in_background(shared: Arc<Shared>) {
+    let mut last = HashMap::<String, Instant>::new();
+    loop {
+        tokio::time::sleep(GLANCE.min(shared.config.sweep_interval)).await;
+        let full = shared.reserve.available().is_some_and(|space| space.free == 0);
+        for volume in shared.open_volumes().await {
+            let (dead, used) = {
+                let state = volume.state.lock();
+                (state.dead_bytes, state.usage.bytes)
+            };
+            let rested =
+                last.get(&volume.id).is_none_or(|swept| swept.elapsed() >= shared.config.sweep_interval);
+            let worthwhile = dead > WORTHWHILE + (used / 10) as i64;
+            if (rested && worthwhile) || (full && dead > WORTHWHILE / 32) {
+                last.insert(volume.id.clone(), Instant::now());
+                if let Err(error) = volume.sweep().await {
+                    volume.note(&error);
+                    tracing::warn!(volume = volume.name, %error, "a sweep failed; it will be tried again");
+                }
+            }
+        }
+    }
+}
+
+/// A sweep in progress.
+struct Sweep<'a> {
+    volume: &'a Arc<Volume>,
+    db: Db,
+    done: Swept,
+    /// Live bytes of the packs that the snapshot had; the others are none of this sweep's business.
+    live: HashMap<PackId, u64>,
+}
+
+impl Volume {
+    /// Drops dead content. What is reachable stays, whatever clients do meanwhile.
+    pub(crate) async fn sweep(self: &Arc<Self>) -> Result<Swept, VolumeError> {
+        let _one = self.sweeping.lock().await;
+        let started = Instant::now();
+        let (db, snapshot, dead_before) = {
+            let _turn = self.turn.lock().await;
+            let db = self.db()?;
+            let snapshot = db.snapshot()?;
+            let mut state = self.state.lock();
+            state.touched = Some(HashSet::new());
+            (db, snapshot, std::mem::take(&mut state.dead_bytes))
+        };
+        let mut sweep = Sweep { volume: self, db, done: Swept::default(), live: HashMap::new() };
+        let swept = sweep.run(&snapshot).await;
+        let done = sweep.done;
+        let mut state = self.state.lock();
+        state.touched = None;
+        match swept {
+            Ok(()) => state.sweeps += 1,
+            Err(error) => {
+                state.dead_bytes += dead_before;
+                return Err(error);
+            }
+        }
+        let millis = started.elapsed().as_millis() as u64;
+        tracing::info!(volume = self.name, millis, ?done, "swept");
+        Ok(done)
+    }
+}
+
+impl Sweep<'_> {
+    async fn run(&mut self, snapshot: &DbSnapshot) -> Result<(), VolumeError> {
+        let sizes = pack_sizes(snapshot).await?;
+        self.live = sizes.keys().map(|pack| (*pack, 0)).collect();
+        let marks = mark::mark(snapshot).await?;
+        for slice in marks.stale_pages.chunks(SLICE) {
+            self.delete_rows(slice).await?;
+        }
+        self.drop_dead_chunks(snapshot, &marks).await?;
+        let dead: Vec<PackId> =
+            self.live.iter().filter(|(_, live)| **live == 0).map(|(pack, _)| *pack).collect();
+        for pack in dead {
+            self.delete_pack(pack, sizes[&pack]).await?;
+            self.done.packs_deleted += 1;
+        }
+        let sparse: HashMap<PackId, u64> = self
+            .live
+            .iter()
+            .filter(|(pack, live)| **live > 0 && **live < sizes[*pack] / 2)
+            .map(|(pack, _)| (*pack, sizes[pack]))
+            .collect();
+        self.rewrite(&sparse).await?;
+        self.delete_orphans().await?;
+        self.volume.compact(&self.db).await
+    }
+
+    async fn delete_rows(&self, keys: &[Bytes]) -> Result<(), VolumeError> {
+        let _turn = self.volume.turn.lock().await;
+        let mut batch = WriteBatch::new();
+        keys.iter().for_each(|key| batch.delete(key));
+        self.volume.write(&self.db, batch).await
+    }
+
+    /// Deletes the rows of chunks that nothing names, and counts what is live in each pack.
+    async fn drop_dead_chunks(
+        &mut self,
+        snapshot: &DbSnapshot,
+        marks: &mark::Marks,
+    ) -> Result<(), VolumeError> {
+        let mut dead = Vec::new();
+        let mut scan = database::scan(snapshot, &[tables::CHUNKS]).await?;
+        while let Some(found) = scan.next().await? {
+            let hash = tables::hash_in(&found.key).ok_or(VolumeError::Damaged("key of content"))?;
+            if marks.is_live(hash) {
+                self.count_live(found.value)?;
+            } else {
+                dead.push((hash, found.value));
+                if dead.len() == SLICE {
+                    self.drop_slice(&mut dead).await?;
+                }
+            }
+        }
+        self.drop_slice(&mut dead).await
+    }
+
+    fn count_live(&mut self, row: Bytes) -> Result<(), VolumeError> {
+        if let Place::Pack { pack, payload_len, .. } =
+            Place::decode(row).ok_or(VolumeError::Damaged("place of content"))?
+            && let Some(live) = self.live.get_mut(&pack)
+        {
+            *live += u64::from(payload_len).max(1);
+        }
+        Ok(())
+    }
+
+    async fn drop_slice(&mut self, dead: &mut Vec<(ContentHash, Bytes)>) -> Result<(), VolumeError> {
+        if dead.is_empty() {
+            return Ok(());
+        }
+        let _turn = self.volume.turn.lock().await;
+        let mut batch = WriteBatch::new();
+        let mut dropped = Vec::with_capacity(dead.len());
+        for (hash, row) in dead.drain(..) {
+            let touched =
+                self.volume.state.lock().touched.as_ref().is_none_or(|touched| touched.contains(&hash));
+            let now = self.db.get(tables::chunk(hash)).await?;
+            match now {
+                // Uploaded again: the old place is dead, the new one none of this sweep's business.
+                Some(now) if now != row => {}
+                Some(_) if touched => self.count_live(row)?,
+                Some(_) => {
+                    batch.delete(tables::chunk(hash));
+                    if let Some(Place::Here { payload, .. }) = Place::decode(row) {
+                        self.done.bytes_reclaimed += payload.len() as u64;
+                    }
+                    dropped.push(hash);
+                }
+                None => {}
+            }
+        }
+        {
+            let mut state = self.volume.state.lock();
+            dropped.iter().for_each(|hash| {
+                state.known.remove(hash);
+            });
+        }
+        if dropped.is_empty() { Ok(()) } else { self.volume.write(&self.db, batch).await }
+    }
+
+    /// Deletes a pack that no chunk's row names: first its row, durably, then the object.
+    async fn delete_pack(&mut self, pack: PackId, size: u64) -> Result<(), VolumeError> {
+        {
+            let _turn = self.volume.turn.lock().await;
+            let mut batch = WriteBatch::new();
+            batch.delete(tables::pack(pack));
+            self.volume.write(&self.db, batch).await?;
+            let mut state = self.volume.state.lock();
+            state.packs = state.packs.saturating_sub(1);
+            state.pack_bytes = state.pack_bytes.saturating_sub(size);
+        }
+        self.volume.shared.store.delete(&pack.path(&self.volume.id)).await?;
+        self.done.bytes_reclaimed += size;
+        Ok(())
+    }
+
+    /// Deletes pack objects that no row names: of commits that never came.
+    async fn delete_orphans(&mut self) -> Result<(), VolumeError> {
+        let volume = self.volume;
+        let objects = volume.shared.store.list(&format!("packs/{}", volume.id)).await?;
+        // That this becomes durable proves that the volume was ours until now; so every object that was
+        // listed was put by this server, or by one that is gone.
+        {
+            let _turn = volume.turn.lock().await;
+            let mut batch = WriteBatch::new();
+            batch.put(tables::VOLUME, volume.state.lock().volume_row().encode_to_vec());
+            volume.write(&self.db, batch).await?;
+        }
+        for object in objects {
+            let Some(pack) = object.location.filename().and_then(PackId::from_name) else { continue };
+            // In this order: a pack stops flying only after its row is there.
+            if volume.is_flying(pack) || self.db.get(tables::pack(pack)).await?.is_some() {
+                continue;
+            }
+            volume.shared.store.delete(object.location.as_ref()).await?;
+            self.done.packs_deleted += 1;
+            self.done.bytes_reclaimed += object.size;
+        }
+        Ok(())
+    }
+}
+
+/// All packs with their sizes.
+async fn pack_sizes(snapshot: &DbSnapshot) -> Result<HashMap<PackId, u64>, VolumeError> {
+    let mut sizes = HashMap::new();
+    let mut scan = database::scan(snapshot, &[tables::PACKS]).await?;
+    while let Some(found) = scan.next().await? {
+        let (pack, size) = tables::number_in(&found.key)
+            .zip(found.value.first_chunk())
+            .ok_or(VolumeError::Damaged("row of a pack"))?;
+        sizes.insert(PackId(pack), u64::from_le_bytes(*size));
+    }
+    Ok(sizes)
+}

@@ -1,0 +1,236 @@
+//! The tables of a volume: rows of one SlateDB database, told apart by the first byte of their keys.
+//! Numbers in keys are big endian, so that rows lie in the order of their numbers.
+//!
+//! | key | row |
+//! |---|---|
+//! | `I` inode | [`InodeRowMessage`](hayloft_wire::InodeRowMessage), with the data of a small file |
+//! | `D` directory, name | [`DentryRow`](hayloft_wire::DentryRow) |
+//! | `B` inode, page | block references of page 1 and later, as [`hayloft_wire::encode_blocks`] packs them |
+//! | `C` hash | [`Place`]: where a chunk is, or the chunk itself |
+//! | `P` pack | size of the pack object, bytes (u64) |
+//! | `S` session | [`SessionRow`] |
+//! | `O` session, inode | one byte: an inode without a name that the session has open |
+//! | `V` | [`VolumeRow`] |
+
+use bytes::{Buf, BufMut, Bytes, BytesMut};
+use hayloft_model::{ContentHash, Ino, SessionId};
+use hayloft_store::{Codec, EncodedChunk, PackEntry};
+use prost::Message;
+
+/// Number of a pack: random, never used twice.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub(crate) struct PackId(pub(crate) u64);
+
+impl PackId {
+    pub(crate) fn path(self, volume_id: &str) -> String {
+        format!("packs/{volume_id}/{:016x}", self.0)
+    }
+
+    /// The reverse of [`PackId::path`], from the last part of a path.
+    pub(crate) fn from_name(name: &str) -> Option<PackId> {
+        u64::from_str_radix(name, 16).ok().map(PackId)
+    }
+}
+
+pub(crate) const INODES: u8 = b'I';
+pub(crate) const DENTRIES: u8 = b'D';
+pub(crate) const PAGES: u8 = b'B';
+pub(crate) const CHUNKS: u8 = b'C';
+pub(crate) const PACKS: u8 = b'P';
+pub(crate) const SESSIONS: u8 = b'S';
+pub(crate) const ORPHANS: u8 = b'O';
+pub(crate) const VOLUME: &[u8] = b"V";
+
+fn key(table: u8, number: u64, rest: &[u8]) -> Bytes {
+    let mut key = BytesMut::with_capacity(9 + rest.len());
+    key.put_u8(table);
+    key.put_u64(number);
+    key.put_slice(rest);
+    key.freeze()
+}
+
+pub(crate) fn inode(ino: Ino) -> Bytes {
+    key(INODES, ino.0, b"")
+}
+
+pub(crate) fn dentry(parent: Ino, name: &[u8]) -> Bytes {
+    key(DENTRIES, parent.0, name)
+}
+
+/// What the keys of a directory's dentries begin with.
+pub(crate) fn dentries(parent: Ino) -> Bytes {
+    key(DENTRIES, parent.0, b"")
+}
+
+pub(crate) fn page(ino: Ino, page: u64) -> Bytes {
+    key(PAGES, ino.0, &page.to_be_bytes())
+}
+
+/// What the keys of a file's pages begin with.
+pub(crate) fn pages(ino: Ino) -> Bytes {
+    key(PAGES, ino.0, b"")
+}
+
+pub(crate) fn chunk(hash: ContentHash) -> Bytes {
+    let mut key = BytesMut::with_capacity(33);
+    key.put_u8(CHUNKS);
+    key.put_slice(&hash.0);
+    key.freeze()
+}
+
+pub(crate) fn pack(pack: PackId) -> Bytes {
+    key(PACKS, pack.0, b"")
+}
+
+pub(crate) fn session(session: SessionId) -> Bytes {
+    key(SESSIONS, session.0, b"")
+}
+
+pub(crate) fn orphan(session: SessionId, ino: Ino) -> Bytes {
+    key(ORPHANS, session.0, &ino.0.to_be_bytes())
+}
+
+/// The number right after the table's byte; `None` for a key that is too short.
+pub(crate) fn number_in(key: &[u8]) -> Option<u64> {
+    key.get(1..9).map(|bytes| u64::from_be_bytes(bytes.try_into().expect("eight bytes")))
+}
+
+/// The number after the first one.
+pub(crate) fn second_number_in(key: &[u8]) -> Option<u64> {
+    key.get(9..17).map(|bytes| u64::from_be_bytes(bytes.try_into().expect("eight bytes")))
+}
+
+/// What follows the first number.
+pub(crate) fn rest_of(key: &Bytes) -> Bytes {
+    key.slice(9.min(key.len())..)
+}
+
+/// The hash in the key of a chunk's row.
+pub(crate) fn hash_in(key: &[u8]) -> Option<ContentHash> {
+    key.get(1..33).map(|bytes| ContentHash(bytes.try_into().expect("32 bytes")))
+}
+
+/// Where a chunk is.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) enum Place {
+    /// In the row itself: content of small commits.
+    Here { len: u32, codec: Codec, payload: Bytes },
+    /// In a pack.
+    Pack { pack: PackId, offset: u32, payload_len: u32, len: u32, codec: Codec },
+}
+
+impl Place {
+    pub(crate) fn here(chunk: EncodedChunk) -> Place {
+        Place::Here { len: chunk.len, codec: chunk.codec, payload: chunk.payload }
+    }
+
+    pub(crate) fn in_pack(pack: PackId, entry: &PackEntry) -> Place {
+        let PackEntry { offset, payload_len, len, codec, .. } = *entry;
+        Place::Pack { pack, offset, payload_len, len, codec }
+    }
+
+    pub(crate) fn encode(&self) -> Bytes {
+        let mut row = BytesMut::new();
+        match self {
+            Place::Here { len, codec, payload } => {
+                row.reserve(6 + payload.len());
+                row.put_u8(0);
+                row.put_u8(*codec as u8);
+                row.put_u32_le(*len);
+                row.put_slice(payload);
+            }
+            Place::Pack { pack, offset, payload_len, len, codec } => {
+                row.reserve(22);
+                row.put_u8(1);
+                row.put_u8(*codec as u8);
+                row.put_u32_le(*len);
+                row.put_u64_le(pack.0);
+                row.put_u32_le(*offset);
+                row.put_u32_le(*payload_len);
+            }
+        }
+        row.freeze()
+    }
+
+    /// The reverse of [`Place::encode`]; `None` for bytes that are none.
+    pub(crate) fn decode(mut row: Bytes) -> Option<Place> {
+        if row.len() < 6 {
+            return None;
+        }
+        let (kind, codec, len) = (row.get_u8(), row.get_u8(), row.get_u32_le());
+        let codec = Codec::try_from(u32::from(codec)).ok()?;
+        match (kind, row.len()) {
+            (0, _) => Some(Place::Here { len, codec, payload: row }),
+            (1, 16) => {
+                let pack = PackId(row.get_u64_le());
+                let (offset, payload_len) = (row.get_u32_le(), row.get_u32_le());
+                Some(Place::Pack { pack, offset, payload_len, len, codec })
+            }
+            _ => None,
+        }
+    }
+}
+
+/// A session that has not ended.
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct SessionRow {
+    /// The last batch applied.
+    #[prost(uint64, tag = "1")]
+    pub(crate) last_sequence: u64,
+    #[prost(string, tag = "2")]
+    pub(crate) host_id: String,
+    #[prost(string, tag = "3")]
+    pub(crate) host_name: String,
+    #[prost(uint32, tag = "4")]
+    pub(crate) pid: u32,
+    #[prost(string, tag = "5")]
+    pub(crate) mount_point: String,
+    #[prost(bool, tag = "6")]
+    pub(crate) read_only: bool,
+}
+
+/// What a volume knows of itself.
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct VolumeRow {
+    /// Bytes that the files take.
+    #[prost(uint64, tag = "1")]
+    pub(crate) bytes: u64,
+    /// Inodes, the root not counted.
+    #[prost(uint64, tag = "2")]
+    pub(crate) inodes: u64,
+    /// The first inode number that no session was given.
+    #[prost(uint64, tag = "3")]
+    pub(crate) next_ino: u64,
+    /// Version of these tables.
+    #[prost(uint32, tag = "4")]
+    pub(crate) version: u32,
+}
+
+/// The version of the tables that this code reads and writes.
+pub(crate) const VERSION: u32 = 1;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn places_come_back_as_they_went_in() {
+        for place in [
+            Place::Here { len: 3, codec: Codec::Raw, payload: Bytes::from_static(b"hay") },
+            Place::Pack { pack: PackId(u64::MAX), offset: 8, payload_len: 9, len: 10, codec: Codec::Lz4 },
+        ] {
+            let row = place.encode();
+            assert_eq!(Place::decode(row.clone()), Some(place));
+            assert_eq!(Place::decode(row.slice(..5)), None);
+        }
+    }
+
+    #[test]
+    fn rows_of_one_directory_lie_together() {
+        let key = dentry(Ino(0x1_0000_0002), b"name");
+        assert!(key.starts_with(&dentries(Ino(0x1_0000_0002))));
+        assert_eq!(number_in(&key), Some(0x1_0000_0002));
+        assert_eq!(rest_of(&key), "name");
+        assert_eq!(second_number_in(&page(Ino(2), 7)), Some(7));
+    }
+}

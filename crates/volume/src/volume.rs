@@ -1,0 +1,332 @@
+//! An open volume: its database, its state in memory, and how it recovers from a store that fails.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::Duration;
+
+use hayloft_model::grants::Grants;
+use hayloft_model::{ContentHash, FileKind, Ino, SessionId, Timestamp, Usage};
+use hayloft_wire::{InodeRowMessage, VolumeStatus};
+use parking_lot::{Mutex, RwLock};
+use prost::Message;
+use slatedb::{CloseReason, Db, ErrorKind, WriteBatch};
+
+use crate::database;
+use crate::error::{VolumeError, chain};
+use crate::registry::Registered;
+use crate::server::Shared;
+use crate::session::Session;
+use crate::tables::{self, PackId, SessionRow, VolumeRow};
+
+/// Most names of content that are remembered as stored: 8 MiB of memory.
+const KNOWN_MAX: usize = 1 << 18;
+
+/// The database, or why there is none at the moment.
+pub(crate) enum Slot {
+    Open(Db),
+    Reopening(String),
+    Fenced,
+    Closed,
+}
+
+/// What is known of a volume besides its rows.
+#[derive(Default)]
+pub(crate) struct State {
+    pub(crate) usage: Usage,
+    pub(crate) next_ino: u64,
+    pub(crate) sessions: HashMap<SessionId, Session>,
+    pub(crate) grants: Grants,
+    /// Content that certainly has a row: no need to look.
+    pub(crate) known: HashSet<ContentHash>,
+    /// During a sweep: content that commits have named since it began.
+    pub(crate) touched: Option<HashSet<ContentHash>>,
+    /// About how many bytes of content are dead: uploaded or freed since the last sweep.
+    pub(crate) dead_bytes: i64,
+    pub(crate) commits: u64,
+    pub(crate) packs: u64,
+    pub(crate) pack_bytes: u64,
+    pub(crate) sweeps: u64,
+}
+
+impl State {
+    pub(crate) fn volume_row(&self) -> VolumeRow {
+        VolumeRow {
+            bytes: self.usage.bytes,
+            inodes: self.usage.inodes,
+            next_ino: self.next_ino,
+            version: tables::VERSION,
+        }
+    }
+
+    pub(crate) fn remember(&mut self, hash: ContentHash) {
+        if self.known.len() >= KNOWN_MAX {
+            self.known.clear();
+        }
+        self.known.insert(hash);
+    }
+}
+
+/// An open volume. Locks, in the order in which they are taken: `sweeping`, `turn`, then one of the
+/// others; only the first two are held across an await.
+pub(crate) struct Volume {
+    pub(crate) name: String,
+    pub(crate) id: String,
+    pub(crate) shared: Arc<Shared>,
+    pub(crate) registered: Mutex<Registered>,
+    cache_id: u64,
+    slot: RwLock<Slot>,
+    /// One sweep or check at a time.
+    pub(crate) sweeping: tokio::sync::Mutex<()>,
+    /// Whoever changes rows holds it from reading what the change builds on until it is durable.
+    pub(crate) turn: tokio::sync::Mutex<()>,
+    pub(crate) state: Mutex<State>,
+    /// Packs that are put but not yet named by a durable row.
+    flying: Mutex<HashSet<PackId>>,
+}
+
+/// A pack on its way; while this lives, no sweep takes the object for an orphan.
+pub(crate) struct Flying {
+    pub(crate) pack: PackId,
+    volume: Arc<Volume>,
+}
+
+impl Drop for Flying {
+    fn drop(&mut self) {
+        self.volume.flying.lock().remove(&self.pack);
+    }
+}
+
+static NEXT_CACHE_ID: AtomicU64 = AtomicU64::new(1);
+
+impl Volume {
+    /// Opens a registered volume; its rows are made when it is new.
+    pub(crate) async fn open(
+        shared: Arc<Shared>,
+        name: &str,
+        registered: Registered,
+    ) -> Result<Arc<Volume>, VolumeError> {
+        let volume = Arc::new(Volume {
+            name: name.to_owned(),
+            id: registered.id.clone(),
+            registered: Mutex::new(registered),
+            cache_id: NEXT_CACHE_ID.fetch_add(1, Relaxed),
+            slot: RwLock::new(Slot::Closed),
+            sweeping: tokio::sync::Mutex::default(),
+            turn: tokio::sync::Mutex::default(),
+            state: Mutex::default(),
+            flying: Mutex::default(),
+            shared,
+        });
+        volume.open_database().await?;
+        Ok(volume)
+    }
+
+    async fn open_database(&self) -> Result<(), VolumeError> {
+        let config = &self.shared.config;
+        let cache = Arc::clone(&self.shared.cache);
+        let db = database::open(&self.shared.store, &self.id, cache, self.cache_id, config.unflushed_bytes)
+            .await?;
+        let loaded = self.load(&db).await;
+        match loaded {
+            Ok(()) => {
+                *self.slot.write() = Slot::Open(db);
+                Ok(())
+            }
+            Err(error) => {
+                close_quickly(db).await;
+                Err(error)
+            }
+        }
+    }
+
+    /// Reads what the state begins with; keeps what it knows of connections.
+    async fn load(&self, db: &Db) -> Result<(), VolumeError> {
+        let row = match db.get(tables::VOLUME).await? {
+            Some(row) => database::decode::<VolumeRow>(row, "volume")?,
+            None => self.create_rows(db).await?,
+        };
+        if row.version != tables::VERSION {
+            return Err(VolumeError::Damaged("volume row of another version of Hayloft"));
+        }
+        let snapshot = db.snapshot()?;
+        let mut rows = Vec::new();
+        let mut scan = database::scan(&snapshot, &[tables::SESSIONS]).await?;
+        while let Some(found) = scan.next().await? {
+            let id = tables::number_in(&found.key).ok_or(VolumeError::Damaged("session's key"))?;
+            rows.push((SessionId(id), database::decode::<SessionRow>(found.value, "session")?));
+        }
+        let mut orphans = HashMap::<SessionId, HashSet<Ino>>::new();
+        let mut scan = database::scan(&snapshot, &[tables::ORPHANS]).await?;
+        while let Some(found) = scan.next().await? {
+            if let (Some(id), Some(ino)) =
+                (tables::number_in(&found.key), tables::second_number_in(&found.key))
+            {
+                orphans.entry(SessionId(id)).or_default().insert(Ino(ino));
+            }
+        }
+        let (mut packs, mut pack_bytes) = (0, 0);
+        let mut scan = database::scan(&snapshot, &[tables::PACKS]).await?;
+        while let Some(found) = scan.next().await? {
+            packs += 1;
+            pack_bytes += found.value.first_chunk().map_or(0, |size| u64::from_le_bytes(*size));
+        }
+        let mut state = self.state.lock();
+        let mut old = std::mem::take(&mut state.sessions);
+        for (id, row) in rows {
+            let mut session = old.remove(&id).unwrap_or_else(|| Session::found(&row));
+            session.row = row;
+            session.orphans = orphans.remove(&id).unwrap_or_default();
+            state.sessions.insert(id, session);
+        }
+        state.usage = Usage { bytes: row.bytes, inodes: row.inodes };
+        state.next_ino = row.next_ino;
+        (state.packs, state.pack_bytes) = (packs, pack_bytes);
+        state.known.clear();
+        Ok(())
+    }
+
+    async fn create_rows(&self, db: &Db) -> Result<VolumeRow, VolumeError> {
+        let (mode, uid, gid) = self.registered.lock().root;
+        let now = self.shared.now();
+        let root = InodeRowMessage {
+            ino: Ino::ROOT.0,
+            mode: FileKind::Directory.bits() | (mode & 0o7777),
+            uid,
+            gid,
+            nlink: 2,
+            times: [now; 4].iter().flat_map(|time: &Timestamp| [time.secs, i64::from(time.nanos)]).collect(),
+            parent: Ino::ROOT.0,
+            next_cookie: FIRST_COOKIE,
+            ..InodeRowMessage::default()
+        };
+        let row = VolumeRow { next_ino: Ino::FIRST.0, version: tables::VERSION, ..VolumeRow::default() };
+        let mut batch = WriteBatch::new();
+        batch.put(tables::inode(Ino::ROOT), root.encode_to_vec());
+        batch.put(tables::VOLUME, row.encode_to_vec());
+        database::write_durably(db, batch).await?;
+        Ok(row)
+    }
+
+    /// The database.
+    pub(crate) fn db(&self) -> Result<Db, VolumeError> {
+        match &*self.slot.read() {
+            Slot::Open(db) => Ok(db.clone()),
+            Slot::Reopening(why) => Err(VolumeError::Reopening(why.clone())),
+            Slot::Fenced => Err(VolumeError::Fenced),
+            Slot::Closed => Err(VolumeError::ShuttingDown),
+        }
+    }
+
+    /// Whether this server can still speak for the volume.
+    pub(crate) fn is_usable(&self) -> bool {
+        matches!(&*self.slot.read(), Slot::Open(_) | Slot::Reopening(_))
+    }
+
+    /// Applies a batch durably. When that fails, nobody can say whether it was applied: the database is
+    /// closed and opened again, and what it holds then is the truth.
+    pub(crate) async fn write(self: &Arc<Self>, db: &Db, batch: WriteBatch) -> Result<(), VolumeError> {
+        match database::write_durably(db, batch).await {
+            Ok(()) => Ok(()),
+            Err(error) => {
+                self.database_failed(&error);
+                Err(error.into())
+            }
+        }
+    }
+
+    /// To be told of errors of reads, too: a database that has closed itself has to be opened again.
+    pub(crate) fn note(self: &Arc<Self>, error: &VolumeError) {
+        if let VolumeError::Database(error) = error
+            && matches!(error.kind(), ErrorKind::Closed(_))
+        {
+            self.database_failed(error);
+        }
+    }
+
+    fn database_failed(self: &Arc<Self>, error: &slatedb::Error) {
+        let mut slot = self.slot.write();
+        let Slot::Open(db) = &*slot else { return };
+        let db = db.clone();
+        if matches!(error.kind(), ErrorKind::Closed(CloseReason::Fenced)) {
+            tracing::warn!(volume = self.name, "another server has taken over the volume");
+            *slot = Slot::Fenced;
+            tokio::spawn(close_quickly(db));
+            return;
+        }
+        let why = chain(error);
+        tracing::error!(volume = self.name, error = why, "the database failed; it is opened again");
+        *slot = Slot::Reopening(why);
+        let volume = Arc::clone(self);
+        tokio::spawn(async move { volume.reopen(db).await });
+    }
+
+    async fn reopen(self: Arc<Self>, old: Db) {
+        let _turn = self.turn.lock().await;
+        close_quickly(old).await;
+        let mut pause = Duration::from_millis(100);
+        while matches!(&*self.slot.read(), Slot::Reopening(_)) {
+            match self.open_database().await {
+                Ok(()) => {
+                    tracing::info!(volume = self.name, "the database is open again");
+                    return;
+                }
+                Err(error) => {
+                    let why = chain(&error);
+                    tracing::warn!(volume = self.name, error = why, "the database cannot be opened yet");
+                    if let slot @ Slot::Reopening(_) = &mut *self.slot.write() {
+                        *slot = Slot::Reopening(why);
+                    }
+                }
+            }
+            tokio::time::sleep(pause).await;
+            pause = (pause * 2).min(Duration::from_secs(2));
+        }
+    }
+
+    /// Waits for the change in progress and closes the database.
+    pub(crate) async fn close(&self) -> Result<(), slatedb::Error> {
+        let slot = std::mem::replace(&mut *self.slot.write(), Slot::Closed);
+        let _turn = self.turn.lock().await;
+        match slot {
+            Slot::Open(db) => db.close().await,
+            _ => Ok(()),
+        }
+    }
+
+    /// How full the volume is.
+    pub(crate) fn status(&self) -> VolumeStatus {
+        let usage = self.state.lock().usage;
+        let registered = self.registered.lock();
+        let space = self.shared.reserve.available();
+        VolumeStatus {
+            used_bytes: usage.bytes,
+            used_inodes: usage.inodes,
+            quota_bytes: registered.quota_bytes,
+            quota_inodes: registered.quota_inodes,
+            store_free_bytes: space.map_or(u64::MAX, |space| space.free),
+            store_total_bytes: space.map_or(u64::MAX, |space| space.total),
+        }
+    }
+
+    /// A number for a new pack, protected from sweeps.
+    pub(crate) fn new_pack(self: &Arc<Self>) -> Flying {
+        let pack = PackId(crate::registry::random());
+        self.flying.lock().insert(pack);
+        Flying { pack, volume: Arc::clone(self) }
+    }
+
+    /// Whether a pack is put but not yet named by a row.
+    pub(crate) fn is_flying(&self, pack: PackId) -> bool {
+        self.flying.lock().contains(&pack)
+    }
+}
+
+/// The first cookie of an entry: the ones before it stand for `.` and `..`.
+const FIRST_COOKIE: u64 = 3;
+
+async fn close_quickly(db: Db) {
+    if tokio::time::timeout(Duration::from_secs(5), db.close()).await.is_err() {
+        tracing::warn!("a failed database took too long to close");
+    }
+}

@@ -1,0 +1,300 @@
+//! A small client that speaks the protocol over a plain socket, and helpers to make trees with it.
+#![allow(dead_code)] // each test program uses a part of it
+
+use std::collections::HashMap;
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::path::Path;
+use std::time::Duration;
+
+use bytes::{Bytes, BytesMut};
+use hayloft_model::{
+    BlockRef, Content, ContentHash, Dentry, FileKind, Ino, InodeRow, Name, Record, Rows, Timestamp,
+};
+use hayloft_store::{Codec, decode_chunk, encode_chunk};
+use hayloft_volume::{Config, Server};
+use hayloft_wire::client_message::Body as Ask;
+use hayloft_wire::server_message::Body as Answer;
+use hayloft_wire::{
+    Chunk, ClientMessage, Commit, CreateVolume, Enter, Failed, FailureCode, FetchContent, Hello, Listings,
+    PROTOCOL, RecordMessage, ServerMessage, Welcome, frame,
+};
+
+/// A server with a runtime of its own, on a folder.
+pub struct Running {
+    pub runtime: Option<tokio::runtime::Runtime>,
+    pub server: Option<Server>,
+    pub address: SocketAddr,
+}
+
+pub fn config(folder: &Path) -> Config {
+    let mut config = Config::new(format!("file://{}", folder.display()), "127.0.0.1:0".parse().unwrap());
+    config.lease = Duration::from_millis(600);
+    config
+}
+
+impl Running {
+    pub fn start(config: Config) -> Running {
+        let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
+        let server = runtime.block_on(Server::start(config)).unwrap();
+        Running { address: server.address(), runtime: Some(runtime), server: Some(server) }
+    }
+
+    /// Ends everything at once, as a crash of the process does.
+    pub fn crash(mut self) {
+        std::mem::forget(self.server.take());
+        self.runtime.take().unwrap().shutdown_background();
+        // Blocking writes that have begun end by themselves, as the kernel's would.
+        std::thread::sleep(Duration::from_millis(50));
+    }
+
+    pub fn shutdown(mut self) {
+        let server = self.server.take().unwrap();
+        self.runtime.take().unwrap().block_on(server.shutdown()).unwrap();
+    }
+}
+
+pub struct Client {
+    socket: TcpStream,
+    buffer: BytesMut,
+    next: u64,
+    early: HashMap<u64, Vec<ServerMessage>>,
+    /// Requests that were sent.
+    pub requests: u64,
+}
+
+pub fn hello(session: u64) -> Hello {
+    Hello {
+        protocol: PROTOCOL,
+        volume: "vol".into(),
+        session,
+        host_id: "host".into(),
+        host_name: "barn".into(),
+        pid: 42,
+        mount_point: "/mnt".into(),
+        ..Hello::default()
+    }
+}
+
+pub fn code(failed: &Failed) -> FailureCode {
+    FailureCode::try_from(failed.code).unwrap()
+}
+
+impl Client {
+    pub fn connect(address: SocketAddr) -> Client {
+        let socket = TcpStream::connect(address).unwrap();
+        socket.set_nodelay(true).unwrap();
+        socket.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+        Client { socket, buffer: BytesMut::new(), next: 1, early: HashMap::new(), requests: 0 }
+    }
+
+    /// Makes the volume `vol`.
+    pub fn create(address: SocketAddr, quota_bytes: u64) {
+        let create = CreateVolume { name: "vol".into(), quota_bytes, mode: 0o755, ..CreateVolume::default() };
+        let answer = Client::connect(address).ask(Ask::CreateVolume(create)).unwrap();
+        assert!(matches!(answer, Answer::Volumes(made) if made.volumes.len() == 1));
+    }
+
+    pub fn open(address: SocketAddr, hello: Hello) -> Result<(Client, Welcome), Failed> {
+        let mut client = Client::connect(address);
+        match client.ask(Ask::Hello(hello))? {
+            Answer::Welcome(welcome) => Ok((client, welcome)),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    pub fn send(&mut self, body: Ask) -> u64 {
+        let request = if matches!(body, Ask::Content(_) | Ask::Goodbye(_)) { 0 } else { self.next };
+        self.next += 1;
+        self.requests += u64::from(request != 0);
+        let mut bytes = Vec::new();
+        frame::encode(&ClientMessage { request, body: Some(body) }, &mut bytes);
+        self.socket.write_all(&bytes).unwrap();
+        request
+    }
+
+    pub fn receive(&mut self, request: u64) -> Answer {
+        loop {
+            if let Some(waiting) = self.early.get_mut(&request)
+                && !waiting.is_empty()
+            {
+                return waiting.remove(0).body.unwrap();
+            }
+            while let Some(message) = frame::take::<ServerMessage>(&mut self.buffer).unwrap() {
+                self.early.entry(message.request).or_default().push(message);
+            }
+            if self.early.get(&request).is_some_and(|waiting| !waiting.is_empty()) {
+                continue;
+            }
+            let mut part = [0; 65536];
+            let read = self.socket.read(&mut part).unwrap();
+            assert!(read > 0, "the server closed the connection");
+            self.buffer.extend_from_slice(&part[..read]);
+        }
+    }
+
+    pub fn ask(&mut self, body: Ask) -> Result<Answer, Failed> {
+        let request = self.send(body);
+        match self.receive(request) {
+            Answer::Failed(failed) => Err(failed),
+            answer => Ok(answer),
+        }
+    }
+
+    pub fn content(&mut self, raw: &[u8]) -> BlockRef {
+        let chunk = encode_chunk(raw);
+        let hash = chunk.hash;
+        self.send(Ask::Content(Chunk {
+            hash: Bytes::copy_from_slice(&hash.0),
+            len: chunk.len,
+            codec: chunk.codec as u32,
+            payload: chunk.payload,
+        }));
+        BlockRef { hash, len: raw.len() as u32 }
+    }
+
+    pub fn commit(&mut self, sequence: u64, records: &[Record], usage: (i64, i64)) -> Result<u64, Failed> {
+        let commit = commit(sequence, records, usage);
+        match self.ask(Ask::Commit(commit))? {
+            Answer::Committed(done) => Ok(done.sequence),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// All parts of the answer to an `Enter`, put together.
+    pub fn enter(&mut self, dir: u64, budget_bytes: u64) -> Result<Listings, Failed> {
+        let request = self.send(Ask::Enter(Enter { dir, budget_bytes }));
+        let mut whole = Listings::default();
+        loop {
+            match self.receive(request) {
+                Answer::Listings(part) => {
+                    for listing in part.dirs {
+                        match whole.dirs.last_mut() {
+                            Some(last) if last.dir == listing.dir => {
+                                last.entries.extend(listing.entries);
+                                last.complete = listing.complete;
+                            }
+                            _ => whole.dirs.push(listing),
+                        }
+                    }
+                    whole.contents.extend(part.contents);
+                    if !part.more {
+                        assert!(whole.dirs.iter().all(|listing| listing.complete));
+                        return Ok(whole);
+                    }
+                }
+                Answer::Failed(failed) => return Err(failed),
+                other => panic!("{other:?}"),
+            }
+        }
+    }
+
+    pub fn fetch(&mut self, hashes: &[ContentHash]) -> Result<Vec<Bytes>, Failed> {
+        let packed: Vec<u8> = hashes.iter().flat_map(|hash| hash.0).collect();
+        match self.ask(Ask::FetchContent(FetchContent { hashes: packed.into() }))? {
+            Answer::Contents(contents) => {
+                assert_eq!(contents.chunks.len(), hashes.len());
+                Ok(contents
+                    .chunks
+                    .into_iter()
+                    .zip(hashes)
+                    .map(|(chunk, hash)| decode(chunk, *hash))
+                    .collect())
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+pub fn decode(chunk: Chunk, hash: ContentHash) -> Bytes {
+    assert_eq!(chunk.hash, hash.0[..]);
+    decode_chunk(hash, chunk.len, Codec::try_from(chunk.codec).unwrap(), chunk.payload).unwrap()
+}
+
+pub fn commit(sequence: u64, records: &[Record], (bytes, inodes): (i64, i64)) -> Commit {
+    let records = records.iter().map(RecordMessage::from).collect();
+    Commit { sequence, records, bytes, inodes, orphans: Vec::new() }
+}
+
+pub fn row(kind: FileKind, nlink: u32) -> InodeRow {
+    let time = Timestamp { secs: 1_700_000_000, nanos: 5 };
+    InodeRow {
+        mode: kind.bits() | 0o644,
+        uid: 1,
+        gid: 2,
+        nlink,
+        rdev: 0,
+        size: 0,
+        allocated: 0,
+        atime: time,
+        mtime: time,
+        ctime: time,
+        btime: time,
+        parent: Ino(0),
+        next_cookie: 3,
+        xattrs: Default::default(),
+        content: Content::None,
+    }
+}
+
+pub fn file(content: Content, size: u64) -> InodeRow {
+    InodeRow { content, size, allocated: size, ..row(FileKind::Regular, 1) }
+}
+
+pub fn directory(parent: u64, subdirectories: u32, next_cookie: u64) -> InodeRow {
+    InodeRow { parent: Ino(parent), next_cookie, ..row(FileKind::Directory, 2 + subdirectories) }
+}
+
+pub fn put(ino: u64, row: InodeRow) -> Record {
+    Record::PutInode(Ino(ino), Box::new(row))
+}
+
+pub fn link(parent: u64, name: &str, ino: u64, kind: FileKind, cookie: u64) -> Record {
+    Record::PutDentry(Ino(parent), Name::new(name.as_bytes()), Dentry { ino: Ino(ino), kind, cookie })
+}
+
+/// Bytes that are the same for the same seed and cannot be compressed.
+pub fn noise(seed: u64, len: usize) -> Vec<u8> {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let mut bytes = Vec::with_capacity(len + 8);
+    while bytes.len() < len {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        bytes.extend_from_slice(&state.to_le_bytes());
+    }
+    bytes.truncate(len);
+    bytes
+}
+
+/// Reads all that can be reached and compares it with `rows`.
+pub fn compare_tree(client: &mut Client, rows: &Rows) {
+    let mut listed = HashMap::new();
+    let mut waiting = vec![1];
+    while let Some(dir) = waiting.pop() {
+        if listed.contains_key(&dir) {
+            continue;
+        }
+        for listing in client.enter(dir, 1 << 20).unwrap().dirs {
+            let entries: Vec<_> = listing
+                .entries
+                .iter()
+                .map(|entry| {
+                    let dentry = Dentry::try_from(entry.dentry.as_ref().unwrap()).unwrap();
+                    let inode = InodeRow::try_from(entry.inode.as_ref().unwrap()).unwrap();
+                    (Name::new(&entry.name), dentry, inode)
+                })
+                .collect();
+            waiting.extend(
+                entries.iter().filter(|entry| entry.1.kind == FileKind::Directory).map(|entry| entry.1.ino.0),
+            );
+            let expected: Vec<_> = rows
+                .listing(Ino(listing.dir))
+                .into_iter()
+                .map(|(name, dentry)| (name, dentry, rows.inodes[&dentry.ino].clone()))
+                .collect();
+            assert_eq!(entries, expected, "directory {}", listing.dir);
+            listed.insert(listing.dir, ());
+        }
+    }
+}

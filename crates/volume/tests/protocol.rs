@@ -1,0 +1,286 @@
+//! Sessions, commits and reads, as a client sees them.
+
+mod common;
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use common::*;
+use hayloft_model::{BlockRef, Content, ContentHash, FileKind, Ino, Name, Record};
+use hayloft_wire::client_message::Body as Ask;
+use hayloft_wire::server_message::Body as Answer;
+use hayloft_wire::{
+    AllocateInos, CheckVolume, DeleteVolume, FailureCode, FetchInode, FetchPages, Goodbye, Hello,
+    ListVolumes, SetQuota, ShowVolume, StatsRequest, StatusRequest, SweepVolume, encode_blocks,
+};
+
+fn started() -> (tempfile::TempDir, Running) {
+    let folder = tempfile::tempdir().unwrap();
+    let running = Running::start(config(folder.path()));
+    Client::create(running.address, 0);
+    (folder, running)
+}
+
+fn problems(address: std::net::SocketAddr) -> Vec<String> {
+    let check = CheckVolume { name: "vol".into(), content: true };
+    match Client::connect(address).ask(Ask::CheckVolume(check)).unwrap() {
+        Answer::Checked(checked) => checked.problems,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn a_tree_is_written_read_and_found_again_after_a_restart() {
+    let (folder, running) = started();
+    let (mut client, welcome) = Client::open(running.address, hello(7)).unwrap();
+    assert_eq!((welcome.last_sequence, welcome.lease_ms), (0, 600));
+    let first = welcome.inos.unwrap().next;
+    let (dir, small, big) = (first, first + 1, first + 2);
+    let text = Bytes::from(b"all the hay ".repeat(3000));
+    let small_block = client.content(&text);
+    // More than a pack's worth, with a second page of blocks.
+    let blocks: Vec<Option<BlockRef>> = (0..150).map(|n| Some(client.content(&noise(n, 65536)))).collect();
+    let records = [
+        put(1, directory(1, 1, 5)),
+        link(1, "dir", dir, FileKind::Directory, 3),
+        link(1, "inline", big + 1, FileKind::Regular, 4),
+        put(big + 1, file(Content::Inline(Bytes::from_static(b"short")), 5)),
+        put(dir, directory(1, 0, 5)),
+        link(dir, "small", small, FileKind::Regular, 3),
+        put(small, file(Content::Blocks(vec![Some(small_block)]), 36000)),
+        link(dir, "big", big, FileKind::Regular, 4),
+        put(big, file(Content::Blocks(blocks[..64].to_vec()), 150 * 65536)),
+        Record::PutPage(Ino(big), 1, blocks[64..128].to_vec()),
+        Record::PutPage(Ino(big), 2, blocks[128..].to_vec()),
+    ];
+    let usage = (5 + 36000 + 150 * 65536, 4);
+    assert_eq!(client.commit(1, &records, usage).unwrap(), 1);
+    let mut rows = hayloft_model::Rows::default();
+    records.iter().for_each(|record| rows.apply(record));
+    compare_tree(&mut client, &rows);
+
+    let listings = client.enter(1, 1 << 20).unwrap();
+    assert_eq!(listings.dirs[0].dir, 1);
+    assert_eq!(listings.contents.len(), 1, "the small file's content came along");
+    assert_eq!(decode(listings.contents[0].clone(), small_block.hash), text);
+    let Ok(Answer::Pages(pages)) = client.ask(Ask::FetchPages(FetchPages { ino: big })) else { panic!() };
+    assert_eq!(pages.pages.len(), 2);
+    assert_eq!(pages.pages[1].blocks, encode_blocks(&blocks[128..]));
+    let hashes: Vec<ContentHash> = blocks.iter().flatten().map(|block| block.hash).collect();
+    let verify = |client: &mut Client| {
+        for (n, content) in client.fetch(&hashes).unwrap().into_iter().enumerate() {
+            assert_eq!(content, noise(n as u64, 65536));
+        }
+    };
+    verify(&mut client);
+    let failed = client.fetch(&[ContentHash([9; 32])]).unwrap_err();
+    assert_eq!(code(&failed), FailureCode::NotFound);
+    assert!(failed.message.contains(&ContentHash([9; 32]).to_string()));
+    assert_eq!(problems(running.address), [""; 0]);
+
+    running.shutdown();
+    let running = Running::start(config(folder.path()));
+    let (mut client, welcome) = Client::open(running.address, Hello { resume: true, ..hello(7) }).unwrap();
+    assert_eq!(welcome.last_sequence, 1);
+    assert!(welcome.inos.unwrap().next > big);
+    let status = welcome.status.unwrap();
+    assert_eq!((status.used_bytes, status.used_inodes), (usage.0 as u64, 4));
+    compare_tree(&mut client, &rows);
+    verify(&mut client);
+    running.shutdown();
+}
+
+#[test]
+fn a_commit_is_applied_exactly_once_over_reconnects_and_crashes() {
+    let (folder, mut running) = started();
+    let (mut client, _) = Client::open(running.address, hello(7)).unwrap();
+    let records = |n: u64| {
+        let inline = Content::Inline(Bytes::from(vec![b'x'; n as usize]));
+        [
+            put(1, directory(1, 0, 3 + n)),
+            link(1, &format!("f{n}"), 100 + n, FileKind::Regular, 2 + n),
+            put(100 + n, file(inline, n)),
+        ]
+    };
+    let mut used = 0;
+    for n in 1..=12u64 {
+        assert_eq!(client.commit(n, &records(n), (n as i64, 1)).unwrap(), n);
+        used += n;
+        // Sent again: answered, and changes nothing.
+        assert_eq!(client.commit(n, &records(n), (n as i64, 1)).unwrap(), n);
+        let gap = client.commit(n + 2, &records(n), (n as i64, 1)).unwrap_err();
+        assert_eq!(code(&gap), FailureCode::Invalid);
+        if n % 4 == 0 {
+            running.crash();
+            running = Running::start(config(folder.path()));
+        }
+        if n % 2 == 0 {
+            let resume = Hello { resume: true, ..hello(7) };
+            let (again, welcome) = Client::open(running.address, resume).unwrap();
+            assert_eq!(welcome.last_sequence, n);
+            assert_eq!(welcome.status.unwrap().used_bytes, used);
+            client = again;
+        }
+    }
+    assert_eq!(problems(running.address), ["inode 0"; 0]);
+    // Pipelined, with a failure in between: nothing behind it is applied.
+    let missing = Content::Blocks(vec![Some(BlockRef { hash: ContentHash([1; 32]), len: 5 })]);
+    let asked = [
+        client.send(Ask::Commit(commit(13, &records(13), (13, 1)))),
+        client.send(Ask::Commit(commit(14, &[put(900, file(missing, 5))], (5, 1)))),
+        client.send(Ask::Commit(commit(15, &records(15), (15, 1)))),
+    ];
+    let answers = asked.map(|request| client.receive(request));
+    assert!(matches!(&answers[0], Answer::Committed(done) if done.sequence == 13));
+    for answer in &answers[1..] {
+        assert!(matches!(answer, Answer::Failed(failed) if code(failed) == FailureCode::NotFound));
+    }
+    assert_eq!(client.commit(14, &records(14), (14, 1)).unwrap(), 14);
+    assert_eq!(client.commit(15, &records(15), (15, 1)).unwrap(), 15);
+    running.shutdown();
+}
+
+#[test]
+fn one_client_at_a_time_until_its_lease_or_its_proven_death() {
+    let (folder, running) = started();
+    let address = running.address;
+    let (client, _) = Client::open(address, hello(1)).unwrap();
+    let busy = Client::open(address, hello(2)).err().unwrap();
+    assert_eq!(code(&busy), FailureCode::Busy);
+    assert_eq!((busy.holder_session, busy.holder_pid, busy.holder_host_id.as_str()), (1, 42, "host"));
+    // Another host cannot take over, and nobody can while the connection stands.
+    let foreign = Hello { host_id: "other".into(), takes_over: 1, ..hello(2) };
+    assert_eq!(code(&Client::open(address, foreign.clone()).err().unwrap()), FailureCode::Busy);
+    let taker = Hello { takes_over: 1, ..hello(2) };
+    assert_eq!(code(&Client::open(address, taker.clone()).err().unwrap()), FailureCode::Busy);
+    drop(client);
+    assert_eq!(code(&Client::open(address, hello(2)).err().unwrap()), FailureCode::Busy);
+    let (second, _) = Client::open(address, taker).unwrap();
+    let ended = Client::open(address, Hello { resume: true, ..hello(1) }).err().unwrap();
+    assert_eq!(code(&ended), FailureCode::SessionEnded);
+    drop(second);
+    // By time alone.
+    std::thread::sleep(Duration::from_millis(800));
+    let (mut third, _) = Client::open(address, hello(3)).unwrap();
+    third.send(Ask::Goodbye(Goodbye {}));
+    third.ask(Ask::Status(StatusRequest {})).unwrap();
+    // After a goodbye at once; the third's message is handled within moments.
+    let (fourth, _) = (0..100)
+        .find_map(|_| {
+            std::thread::sleep(Duration::from_millis(5));
+            Client::open(address, hello(4)).ok()
+        })
+        .unwrap();
+    drop(fourth);
+    // A restarted server knows the session, and gives it a lease to come back.
+    running.crash();
+    let running = Running::start(config(folder.path()));
+    assert_eq!(code(&Client::open(running.address, hello(5)).err().unwrap()), FailureCode::Busy);
+    Client::open(running.address, Hello { resume: true, ..hello(4) }).unwrap();
+    std::thread::sleep(Duration::from_millis(800));
+    Client::open(running.address, hello(5)).unwrap();
+    let old = Hello { protocol: 99, ..hello(6) };
+    assert_eq!(code(&Client::open(running.address, old).err().unwrap()), FailureCode::Protocol);
+    running.shutdown();
+}
+
+#[test]
+fn what_a_session_had_open_goes_with_it() {
+    let (_folder, running) = started();
+    let (mut client, _) = Client::open(running.address, hello(1)).unwrap();
+    let mut unlinked = file(Content::Inline(Bytes::from_static(b"temp")), 4);
+    unlinked.nlink = 0;
+    let mut batch = commit(1, &[put(50, unlinked)], (4, 1));
+    batch.orphans = vec![50];
+    client.ask(Ask::Commit(batch)).unwrap();
+    client.ask(Ask::FetchInode(FetchInode { ino: 50 })).unwrap();
+    assert_eq!(problems(running.address), [""; 0]);
+    drop(client);
+    let (mut client, welcome) = Client::open(running.address, Hello { takes_over: 1, ..hello(2) }).unwrap();
+    let status = welcome.status.unwrap();
+    assert_eq!((status.used_bytes, status.used_inodes), (0, 0));
+    let gone = client.ask(Ask::FetchInode(FetchInode { ino: 50 })).unwrap_err();
+    assert_eq!(code(&gone), FailureCode::NotFound);
+    assert_eq!(problems(running.address), [""; 0]);
+    running.shutdown();
+}
+
+#[test]
+fn quotas_stop_growth_and_nothing_else() {
+    let (_folder, running) = started();
+    let quota = SetQuota { name: "vol".into(), quota_bytes: 1000, quota_inodes: 2 };
+    Client::connect(running.address).ask(Ask::SetQuota(quota)).unwrap();
+    let (mut client, _) = Client::open(running.address, hello(1)).unwrap();
+    let records = [
+        put(1, directory(1, 0, 4)),
+        link(1, "a", 20, FileKind::Regular, 3),
+        put(20, file(Content::Inline(vec![1; 900].into()), 900)),
+    ];
+    client.commit(1, &records, (900, 1)).unwrap();
+    let more = [put(20, file(Content::Inline(vec![1; 1100].into()), 1100))];
+    let full = client.commit(2, &more, (200, 0)).unwrap_err();
+    assert_eq!(code(&full), FailureCode::NoSpace);
+    client
+        .commit(2, &[Record::DeleteDentry(Ino(1), Name::new(b"a")), Record::DeleteInode(Ino(20))], (-900, -1))
+        .unwrap();
+    let Ok(Answer::Inos(range)) = client.ask(Ask::AllocateInos(AllocateInos { count: 10 })) else { panic!() };
+    assert_eq!(range.end - range.next, 10);
+    running.shutdown();
+}
+
+#[test]
+fn volumes_are_made_shown_and_deleted() {
+    let (folder, running) = started();
+    let mut admin = Client::connect(running.address);
+    let create = hayloft_wire::CreateVolume { name: "vol".into(), ..Default::default() };
+    assert_eq!(code(&admin.ask(Ask::CreateVolume(create)).unwrap_err()), FailureCode::Exists);
+    let create = hayloft_wire::CreateVolume { name: "../x".into(), ..Default::default() };
+    assert_eq!(code(&admin.ask(Ask::CreateVolume(create)).unwrap_err()), FailureCode::Invalid);
+    let (mut client, _) = Client::open(running.address, hello(1)).unwrap();
+    let block = client.content(&noise(1, 60000));
+    for n in 0..5 {
+        client.content(&noise(n + 5, 65536));
+    }
+    client
+        .commit(
+            1,
+            &[
+                put(1, directory(1, 0, 4)),
+                link(1, "f", 30, FileKind::Regular, 3),
+                put(30, file(Content::Blocks(vec![Some(block)]), 60000)),
+            ],
+            (60000, 1),
+        )
+        .unwrap();
+    let delete = || Ask::DeleteVolume(DeleteVolume { name: "vol".into() });
+    assert_eq!(code(&admin.ask(delete()).unwrap_err()), FailureCode::Busy);
+    let Ok(Answer::Volumes(shown)) = admin.ask(Ask::ShowVolume(ShowVolume { name: "vol".into() })) else {
+        panic!()
+    };
+    let clients = &shown.volumes[0].clients;
+    assert_eq!((clients.len(), clients[0].last_sequence, clients[0].connected), (1, 1, true));
+    let Ok(Answer::Stats(stats)) = admin.ask(Ask::Stats(StatsRequest {})) else { panic!() };
+    for key in ["\"uptime_seconds\"", "\"commit\"", "\"vol\"", "\"p99\"", "\"put\""] {
+        assert!(stats.json.contains(key), "{key} in {}", stats.json);
+    }
+    let Ok(Answer::Swept(_)) = admin.ask(Ask::SweepVolume(SweepVolume { name: "vol".into() })) else {
+        panic!()
+    };
+    client.send(Ask::Goodbye(Goodbye {}));
+    client.ask(Ask::Status(StatusRequest {})).unwrap();
+    assert!((0..100).any(|_| {
+        std::thread::sleep(Duration::from_millis(5));
+        admin.ask(delete()).is_ok()
+    }));
+    let Ok(Answer::Volumes(all)) = admin.ask(Ask::ListVolumes(ListVolumes {})) else { panic!() };
+    assert!(all.volumes.is_empty());
+    let gone = Client::open(running.address, hello(2)).err().unwrap();
+    assert_eq!(code(&gone), FailureCode::NotFound);
+    running.shutdown();
+    let left: Vec<_> = ["packs", "volumes", "registry"]
+        .iter()
+        .filter_map(|part| std::fs::read_dir(folder.path().join(part)).ok())
+        .flatten()
+        .collect();
+    assert!(left.is_empty(), "{left:?}");
+}
