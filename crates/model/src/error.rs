@@ -4,7 +4,7 @@ use crate::Ino;
 
 /// A row that is not in memory here: fetch it from the server and repeat the operation, which has
 /// changed nothing.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Missing {
     /// The inode's row.
     Inode(Ino),

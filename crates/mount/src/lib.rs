@@ -1,1 +1,25 @@
-//! See ARCHITECTURE.md.
+//! The client of a volume: a FUSE file system that answers from its own tables, keeps a log of what
+//! changed, and ships it to the server.
+//!
+//! The way of a change: the kernel's request ([`hayloft_fuse`]) -> the tree ([`hayloft_model::tree`]) and the
+//! file's data in memory, answered at once -> a cut of the log every few seconds, or when something has to
+//! be durable -> content and one batch of records on the session stream -> acknowledged when durable.
+
+mod clock;
+mod committer;
+pub mod control;
+mod core;
+mod data;
+mod error;
+mod fault;
+mod fs;
+mod host;
+mod link;
+mod mount;
+mod options;
+mod reader;
+mod stats;
+
+pub use error::MountError;
+pub use mount::{Mount, MountConfig, Stopper};
+pub use options::{MountOptions, OptionError, TransportOption, parse_size};

@@ -50,7 +50,7 @@ pub fn encode_blocks(blocks: &[Option<BlockRef>]) -> Bytes {
 /// # Errors
 /// When the bytes are no whole references, more than a page of them, or a length is over a block's.
 pub fn decode_blocks(packed: &[u8]) -> Result<Vec<Option<BlockRef>>, InvalidMessage> {
-    if packed.len() % PACKED_BLOCK != 0 || packed.len() / PACKED_BLOCK > PAGE_BLOCKS as usize {
+    if !packed.len().is_multiple_of(PACKED_BLOCK) || packed.len() / PACKED_BLOCK > PAGE_BLOCKS as usize {
         return invalid("list of blocks");
     }
     packed

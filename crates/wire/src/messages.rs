@@ -499,7 +499,7 @@ pub struct InoRangeMessage {
 pub struct StatusRequest {}
 
 /// How full a volume is.
-#[derive(Clone, PartialEq, Message)]
+#[derive(Clone, Copy, PartialEq, Message)]
 pub struct VolumeStatus {
     /// Bytes that its files take.
     #[prost(uint64, tag = "1")]

@@ -1,0 +1,408 @@
+//! The log on its way to the server: cuts it, ships content and records, and keeps account of what is durable.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use hayloft_fuse::Interrupt;
+use hayloft_model::tree::Cut;
+use hayloft_model::{BlockRef, Content, FileKind, Ino, PAGE_BLOCKS, Record, Sequence};
+use hayloft_store::encode_chunk;
+use hayloft_wire::client_message::Body as Ask;
+use hayloft_wire::server_message::Body as Answer;
+use hayloft_wire::{Chunk, Commit, Committed, FailureCode};
+use parking_lot::{Condvar, Mutex};
+
+use crate::core::Client;
+use crate::data::DataCut;
+use crate::host;
+use crate::link::CallError;
+
+/// How long to wait before a refused batch is tried again.
+const RETRY: Duration = Duration::from_millis(500);
+/// Changed rows that are shipped before their time.
+const ROWS_MAX: usize = 200_000;
+
+/// Why something cannot be made durable now.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum FlushError {
+    /// The store is full, or the quota used up; everything is kept here and tried again.
+    NoSpace,
+    /// The store does not work at present; everything is kept here and tried again.
+    Store(String),
+    /// The caller gave up.
+    Interrupted,
+    /// The session is over.
+    Ended(String),
+}
+
+#[derive(Debug, Default)]
+struct Account {
+    /// When the oldest change was made that is in no cut.
+    dirty_since: Option<Instant>,
+    /// When the oldest change in the cut under way was made.
+    shipping_since: Option<Instant>,
+    /// Flushes asked for, and up to which of them everything is durable.
+    asked: u64,
+    durable: u64,
+    /// Up to which flush the last attempt went, and why it failed.
+    failed: Option<(u64, FlushError)>,
+    kicked: bool,
+    stop: bool,
+    stopped: bool,
+    sequence: Sequence,
+    durable_sequence: Sequence,
+}
+
+/// Account of the log: what is dirty, under way and durable.
+#[derive(Debug, Default)]
+pub(crate) struct Ledger {
+    account: Mutex<Account>,
+    /// Wakes the committer.
+    work: Condvar,
+    /// Wakes those who wait for durability or room.
+    progress: Condvar,
+    dirty: AtomicBool,
+    full: AtomicBool,
+}
+
+impl Ledger {
+    /// Something has changed.
+    pub(crate) fn touch(&self) {
+        if !self.dirty.swap(true, Ordering::AcqRel) {
+            self.account.lock().dirty_since.get_or_insert_with(Instant::now);
+            self.work.notify_one();
+        }
+    }
+
+    /// Ships what there is without waiting for its time.
+    pub(crate) fn kick(&self) {
+        let mut account = self.account.lock();
+        if !account.kicked {
+            account.kicked = true;
+            self.work.notify_one();
+        }
+    }
+
+    pub(crate) fn await_progress(&self, timeout: Duration) {
+        let mut account = self.account.lock();
+        self.progress.wait_for(&mut account, timeout);
+    }
+
+    pub(crate) fn durable_sequence(&self) -> Sequence {
+        self.account.lock().durable_sequence
+    }
+
+    /// Whether the server refused the last batch for want of room.
+    pub(crate) fn is_full(&self) -> bool {
+        self.full.load(Ordering::Relaxed)
+    }
+
+    /// Age of the oldest change that is not known to be durable.
+    pub(crate) fn oldest_age(&self) -> Duration {
+        let account = self.account.lock();
+        account.shipping_since.or(account.dirty_since).map_or(Duration::ZERO, |since| since.elapsed())
+    }
+
+    /// Waits until everything up to now is durable, or an attempt has failed.
+    pub(crate) fn flush(&self, interrupt: Option<&Interrupt>) -> Result<(), FlushError> {
+        let mut account = self.account.lock();
+        account.asked += 1;
+        let ticket = account.asked;
+        account.kicked = true;
+        self.work.notify_one();
+        loop {
+            if account.durable >= ticket {
+                return Ok(());
+            }
+            if let Some((upto, error)) = &account.failed
+                && *upto >= ticket
+            {
+                return Err(error.clone());
+            }
+            if account.stopped {
+                return Err(FlushError::Ended("the mount is closed".to_string()));
+            }
+            if interrupt.is_some_and(Interrupt::interrupted) {
+                return Err(FlushError::Interrupted);
+            }
+            self.progress.wait_for(&mut account, Duration::from_millis(100));
+        }
+    }
+
+    /// The committer ends as soon as nothing is under way.
+    pub(crate) fn stop(&self) {
+        self.account.lock().stop = true;
+        self.work.notify_one();
+    }
+
+    /// Waits until there is something to ship; `None` to end, else up to which flush it will be.
+    fn await_work(&self, commit: Duration) -> Option<u64> {
+        let mut account = self.account.lock();
+        loop {
+            if account.stop {
+                account.stopped = true;
+                self.progress.notify_all();
+                return None;
+            }
+            let due = account.dirty_since.map(|since| since + commit);
+            if account.kicked || due.is_some_and(|due| due <= Instant::now()) {
+                account.kicked = false;
+                account.shipping_since = account.dirty_since.take();
+                self.dirty.store(false, Ordering::Release);
+                return Some(account.asked);
+            }
+            match due {
+                Some(due) => drop(self.work.wait_until(&mut account, due)),
+                None => self.work.wait(&mut account),
+            }
+        }
+    }
+
+    fn succeeded(&self, ticket: u64, sequence: Option<Sequence>) {
+        let mut account = self.account.lock();
+        account.durable = account.durable.max(ticket);
+        account.failed = None;
+        account.shipping_since = None;
+        if let Some(sequence) = sequence {
+            account.sequence = sequence;
+            account.durable_sequence = sequence;
+        }
+        self.full.store(false, Ordering::Relaxed);
+        self.progress.notify_all();
+    }
+
+    fn failed(&self, ticket: u64, error: FlushError) {
+        let mut account = self.account.lock();
+        self.full.store(error == FlushError::NoSpace, Ordering::Relaxed);
+        account.failed = Some((ticket, error));
+        account.dirty_since = account.shipping_since.take().or(account.dirty_since);
+        self.dirty.store(true, Ordering::Release);
+        self.progress.notify_all();
+    }
+}
+
+/// A cut with the data of its files.
+struct Shipment {
+    cut: Cut,
+    files: Vec<(Ino, DataCut)>,
+    /// Bytes of content.
+    bytes: u64,
+}
+
+/// The committer's thread: runs until [`Ledger::stop`].
+pub(crate) fn run(client: &Client) {
+    host::lower_priority();
+    while let Some(ticket) = client.ledger.await_work(client.options.commit) {
+        let sequence = client.ledger.account.lock().sequence.next();
+        let Some(mut shipment) = cut(client, sequence) else {
+            client.ledger.succeeded(ticket, None);
+            continue;
+        };
+        match ship(client, &mut shipment) {
+            Ok(committed) => {
+                settle(client, &shipment);
+                client.ledger.succeeded(ticket, Some(sequence));
+                if let Some(status) = committed.and_then(|committed| committed.status) {
+                    client.set_status(status);
+                }
+                client.trim();
+            }
+            Err(error) => {
+                client.stats.commits_refused.add(1);
+                tracing::warn!(?error, "a batch was refused, its changes are kept");
+                undo(client, shipment);
+                let ended = matches!(error, FlushError::Ended(_));
+                client.ledger.failed(ticket, error);
+                if ended {
+                    client.ledger.stop();
+                } else {
+                    std::thread::sleep(RETRY);
+                }
+            }
+        }
+    }
+}
+
+/// Cuts the log; `None` when nothing has changed.
+fn cut(client: &Client, sequence: Sequence) -> Option<Shipment> {
+    let mut core = client.core();
+    // Data of files without a name stays here unless it is what fills the memory.
+    let with_unnamed = client.over_budget(0);
+    let cut = core.tree.cut(sequence, with_unnamed);
+    if cut.batch.records.is_empty() && cut.batch.usage == Default::default() {
+        return None;
+    }
+    let mut files = Vec::new();
+    let mut bytes = 0;
+    for record in &cut.batch.records {
+        let Record::PutInode(ino, row) = record else { continue };
+        if row.kind() != FileKind::Regular {
+            continue;
+        }
+        let Some(file) = core.files.get(ino) else { continue };
+        let data = client.budget.with(file, |data| data.cut(sequence));
+        bytes += data.blocks.iter().map(|(_, block)| block.len() as u64).sum::<u64>();
+        files.push((*ino, data));
+    }
+    client.budget.add_in_flight(bytes as i64);
+    Some(Shipment { cut, files, bytes })
+}
+
+/// Ships content and records, over as many connections as it takes. `None`: the server had the batch already.
+fn ship(client: &Client, shipment: &mut Shipment) -> Result<Option<Committed>, FlushError> {
+    let mut completed = false;
+    loop {
+        let result = ship_once(client, shipment, &mut completed);
+        match result {
+            Ok(committed) => return Ok(committed),
+            Err(CallError::Broken) => {}
+            Err(CallError::Ended(reason)) => return Err(FlushError::Ended(reason)),
+            Err(CallError::Interrupted) => return Err(FlushError::Interrupted),
+            Err(CallError::Failed(failed)) => match failed.code() {
+                FailureCode::NoSpace => return Err(FlushError::NoSpace),
+                FailureCode::SessionEnded => return Err(FlushError::Ended(failed.message)),
+                FailureCode::Unavailable => std::thread::sleep(Duration::from_millis(50)),
+                _ => {
+                    tracing::warn!(reason = failed.message, "the server cannot take a batch");
+                    return Err(FlushError::Store(failed.message));
+                }
+            },
+        }
+    }
+}
+
+fn ship_once(
+    client: &Client,
+    shipment: &mut Shipment,
+    completed: &mut bool,
+) -> Result<Option<Committed>, CallError> {
+    let connection = client.link.connection()?;
+    if client.link.last_sequence() >= shipment.cut.batch.sequence.0 {
+        // It was the acknowledgement that got lost.
+        return Ok(None);
+    }
+    let sequence = shipment.cut.batch.sequence;
+    for (ino, data) in &mut shipment.files {
+        for (index, block) in &data.blocks {
+            let chunk = encode_chunk(block);
+            let stored = BlockRef { hash: chunk.hash, len: chunk.len };
+            client.stats.content_bytes_shipped.add(u64::from(chunk.len));
+            client.link.send_on(
+                connection,
+                Ask::Content(Chunk {
+                    hash: bytes::Bytes::copy_from_slice(&chunk.hash.0),
+                    len: chunk.len,
+                    codec: chunk.codec as u32,
+                    payload: chunk.payload,
+                }),
+            )?;
+            if !*completed {
+                name_block(client, *ino, data_page(&mut data.pages, *index), *index, stored, sequence);
+            }
+        }
+    }
+    if !*completed {
+        complete(client, shipment);
+        *completed = true;
+    }
+    let answers = client.link.call_once(Ask::Commit(Commit::from(&shipment.cut.batch)), connection)?;
+    client.stats.commits.add(1);
+    client.stats.records_shipped.add(shipment.cut.batch.records.len() as u64);
+    match answers.into_iter().next() {
+        Some(Answer::Committed(committed)) => Ok(Some(committed)),
+        _ => Err(CallError::Broken),
+    }
+}
+
+fn data_page(pages: &mut [(u64, Vec<Option<BlockRef>>)], index: u64) -> &mut Vec<Option<BlockRef>> {
+    let page = pages.iter_mut().find(|(page, _)| *page == index / PAGE_BLOCKS);
+    &mut page.expect("a block that is cut is on a page that is cut").1
+}
+
+fn name_block(
+    client: &Client,
+    ino: Ino,
+    page: &mut [Option<BlockRef>],
+    index: u64,
+    stored: BlockRef,
+    sequence: Sequence,
+) {
+    page[(index % PAGE_BLOCKS) as usize] = Some(stored);
+    let file = client.core().files.get(&ino).cloned();
+    if let Some(file) = file {
+        client.budget.with(&file, |data| data.named(index, stored, sequence));
+    }
+}
+
+/// All content has its name: the records can say it.
+fn complete(client: &Client, shipment: &mut Shipment) {
+    let mut contents: std::collections::HashMap<Ino, Content> = std::collections::HashMap::new();
+    let mut pages = Vec::new();
+    for (ino, data) in &mut shipment.files {
+        let mut content = data.inline.take().map(Content::Inline);
+        if let Some(end) = data.pages_end {
+            pages.push(Record::DeletePages(*ino, end));
+        }
+        for (page, refs) in &data.pages {
+            match page {
+                0 => drop(content.get_or_insert_with(|| Content::Blocks(refs.clone()))),
+                page => pages.push(Record::PutPage(*ino, *page, refs.clone())),
+            }
+        }
+        if let Some(content) = content {
+            contents.insert(*ino, content);
+        }
+    }
+    let mut core = client.core();
+    for record in &mut shipment.cut.batch.records {
+        if let Record::PutInode(ino, row) = record
+            && let Some(content) = contents.remove(ino)
+        {
+            row.content = content.clone();
+            core.tree.set_content(*ino, content);
+        }
+    }
+    shipment.cut.batch.records.append(&mut pages);
+}
+
+/// The batch is durable.
+fn settle(client: &Client, shipment: &Shipment) {
+    let sequence = shipment.cut.batch.sequence;
+    client.budget.add_in_flight(-(shipment.bytes as i64));
+    for (ino, cut) in &shipment.files {
+        let mut core = client.core();
+        let Some(file) = core.files.get(ino).map(Arc::clone) else { continue };
+        let indexes: Vec<u64> = cut.blocks.iter().map(|(index, _)| *index).collect();
+        let added = client.budget.with(&file, |data| data.durable(&indexes, sequence));
+        client.may_drop(*ino, added.into_iter().map(|(index, _)| index));
+        // The map's count and this one.
+        let unused = Arc::strong_count(&file) == 2;
+        if unused && client.budget.with(&file, |data| data.is_inline() && data.is_clean(sequence)) {
+            client.drop_file(&mut core, *ino);
+        }
+    }
+}
+
+/// The batch was not applied: its changes belong to the next one.
+fn undo(client: &Client, shipment: Shipment) {
+    let sequence = shipment.cut.batch.sequence;
+    client.budget.add_in_flight(-(shipment.bytes as i64));
+    let mut core = client.core();
+    for (ino, cut) in &shipment.files {
+        if let Some(file) = core.files.get(ino) {
+            client.budget.with(file, |data| data.undo_cut(cut, sequence));
+        }
+    }
+    core.tree.undo_cut(shipment.cut);
+}
+
+impl Client {
+    /// After a change: the committer learns of it, and ships early when much has come together.
+    pub(crate) fn changed(&self, rows: usize) {
+        self.ledger.touch();
+        if rows > ROWS_MAX || self.budget.unshipped() > self.ship_at() {
+            self.ledger.kick();
+        }
+    }
+}

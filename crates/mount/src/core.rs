@@ -1,0 +1,245 @@
+//! What a mounted client holds in memory.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
+use std::time::Duration;
+
+use hayloft_model::tree::Tree;
+use hayloft_model::{Content, FileKind, Ino, Sequence, TreeError, Usage};
+use hayloft_wire::VolumeStatus;
+use parking_lot::{Mutex, MutexGuard};
+use rustc_hash::FxBuildHasher;
+
+use crate::clock::Clock;
+use crate::committer::Ledger;
+use crate::data::{File, FileData};
+use crate::fault::Faults;
+use crate::link::Link;
+use crate::options::MountOptions;
+use crate::stats::Stats;
+
+/// The tree and the files' data.
+#[derive(Debug, Default)]
+pub(crate) struct Core {
+    pub(crate) tree: Tree,
+    /// Files with data in memory. A clone of an `Arc` is only taken under the core's lock, so that a count
+    /// of one means that nobody else has it.
+    pub(crate) files: HashMap<Ino, Arc<File>, FxBuildHasher>,
+}
+
+impl Core {
+    /// The data of a regular file, made from its row when it is not in memory.
+    pub(crate) fn file(&mut self, ino: Ino) -> Result<Arc<File>, TreeError> {
+        if let Some(file) = self.files.get(&ino) {
+            return Ok(Arc::clone(file));
+        }
+        let row = self.tree.inode(ino)?;
+        match row.kind() {
+            FileKind::Regular => {}
+            FileKind::Directory => return Err(TreeError::IsDirectory),
+            _ => return Err(TreeError::Invalid),
+        }
+        let file = Arc::new(File::new(FileData::from_row(row.size, &row.content)));
+        self.files.insert(ino, Arc::clone(&file));
+        Ok(file)
+    }
+
+    /// The data of a small file that only its row holds.
+    pub(crate) fn inline(&self, ino: Ino) -> Option<&[u8]> {
+        if self.files.contains_key(&ino) {
+            return None;
+        }
+        match &self.tree.inode(ino).ok()?.content {
+            Content::Inline(bytes) => Some(bytes),
+            _ => None,
+        }
+    }
+}
+
+/// What has to stay within bounds.
+#[derive(Debug, Default)]
+pub(crate) struct Budget {
+    /// Bytes written and not in any cut.
+    unshipped: AtomicI64,
+    /// Bytes in the cut that is being shipped.
+    in_flight: AtomicI64,
+    /// Bytes of clean data in memory.
+    cached: AtomicI64,
+}
+
+impl Budget {
+    pub(crate) fn unshipped(&self) -> u64 {
+        self.unshipped.load(Ordering::Relaxed).max(0) as u64
+    }
+
+    pub(crate) fn in_flight(&self) -> u64 {
+        self.in_flight.load(Ordering::Relaxed).max(0) as u64
+    }
+
+    pub(crate) fn cached(&self) -> u64 {
+        self.cached.load(Ordering::Relaxed).max(0) as u64
+    }
+
+    pub(crate) fn add_in_flight(&self, bytes: i64) {
+        self.in_flight.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    /// Looks at, or changes, a file's data and keeps the books.
+    pub(crate) fn with<T>(&self, file: &File, work: impl FnOnce(&mut FileData) -> T) -> T {
+        let mut data = file.data.lock();
+        let before = (data.dirty_bytes() as i64, data.cached_bytes() as i64);
+        let result = work(&mut data);
+        let after = (data.dirty_bytes() as i64, data.cached_bytes() as i64);
+        if after != before {
+            self.unshipped.fetch_add(after.0 - before.0, Ordering::Relaxed);
+            self.cached.fetch_add(after.1 - before.1, Ordering::Relaxed);
+        }
+        result
+    }
+
+    /// The file is dropped from memory.
+    fn forget(&self, file: &File) {
+        let data = file.data.lock();
+        self.unshipped.fetch_sub(data.dirty_bytes() as i64, Ordering::Relaxed);
+        self.cached.fetch_sub(data.cached_bytes() as i64, Ordering::Relaxed);
+    }
+}
+
+/// A mounted volume's client.
+pub(crate) struct Client {
+    /// Lock order: first of all; then a file's data. `ledger` and the others are leaves.
+    core: Mutex<Core>,
+    pub(crate) budget: Budget,
+    pub(crate) ledger: Ledger,
+    pub(crate) faults: Faults,
+    pub(crate) link: Arc<Link>,
+    pub(crate) clock: Arc<Clock>,
+    pub(crate) stats: Arc<Stats>,
+    pub(crate) options: MountOptions,
+    status: Mutex<VolumeStatus>,
+    /// Blocks in memory that may leave it, oldest first.
+    pub(crate) cache_queue: Mutex<std::collections::VecDeque<(Ino, u64)>>,
+    /// How often rows were evicted: what was asked for before may be outdated.
+    pub(crate) evictions: AtomicU64,
+}
+
+impl Client {
+    pub(crate) fn new(
+        core: Core,
+        link: Arc<Link>,
+        clock: Arc<Clock>,
+        stats: Arc<Stats>,
+        options: MountOptions,
+        status: VolumeStatus,
+    ) -> Client {
+        Client {
+            core: Mutex::new(core),
+            budget: Budget::default(),
+            ledger: Ledger::default(),
+            faults: Faults::default(),
+            link,
+            clock,
+            stats,
+            options,
+            status: Mutex::new(status),
+            cache_queue: Mutex::default(),
+            evictions: AtomicU64::new(0),
+        }
+    }
+
+    pub(crate) fn core(&self) -> MutexGuard<'_, Core> {
+        self.core.lock()
+    }
+
+    /// Files that have ended since: their data goes.
+    pub(crate) fn drop_ended(&self, core: &mut Core) {
+        for ino in core.tree.take_ended() {
+            if let Some(file) = core.files.remove(&ino) {
+                self.budget.forget(&file);
+            }
+        }
+    }
+
+    /// A file whose data is all elsewhere leaves memory.
+    pub(crate) fn drop_file(&self, core: &mut Core, ino: Ino) {
+        if let Some(file) = core.files.remove(&ino) {
+            self.budget.forget(&file);
+        }
+    }
+
+    /// How full the volume is, as the server said last.
+    pub(crate) fn status(&self) -> VolumeStatus {
+        *self.status.lock()
+    }
+
+    pub(crate) fn set_status(&self, status: VolumeStatus) {
+        *self.status.lock() = status;
+        let quota = Usage { bytes: status.quota_bytes, inodes: status.quota_inodes };
+        self.core().tree.set_quota(quota);
+    }
+
+    /// Unshipped data of which a quarter is enough to ship it before its time.
+    pub(crate) fn ship_at(&self) -> u64 {
+        self.options.dirty / 4
+    }
+
+    /// Whether `bytes` more would exceed the budget for unshipped data.
+    pub(crate) fn over_budget(&self, bytes: u64) -> bool {
+        self.budget.unshipped() + self.budget.in_flight() + bytes > self.options.dirty
+    }
+
+    /// Keeps clean data, and rows, within their bounds.
+    pub(crate) fn trim(&self) {
+        self.trim_blocks();
+        let durable = self.ledger.durable_sequence();
+        let mut core = self.core();
+        if core.tree.in_memory().0 > self.options.inodes {
+            let core = &mut *core;
+            let files = &core.files;
+            let in_use = |ino: Ino| {
+                files
+                    .get(&ino)
+                    .is_some_and(|file| Arc::strong_count(file) > 1 || !file.data.lock().is_clean(durable))
+            };
+            // Some more than needed, so that this is rare.
+            let dropped = core.tree.evict(self.options.inodes / 10 * 9, durable, in_use);
+            dropped.into_iter().for_each(|ino| self.drop_file(core, ino));
+            self.evictions.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    fn trim_blocks(&self) {
+        let durable = self.ledger.durable_sequence();
+        let mut looks = self.cache_queue.lock().len() * 2;
+        while self.budget.cached() > self.options.cache && looks > 0 {
+            looks -= 1;
+            let Some((ino, index)) = self.cache_queue.lock().pop_front() else { break };
+            let mut core = self.core();
+            let Some(file) = core.files.get(&ino) else { continue };
+            if self.budget.with(file, |data| data.drop_clean(index, durable)).is_none() {
+                drop(core);
+                self.cache_queue.lock().push_back((ino, index));
+            } else if Arc::strong_count(file) == 1 && file.data.lock().is_all_stored(durable) {
+                self.drop_file(&mut core, ino);
+            }
+        }
+    }
+
+    /// Data of these blocks may leave memory when room is needed.
+    pub(crate) fn may_drop(&self, ino: Ino, indexes: impl IntoIterator<Item = u64>) {
+        self.cache_queue.lock().extend(indexes.into_iter().map(|index| (ino, index)));
+    }
+
+    /// Waits a moment for unshipped data to shrink.
+    pub(crate) fn await_room(&self) {
+        self.stats.writers_delayed.add(1);
+        self.ledger.kick();
+        self.ledger.await_progress(Duration::from_millis(100));
+    }
+
+    /// The last batch known to be durable.
+    pub(crate) fn durable(&self) -> Sequence {
+        self.ledger.durable_sequence()
+    }
+}

@@ -1,0 +1,602 @@
+//! The data of one file in memory: blocks that were read, and blocks that were written and are not shipped.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use bytes::Bytes;
+use hayloft_model::{BLOCK_SIZE, BlockRef, Content, INLINE_MAX, PAGE_BLOCKS, Sequence, blocks_of, pages_of};
+use parking_lot::Mutex;
+
+/// A file that is read or written: shared between the requests on it and the committer.
+///
+/// Lock order: after the core's lock, or alone; never the core's while this is held.
+#[derive(Debug)]
+pub(crate) struct File {
+    pub(crate) data: Mutex<FileData>,
+    /// Where the last read ended: a read from there on is a sequential one.
+    read_end: AtomicU64,
+}
+
+/// Blocks fetched ahead of a sequential reader.
+const READ_AHEAD: u64 = 32;
+
+impl File {
+    pub(crate) fn new(data: FileData) -> File {
+        File { data: Mutex::new(data), read_end: AtomicU64::new(0) }
+    }
+
+    /// How many blocks to fetch ahead when `[offset, offset + len)` is read.
+    pub(crate) fn ahead(&self, offset: u64, len: u64) -> u64 {
+        let expected = self.read_end.swap(offset + len, Ordering::Relaxed);
+        if offset == expected || offset == 0 { READ_AHEAD } else { 0 }
+    }
+}
+
+/// One block: what is known of it. A hole has no block at all.
+#[derive(Clone, Debug)]
+struct Block {
+    /// Its bytes up to the last one that is not a zero fill.
+    data: Option<Arc<Vec<u8>>>,
+    /// The content that the server has for it, or will have when `cut` is durable.
+    stored: Option<BlockRef>,
+    /// Changed since the last cut.
+    dirty: bool,
+    /// The last cut that took its data.
+    cut: Sequence,
+    /// Read since the cache looked last.
+    used: bool,
+}
+
+/// What has to be fetched before an operation can go on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Lacking {
+    /// These pieces of content, in file order.
+    Content(Vec<(u64, BlockRef)>),
+    /// The file's page rows.
+    Pages,
+}
+
+/// The data of a file. Sizes and offsets are in bytes.
+#[derive(Debug, Default)]
+pub(crate) struct FileData {
+    /// In order of their index.
+    blocks: Vec<(u64, Block)>,
+    size: u64,
+    /// Page rows 1 and later are not in memory.
+    pages_lacking: bool,
+    /// Pages, page 0 included, that the server has rows of, at most.
+    pages_stored: u64,
+    pages_dirty: BTreeSet<u64>,
+    dirty_bytes: u64,
+    /// Sum of the lengths of all blocks.
+    allocated: u64,
+    /// Bytes of clean blocks in memory that the cache accounts for.
+    cached_bytes: u64,
+}
+
+/// What a cut takes of a file: the inode row's content and page rows, with gaps where content has to be
+/// named first.
+#[derive(Debug)]
+pub(crate) struct DataCut {
+    pub(crate) inline: Option<Bytes>,
+    /// Pages to put, page 0 first.
+    pub(crate) pages: Vec<(u64, Vec<Option<BlockRef>>)>,
+    /// No page row at or beyond this number exists any more.
+    pub(crate) pages_end: Option<u64>,
+    /// Blocks of which the content has to be shipped.
+    pub(crate) blocks: Vec<(u64, Arc<Vec<u8>>)>,
+    /// Pages that the server had rows of before.
+    pages_stored: u64,
+}
+
+fn range_of(index: u64) -> (u64, u64) {
+    (index * BLOCK_SIZE, (index + 1) * BLOCK_SIZE)
+}
+
+impl Block {
+    fn new() -> Block {
+        Block { data: None, stored: None, dirty: false, cut: Sequence(0), used: true }
+    }
+
+    fn len(&self) -> u64 {
+        match (&self.data, &self.stored) {
+            (Some(data), _) => data.len() as u64,
+            (None, Some(stored)) => u64::from(stored.len),
+            (None, None) => 0,
+        }
+    }
+
+    /// Bytes that a budget for unshipped data has to count.
+    fn dirty_len(&self) -> u64 {
+        if self.dirty { self.len() } else { 0 }
+    }
+}
+
+impl FileData {
+    /// A file as its row has it.
+    pub(crate) fn from_row(size: u64, content: &Content) -> FileData {
+        let mut file = FileData { size, pages_stored: pages_of(size), ..FileData::default() };
+        match content {
+            Content::Inline(bytes) if !bytes.is_empty() => {
+                file.blocks.push((0, Block { data: Some(Arc::new(bytes.to_vec())), ..Block::new() }));
+            }
+            Content::Blocks(blocks) => {
+                file.add_page(0, blocks);
+                file.pages_lacking = pages_of(size) > 1;
+            }
+            _ => {}
+        }
+        file.allocated = file.blocks.iter().map(|(_, block)| block.len()).sum();
+        file
+    }
+
+    fn add_page(&mut self, page: u64, blocks: &[Option<BlockRef>]) {
+        for (index, stored) in blocks.iter().enumerate() {
+            if let Some(stored) = stored {
+                let block = Block { stored: Some(*stored), ..Block::new() };
+                self.blocks.push((page * PAGE_BLOCKS + index as u64, block));
+            }
+        }
+    }
+
+    /// The page rows 1 and later have come.
+    pub(crate) fn add_pages(&mut self, pages: &[(u64, Vec<Option<BlockRef>>)]) {
+        if !std::mem::take(&mut self.pages_lacking) {
+            return;
+        }
+        for (page, blocks) in pages {
+            self.add_page(*page, blocks);
+        }
+        self.blocks.sort_by_key(|(index, _)| *index);
+        self.allocated = self.blocks.iter().map(|(_, block)| block.len()).sum();
+    }
+
+    pub(crate) fn allocated(&self) -> u64 {
+        self.allocated
+    }
+
+    pub(crate) fn dirty_bytes(&self) -> u64 {
+        self.dirty_bytes
+    }
+
+    pub(crate) fn cached_bytes(&self) -> u64 {
+        self.cached_bytes
+    }
+
+    fn find(&self, index: u64) -> Result<usize, usize> {
+        match self.blocks.last() {
+            Some((last, _)) if *last < index => Err(self.blocks.len()),
+            Some((last, _)) if *last == index => Ok(self.blocks.len() - 1),
+            _ => self.blocks.binary_search_by_key(&index, |(index, _)| *index),
+        }
+    }
+
+    fn block(&self, index: u64) -> Option<&Block> {
+        self.find(index).ok().map(|at| &self.blocks[at].1)
+    }
+
+    fn block_mut(&mut self, index: u64) -> Option<&mut Block> {
+        self.find(index).ok().map(|at| &mut self.blocks[at].1)
+    }
+
+    /// What of `[from, to)` is not in memory, and `ahead` blocks after it once something is not.
+    fn lacking(&self, from: u64, to: u64, ahead: u64) -> Result<(), Lacking> {
+        let to = to.min(self.size);
+        if from >= to {
+            return Ok(());
+        }
+        if self.pages_lacking && blocks_of(to) > PAGE_BLOCKS {
+            return Err(Lacking::Pages);
+        }
+        let absent = |(index, block): &(u64, Block)| match (&block.data, block.stored) {
+            (None, Some(stored)) => Some((*index, stored)),
+            _ => None,
+        };
+        let (first, last) = (from / BLOCK_SIZE, blocks_of(to));
+        let at = self.find(first).unwrap_or_else(|at| at);
+        let within = |last: u64| {
+            self.blocks[at..].iter().take_while(move |(index, _)| *index < last).filter_map(absent)
+        };
+        if within(last).next().is_none() {
+            return Ok(());
+        }
+        Err(Lacking::Content(within(last + ahead).collect()))
+    }
+
+    /// Reads from `offset` into `out`; returns how many bytes there were before the end of the file.
+    pub(crate) fn read(&mut self, offset: u64, out: &mut [u8], ahead: u64) -> Result<usize, Lacking> {
+        let end = self.size.min(offset.saturating_add(out.len() as u64));
+        if offset >= end {
+            return Ok(0);
+        }
+        self.lacking(offset, end, ahead)?;
+        let out = &mut out[..(end - offset) as usize];
+        out.fill(0);
+        let mut at = self.find(offset / BLOCK_SIZE).unwrap_or_else(|at| at);
+        while let Some((index, block)) = self.blocks.get_mut(at) {
+            let (start, _) = range_of(*index);
+            if start >= end {
+                break;
+            }
+            block.used = true;
+            if let Some(data) = &block.data {
+                let from = offset.max(start);
+                let to = end.min(start + data.len() as u64);
+                if from < to {
+                    out[(from - offset) as usize..(to - offset) as usize]
+                        .copy_from_slice(&data[(from - start) as usize..(to - start) as usize]);
+                }
+            }
+            at += 1;
+        }
+        Ok(out.len())
+    }
+
+    /// Fetched content for a block, unless the block has changed meanwhile. Returns the bytes it adds to the cache.
+    pub(crate) fn fill(&mut self, index: u64, stored: BlockRef, data: &Arc<Vec<u8>>) -> u64 {
+        let Some(block) = self.block_mut(index) else { return 0 };
+        if block.data.is_some() || block.stored != Some(stored) {
+            return 0;
+        }
+        block.data = Some(if data.len() == stored.len as usize {
+            Arc::clone(data)
+        } else {
+            Arc::new(data[..data.len().min(stored.len as usize)].to_vec())
+        });
+        block.used = true;
+        let len = block.len();
+        self.cached_bytes += len;
+        len
+    }
+
+    /// A block's data may leave memory if the server has it. Returns the bytes freed, or `None` when the block was
+    /// used since the last look, or cannot leave, and `Some(0)` when there is nothing (more) to free.
+    pub(crate) fn drop_clean(&mut self, index: u64, durable: Sequence) -> Option<u64> {
+        let Some(block) = self.block_mut(index) else { return Some(0) };
+        if block.data.is_none() || block.stored.is_none() || block.dirty {
+            return Some(0);
+        }
+        if std::mem::take(&mut block.used) || block.cut > durable {
+            return None;
+        }
+        let len = block.len();
+        block.data = None;
+        self.cached_bytes = self.cached_bytes.saturating_sub(len);
+        Some(len)
+    }
+
+    /// The bytes that writing `[offset, offset + len)` adds to what takes room.
+    pub(crate) fn growth(&self, offset: u64, len: u64) -> u64 {
+        let end = offset + len;
+        (offset / BLOCK_SIZE..blocks_of(end))
+            .map(|index| {
+                let (start, stop) = range_of(index);
+                (end.min(stop) - start).saturating_sub(self.block(index).map_or(0, Block::len))
+            })
+            .sum()
+    }
+
+    /// Writes `bytes` at `offset`. Returns by how much the unshipped bytes grew.
+    pub(crate) fn write(&mut self, offset: u64, bytes: &[u8]) -> Result<u64, Lacking> {
+        let end = offset + bytes.len() as u64;
+        // Blocks that are only partly covered have to be here; the two at the ends are the only ones.
+        for edge in [offset, end] {
+            let (start, stop) = range_of(edge / BLOCK_SIZE);
+            let covered = offset <= start && end >= stop.min(self.size);
+            if edge != start && !covered {
+                self.lacking(edge, edge + 1, 0)?;
+                self.lacking(start, start + 1, 0)?;
+            }
+        }
+        if self.pages_lacking && blocks_of(end) > PAGE_BLOCKS {
+            return Err(Lacking::Pages);
+        }
+        let before = self.dirty_bytes;
+        let mut at = offset;
+        while at < end {
+            let index = at / BLOCK_SIZE;
+            let (start, stop) = range_of(index);
+            let part = &bytes[(at - offset) as usize..(end.min(stop) - offset) as usize];
+            self.write_block(index, (at - start) as usize, part);
+            at = stop;
+        }
+        self.size = self.size.max(end);
+        Ok(self.dirty_bytes.saturating_sub(before))
+    }
+
+    /// Makes room in the list for a block and returns it.
+    fn block_or_new(&mut self, index: u64) -> &mut Block {
+        let at = match self.find(index) {
+            Ok(at) => at,
+            Err(at) => {
+                self.blocks.insert(at, (index, Block::new()));
+                at
+            }
+        };
+        &mut self.blocks[at].1
+    }
+
+    fn write_block(&mut self, index: u64, from: usize, part: &[u8]) {
+        self.change_block(index, |data| {
+            let to = from + part.len();
+            if data.len() == from {
+                // Sequential writing: grow without filling first.
+                reserve(data, to);
+                data.extend_from_slice(part);
+                return;
+            }
+            if data.len() < to {
+                reserve(data, to);
+                data.resize(to, 0);
+            }
+            data[from..to].copy_from_slice(part);
+        });
+    }
+
+    /// Changes a block's data in place, keeping the books. Data shared with a cut that is being shipped is copied
+    /// first. A block that is only stored is begun anew: the caller has made sure that all of it is covered.
+    fn change_block(&mut self, index: u64, change: impl FnOnce(&mut Vec<u8>)) {
+        let block = self.block_or_new(index);
+        let (len, dirty_len) = (block.len(), block.dirty_len());
+        let was_cached = !block.dirty && block.data.is_some() && block.stored.is_some();
+        let mut data = block.data.take().unwrap_or_default();
+        change(Arc::make_mut(&mut data));
+        block.data = Some(data);
+        block.dirty = true;
+        block.used = true;
+        let now = block.len();
+        self.allocated = self.allocated + now - len;
+        self.dirty_bytes = self.dirty_bytes + now - dirty_len;
+        if was_cached {
+            self.cached_bytes = self.cached_bytes.saturating_sub(len);
+        }
+        self.pages_dirty.insert(index / PAGE_BLOCKS);
+    }
+
+    fn remove_block(&mut self, at: usize) {
+        let (index, block) = self.blocks.remove(at);
+        self.allocated -= block.len();
+        self.dirty_bytes -= block.dirty_len();
+        if !block.dirty && block.data.is_some() && block.stored.is_some() {
+            self.cached_bytes = self.cached_bytes.saturating_sub(block.len());
+        }
+        self.pages_dirty.insert(index / PAGE_BLOCKS);
+    }
+
+    /// Cuts the file off, or extends it with a hole.
+    pub(crate) fn truncate(&mut self, size: u64) -> Result<(), Lacking> {
+        if size < self.size {
+            if self.pages_lacking {
+                if blocks_of(size) > PAGE_BLOCKS {
+                    return Err(Lacking::Pages);
+                }
+                // All that is not in memory goes, also when the file grows again before the next cut.
+                self.pages_lacking = false;
+                self.pages_dirty.extend(pages_of(size).max(1)..self.pages_stored);
+            }
+            let keep = blocks_of(size);
+            while self.blocks.last().is_some_and(|(index, _)| *index >= keep) {
+                self.remove_block(self.blocks.len() - 1);
+            }
+            self.allocated = self.blocks.iter().map(|(_, block)| block.len()).sum();
+            if !size.is_multiple_of(BLOCK_SIZE) {
+                self.shorten_block(size / BLOCK_SIZE, (size % BLOCK_SIZE) as usize);
+            }
+        }
+        self.size = size;
+        Ok(())
+    }
+
+    fn shorten_block(&mut self, index: u64, len: usize) {
+        let Some(block) = self.block_mut(index) else { return };
+        if block.len() <= len as u64 {
+            return;
+        }
+        match (&block.data, &mut block.stored) {
+            (Some(_), _) => self.change_block(index, |data| data.truncate(len)),
+            (None, Some(stored)) => {
+                // The content stays, only less of it is the file's.
+                let before = stored.len;
+                stored.len = len as u32;
+                self.allocated -= u64::from(before) - len as u64;
+                self.pages_dirty.insert(index / PAGE_BLOCKS);
+            }
+            (None, None) => {}
+        }
+    }
+
+    /// Makes `[from, to)` read as zeros, as holes where whole blocks are concerned.
+    pub(crate) fn punch(&mut self, from: u64, to: u64) -> Result<(), Lacking> {
+        let to = to.min(self.size);
+        if from >= to {
+            return Ok(());
+        }
+        if self.pages_lacking && blocks_of(to) > PAGE_BLOCKS {
+            return Err(Lacking::Pages);
+        }
+        let whole = |index: u64| {
+            let (start, stop) = range_of(index);
+            from <= start && to >= stop.min(self.size)
+        };
+        let partial: Vec<u64> =
+            [from / BLOCK_SIZE, (to - 1) / BLOCK_SIZE].into_iter().filter(|index| !whole(*index)).collect();
+        for index in &partial {
+            let (start, _) = range_of(*index);
+            self.lacking(start, start + 1, 0)?;
+        }
+        let (first, last) = (from / BLOCK_SIZE, blocks_of(to));
+        let mut at = self.find(first).unwrap_or_else(|at| at);
+        while self.blocks.get(at).is_some_and(|(index, _)| *index < last) {
+            let index = self.blocks[at].0;
+            if partial.contains(&index) {
+                let (start, stop) = range_of(index);
+                let (from, to) = ((from.max(start) - start) as usize, (to.min(stop) - start) as usize);
+                self.change_block(index, |data| {
+                    let to = to.min(data.len());
+                    if from < to {
+                        data[from..to].fill(0);
+                    }
+                });
+                at += 1;
+            } else {
+                self.remove_block(at);
+            }
+        }
+        Ok(())
+    }
+
+    /// The next offset at or after `offset` that is data (`true`) or a hole; `None` when there is none before the end.
+    pub(crate) fn seek(&self, offset: u64, data: bool) -> Result<Option<u64>, Lacking> {
+        if offset >= self.size {
+            return Ok(None);
+        }
+        if self.pages_lacking {
+            return Err(Lacking::Pages);
+        }
+        let mut position = offset;
+        while position < self.size {
+            let (start, stop) = range_of(position / BLOCK_SIZE);
+            let data_end = start + self.block(position / BLOCK_SIZE).map_or(0, Block::len);
+            if (position < data_end) == data {
+                return Ok(Some(position));
+            }
+            if position < data_end {
+                position = data_end.min(self.size);
+                if data_end < stop && position < self.size {
+                    return Ok(Some(position));
+                }
+                continue;
+            }
+            // In a hole, looking for data: the next block that there is.
+            match self.blocks.get(self.find(position / BLOCK_SIZE + 1).unwrap_or_else(|at| at)) {
+                Some((index, _)) => position = range_of(*index).0,
+                None => return Ok(None),
+            }
+        }
+        // Every file ends in a hole.
+        Ok((!data).then_some(self.size))
+    }
+
+    /// Takes what changed, for the batch `sequence`. The caller names the content of [`DataCut::blocks`], fills the
+    /// gaps in the pages, and calls [`FileData::named`] for each block.
+    pub(crate) fn cut(&mut self, sequence: Sequence) -> DataCut {
+        let whole = match &self.blocks[..] {
+            [] if !self.pages_lacking => Some(Bytes::new()),
+            [(0, Block { data: Some(data), .. })] if self.size <= INLINE_MAX => {
+                Some(Bytes::copy_from_slice(data))
+            }
+            _ => None,
+        };
+        let pages_now = pages_of(self.size).max(1);
+        let pages_stored = std::mem::replace(&mut self.pages_stored, pages_now);
+        let pages_end = (pages_stored > pages_now).then_some(pages_now);
+        let mut blocks = Vec::new();
+        if let Some(inline) = &whole {
+            for (_, block) in &mut self.blocks {
+                // What the row holds needs no content of its own.
+                (block.stored, block.dirty, block.cut) = (None, false, sequence);
+            }
+            self.cached_bytes = 0;
+            self.dirty_bytes = 0;
+            self.pages_dirty.retain(|page| *page > 0);
+            let pages = self.take_pages(pages_now);
+            return DataCut { inline: Some(inline.clone()), pages, pages_end, blocks, pages_stored };
+        }
+        for (index, block) in &mut self.blocks {
+            // Data that was part of its row until now has no content of its own yet.
+            let unnamed = block.dirty || block.stored.is_none();
+            if let (true, Some(data)) = (unnamed, &block.data) {
+                blocks.push((*index, Arc::clone(data)));
+                (block.dirty, block.cut) = (false, sequence);
+                self.pages_dirty.insert(*index / PAGE_BLOCKS);
+            }
+        }
+        self.dirty_bytes = 0;
+        self.pages_dirty.insert(0);
+        let pages = self.take_pages(pages_now);
+        DataCut { inline: None, pages, pages_end, blocks, pages_stored }
+    }
+
+    fn take_pages(&mut self, pages_now: u64) -> Vec<(u64, Vec<Option<BlockRef>>)> {
+        let dirty = std::mem::take(&mut self.pages_dirty);
+        dirty
+            .into_iter()
+            .filter(|page| *page < pages_now)
+            .map(|page| {
+                let first = page * PAGE_BLOCKS;
+                let at = self.find(first).unwrap_or_else(|at| at);
+                let mut refs = Vec::new();
+                for (index, block) in
+                    self.blocks[at..].iter().take_while(|(index, _)| *index < first + PAGE_BLOCKS)
+                {
+                    refs.resize((index - first) as usize, None);
+                    refs.push(block.stored);
+                }
+                (page, refs)
+            })
+            .collect()
+    }
+
+    /// The content of a block that was cut with `sequence` is shipped under this name.
+    pub(crate) fn named(&mut self, index: u64, stored: BlockRef, sequence: Sequence) {
+        if let Some(block) = self.block_mut(index).filter(|block| !block.dirty && block.cut == sequence) {
+            block.stored = Some(stored);
+        }
+    }
+
+    /// The batch `sequence` is durable: returns the bytes that the cache accounts for from now on, and which blocks.
+    pub(crate) fn durable(&mut self, indexes: &[u64], sequence: Sequence) -> Vec<(u64, u64)> {
+        let mut added = Vec::new();
+        for index in indexes {
+            let Some(block) = self.block_mut(*index) else { continue };
+            if !block.dirty && block.cut == sequence && block.stored.is_some() && block.data.is_some() {
+                added.push((*index, block.len()));
+            }
+        }
+        self.cached_bytes += added.iter().map(|(_, len)| len).sum::<u64>();
+        added
+    }
+
+    /// The batch `sequence` was refused: its blocks are unshipped again. Returns by how much the unshipped bytes grew.
+    pub(crate) fn undo_cut(&mut self, cut: &DataCut, sequence: Sequence) -> u64 {
+        let before = self.dirty_bytes;
+        for (_, block) in &mut self.blocks {
+            if block.cut == sequence && !block.dirty && block.data.is_some() {
+                block.dirty = true;
+                self.dirty_bytes += block.len();
+            }
+        }
+        self.pages_dirty.extend(cut.pages.iter().map(|(page, _)| *page));
+        self.pages_dirty.extend(cut.pages_end.unwrap_or(cut.pages_stored)..cut.pages_stored);
+        self.pages_stored = self.pages_stored.max(cut.pages_stored);
+        self.dirty_bytes - before
+    }
+
+    /// Whether everything is at the server, so that the file can be dropped from memory and fetched again.
+    pub(crate) fn is_clean(&self, durable: Sequence) -> bool {
+        self.pages_dirty.is_empty()
+            && self.blocks.iter().all(|(_, block)| !block.dirty && block.cut <= durable)
+    }
+
+    /// Whether no data is in memory and everything is at the server.
+    pub(crate) fn is_all_stored(&self, durable: Sequence) -> bool {
+        self.is_clean(durable) && self.blocks.iter().all(|(_, block)| block.data.is_none())
+    }
+
+    /// Whether all its data is in the inode's row.
+    pub(crate) fn is_inline(&self) -> bool {
+        self.size <= INLINE_MAX && self.blocks.iter().all(|(_, block)| block.stored.is_none())
+    }
+}
+
+/// Grows a block's buffer in few steps and never beyond the block.
+fn reserve(data: &mut Vec<u8>, to: usize) {
+    if to > data.capacity() {
+        let room = if data.is_empty() { to } else { to.next_power_of_two() }.min(BLOCK_SIZE as usize).max(to);
+        data.reserve_exact(room - data.len());
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,228 @@
+//! Random histories of one file against a plain vector, with cuts to a pretended server and cold reloads.
+
+use std::collections::HashMap;
+
+use hayloft_model::ContentHash;
+use proptest::prelude::*;
+
+use super::*;
+
+#[derive(Clone, Debug)]
+enum Step {
+    Write { offset: u64, len: usize, byte: u8 },
+    Truncate { size: u64 },
+    Punch { from: u64, len: u64 },
+    Read { offset: u64, len: usize },
+    Cut,
+    RefusedCut,
+    CutWhileWriting { offset: u64, len: usize, byte: u8 },
+    DropClean,
+    Reload,
+}
+
+const SPAN: u64 = 70 * BLOCK_SIZE;
+
+fn steps() -> impl Strategy<Value = Vec<Step>> {
+    // Small offsets, block edges, and a second page.
+    let offset = || prop_oneof![3 => 0..6000u64, 2 => 0..3 * BLOCK_SIZE, 1 => (63 * BLOCK_SIZE - 100)..SPAN];
+    let len = || prop_oneof![3 => 1..5000usize, 1 => 1..(2 * BLOCK_SIZE as usize)];
+    let step = prop_oneof![
+        6 => (offset(), len(), 1..255u8).prop_map(|(offset, len, byte)| Step::Write { offset, len, byte }),
+        2 => offset().prop_map(|size| Step::Truncate { size }),
+        1 => Just(Step::Truncate { size: 0 }),
+        2 => (offset(), len()).prop_map(|(from, len)| Step::Punch { from, len: len as u64 }),
+        3 => (offset(), len()).prop_map(|(offset, len)| Step::Read { offset, len }),
+        3 => Just(Step::Cut),
+        1 => Just(Step::RefusedCut),
+        1 => (offset(), len(), 1..255u8).prop_map(|(offset, len, byte)| Step::CutWhileWriting { offset, len, byte }),
+        2 => Just(Step::DropClean),
+        2 => Just(Step::Reload),
+    ];
+    proptest::collection::vec(step, 1..60)
+}
+
+#[derive(Default)]
+struct World {
+    file: FileData,
+    expected: Vec<u8>,
+    contents: HashMap<ContentHash, Arc<Vec<u8>>>,
+    row: Content,
+    row_size: u64,
+    pages: HashMap<u64, Vec<Option<BlockRef>>>,
+    sequence: Sequence,
+    names: u64,
+}
+
+impl World {
+    fn retry<T>(&mut self, operation: impl Fn(&mut FileData) -> Result<T, Lacking>) -> T {
+        for _ in 0..10 {
+            match operation(&mut self.file) {
+                Ok(result) => return result,
+                Err(Lacking::Pages) => {
+                    let mut pages: Vec<_> = self.pages.clone().into_iter().collect();
+                    pages.sort_by_key(|(page, _)| *page);
+                    self.file.add_pages(&pages);
+                }
+                Err(Lacking::Content(wanted)) => {
+                    assert!(!wanted.is_empty());
+                    for (index, stored) in wanted {
+                        let data = Arc::clone(&self.contents[&stored.hash]);
+                        self.file.fill(index, stored, &data);
+                    }
+                }
+            }
+        }
+        panic!("something is always lacking");
+    }
+
+    fn write(&mut self, offset: u64, len: usize, byte: u8) {
+        let bytes: Vec<u8> = (0..len).map(|at| byte.wrapping_add(at as u8)).collect();
+        let room = (SPAN - offset.min(SPAN)) as usize;
+        let bytes = &bytes[..len.min(room)];
+        if bytes.is_empty() {
+            return;
+        }
+        self.retry(|file| file.write(offset, bytes));
+        let end = offset as usize + bytes.len();
+        if self.expected.len() < end {
+            self.expected.resize(end, 0);
+        }
+        self.expected[offset as usize..end].copy_from_slice(bytes);
+    }
+
+    fn cut(&mut self, meanwhile: impl FnOnce(&mut World)) {
+        self.sequence = self.sequence.next();
+        let sequence = self.sequence;
+        let size = self.file.size;
+        let mut cut = self.file.cut(sequence);
+        meanwhile(self);
+        for (index, data) in &cut.blocks {
+            self.names += 1;
+            let mut hash = [0; 32];
+            hash[..8].copy_from_slice(&self.names.to_le_bytes());
+            let stored = BlockRef { hash: ContentHash(hash), len: data.len() as u32 };
+            self.contents.insert(stored.hash, Arc::clone(data));
+            let page = cut
+                .pages
+                .iter_mut()
+                .find(|(page, _)| page == &(index / PAGE_BLOCKS))
+                .expect("its page is cut");
+            page.1[(index % PAGE_BLOCKS) as usize] = Some(stored);
+            self.file.named(*index, stored, sequence);
+        }
+        let indexes: Vec<u64> = cut.blocks.iter().map(|(index, _)| *index).collect();
+        self.file.durable(&indexes, sequence);
+        if let Some(end) = cut.pages_end {
+            self.pages.retain(|page, _| *page < end);
+        }
+        for (page, refs) in cut.pages {
+            match page {
+                0 => self.row = Content::Blocks(refs),
+                page => drop(self.pages.insert(page, refs)),
+            }
+        }
+        if let Some(inline) = cut.inline {
+            assert!(inline.len() as u64 <= INLINE_MAX);
+            self.row = Content::Inline(inline);
+        }
+        self.row_size = size;
+    }
+
+    fn step(&mut self, step: Step) {
+        match step {
+            Step::Write { offset, len, byte } => self.write(offset, len, byte),
+            Step::Truncate { size } => {
+                self.retry(|file| file.truncate(size));
+                self.expected.resize(size as usize, 0);
+            }
+            Step::Punch { from, len } => {
+                self.retry(|file| file.punch(from, from + len));
+                let to = self.expected.len().min((from + len) as usize);
+                if (from as usize) < to {
+                    self.expected[from as usize..to].fill(0);
+                }
+            }
+            Step::Read { offset, len } => self.read(offset, len),
+            Step::Cut => self.cut(|_| {}),
+            Step::RefusedCut => {
+                self.sequence = self.sequence.next();
+                let cut = self.file.cut(self.sequence);
+                self.file.undo_cut(&cut, self.sequence);
+            }
+            Step::CutWhileWriting { offset, len, byte } => self.cut(|world| world.write(offset, len, byte)),
+            Step::DropClean => {
+                for index in 0..SPAN / BLOCK_SIZE {
+                    self.file.drop_clean(index, self.sequence);
+                    self.file.drop_clean(index, self.sequence);
+                }
+            }
+            Step::Reload => {
+                self.cut(|_| {});
+                assert!(self.file.is_clean(self.sequence));
+                self.file = FileData::from_row(self.row_size, &self.row);
+            }
+        }
+        let file = &self.file;
+        assert_eq!(file.size as usize, self.expected.len());
+        if !file.pages_lacking {
+            assert_eq!(file.allocated, file.blocks.iter().map(|(_, block)| block.len()).sum::<u64>());
+        }
+        assert_eq!(file.dirty_bytes, file.blocks.iter().map(|(_, block)| block.dirty_len()).sum::<u64>());
+    }
+
+    fn read(&mut self, offset: u64, len: usize) {
+        let mut out = vec![7; len];
+        let mut buffer = out.clone();
+        let count = {
+            let cell = std::cell::RefCell::new(&mut buffer);
+            self.retry(|file| file.read(offset, &mut cell.borrow_mut(), 4))
+        };
+        out.copy_from_slice(&buffer);
+        let start = self.expected.len().min(offset as usize);
+        let end = self.expected.len().min(offset as usize + len);
+        assert_eq!(count, end - start);
+        assert!(out[..count] == self.expected[start..end], "wrong bytes at {offset}+{len}");
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 600, ..ProptestConfig::default() })]
+    #[test]
+    fn a_file_holds_what_was_written(steps in steps()) {
+        let mut world = World { row: Content::None, ..World::default() };
+        for step in steps {
+            world.step(step);
+        }
+        world.read(0, SPAN as usize + 10);
+        world.step(Step::Reload);
+        world.read(0, SPAN as usize + 10);
+    }
+}
+
+#[test]
+fn holes_and_data_are_found() {
+    let mut file = FileData::default();
+    file.truncate(10 * BLOCK_SIZE).unwrap();
+    file.write(2 * BLOCK_SIZE, &[1; 100]).unwrap();
+    file.write(5 * BLOCK_SIZE, &vec![1; 2 * BLOCK_SIZE as usize]).unwrap();
+    assert_eq!(file.seek(0, true), Ok(Some(2 * BLOCK_SIZE)));
+    assert_eq!(file.seek(2 * BLOCK_SIZE, false), Ok(Some(2 * BLOCK_SIZE + 100)));
+    assert_eq!(file.seek(2 * BLOCK_SIZE + 100, true), Ok(Some(5 * BLOCK_SIZE)));
+    assert_eq!(file.seek(5 * BLOCK_SIZE, false), Ok(Some(7 * BLOCK_SIZE)));
+    assert_eq!(file.seek(7 * BLOCK_SIZE, true), Ok(None));
+    assert_eq!(file.seek(10 * BLOCK_SIZE, false), Ok(None));
+    let mut full = FileData::default();
+    full.write(0, &[1; 10]).unwrap();
+    assert_eq!(full.seek(3, false), Ok(Some(10)));
+}
+
+#[test]
+fn rows_carry_small_files_whole() {
+    let mut file = FileData::default();
+    file.write(0, b"small").unwrap();
+    let cut = file.cut(Sequence(1));
+    assert_eq!((cut.inline.as_deref(), cut.blocks.len()), (Some(&b"small"[..]), 0));
+    file.write(5, &[9; INLINE_MAX as usize]).unwrap();
+    let cut = file.cut(Sequence(2));
+    assert_eq!((cut.inline, cut.blocks.len(), cut.pages.len()), (None, 1, 1));
+}

@@ -1,0 +1,61 @@
+//! Why a mount failed.
+
+use std::path::PathBuf;
+
+/// Why a volume could not be mounted; each message says what to do.
+#[derive(Debug, thiserror::Error)]
+pub enum MountError {
+    /// Nothing answers at the server's address.
+    #[error("cannot reach the server at {address}: {source}; is `hayloft serve` running there?")]
+    Unreachable {
+        /// HOST:PORT as given.
+        address: String,
+        /// What the connection said.
+        #[source]
+        source: std::io::Error,
+    },
+    /// The server does not have the volume.
+    #[error(
+        "no volume named {volume:?} at {address}; `hayloft volume list --server {address}` shows those that exist"
+    )]
+    NoSuchVolume {
+        /// The name as given.
+        volume: String,
+        /// HOST:PORT as given.
+        address: String,
+    },
+    /// Another client has it.
+    #[error("volume {volume:?} is in use: {holder}")]
+    Busy {
+        /// The volume.
+        volume: String,
+        /// What the server says about who uses it.
+        holder: String,
+    },
+    /// The server said no for another reason.
+    #[error("the server at {address} refused: {message}")]
+    Refused {
+        /// HOST:PORT as given.
+        address: String,
+        /// Its own words.
+        message: String,
+    },
+    /// The kernel, or the mount point, does not allow it.
+    #[error(transparent)]
+    Fuse(#[from] hayloft_fuse::MountError),
+    /// The FUSE session could not start.
+    #[error("the FUSE session could not start: {0}")]
+    Session(String),
+    /// A folder that the client needs could not be made or used.
+    #[error("cannot use {path}: {source}", path = path.display())]
+    Folder {
+        /// Which one.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: std::io::Error,
+    },
+    /// Something was not shipped when the mount ended.
+    #[error("{0}")]
+    Unsent(String),
+}

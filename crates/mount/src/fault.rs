@@ -1,0 +1,288 @@
+//! Fetching what is not in memory.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use hayloft_fuse::Interrupt;
+use hayloft_model::{BlockRef, Content, ContentHash, Dentry, Ino, InoRange, InodeRow, Missing, Name};
+use hayloft_store::{Codec, decode_chunk};
+use hayloft_wire::client_message::Body as Ask;
+use hayloft_wire::server_message::Body as Answer;
+use hayloft_wire::{AllocateInos, Chunk, Enter, FailureCode, FetchContent, FetchInode, FetchPages, Listings};
+use parking_lot::{Condvar, Mutex};
+
+use crate::core::{Client, Core};
+use crate::data::{File, Lacking};
+use crate::link::CallError;
+
+/// Bytes of neighbours and contents that may come with a listing.
+const ENTER_BUDGET: u64 = 4 << 20;
+/// Inode numbers fetched at once.
+const NUMBERS: u64 = 1 << 16;
+/// Blocks fetched in one request, at most.
+const FETCH_BLOCKS: usize = 64;
+
+/// Why something could not be fetched.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum FaultError {
+    #[error("it is gone at the server")]
+    Gone,
+    #[error("interrupted")]
+    Interrupted,
+    #[error("the session has ended: {0}")]
+    Ended(String),
+    #[error("{0}")]
+    Broken(String),
+}
+
+impl From<CallError> for FaultError {
+    fn from(error: CallError) -> FaultError {
+        match error {
+            CallError::Interrupted => FaultError::Interrupted,
+            CallError::Ended(reason) => FaultError::Ended(reason),
+            CallError::Broken => FaultError::Broken("the connection broke".to_string()),
+            CallError::Failed(failed) if failed.code() == FailureCode::NotFound => FaultError::Gone,
+            CallError::Failed(failed) => FaultError::Broken(failed.message),
+        }
+    }
+}
+
+impl From<hayloft_wire::InvalidMessage> for FaultError {
+    fn from(error: hayloft_wire::InvalidMessage) -> FaultError {
+        FaultError::Broken(error.to_string())
+    }
+}
+
+/// What is being fetched now, so that many who need the same ask once.
+#[derive(Debug, Default)]
+pub(crate) struct Faults {
+    under_way: Mutex<HashSet<Missing>>,
+    done: Condvar,
+}
+
+impl Faults {
+    /// Runs `fetch` unless somebody else does it already; then waits for them. `true` when it ran here.
+    fn once<E>(&self, missing: Missing, fetch: impl FnOnce() -> Result<(), E>) -> Result<bool, E> {
+        {
+            let mut under_way = self.under_way.lock();
+            if !under_way.insert(missing) {
+                while under_way.contains(&missing) {
+                    self.done.wait(&mut under_way);
+                }
+                return Ok(false);
+            }
+        }
+        let result = fetch();
+        self.under_way.lock().remove(&missing);
+        self.done.notify_all();
+        result.map(|()| true)
+    }
+}
+
+/// Directories as an answer brings them.
+#[derive(Default)]
+struct Bundle {
+    dirs: Vec<(Ino, Vec<(Name, Dentry)>)>,
+    rows: Vec<(Ino, InodeRow)>,
+    /// Blocks that wait for their content, by its name.
+    wanted: HashMap<ContentHash, Vec<(Ino, u64, BlockRef)>>,
+    chunks: Vec<Chunk>,
+}
+
+impl Client {
+    /// Fetches a row that the tree lacks.
+    pub(crate) fn fetch_row(
+        &self,
+        missing: Missing,
+        interrupt: Option<&Interrupt>,
+    ) -> Result<(), FaultError> {
+        self.faults.once(missing, || match missing {
+            Missing::Inode(ino) => self.fetch_inode(ino, interrupt),
+            Missing::Directory(dir) => self.enter(dir, interrupt),
+            Missing::Numbers => self.fetch_numbers(interrupt),
+        })?;
+        Ok(())
+    }
+
+    fn fetch_inode(&self, ino: Ino, interrupt: Option<&Interrupt>) -> Result<(), FaultError> {
+        let evictions = self.evictions.load(Ordering::Relaxed);
+        let answers = self.link.call(Ask::FetchInode(FetchInode { ino: ino.0 }), interrupt)?;
+        let Some(Answer::Inode(answer)) = answers.into_iter().next() else { return Err(unexpected()) };
+        let row = InodeRow::try_from(&answer.inode.ok_or(FaultError::Gone)?)?;
+        let mut core = self.core();
+        if self.evictions.load(Ordering::Relaxed) == evictions {
+            core.tree.add_inode(ino, own(row));
+        }
+        Ok(())
+    }
+
+    fn fetch_numbers(&self, interrupt: Option<&Interrupt>) -> Result<(), FaultError> {
+        let answers = self.link.call(Ask::AllocateInos(AllocateInos { count: NUMBERS }), interrupt)?;
+        let Some(Answer::Inos(range)) = answers.into_iter().next() else { return Err(unexpected()) };
+        self.core().tree.add_numbers(InoRange::try_from(&range)?);
+        Ok(())
+    }
+
+    /// Fetches a directory, its children's rows, small contents, and directories below it that came along.
+    fn enter(&self, dir: Ino, interrupt: Option<&Interrupt>) -> Result<(), FaultError> {
+        let evictions = self.evictions.load(Ordering::Relaxed);
+        let budget_bytes = ENTER_BUDGET.min(self.options.cache);
+        let answers = self.link.call(Ask::Enter(Enter { dir: dir.0, budget_bytes }), interrupt)?;
+        let mut bundle = Bundle::default();
+        let mut partial: HashMap<u64, Vec<(Name, Dentry)>> = HashMap::new();
+        for answer in answers {
+            let Answer::Listings(listings) = answer else { return Err(unexpected()) };
+            bundle.add(listings, &mut partial)?;
+        }
+        let mut core = self.core();
+        // Rows were dropped meanwhile: this answer may be older than what they were dropped as. Ask again.
+        if self.evictions.load(Ordering::Relaxed) == evictions {
+            self.add_bundle(&mut core, bundle);
+        }
+        Ok(())
+    }
+
+    fn add_bundle(&self, core: &mut Core, bundle: Bundle) {
+        self.stats.directories_prefetched.add(bundle.dirs.len().saturating_sub(1) as u64);
+        let fresh: HashSet<Ino> =
+            bundle.rows.iter().map(|(ino, _)| *ino).filter(|ino| !core.tree.has_inode(*ino)).collect();
+        bundle.rows.into_iter().for_each(|(ino, row)| core.tree.add_inode(ino, row));
+        bundle.dirs.into_iter().for_each(|(dir, entries)| core.tree.add_listing(dir, entries));
+        for chunk in bundle.chunks {
+            let Ok((hash, data)) = decode(&chunk) else { continue };
+            for (ino, index, stored) in bundle.wanted.get(&hash).into_iter().flatten() {
+                // A file that was known before may have changed since; what is here is newer.
+                if !fresh.contains(ino) {
+                    continue;
+                }
+                let Ok(file) = core.file(*ino) else { continue };
+                if self.budget.with(&file, |file| file.fill(*index, *stored, &data)) > 0 {
+                    self.stats.blocks_prefetched.add(1);
+                    self.may_drop(*ino, [*index]);
+                }
+            }
+        }
+    }
+
+    /// Fetches what a file's data lacks.
+    pub(crate) fn fetch_data(
+        &self,
+        ino: Ino,
+        file: &Arc<File>,
+        lacking: Lacking,
+        interrupt: Option<&Interrupt>,
+    ) -> Result<(), FaultError> {
+        match lacking {
+            Lacking::Pages => {
+                let answers = self.link.call(Ask::FetchPages(FetchPages { ino: ino.0 }), interrupt)?;
+                let Some(Answer::Pages(pages)) = answers.into_iter().next() else { return Err(unexpected()) };
+                let mut rows = Vec::with_capacity(pages.pages.len());
+                for row in pages.pages {
+                    rows.push((row.page, hayloft_wire::decode_blocks(&row.blocks)?));
+                }
+                rows.sort_by_key(|(page, _)| *page);
+                self.budget.with(file, |data| data.add_pages(&rows));
+                Ok(())
+            }
+            Lacking::Content(wanted) => {
+                for part in wanted.chunks(FETCH_BLOCKS) {
+                    self.fetch_blocks(ino, file, part, interrupt)?;
+                }
+                self.trim();
+                Ok(())
+            }
+        }
+    }
+
+    fn fetch_blocks(
+        &self,
+        ino: Ino,
+        file: &Arc<File>,
+        wanted: &[(u64, BlockRef)],
+        interrupt: Option<&Interrupt>,
+    ) -> Result<(), FaultError> {
+        self.stats.block_misses.add(wanted.len() as u64);
+        let hashes: Vec<u8> = wanted.iter().flat_map(|(_, stored)| stored.hash.0).collect();
+        let answers = self.link.call(Ask::FetchContent(FetchContent { hashes: hashes.into() }), interrupt)?;
+        let mut contents = HashMap::new();
+        for answer in answers {
+            let Answer::Contents(answer) = answer else { return Err(unexpected()) };
+            for chunk in &answer.chunks {
+                let (hash, data) = decode(chunk)?;
+                contents.insert(hash, data);
+            }
+        }
+        for (index, stored) in wanted {
+            let data = contents
+                .get(&stored.hash)
+                .ok_or_else(|| FaultError::Broken(format!("the server left out content {}", stored.hash)))?;
+            if self.budget.with(file, |file| file.fill(*index, *stored, data)) > 0 {
+                self.may_drop(ino, [*index]);
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Bundle {
+    fn add(
+        &mut self,
+        listings: Listings,
+        partial: &mut HashMap<u64, Vec<(Name, Dentry)>>,
+    ) -> Result<(), FaultError> {
+        for listing in listings.dirs {
+            let entries = partial.entry(listing.dir).or_default();
+            for entry in listing.entries {
+                let (Some(dentry), Some(inode)) = (entry.dentry, entry.inode) else {
+                    return Err(unexpected());
+                };
+                let (dentry, row) = (Dentry::try_from(&dentry)?, InodeRow::try_from(&inode)?);
+                if let Content::Blocks(blocks) = &row.content {
+                    for (index, stored) in blocks.iter().enumerate() {
+                        if let Some(stored) = stored {
+                            let place = (dentry.ino, index as u64, *stored);
+                            self.wanted.entry(stored.hash).or_default().push(place);
+                        }
+                    }
+                }
+                entries.push((Name::new(&entry.name), dentry));
+                self.rows.push((dentry.ino, own(row)));
+            }
+            if listing.complete {
+                let entries = partial.remove(&listing.dir).unwrap_or_default();
+                self.dirs.push((Ino(listing.dir), entries));
+            }
+        }
+        self.chunks.extend(listings.contents);
+        Ok(())
+    }
+}
+
+fn unexpected() -> FaultError {
+    FaultError::Broken("the server's answer is of another kind than asked for".to_string())
+}
+
+/// The row with memory of its own: it must not keep the whole message alive.
+fn own(mut row: InodeRow) -> InodeRow {
+    use bytes::Bytes;
+    match &mut row.content {
+        Content::Inline(bytes) | Content::Target(bytes) => *bytes = Bytes::copy_from_slice(bytes),
+        Content::None | Content::Blocks(_) => {}
+    }
+    row.xattrs = row
+        .xattrs
+        .iter()
+        .map(|(name, value)| (Bytes::copy_from_slice(name), Bytes::copy_from_slice(value)))
+        .collect();
+    row
+}
+
+/// The bytes of a chunk, checked against its name.
+fn decode(chunk: &Chunk) -> Result<(ContentHash, Arc<Vec<u8>>), FaultError> {
+    let broken = |error: &dyn std::fmt::Display| FaultError::Broken(format!("damaged content: {error}"));
+    let hash = ContentHash(chunk.hash[..].try_into().map_err(|_| broken(&"its name is no hash"))?);
+    let codec = Codec::try_from(chunk.codec).map_err(|error| broken(&error))?;
+    let data = decode_chunk(hash, chunk.len, codec, chunk.payload.clone()).map_err(|error| broken(&error))?;
+    Ok((hash, Arc::new(data.to_vec())))
+}

@@ -1,0 +1,78 @@
+//! The one place where an error number is chosen.
+
+use hayloft_fuse::Errno;
+use hayloft_model::TreeError;
+
+use crate::committer::FlushError;
+use crate::fault::FaultError;
+
+/// Why a request fails.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum FsError {
+    #[error(transparent)]
+    Tree(#[from] TreeError),
+    #[error(transparent)]
+    Fault(#[from] FaultError),
+    #[error("the change cannot be made durable: {0:?}")]
+    Flush(FlushError),
+    #[error("interrupted")]
+    Interrupted,
+    #[error("the session has ended: {0}")]
+    Ended(String),
+    #[error("not supported here")]
+    NotSupported,
+    #[error("the kernel is to do this itself")]
+    NotImplemented,
+    #[error("not a terminal")]
+    NoTty,
+    #[error("the buffer is too small")]
+    Range,
+    #[error("no data or hole there")]
+    NoSuchOffset,
+}
+
+impl FsError {
+    /// The number that the caller of the system call sees.
+    pub(crate) fn errno(&self) -> Errno {
+        match self {
+            FsError::Tree(error) => match error {
+                TreeError::NotFound => Errno::ENOENT,
+                TreeError::NoAttribute => Errno::ENODATA,
+                TreeError::Exists => Errno::EEXIST,
+                TreeError::Stale => Errno::ESTALE,
+                TreeError::NotDirectory => Errno::ENOTDIR,
+                TreeError::IsDirectory => Errno::EISDIR,
+                TreeError::NotEmpty => Errno::ENOTEMPTY,
+                TreeError::NameTooLong => Errno::ENAMETOOLONG,
+                TreeError::Invalid => Errno::EINVAL,
+                TreeError::NotPermitted => Errno::EPERM,
+                TreeError::TooManyLinks => Errno::EMLINK,
+                TreeError::TooLarge => Errno::EFBIG,
+                TreeError::AttributeTooLarge => Errno::E2BIG,
+                TreeError::NoSpace => Errno::ENOSPC,
+                TreeError::Missing(_) => Errno::EIO,
+            },
+            FsError::Fault(error) => match error {
+                FaultError::Gone => Errno::ESTALE,
+                FaultError::Interrupted => Errno::EINTR,
+                FaultError::Ended(_) => Errno::EIO,
+                FaultError::Broken(reason) => {
+                    tracing::error!(reason, "cannot fetch from the server");
+                    Errno::EIO
+                }
+            },
+            FsError::Flush(error) => match error {
+                FlushError::NoSpace => Errno::ENOSPC,
+                FlushError::Store(_) | FlushError::Ended(_) => Errno::EIO,
+                FlushError::Interrupted => Errno::EINTR,
+            },
+            FsError::Interrupted => Errno::EINTR,
+            FsError::Ended(_) => Errno::EIO,
+            FsError::NotSupported => Errno::EOPNOTSUPP,
+            FsError::NotImplemented => Errno::ENOSYS,
+            FsError::NoTty => Errno::ENOTTY,
+            FsError::Range => Errno::ERANGE,
+            FsError::NoSuchOffset => Errno::ENXIO,
+        }
+    }
+}

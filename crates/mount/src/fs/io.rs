@@ -1,0 +1,211 @@
+//! Requests about data.
+
+use std::sync::Arc;
+
+use hayloft_fuse::{Interrupt, Pace, Reply, SetAttr, Validity, write_flags};
+use hayloft_model::tree::{AttributeChange, Tree};
+use hayloft_model::{BLOCK_SIZE, FileKind, Ino, TreeError};
+use parking_lot::MutexGuard;
+
+use super::error::FsError;
+use super::{Done, Need, Stop, VolumeFs, attr};
+use crate::core::Core;
+use crate::data::{File, FileData, Lacking};
+
+impl VolumeFs {
+    pub(super) fn read(&self, ino: Ino, offset: u64, size: u32, reply: &mut Reply<'_>) -> Done {
+        let (file, length) = {
+            let mut core = self.client.core();
+            let length = core.tree.inode(ino)?.size;
+            if let Some(bytes) = core.inline(ino) {
+                let buffer = reply.buffer();
+                let count = u64::from(size).min(length.saturating_sub(offset)) as usize;
+                buffer[..count].fill(0);
+                if let Some(bytes) = bytes.get(offset as usize..) {
+                    let part = bytes.len().min(count);
+                    buffer[..part].copy_from_slice(&bytes[..part]);
+                }
+                reply.filled(count);
+                return Ok(());
+            }
+            (core.file(ino)?, length)
+        };
+        let wanted = u64::from(size).min(length.saturating_sub(offset));
+        let ahead = file.ahead(offset, wanted);
+        let buffer = &mut reply.buffer()[..wanted as usize];
+        let count = self.with_data(ino, &file, |data| data.read(offset, buffer, ahead))?;
+        self.client.stats.block_hits.add((wanted).div_ceil(BLOCK_SIZE));
+        reply.filled(count);
+        Ok(())
+    }
+
+    /// Does something with a file's data; what lacks has to be fetched first.
+    fn with_data<T>(
+        &self,
+        ino: Ino,
+        file: &Arc<File>,
+        work: impl FnOnce(&mut FileData) -> Result<T, Lacking>,
+    ) -> Result<T, Stop> {
+        self.client
+            .budget
+            .with(file, work)
+            .map_err(|lacking| Stop::Need(Need::Data(ino, Arc::clone(file), lacking)))
+    }
+
+    pub(super) fn write(
+        &self,
+        ino: Ino,
+        offset: u64,
+        bytes: &[u8],
+        flags: u32,
+        status_asked: bool,
+        reply: &mut Reply<'_>,
+    ) -> Done {
+        let end = offset.saturating_add(bytes.len() as u64);
+        if end > Tree::size_max() {
+            return Err(TreeError::TooLarge.into());
+        }
+        let file = {
+            let mut core = self.client.core();
+            let file = core.file(ino)?;
+            let growth = file.data.lock().growth(offset, bytes.len() as u64);
+            self.check_room(&core, ino, growth, bytes.len() as u64, status_asked)?;
+            file
+        };
+        self.with_data(ino, &file, |data| data.write(offset, bytes))?;
+        let mut core = self.client.core();
+        let allocated = file.data.lock().allocated();
+        core.tree.wrote(ino, end, allocated, flags & write_flags::KILL_SUIDGID != 0, self.now())?;
+        self.changed(&mut core);
+        drop(core);
+        reply.written(bytes.len() as u32);
+        Ok(())
+    }
+
+    /// Whether `bytes` of data, `growth` of them new, have room: in the quota, in the store, in memory.
+    fn check_room(
+        &self,
+        core: &MutexGuard<'_, Core>,
+        ino: Ino,
+        growth: u64,
+        bytes: u64,
+        status_asked: bool,
+    ) -> Done {
+        if growth > 0 && core.tree.inode(ino)?.nlink > 0 {
+            core.tree.check_room(growth)?;
+        }
+        let client = &self.client;
+        let free = client.status().store_free_bytes;
+        let unshipped = client.budget.unshipped() + client.budget.in_flight();
+        if client.ledger.is_full() || (free != u64::MAX && unshipped.saturating_add(bytes) > free) {
+            // The store may have got room since it was asked.
+            let still_full = client.ledger.is_full() || status_asked;
+            return Err(if still_full { TreeError::NoSpace.into() } else { Stop::Need(Need::Status) });
+        }
+        if client.over_budget(bytes) {
+            return Err(Stop::Need(Need::Room));
+        }
+        Ok(())
+    }
+
+    /// Sets the size: cuts the data off, or extends it with a hole.
+    pub(super) fn set_size(&self, core: &mut Core, ino: Ino, size: u64, kill_privileges: bool) -> Done {
+        if core.tree.inode(ino)?.kind() == FileKind::Directory {
+            return Err(TreeError::IsDirectory.into());
+        }
+        if size > Tree::size_max() {
+            return Err(TreeError::TooLarge.into());
+        }
+        let file = core.file(ino)?;
+        self.with_data(ino, &file, |data| data.truncate(size))?;
+        let allocated = file.data.lock().allocated();
+        let change = AttributeChange { size: Some((size, allocated)), kill_privileges, ..Default::default() };
+        core.tree.set_attributes(ino, change, self.now())?;
+        Ok(())
+    }
+
+    pub(super) fn truncate(
+        &self,
+        mut core: MutexGuard<'_, Core>,
+        ino: Ino,
+        size: u64,
+        change: &SetAttr,
+        _status_asked: bool,
+        reply: &mut Reply<'_>,
+    ) -> Done {
+        self.set_size(&mut core, ino, size, change.kill_suidgid)?;
+        let attr = attr(ino, core.tree.inode(ino)?);
+        self.changed(&mut core);
+        reply.attr(&attr, Validity::FOREVER);
+        Ok(())
+    }
+
+    pub(super) fn fallocate(
+        &self,
+        ino: Ino,
+        offset: u64,
+        length: u64,
+        mode: u32,
+        status_asked: bool,
+    ) -> Done {
+        const KEEP_SIZE: u32 = libc::FALLOC_FL_KEEP_SIZE as u32;
+        const PUNCH_HOLE: u32 = libc::FALLOC_FL_PUNCH_HOLE as u32;
+        const ZERO_RANGE: u32 = libc::FALLOC_FL_ZERO_RANGE as u32;
+        if mode & !(KEEP_SIZE | PUNCH_HOLE | ZERO_RANGE) != 0 {
+            return Err(FsError::NotSupported.into());
+        }
+        let end = offset.saturating_add(length);
+        if end > Tree::size_max() {
+            return Err(TreeError::TooLarge.into());
+        }
+        let mut core = self.client.core();
+        let size = core.tree.inode(ino)?.size;
+        let file = core.file(ino)?;
+        if mode & (PUNCH_HOLE | ZERO_RANGE) != 0 {
+            self.with_data(ino, &file, |data| data.punch(offset, end))?;
+        } else {
+            // Nothing is reserved: room is promised only as far as it is there now.
+            let growth = file.data.lock().growth(offset, length);
+            let free = self.client.status().store_free_bytes;
+            core.tree.check_room(growth)?;
+            if growth > free {
+                return Err(if status_asked { TreeError::NoSpace.into() } else { Stop::Need(Need::Status) });
+            }
+        }
+        let extends = mode & (KEEP_SIZE | PUNCH_HOLE) == 0 && end > size;
+        if extends {
+            self.with_data(ino, &file, |data| data.truncate(end))?;
+        }
+        let allocated = file.data.lock().allocated();
+        let change = AttributeChange {
+            size: Some((if extends { end } else { size }, allocated)),
+            ..Default::default()
+        };
+        core.tree.set_attributes(ino, change, self.now())?;
+        self.changed(&mut core);
+        Ok(())
+    }
+
+    pub(super) fn seek(&self, ino: Ino, offset: u64, whence: u32, reply: &mut Reply<'_>) -> Done {
+        let data = match whence as i32 {
+            libc::SEEK_DATA => true,
+            libc::SEEK_HOLE => false,
+            _ => return Err(TreeError::Invalid.into()),
+        };
+        let file = self.client.core().file(ino)?;
+        match self.with_data(ino, &file, |file| file.seek(offset, data))? {
+            Some(position) => reply.lseek(position),
+            None => return Err(FsError::NoSuchOffset.into()),
+        }
+        Ok(())
+    }
+
+    /// Makes everything up to now durable.
+    pub(super) fn sync(&self, pace: Pace<'_>) -> Done {
+        let interrupt: &Interrupt = match pace {
+            Pace::Fast => return Err(Stop::Need(Need::Room)),
+            Pace::Patient(interrupt) => interrupt,
+        };
+        self.client.ledger.flush(Some(interrupt)).map_err(|error| Stop::Error(FsError::Flush(error)))
+    }
+}

@@ -1,0 +1,331 @@
+//! The kernel's requests, answered from memory.
+
+mod error;
+mod io;
+mod names;
+mod xattrs;
+
+use std::sync::Arc;
+
+use hayloft_fuse::{
+    Attr, Entry, Failure, FileSystem, Forget, Interrupt, Operation, Pace, Reply, Request, SetAttr, Statfs,
+    TimeOrNow, Validity,
+};
+use hayloft_model::tree::AttributeChange;
+use hayloft_model::{BLOCK_SIZE, FileKind, Ino, InodeRow, Missing, Timestamp, TreeError};
+
+use self::error::FsError;
+use crate::core::{Client, Core};
+use crate::data::{File, Lacking};
+
+/// A volume as a file system.
+pub(crate) struct VolumeFs {
+    client: Arc<Client>,
+}
+
+/// What an operation has to wait for before it can be done. It has changed nothing.
+enum Need {
+    Row(Missing),
+    Data(Ino, Arc<File>, Lacking),
+    /// Unshipped data has to become less.
+    Room,
+    /// The server has to say how full the store is.
+    Status,
+}
+
+/// Why an operation did not complete.
+enum Stop {
+    Error(FsError),
+    Need(Need),
+}
+
+impl From<TreeError> for Stop {
+    fn from(error: TreeError) -> Stop {
+        match error {
+            TreeError::Missing(missing) => Stop::Need(Need::Row(missing)),
+            error => Stop::Error(FsError::Tree(error)),
+        }
+    }
+}
+
+impl From<FsError> for Stop {
+    fn from(error: FsError) -> Stop {
+        Stop::Error(error)
+    }
+}
+
+type Done = Result<(), Stop>;
+
+impl FileSystem for VolumeFs {
+    fn handle(&self, request: &Request<'_>, reply: &mut Reply<'_>, pace: Pace<'_>) -> Result<(), Failure> {
+        let mut status_asked = false;
+        loop {
+            match self.answer(request, reply, pace, status_asked) {
+                Ok(()) => return Ok(()),
+                Err(Stop::Error(error)) => return Err(Failure::Errno(error.errno())),
+                Err(Stop::Need(need)) => match pace {
+                    Pace::Fast => return Err(Failure::Again),
+                    Pace::Patient(interrupt) => {
+                        status_asked |= matches!(need, Need::Status);
+                        self.satisfy(need, interrupt).map_err(|error| Failure::Errno(error.errno()))?;
+                    }
+                },
+            }
+        }
+    }
+
+    fn forget(&self, forgets: &[Forget]) {
+        let mut core = self.client.core();
+        for forget in forgets {
+            core.tree.forget(Ino(forget.nodeid), forget.nlookup);
+        }
+        self.client.drop_ended(&mut core);
+        let dirty = core.tree.is_dirty();
+        drop(core);
+        if dirty {
+            self.client.ledger.touch();
+        }
+    }
+}
+
+impl VolumeFs {
+    pub(crate) fn new(client: Arc<Client>) -> VolumeFs {
+        VolumeFs { client }
+    }
+
+    fn satisfy(&self, need: Need, interrupt: &Interrupt) -> Result<(), FsError> {
+        match need {
+            Need::Row(missing) => Ok(self.client.fetch_row(missing, Some(interrupt))?),
+            Need::Data(ino, file, lacking) => {
+                Ok(self.client.fetch_data(ino, &file, lacking, Some(interrupt))?)
+            }
+            Need::Status => {
+                self.client.refresh_status(interrupt);
+                Ok(())
+            }
+            Need::Room => {
+                if interrupt.interrupted() {
+                    return Err(FsError::Interrupted);
+                }
+                if let Some(reason) = self.client.link.ended() {
+                    return Err(FsError::Ended(reason));
+                }
+                if self.client.ledger.is_full() {
+                    return Err(FsError::Tree(TreeError::NoSpace));
+                }
+                self.client.await_room();
+                Ok(())
+            }
+        }
+    }
+
+    fn answer(
+        &self,
+        request: &Request<'_>,
+        reply: &mut Reply<'_>,
+        pace: Pace<'_>,
+        status_asked: bool,
+    ) -> Done {
+        let ino = Ino(request.nodeid);
+        if self.client.link.ended().is_some() && changes(&request.op) {
+            return Err(FsError::Ended(String::new()).into());
+        }
+        match request.op {
+            Operation::Lookup { name } => self.lookup(ino, name, reply),
+            Operation::Getattr { .. } => {
+                let attr = attr(ino, self.client.core().tree.inode(ino)?);
+                reply.attr(&attr, Validity::FOREVER);
+                Ok(())
+            }
+            Operation::Setattr(change) => self.set_attributes(ino, &change, status_asked, reply),
+            Operation::Readlink => self.readlink(ino, reply),
+            Operation::Symlink { name, target } => self.symlink(request, name, target, reply),
+            Operation::Mknod { name, mode, rdev, .. } => self.mknod(request, name, mode, rdev, reply),
+            Operation::Mkdir { name, mode, .. } => self.mkdir(request, name, mode, reply),
+            Operation::Unlink { name } => self.unlink(ino, name),
+            Operation::Rmdir { name } => self.rmdir(ino, name),
+            Operation::Rename { name, new_parent, new_name, flags } => {
+                self.rename((ino, name), (Ino(new_parent), new_name), flags)
+            }
+            Operation::Link { ino: linked, new_name } => self.link(Ino(linked), ino, new_name, reply),
+            Operation::Create { name, mode, flags, .. } => self.create(request, name, mode, flags, reply),
+            Operation::Tmpfile { mode, .. } => self.create_unnamed(request, mode, reply),
+            Operation::Read { offset, size, .. } => self.read(ino, offset, size, reply),
+            Operation::Write { offset, data, write_flags, .. } => {
+                self.write(ino, offset, data, write_flags, status_asked, reply)
+            }
+            Operation::Fallocate { offset, length, mode, .. } => {
+                self.fallocate(ino, offset, length, mode, status_asked)
+            }
+            Operation::Lseek { offset, whence, .. } => self.seek(ino, offset, whence, reply),
+            Operation::Fsync { .. } | Operation::Fsyncdir { .. } | Operation::Syncfs => self.sync(pace),
+            Operation::Readdir { offset, .. } => self.readdir(ino, offset, false, reply),
+            Operation::Readdirplus { offset, .. } => self.readdir(ino, offset, true, reply),
+            Operation::Statfs => self.statfs(reply),
+            Operation::Setxattr { name, value, flags, .. } => self.set_xattr(ino, name, value, flags),
+            Operation::Getxattr { name, size } => self.get_xattr(ino, name, size, reply),
+            Operation::Listxattr { size } => self.list_xattrs(ino, size, reply),
+            Operation::Removexattr { name } => self.remove_xattr(ino, name),
+            Operation::Ioctl { .. } => Err(FsError::NoTty.into()),
+            // The kernel does these by itself, or is told to, once it has heard ENOSYS.
+            Operation::Open { .. }
+            | Operation::Opendir { .. }
+            | Operation::Release { .. }
+            | Operation::Releasedir { .. }
+            | Operation::Flush { .. }
+            | Operation::Access { .. }
+            | Operation::Getlk { .. }
+            | Operation::Setlk { .. }
+            | Operation::Setlkw { .. }
+            | Operation::Poll { .. }
+            | Operation::CopyFileRange { .. }
+            | Operation::Statx { .. }
+            | Operation::Unknown(_) => Err(FsError::NotImplemented.into()),
+        }
+    }
+
+    fn now(&self) -> Timestamp {
+        self.client.clock.now()
+    }
+
+    /// After a change of the tree: what ended is dropped, and the committer knows.
+    fn changed(&self, core: &mut Core) {
+        self.client.drop_ended(core);
+        self.client.changed(core.tree.dirty_rows());
+    }
+
+    fn set_attributes(&self, ino: Ino, change: &SetAttr, status_asked: bool, reply: &mut Reply<'_>) -> Done {
+        let now = self.now();
+        let time = |time: Option<TimeOrNow>| {
+            time.map(|time| match time {
+                TimeOrNow::Now => now,
+                TimeOrNow::Time(time) => Timestamp { secs: time.seconds, nanos: time.nanos },
+            })
+        };
+        let mut core = self.client.core();
+        if let Some(size) = change.size {
+            return self.truncate(core, ino, size, change, status_asked, reply);
+        }
+        let change = AttributeChange {
+            mode: change.mode,
+            uid: change.uid,
+            gid: change.gid,
+            size: None,
+            atime: time(change.atime),
+            mtime: time(change.mtime),
+            kill_privileges: change.kill_suidgid,
+        };
+        core.tree.set_attributes(ino, change, now)?;
+        let attr = attr(ino, core.tree.inode(ino)?);
+        self.changed(&mut core);
+        reply.attr(&attr, Validity::FOREVER);
+        Ok(())
+    }
+
+    fn statfs(&self, reply: &mut Reply<'_>) -> Done {
+        let status = self.client.status();
+        let (used, quota) = {
+            let core = self.client.core();
+            (core.tree.usage(), core.tree.quota())
+        };
+        let unit = 4096;
+        let unshipped = self.client.budget.unshipped() + self.client.budget.in_flight();
+        // A store that cannot tell its size (a bucket) is shown as a large one.
+        let unknown = 1 << 50;
+        let free_in_store = match status.store_free_bytes {
+            u64::MAX => unknown,
+            free => free.saturating_sub(unshipped),
+        };
+        let free = match quota.bytes {
+            0 => free_in_store,
+            quota => free_in_store.min(quota.saturating_sub(used.bytes)),
+        };
+        let total = match quota.bytes {
+            0 => used.bytes + free,
+            quota => quota,
+        };
+        let files_free = match quota.inodes {
+            0 => 1 << 40,
+            quota => quota.saturating_sub(used.inodes),
+        };
+        reply.statfs(&Statfs {
+            blocks: total / unit,
+            bfree: free / unit,
+            bavail: free / unit,
+            files: used.inodes + files_free,
+            ffree: files_free,
+            bsize: unit as u32,
+            namelen: hayloft_model::NAME_MAX as u32,
+            frsize: unit as u32,
+        });
+        Ok(())
+    }
+}
+
+/// Whether a request changes something.
+fn changes(op: &Operation<'_>) -> bool {
+    !matches!(
+        op,
+        Operation::Lookup { .. }
+            | Operation::Getattr { .. }
+            | Operation::Readlink
+            | Operation::Read { .. }
+            | Operation::Readdir { .. }
+            | Operation::Readdirplus { .. }
+            | Operation::Statfs
+            | Operation::Getxattr { .. }
+            | Operation::Listxattr { .. }
+            | Operation::Lseek { .. }
+            | Operation::Ioctl { .. }
+            | Operation::Open { .. }
+            | Operation::Opendir { .. }
+            | Operation::Flush { .. }
+            | Operation::Unknown(_)
+    )
+}
+
+/// The row as the kernel wants it.
+fn attr(ino: Ino, row: &InodeRow) -> Attr {
+    let time = |time: Timestamp| hayloft_fuse::Timestamp { seconds: time.secs, nanos: time.nanos };
+    let is_dir = row.kind() == FileKind::Directory;
+    Attr {
+        ino: ino.0,
+        // Programs take a directory of size 0 for an empty one of some other system.
+        size: if is_dir { 4096 } else { row.size },
+        blocks: row.allocated.div_ceil(512),
+        atime: time(row.atime),
+        mtime: time(row.mtime),
+        ctime: time(row.ctime),
+        mode: row.mode,
+        nlink: row.nlink,
+        uid: row.uid,
+        gid: row.gid,
+        rdev: row.rdev,
+        blksize: BLOCK_SIZE as u32,
+        flags: 0,
+    }
+}
+
+/// A name's answer: the client owns the directory, so the kernel may keep it until told otherwise.
+fn entry(ino: Ino, row: &InodeRow) -> Entry {
+    Entry {
+        nodeid: ino.0,
+        generation: 0,
+        entry_valid: Validity::FOREVER,
+        attr_valid: Validity::FOREVER,
+        attr: attr(ino, row),
+    }
+}
+
+impl Client {
+    /// Asks how full the store is; without an answer the last one stays.
+    fn refresh_status(&self, interrupt: &Interrupt) {
+        use hayloft_wire::{StatusRequest, client_message::Body as Ask, server_message::Body as Answer};
+        let answers = self.link.call(Ask::Status(StatusRequest {}), Some(interrupt));
+        if let Ok(answers) = answers
+            && let Some(Answer::Status(status)) = answers.into_iter().next()
+        {
+            self.set_status(status);
+        }
+    }
+}

@@ -1,0 +1,252 @@
+//! Requests about names and directories.
+
+use bytes::Bytes;
+use hayloft_fuse::{Entry, Reply, Request, Validity, open_flags};
+use hayloft_model::tree::{NewNode, RenameFlags};
+use hayloft_model::{Content, FileKind, Ino, TreeError};
+
+use super::error::FsError;
+use super::{Done, Stop, VolumeFs, entry};
+use crate::core::Core;
+
+/// Longest target of a symbolic link, as everywhere on Linux.
+const TARGET_MAX: usize = 4095;
+const RENAME_NOREPLACE: u32 = 1;
+const RENAME_EXCHANGE: u32 = 2;
+const RENAME_WHITEOUT: u32 = 4;
+/// Files stay in the kernel's cache until told otherwise, and their close sends nothing.
+const OPEN_FLAGS: u32 = open_flags::KEEP_CACHE | open_flags::NOFLUSH;
+
+impl VolumeFs {
+    pub(super) fn lookup(&self, dir: Ino, name: &[u8], reply: &mut Reply<'_>) -> Done {
+        let mut core = self.client.core();
+        let found = match name {
+            // The kernel asks for these by number when it has lost a directory's entry (exports only).
+            b"." => Some(dir),
+            b".." => Some(core.tree.inode(dir)?.parent),
+            name => core.tree.lookup(dir, name)?.map(|dentry| dentry.ino),
+        };
+        match found {
+            Some(ino) => {
+                let entry = entry(ino, core.tree.inode(ino)?);
+                core.tree.remember(ino);
+                reply.entry(&entry);
+            }
+            None => reply.entry(&Entry::negative(Validity::FOREVER)),
+        }
+        Ok(())
+    }
+
+    fn make(&self, request: &Request<'_>, name: &[u8], new: NewNode) -> Result<Entry, Stop> {
+        self.check_not_full()?;
+        let mut core = self.client.core();
+        let ino = core.tree.create(Ino(request.nodeid), name, new, self.now())?;
+        core.tree.remember(ino);
+        let entry = entry(ino, core.tree.inode(ino)?);
+        self.changed(&mut core);
+        Ok(entry)
+    }
+
+    pub(super) fn symlink(
+        &self,
+        request: &Request<'_>,
+        name: &[u8],
+        target: &[u8],
+        reply: &mut Reply<'_>,
+    ) -> Done {
+        if target.len() > TARGET_MAX {
+            return Err(FsError::Tree(TreeError::NameTooLong).into());
+        }
+        let new = NewNode {
+            mode: FileKind::Symlink.bits() | 0o777,
+            target: Some(Bytes::copy_from_slice(target)),
+            ..owned_by(request)
+        };
+        reply.entry(&self.make(request, name, new)?);
+        Ok(())
+    }
+
+    pub(super) fn mknod(
+        &self,
+        request: &Request<'_>,
+        name: &[u8],
+        mode: u32,
+        rdev: u32,
+        reply: &mut Reply<'_>,
+    ) -> Done {
+        reply.entry(&self.make(request, name, NewNode { mode, rdev, ..owned_by(request) })?);
+        Ok(())
+    }
+
+    pub(super) fn mkdir(&self, request: &Request<'_>, name: &[u8], mode: u32, reply: &mut Reply<'_>) -> Done {
+        let mode = FileKind::Directory.bits() | (mode & 0o7777);
+        reply.entry(&self.make(request, name, NewNode { mode, ..owned_by(request) })?);
+        Ok(())
+    }
+
+    pub(super) fn create(
+        &self,
+        request: &Request<'_>,
+        name: &[u8],
+        mode: u32,
+        flags: u32,
+        reply: &mut Reply<'_>,
+    ) -> Done {
+        let mode = FileKind::Regular.bits() | (mode & 0o7777);
+        let entry = match self.make(request, name, NewNode { mode, ..owned_by(request) }) {
+            // Somebody else on this host was faster; without O_EXCL theirs is opened.
+            Err(Stop::Error(FsError::Tree(TreeError::Exists))) if flags & libc::O_EXCL as u32 == 0 => {
+                self.open_existing(Ino(request.nodeid), name, flags)?
+            }
+            result => result?,
+        };
+        reply.create(&entry, 0, OPEN_FLAGS);
+        Ok(())
+    }
+
+    fn open_existing(&self, dir: Ino, name: &[u8], flags: u32) -> Result<Entry, Stop> {
+        let mut core = self.client.core();
+        let dentry = core.tree.lookup(dir, name)?.ok_or(TreeError::NotFound)?;
+        match dentry.kind {
+            FileKind::Directory => return Err(TreeError::IsDirectory.into()),
+            FileKind::Symlink => return Err(TreeError::Stale.into()),
+            _ => {}
+        }
+        if flags & libc::O_TRUNC as u32 != 0 && dentry.kind == FileKind::Regular {
+            self.set_size(&mut core, dentry.ino, 0, false)?;
+            self.changed(&mut core);
+        }
+        let entry = entry(dentry.ino, core.tree.inode(dentry.ino)?);
+        core.tree.remember(dentry.ino);
+        Ok(entry)
+    }
+
+    pub(super) fn create_unnamed(&self, request: &Request<'_>, mode: u32, reply: &mut Reply<'_>) -> Done {
+        self.check_not_full()?;
+        let new = NewNode { mode: FileKind::Regular.bits() | (mode & 0o7777), ..owned_by(request) };
+        let mut core = self.client.core();
+        let ino = core.tree.create_unnamed(Ino(request.nodeid), new, self.now())?;
+        core.tree.remember(ino);
+        reply.create(&entry(ino, core.tree.inode(ino)?), 0, OPEN_FLAGS);
+        Ok(())
+    }
+
+    pub(super) fn link(&self, ino: Ino, dir: Ino, name: &[u8], reply: &mut Reply<'_>) -> Done {
+        self.check_not_full()?;
+        let mut core = self.client.core();
+        core.tree.link(ino, dir, name, self.now())?;
+        core.tree.remember(ino);
+        reply.entry(&entry(ino, core.tree.inode(ino)?));
+        self.changed(&mut core);
+        Ok(())
+    }
+
+    pub(super) fn unlink(&self, dir: Ino, name: &[u8]) -> Done {
+        let mut core = self.client.core();
+        core.tree.unlink(dir, name, self.now())?;
+        self.changed(&mut core);
+        Ok(())
+    }
+
+    pub(super) fn rmdir(&self, dir: Ino, name: &[u8]) -> Done {
+        let mut core = self.client.core();
+        core.tree.rmdir(dir, name, self.now())?;
+        self.changed(&mut core);
+        Ok(())
+    }
+
+    pub(super) fn rename(&self, from: (Ino, &[u8]), to: (Ino, &[u8]), flags: u32) -> Done {
+        if flags & !(RENAME_NOREPLACE | RENAME_EXCHANGE | RENAME_WHITEOUT) != 0 {
+            return Err(TreeError::Invalid.into());
+        }
+        let flags = RenameFlags {
+            no_replace: flags & RENAME_NOREPLACE != 0,
+            exchange: flags & RENAME_EXCHANGE != 0,
+            whiteout: flags & RENAME_WHITEOUT != 0,
+        };
+        let mut core = self.client.core();
+        core.tree.rename(from, to, flags, self.now())?;
+        self.changed(&mut core);
+        Ok(())
+    }
+
+    pub(super) fn readlink(&self, ino: Ino, reply: &mut Reply<'_>) -> Done {
+        match &self.client.core().tree.inode(ino)?.content {
+            Content::Target(target) => reply.data(target),
+            _ => return Err(TreeError::Invalid.into()),
+        }
+        Ok(())
+    }
+
+    pub(super) fn readdir(&self, dir: Ino, offset: u64, plus: bool, reply: &mut Reply<'_>) -> Done {
+        let mut core = self.client.core();
+        let parent = core.tree.inode(dir)?.parent;
+        let mut known = Vec::new();
+        {
+            let Core { tree, .. } = &mut *core;
+            if plus {
+                // All rows have to be here before anything is written, and before the kernel gets references.
+                check_rows(tree, dir, offset)?;
+            }
+            let mut writer = reply.directory();
+            let kind = FileKind::Directory.bits() >> 12;
+            let dots = [(1, &b"."[..], dir), (2, &b".."[..], parent)];
+            for (cookie, name, ino) in dots.into_iter().filter(|(cookie, _, _)| *cookie > offset) {
+                let full = if plus {
+                    // No reference is given for these two: nodeid 0 says so.
+                    let mut attr = Entry::negative(Validity::ZERO);
+                    (attr.attr.ino, attr.attr.mode) = (ino.0, FileKind::Directory.bits());
+                    !writer.add_plus(&attr, cookie, kind, name)
+                } else {
+                    !writer.add(ino.0, cookie, kind, name)
+                };
+                if full {
+                    return Ok(());
+                }
+            }
+            let entries: Vec<_> = tree
+                .entries(dir, offset.max(2))?
+                .take(ENTRIES_MAX)
+                .map(|(name, dentry)| (name.clone(), *dentry))
+                .collect();
+            for (name, dentry) in entries {
+                let kind = dentry.kind.bits() >> 12;
+                let added = if plus {
+                    let entry = entry(dentry.ino, tree.inode(dentry.ino)?);
+                    writer.add_plus(&entry, dentry.cookie, kind, name.as_bytes())
+                } else {
+                    writer.add(dentry.ino.0, dentry.cookie, kind, name.as_bytes())
+                };
+                if !added {
+                    break;
+                }
+                if plus {
+                    known.push(dentry.ino);
+                }
+            }
+        }
+        known.into_iter().for_each(|ino| core.tree.remember(ino));
+        Ok(())
+    }
+
+    /// Whether the store refused the last batch: nothing new may be made until there is room.
+    fn check_not_full(&self) -> Done {
+        if self.client.ledger.is_full() { Err(TreeError::NoSpace.into()) } else { Ok(()) }
+    }
+}
+
+/// More entries than fit one answer of 1 MiB: the shortest takes 24 bytes, and the kernel asks for less.
+const ENTRIES_MAX: usize = 4096;
+
+fn check_rows(tree: &mut hayloft_model::tree::Tree, dir: Ino, offset: u64) -> Done {
+    let inos: Vec<Ino> =
+        tree.entries(dir, offset.max(2))?.take(ENTRIES_MAX).map(|(_, dentry)| dentry.ino).collect();
+    for ino in inos {
+        tree.inode(ino)?;
+    }
+    Ok(())
+}
+
+fn owned_by(request: &Request<'_>) -> NewNode {
+    NewNode { uid: request.uid, gid: request.gid, ..NewNode::default() }
+}

@@ -1,0 +1,71 @@
+//! Requests about extended attributes.
+
+use hayloft_fuse::Reply;
+use hayloft_model::{FileKind, Ino, TreeError};
+
+use super::error::FsError;
+use super::{Done, VolumeFs};
+
+/// Longest name, as everywhere on Linux.
+const NAME_MAX: usize = 255;
+
+/// Attributes of users, of root, and of security modules are kept. Those of the system, POSIX access control
+/// lists among them, are refused: what is not enforced must not look as if it was.
+fn check_name(name: &[u8]) -> Done {
+    let known = [&b"user."[..], b"trusted.", b"security."];
+    if !known.iter().any(|prefix| name.starts_with(prefix) && name.len() > prefix.len()) {
+        return Err(FsError::NotSupported.into());
+    }
+    if name.len() > NAME_MAX { Err(FsError::Range.into()) } else { Ok(()) }
+}
+
+impl VolumeFs {
+    pub(super) fn set_xattr(&self, ino: Ino, name: &[u8], value: &[u8], flags: u32) -> Done {
+        check_name(name)?;
+        let mut core = self.client.core();
+        // The kernel checks this for its own file systems; user attributes mean nothing on the others.
+        let kind = core.tree.inode(ino)?.kind();
+        if name.starts_with(b"user.") && !matches!(kind, FileKind::Regular | FileKind::Directory) {
+            return Err(TreeError::NotPermitted.into());
+        }
+        let mode = (flags & libc::XATTR_CREATE as u32 != 0, flags & libc::XATTR_REPLACE as u32 != 0);
+        core.tree.set_xattr(ino, name, value, mode, self.now())?;
+        self.changed(&mut core);
+        Ok(())
+    }
+
+    pub(super) fn get_xattr(&self, ino: Ino, name: &[u8], size: u32, reply: &mut Reply<'_>) -> Done {
+        check_name(name)?;
+        let core = self.client.core();
+        let value = core.tree.xattr(ino, name)?;
+        match size as usize {
+            0 => reply.xattr_size(value.len() as u32),
+            size if size < value.len() => return Err(FsError::Range.into()),
+            _ => reply.data(value),
+        }
+        Ok(())
+    }
+
+    pub(super) fn list_xattrs(&self, ino: Ino, size: u32, reply: &mut Reply<'_>) -> Done {
+        let core = self.client.core();
+        let mut list = Vec::new();
+        for name in core.tree.inode(ino)?.xattrs.keys() {
+            list.extend_from_slice(name);
+            list.push(0);
+        }
+        match size as usize {
+            0 => reply.xattr_size(list.len() as u32),
+            size if size < list.len() => return Err(FsError::Range.into()),
+            _ => reply.data(&list),
+        }
+        Ok(())
+    }
+
+    pub(super) fn remove_xattr(&self, ino: Ino, name: &[u8]) -> Done {
+        check_name(name)?;
+        let mut core = self.client.core();
+        core.tree.remove_xattr(ino, name, self.now())?;
+        self.changed(&mut core);
+        Ok(())
+    }
+}

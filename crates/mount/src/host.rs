@@ -1,0 +1,46 @@
+//! Who this client is, and whether another client on the same host is dead.
+#![allow(unsafe_code)]
+
+use std::fs;
+
+/// Identifies the host as long as it runs: machine, boot, and the PID namespace in which process numbers mean
+/// something.
+pub(crate) fn id() -> String {
+    let read = |path: &str| fs::read_to_string(path).unwrap_or_default().trim().to_string();
+    let namespace = fs::read_link("/proc/self/ns/pid").unwrap_or_default();
+    format!(
+        "{}/{}/{}",
+        read("/etc/machine-id"),
+        read("/proc/sys/kernel/random/boot_id"),
+        namespace.to_string_lossy()
+    )
+}
+
+/// The host's name, for people.
+pub(crate) fn name() -> String {
+    fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default().trim().to_string()
+}
+
+/// Whether no process of that number runs on this host any more.
+pub(crate) fn is_dead(pid: u32) -> bool {
+    // A zombie has ended too: its files and connections are closed.
+    match fs::read_to_string(format!("/proc/{pid}/stat")) {
+        Ok(stat) => stat.rsplit(')').next().is_some_and(|rest| rest.trim_start().starts_with(['Z', 'X'])),
+        Err(error) => error.kind() == std::io::ErrorKind::NotFound,
+    }
+}
+
+/// A random number for a session.
+pub(crate) fn random() -> u64 {
+    let mut bytes = [0u8; 8];
+    // SAFETY: the buffer is valid for its length; getrandom fills it or fails.
+    let got = unsafe { libc::getrandom(bytes.as_mut_ptr().cast(), bytes.len(), 0) };
+    assert_eq!(got, 8, "getrandom gives eight bytes at once");
+    u64::from_ne_bytes(bytes).max(1)
+}
+
+/// Lets the kernel prefer others to the calling thread: shipping the log gives way to the builds it is for.
+pub(crate) fn lower_priority() {
+    // SAFETY: setpriority takes numbers only; 0 is the calling thread.
+    unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, 5) };
+}

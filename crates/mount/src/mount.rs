@@ -1,0 +1,192 @@
+//! Mounting a volume, from the first word to the server to the last one.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+
+use hayloft_fuse::{Config, Control, Session, SessionHandle, Transport};
+use hayloft_model::tree::Tree;
+use hayloft_model::{Ino, InoRange, InodeRow, Usage};
+
+use crate::clock::Clock;
+use crate::control::Listener;
+use crate::core::{Client, Core};
+use crate::error::MountError;
+use crate::fs::VolumeFs;
+use crate::link::Link;
+use crate::options::{MountOptions, TransportOption};
+use crate::stats::Stats;
+use crate::{committer, control};
+
+/// What to mount, and where.
+#[derive(Clone, Debug)]
+pub struct MountConfig {
+    /// HOST:PORT of the server.
+    pub server: String,
+    /// The volume's name.
+    pub volume: String,
+    /// The folder to mount on; it must exist.
+    pub mount_point: PathBuf,
+    /// Options.
+    pub options: MountOptions,
+    /// Where changes are kept that can never be applied; by default a folder of the user's state.
+    pub cache_dir: Option<PathBuf>,
+}
+
+/// A mounted volume.
+pub struct Mount {
+    client: Arc<Client>,
+    session: SessionHandle,
+    committer: JoinHandle<()>,
+    listener: Listener,
+}
+
+/// Ends a mount from another thread: ships everything, then unmounts.
+#[derive(Clone)]
+pub struct Stopper {
+    client: Arc<Client>,
+    control: Control,
+}
+
+impl Stopper {
+    /// Ships what there is, and takes the mount away even when it is in use (programs inside keep what they have
+    /// open until they end). [`Mount::wait`] returns afterwards.
+    pub fn stop(&self) {
+        // Failing to ship now is reported when the mount ends, which tries again.
+        let _ = self.client.ledger.flush(None);
+        if let Err(error) = self.control.unmount(true) {
+            tracing::warn!(%error, "cannot unmount");
+        }
+    }
+}
+
+impl Mount {
+    /// Connects and mounts; returns when the mount is usable.
+    ///
+    /// # Errors
+    /// See [`MountError`].
+    pub fn start(config: MountConfig) -> Result<Mount, MountError> {
+        let MountConfig { server, volume, mount_point, options, cache_dir: _ } = config;
+        let mount_point = mount_point
+            .canonicalize()
+            .map_err(|source| MountError::Folder { path: mount_point.clone(), source })?;
+        let (stats, clock) = (Arc::new(Stats::default()), Arc::new(Clock::default()));
+        let point = mount_point.to_string_lossy();
+        let opened =
+            Link::open(&server, &volume, &point, options.read_only, Arc::clone(&stats), Arc::clone(&clock))?;
+        let invalid = |what: &str| MountError::Refused {
+            address: server.clone(),
+            message: format!("it began the session with an invalid {what}"),
+        };
+        let welcome = opened.welcome;
+        let status = welcome.status.ok_or_else(|| invalid("status"))?;
+        let quota = Usage { bytes: status.quota_bytes, inodes: status.quota_inodes };
+        let mut tree = Tree::new(status.used(), quota);
+        if let Some(range) = &welcome.inos {
+            tree.add_numbers(InoRange::try_from(range).map_err(|_| invalid("range of inode numbers"))?);
+        }
+        let root = welcome.root.as_ref().and_then(|row| InodeRow::try_from(row).ok());
+        tree.add_inode(Ino::ROOT, root.ok_or_else(|| invalid("root directory"))?);
+        let core = Core { tree, ..Core::default() };
+        let fsname = format!("{server}/{volume}");
+        let client = Arc::new(Client::new(core, opened.link, clock, stats, options, status));
+        match Mount::start_session(&client, &mount_point, fsname) {
+            Ok((session, listener)) => Mount::start_threads(client, session, listener),
+            Err(error) => {
+                client.link.close();
+                Err(error)
+            }
+        }
+    }
+
+    fn start_session(
+        client: &Arc<Client>,
+        mount_point: &std::path::Path,
+        fsname: String,
+    ) -> Result<(SessionHandle, Listener), MountError> {
+        let options = &client.options;
+        let fuse_options = hayloft_fuse::MountOptions {
+            fsname,
+            subtype: "hayloft".to_string(),
+            read_only: options.read_only,
+            allow_other: options.allow_other,
+            default_permissions: true,
+            suid: options.suid,
+            dev: options.dev,
+            exec: options.exec,
+            atime: false,
+        };
+        let channel = hayloft_fuse::mount(mount_point, &fuse_options)?;
+        let config = Config {
+            transport: match options.transport {
+                TransportOption::Auto => Transport::Auto,
+                TransportOption::Dev => Transport::DevFuse,
+                TransportOption::Uring => Transport::IoUring,
+            },
+            // One client a volume: its locks and open files are this kernel's own business.
+            no_open: true,
+            no_opendir: true,
+            ..Config::default()
+        };
+        let session = Session::new(channel, VolumeFs::new(Arc::clone(client)), config)
+            .map_err(|error| MountError::Session(error.to_string()))?
+            .spawn()
+            .map_err(|error| MountError::Session(error.to_string()))?;
+        match control::listen(mount_point, Arc::clone(client), session.control()) {
+            Ok(listener) => Ok((session, listener)),
+            Err(error) => {
+                let _ = session.unmount(true);
+                Err(error)
+            }
+        }
+    }
+
+    fn start_threads(
+        client: Arc<Client>,
+        session: SessionHandle,
+        listener: Listener,
+    ) -> Result<Mount, MountError> {
+        let shipping = Arc::clone(&client);
+        let committer = std::thread::Builder::new()
+            .name("hayloft-commit".to_string())
+            .spawn(move || committer::run(&shipping))
+            .map_err(|error| MountError::Session(error.to_string()))?;
+        Ok(Mount { client, session, committer, listener })
+    }
+
+    /// A handle that ends the mount.
+    pub fn stopper(&self) -> Stopper {
+        Stopper { client: Arc::clone(&self.client), control: self.session.control() }
+    }
+
+    /// Waits until the mount is gone and everything of it is durable.
+    ///
+    /// # Errors
+    /// When something could not be shipped.
+    pub fn wait(self) -> Result<(), MountError> {
+        let served = self.session.join();
+        let shipped = loop {
+            match self.client.ledger.flush(None) {
+                Ok(()) => break Ok(()),
+                Err(committer::FlushError::Ended(reason)) => break Err(reason),
+                Err(error) => {
+                    tracing::error!(
+                        ?error,
+                        "the volume is unmounted, but changes cannot be shipped yet; trying on"
+                    );
+                    std::thread::sleep(std::time::Duration::from_secs(1));
+                }
+            }
+        };
+        self.client.ledger.stop();
+        let _ = self.committer.join();
+        self.client.link.close();
+        self.listener.end(shipped.as_ref().err().cloned());
+        served.map_err(|error| MountError::Session(error.to_string()))?;
+        shipped.map_err(|reason| {
+            MountError::Unsent(format!(
+                "the last changes were not shipped, because the session ended: {reason}"
+            ))
+        })
+    }
+}

@@ -1,0 +1,55 @@
+//! The reading side of a connection.
+
+use std::io::{self, Read};
+use std::net::TcpStream;
+
+use bytes::BytesMut;
+use hayloft_wire::ServerMessage;
+use hayloft_wire::frame::{self, FrameError};
+
+use crate::stats::Stats;
+
+const READ_SIZE: usize = 256 * 1024;
+
+/// Why nothing more can be read.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum ReadError {
+    #[error(transparent)]
+    Io(#[from] io::Error),
+    #[error(transparent)]
+    Frame(#[from] FrameError),
+}
+
+/// Takes messages off a connection.
+pub(crate) struct Reader {
+    stream: TcpStream,
+    buffer: BytesMut,
+    scratch: Vec<u8>,
+}
+
+impl Reader {
+    pub(crate) fn new(stream: TcpStream) -> Reader {
+        Reader { stream, buffer: BytesMut::new(), scratch: vec![0; READ_SIZE] }
+    }
+
+    pub(crate) fn stream(&self) -> &TcpStream {
+        &self.stream
+    }
+
+    /// The next message; `None` when the peer has closed the connection.
+    pub(crate) fn next(&mut self, stats: &Stats) -> Result<Option<ServerMessage>, ReadError> {
+        loop {
+            if let Some(message) = frame::take(&mut self.buffer)? {
+                return Ok(Some(message));
+            }
+            let count = match self.stream.read(&mut self.scratch) {
+                Ok(0) => return Ok(None),
+                Ok(count) => count,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+                Err(error) => return Err(error.into()),
+            };
+            stats.bytes_received.add(count as u64);
+            self.buffer.extend_from_slice(&self.scratch[..count]);
+        }
+    }
+}
