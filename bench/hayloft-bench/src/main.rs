@@ -1,0 +1,75 @@
+//! Times file systems on the work of a build farm and prints ratios to a baseline.
+
+mod build;
+mod machine;
+mod report;
+mod rng;
+mod sys;
+mod target;
+mod tree;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::{Args, Parser, Subcommand};
+
+use crate::target::Target;
+
+const EXAMPLES: &str = "\
+Examples:
+  hayloft-bench tree tmpfs=/dev/shm ext4=/mnt/image
+  hayloft-bench tree --scale 0.02 --rounds 1 tmpfs=/dev/shm          a smoke run
+  hayloft-bench tree --sync --json run.json tmpfs=/dev/shm hayloft=/mnt/hayloft
+  hayloft-bench build --rounds 3 tmpfs=/dev/shm ext4=/mnt/image
+  hayloft-bench build --source zlib_1.3.orig.tar.gz tmpfs=/dev/shm ext4=/mnt/image
+
+Exit status: 0 done, 1 a file system failed or returned wrong content, 2 wrong usage, 130 interrupted.";
+
+#[derive(Parser)]
+#[command(version, about, after_help = EXAMPLES)]
+struct Cli {
+    #[command(subcommand)]
+    workload: Workload,
+}
+
+#[derive(Subcommand)]
+enum Workload {
+    /// Create, compile, read, stat and delete a tree shaped like a kernel's, as compilebench does
+    Tree(tree::Options),
+    /// Unpack, configure and make a real package
+    Build(build::Options),
+}
+
+/// Options of every workload.
+#[derive(Args)]
+struct Common {
+    /// How often each target is measured; the targets take turns
+    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
+    rounds: u32,
+    /// Write every measurement, and the machine, to this file
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// Directories to measure, each with a name for the table; the first is the baseline
+    #[arg(value_name = "NAME=DIR", required = true)]
+    targets: Vec<Target>,
+}
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    sys::catch_interrupts();
+    let done = match &cli.workload {
+        Workload::Tree(options) => tree::run(options),
+        Workload::Build(options) => build::run(options),
+    };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(_) if sys::interrupted() => {
+            eprintln!("hayloft-bench: interrupted");
+            ExitCode::from(130)
+        }
+        Err(error) => {
+            eprintln!("hayloft-bench: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
