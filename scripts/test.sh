@@ -1,0 +1,99 @@
+#!/usr/bin/env bash
+# Sets everything up and runs all tests: format, lints, unit and end-to-end tests, the POSIX suite, real
+# software, and a short run of the benchmark. Ends with a line "N passed, N failed".
+#
+#   scripts/test.sh            everything
+#   scripts/test.sh unit real  only these groups: lint unit posix real bench
+#   scripts/test.sh --large    also what takes long (tests/real/)
+#
+# The output of each step is kept in target/test-output/.
+set -uo pipefail
+cd "$(dirname "$0")/.."
+
+large=()
+groups=()
+for argument in "$@"; do
+    case $argument in
+        --large) large=(--large) ;;
+        lint | unit | posix | real | bench) groups+=("$argument") ;;
+        *) sed -n '2,10s/^# \{0,1\}//p' "$0"; exit 2 ;;
+    esac
+done
+[ "${#groups[@]}" -gt 0 ] || groups=(lint unit posix real bench)
+
+# Mounting, loop devices and chroot need root.
+if [ "$(id -u)" != 0 ]; then
+    command -v sudo >/dev/null || { echo "the tests mount file systems: run this as root, or install sudo"; exit 1; }
+    exec sudo --preserve-env=PATH,HOME,CARGO_HOME,RUSTUP_HOME,CI "$0" "$@"
+fi
+
+output=target/test-output
+passed=0
+failed=0
+summary=()
+
+count() { # NAME PASSED FAILED SECONDS
+    passed=$((passed + $2))
+    failed=$((failed + $3))
+    summary+=("$(printf '%-34s %6s passed %4s failed %6s s' "$1" "$2" "$3" "$4")")
+}
+
+# Runs one step; its own lines "N passed, N failed" or cargo's "N passed; N failed" are added up, and a step
+# without any counts as one test.
+step() { # NAME COMMAND...
+    local name=$1 log start status counts
+    shift
+    log=$output/$(echo "$name" | tr ' /' '--').log
+    printf '== %s\n' "$name"
+    start=$SECONDS
+    "$@" >"$log" 2>&1 </dev/null
+    status=$?
+    counts=$(sed -nE 's/^(test result: [a-zA-Z]+\. )?([0-9]+) passed[;,] ([0-9]+) failed.*/\2 \3/p' "$log" |
+        awk '{ p += $1; f += $2 } END { if (NR) print p, f }')
+    [ -n "$counts" ] || counts=$([ "$status" = 0 ] && echo "1 0" || echo "0 1")
+    # A step that ended badly without a failed test has failed all the same.
+    if [ "$status" != 0 ] && [ "${counts#* }" = 0 ]; then counts="${counts% *} 1"; fi
+    # shellcheck disable=SC2086
+    count "$name" $counts $((SECONDS - start))
+    if [ "$status" != 0 ]; then
+        tail -n 60 "$log" | sed 's/^/   | /'
+        printf '   FAILED (%s); all of it: %s\n' "$status" "$log"
+    fi
+}
+
+has() { [[ " ${groups[*]} " == *" $1 "* ]]; }
+
+# Setting up is a test as well: it must work on a fresh machine.
+mkdir -p "$output"
+step setup scripts/setup.sh
+[ "$failed" = 0 ] || { echo "$passed passed, $failed failed"; exit 1; }
+[ ! -f "$HOME/.cargo/env" ] || . "$HOME/.cargo/env"
+
+if has lint; then
+    step "format" cargo fmt --all --check
+    step "lints" cargo clippy --release --workspace --all-targets -- -D warnings
+    if [ -f bench/Cargo.toml ]; then
+        step "format of bench" cargo fmt --manifest-path bench/Cargo.toml --all --check
+        step "lints of bench" cargo clippy --release --manifest-path bench/Cargo.toml --workspace --all-targets -- -D warnings
+    fi
+    step "documentation" env RUSTDOCFLAGS="-D warnings" cargo doc --release --workspace --no-deps
+fi
+if has unit; then
+    step "unit and end-to-end tests" cargo test --release --workspace --no-fail-fast
+fi
+if has posix; then
+    step "POSIX suite (pjdfstest)" tests/pjdfstest.sh
+fi
+if has real; then
+    for script in tests/real/[a-z]*.sh; do
+        step "real $(basename "$script" .sh)" "$script" "${large[@]}"
+    done
+fi
+if has bench && [ -x bench/run.sh ]; then
+    step "benchmark, short" bench/run.sh --smoke
+fi
+
+printf '\n'
+printf '%s\n' "${summary[@]}"
+printf '\n%s passed, %s failed\n' "$passed" "$failed"
+[ "$failed" = 0 ]
