@@ -359,7 +359,7 @@ impl Link {
             let greeting = connect(&self.address)
                 .and_then(|stream| greet(stream, &self.hello, &self.stats, &self.clock));
             match greeting {
-                Ok(Greeting::Welcome(Box::new(reader), Box::new(welcome))) => {
+                Ok(Greeting::Welcome(reader, welcome)) => {
                     if self.resume(&reader, &welcome).is_ok() {
                         return Some(*reader);
                     }
