@@ -45,6 +45,9 @@ struct Walk<'a> {
     request: u64,
     budget: u64,
     walked: usize,
+    /// The client had this directory already and asks again: it has forgotten it, and so most likely
+    /// its neighbours.
+    again: bool,
     part: Listings,
     part_bytes: usize,
     wanted: Vec<ContentHash>,
@@ -75,6 +78,7 @@ impl Volume {
             request,
             budget: budget.min(BUDGET_MAX),
             walked: 0,
+            again: self.state.lock().grants.held(session, dir).is_some(),
             part: Listings::default(),
             part_bytes: 0,
             wanted: Vec::new(),
@@ -167,7 +171,7 @@ impl Walk<'_> {
     async fn neighbour(&mut self, dir: Ino) -> Result<Option<Vec<Ino>>, VolumeError> {
         let limit = (self.budget / ENTRY_MIN) as usize;
         let Some(entries) = listing::entries(&self.snapshot, dir, limit).await? else { return Ok(None) };
-        if self.volume.state.lock().grants.held(self.session, dir).is_some() {
+        if !self.again && self.volume.state.lock().grants.held(self.session, dir).is_some() {
             self.walked += 1;
             return Ok((self.walked < WALKED_MAX).then(|| directories(&entries)));
         }

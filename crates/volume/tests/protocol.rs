@@ -144,15 +144,17 @@ fn a_commit_is_applied_exactly_once_over_reconnects_and_crashes() {
 fn one_client_at_a_time_until_its_lease_or_its_proven_death() {
     let (folder, running) = started();
     let address = running.address;
-    let (client, _) = Client::open(address, hello(1)).unwrap();
+    let (mut client, _) = Client::open(address, hello(1)).unwrap();
     let busy = Client::open(address, hello(2)).err().unwrap();
     assert_eq!(code(&busy), FailureCode::Busy);
     assert_eq!((busy.holder_session, busy.holder_pid, busy.holder_host_id.as_str()), (1, 42, "host"));
     // Another host cannot take over, and nobody can while the connection stands.
     let foreign = Hello { host_id: "other".into(), takes_over: 1, ..hello(2) };
     assert_eq!(code(&Client::open(address, foreign.clone()).err().unwrap()), FailureCode::Busy);
+    client.ask(Ask::Status(StatusRequest {})).unwrap();
     let taker = Hello { takes_over: 1, ..hello(2) };
     assert_eq!(code(&Client::open(address, taker.clone()).err().unwrap()), FailureCode::Busy);
+    client.ask(Ask::Status(StatusRequest {})).unwrap();
     drop(client);
     assert_eq!(code(&Client::open(address, hello(2)).err().unwrap()), FailureCode::Busy);
     let (second, _) = Client::open(address, taker).unwrap();

@@ -1,5 +1,5 @@
 //! A small client that speaks the protocol over a plain socket, and helpers to make trees with it.
-#![allow(dead_code)] // each test program uses a part of it
+#![allow(dead_code, unreachable_pub)] // a module of several test programs; each uses a part of it
 
 use std::collections::HashMap;
 use std::io::{Read, Write};

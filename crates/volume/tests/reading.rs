@@ -1,0 +1,153 @@
+//! Entering large trees: how many requests a cold walk takes, and very large directories.
+
+mod common;
+
+use std::collections::{HashMap, HashSet};
+use std::time::Instant;
+
+use common::*;
+use hayloft_model::{Content, ContentHash, FileKind, Ino, InodeRow, Record};
+use hayloft_wire::client_message::Body as Ask;
+use hayloft_wire::{Goodbye, ListedEntry};
+
+const FILES: u64 = 16;
+
+/// 1,250 directories with 16 files each: 10 x (1 + 4 x (1 + 30 directories)) and some.
+fn tree(client: &mut Client) -> (u64, u64) {
+    let mut next = 16;
+    let mut sequence = 0;
+    let (mut files, mut dirs) = (0, 0);
+    let mut waiting = vec![(1, 1, 0)];
+    let mut records = Vec::new();
+    while let Some((dir, parent, depth)) = waiting.pop() {
+        let below = [10, 4, 30, 0][depth];
+        let mut cookie = 3;
+        for n in 0..FILES {
+            let (ino, len) = (next, [900, 3000, 7000, 20000][(n % 4) as usize]);
+            next += 1;
+            files += 1;
+            let raw = noise(ino, len);
+            let content = match len {
+                ..=4096 => Content::Inline(raw.into()),
+                _ => Content::Blocks(vec![Some(client.content(&raw))]),
+            };
+            records.push(link(dir, &format!("file{n}"), ino, FileKind::Regular, cookie));
+            records.push(put(ino, file(content, len as u64)));
+            cookie += 1;
+        }
+        for n in 0..below {
+            records.push(link(dir, &format!("dir{n}"), next, FileKind::Directory, cookie));
+            waiting.push((next, dir, depth + 1));
+            next += 1;
+            cookie += 1;
+        }
+        dirs += 1;
+        records.push(put(dir, directory(parent, below as u32, cookie)));
+        if records.len() > 2000 {
+            sequence += 1;
+            client.commit(sequence, &std::mem::take(&mut records), (0, 0)).unwrap();
+        }
+    }
+    client.commit(sequence + 1, &records, (0, 0)).unwrap();
+    (files, dirs)
+}
+
+/// What `tar` does with a cold client in front of the server.
+struct Tar {
+    listed: HashMap<u64, Vec<ListedEntry>>,
+    contents: HashSet<ContentHash>,
+    files: u64,
+    budget: u64,
+}
+
+impl Tar {
+    fn walk(&mut self, client: &mut Client, dir: u64) {
+        if !self.listed.contains_key(&dir) {
+            let listings = client.enter(dir, self.budget).unwrap();
+            assert_eq!(listings.dirs[0].dir, dir);
+            self.listed.extend(listings.dirs.into_iter().map(|listing| (listing.dir, listing.entries)));
+            let hash = |bytes: &[u8]| ContentHash(bytes.try_into().unwrap());
+            self.contents.extend(listings.contents.iter().map(|chunk| hash(&chunk.hash)));
+        }
+        let entries = self.listed[&dir].clone();
+        let missing: Vec<ContentHash> = entries
+            .iter()
+            .filter_map(|entry| match InodeRow::try_from(entry.inode.as_ref().unwrap()).unwrap().content {
+                Content::Blocks(blocks) => blocks[0].map(|block| block.hash),
+                _ => None,
+            })
+            .filter(|hash| !self.contents.contains(hash))
+            .collect();
+        if !missing.is_empty() {
+            client.fetch(&missing).unwrap();
+            self.contents.extend(missing);
+        }
+        for entry in entries {
+            let dentry = entry.dentry.unwrap();
+            match FileKind::of_mode(dentry.kind) {
+                Some(FileKind::Directory) => self.walk(client, dentry.ino),
+                _ => self.files += 1,
+            }
+        }
+    }
+}
+
+#[test]
+fn a_cold_tar_takes_less_than_a_request_for_twenty_files() {
+    let folder = tempfile::tempdir().unwrap();
+    let running = Running::start(config(folder.path()));
+    Client::create(running.address, 0);
+    let (mut client, _) = Client::open(running.address, hello(1)).unwrap();
+    let (files, dirs) = tree(&mut client);
+    client.send(Ask::Goodbye(Goodbye {}));
+    drop(client);
+    for (session, budget) in [(2, 2 << 20), (3, 4 << 20)] {
+        std::thread::sleep(std::time::Duration::from_millis(700));
+        let (mut client, _) = Client::open(running.address, hello(session)).unwrap();
+        client.requests = 0;
+        let mut tar = Tar { listed: HashMap::new(), contents: HashSet::new(), files: 0, budget };
+        let started = Instant::now();
+        tar.walk(&mut client, 1);
+        let took = started.elapsed();
+        println!(
+            "budget {budget}: {} requests for {files} files in {dirs} directories, {took:?}",
+            client.requests
+        );
+        assert_eq!(tar.files, files);
+        assert!(client.requests * 20 < files, "{} requests", client.requests);
+    }
+    running.shutdown();
+}
+
+#[test]
+fn a_directory_of_a_hundred_thousand_names_comes_whole() {
+    let folder = tempfile::tempdir().unwrap();
+    let running = Running::start(config(folder.path()));
+    Client::create(running.address, 0);
+    let (mut client, _) = Client::open(running.address, hello(1)).unwrap();
+    const NAMES: u64 = 100_000;
+    for (part, inos) in (100..100 + NAMES).collect::<Vec<_>>().chunks(5000).enumerate() {
+        let mut records: Vec<Record> = inos
+            .iter()
+            .flat_map(|ino| {
+                let inline = Content::Inline(ino.to_string().into());
+                [
+                    link(1, &format!("name-{ino}"), *ino, FileKind::Regular, ino - 97),
+                    put(*ino, file(inline, ino.to_string().len() as u64)),
+                ]
+            })
+            .collect();
+        records.push(put(1, directory(1, 0, inos.last().unwrap() - 96)));
+        client.commit(part as u64 + 1, &records, (0, 0)).unwrap();
+    }
+    let started = Instant::now();
+    let listings = client.enter(1, 0).unwrap();
+    println!("{NAMES} names entered in {:?}", started.elapsed());
+    assert_eq!(listings.dirs.len(), 1);
+    assert_eq!(listings.dirs[0].entries.len() as u64, NAMES);
+    for (entry, ino) in listings.dirs[0].entries.iter().zip(100..) {
+        let inode = entry.inode.as_ref().unwrap();
+        assert_eq!((Ino(inode.ino), inode.inline.as_deref()), (Ino(ino), Some(ino.to_string().as_bytes())));
+    }
+    running.shutdown();
+}
