@@ -18,11 +18,24 @@ pub(crate) enum Unit {
     Seconds,
 }
 
+/// What a phase has to do with the total.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Role {
+    /// Part of the total.
+    Counted,
+    /// Shown with its ratio, but no part of the total.
+    Apart,
+    /// As [`Role::Apart`], and not compared: the baseline has nothing of the kind to do.
+    NotCompared,
+}
+
 /// A timed part of a workload.
 #[derive(Clone, Serialize)]
 pub(crate) struct Phase {
     pub(crate) name: &'static str,
     pub(crate) unit: Unit,
+    pub(crate) role: Role,
 }
 
 /// One phase of one round on one target.
@@ -41,6 +54,8 @@ pub(crate) struct Run<W: Serialize> {
     pub(crate) workload: W,
     pub(crate) machine: Machine,
     pub(crate) phases: Vec<Phase>,
+    /// Heading of the total of the phases that count.
+    pub(crate) total: &'static str,
     pub(crate) targets: Vec<Target>,
     /// By target, then round, then phase.
     pub(crate) measurements: Vec<Vec<Vec<Measurement>>>,
@@ -48,9 +63,9 @@ pub(crate) struct Run<W: Serialize> {
 
 impl<W: Serialize> Run<W> {
     /// Room for the measurements of `targets`.
-    pub(crate) fn new(workload: W, phases: Vec<Phase>, targets: Vec<Target>) -> Self {
+    pub(crate) fn new(workload: W, phases: Vec<Phase>, total: &'static str, targets: Vec<Target>) -> Self {
         let measurements = vec![Vec::new(); targets.len()];
-        Run { workload, machine: Machine::describe(), phases, targets, measurements }
+        Run { workload, machine: Machine::describe(), phases, total, targets, measurements }
     }
 
     /// The tables for people.
@@ -70,6 +85,9 @@ impl<W: Serialize> Run<W> {
         out += &self.table(|target, phase| {
             let median = median(self.seconds(target, phase));
             let shown = self.shown(target, phase, median);
+            if phase.is_some_and(|p| self.phases[p].role == Role::NotCompared) {
+                return shown;
+            }
             format!("{shown} ({:.2})", self.median_of(0, phase) / median)
         });
         if rounds > 1 {
@@ -112,7 +130,7 @@ impl<W: Serialize> Run<W> {
     fn table(&self, cell: impl Fn(usize, Option<usize>) -> String) -> String {
         let columns: Vec<Option<usize>> = (0..self.phases.len()).map(Some).chain([None]).collect();
         let heading = |column: &Option<usize>| match column {
-            None => "all, s".to_owned(),
+            None => format!("{}, s", self.total),
             Some(p) => match self.phases[*p].unit {
                 Unit::MegabytesPerSecond => format!("{}, MB/s", self.phases[*p].name),
                 Unit::FilesPerSecond => format!("{}, files/s", self.phases[*p].name),
@@ -132,7 +150,10 @@ impl<W: Serialize> Run<W> {
     fn values(&self, target: usize, phase: Option<usize>, f: fn(&Measurement) -> f64) -> Vec<f64> {
         let of_round = |round: &Vec<Measurement>| match phase {
             Some(p) => f(&round[p]),
-            None => round.iter().map(f).sum(),
+            None => {
+                let counted = round.iter().zip(&self.phases).filter(|(_, phase)| phase.role == Role::Counted);
+                counted.map(|(m, _)| f(m)).sum()
+            }
         };
         self.measurements[target].iter().map(of_round).collect()
     }
@@ -166,7 +187,7 @@ fn median(mut values: Vec<f64>) -> f64 {
 /// Three significant digits, thousands separated.
 fn significant(value: f64) -> String {
     if value < 1.0 {
-        return format!("{value:.3}");
+        return if value < 0.01 { format!("{value:.5}") } else { format!("{value:.3}") };
     }
     if value < 1000.0 {
         let digits = value.log10().floor() as usize;
@@ -211,11 +232,12 @@ mod tests {
 
     fn run() -> Run<()> {
         let phases = vec![
-            Phase { name: "create", unit: Unit::MegabytesPerSecond },
-            Phase { name: "delete", unit: Unit::Seconds },
+            Phase { name: "create", unit: Unit::MegabytesPerSecond, role: Role::Counted },
+            Phase { name: "delete", unit: Unit::Seconds, role: Role::Counted },
+            Phase { name: "sync", unit: Unit::Seconds, role: Role::NotCompared },
         ];
         let targets = ["base=/a", "slow=/b"].map(|t| t.parse().unwrap()).to_vec();
-        let mut run = Run::new((), phases, targets);
+        let mut run = Run::new((), phases, "all", targets);
         for (t, factor) in [(0, 1.0), (1, 2.0)] {
             for seconds in [3.0, 1.0, 2.0] {
                 let m = |s: f64| Measurement {
@@ -224,7 +246,7 @@ mod tests {
                     bytes: 4_000_000,
                     files: 1,
                 };
-                run.measurements[t].push(vec![m(seconds), m(0.25)]);
+                run.measurements[t].push(vec![m(seconds), m(0.25), m(9.0)]);
             }
         }
         run
@@ -237,8 +259,8 @@ mod tests {
             let line = tables.lines().find(|l| l.contains(name)).unwrap();
             line.split('|').map(str::trim).map(str::to_owned).collect::<Vec<_>>()
         };
-        assert_eq!(row("| base")[2..5], ["2.00 (1.00)", "0.250 (1.00)", "2.25 (1.00)"]);
-        assert_eq!(row("| slow")[2..5], ["1.00 (0.50)", "0.500 (0.50)", "4.50 (0.50)"]);
+        assert_eq!(row("| base")[2..6], ["2.00 (1.00)", "0.250 (1.00)", "9.00", "2.25 (1.00)"]);
+        assert_eq!(row("| slow")[2..6], ["1.00 (0.50)", "0.500 (0.50)", "18.0", "4.50 (0.50)"]);
         assert!(tables.contains("1.33 - 4.00"), "{tables}");
     }
 
@@ -249,8 +271,9 @@ mod tests {
 
     #[test]
     fn figures_have_three_digits() {
-        let shown = [0.12345, 1.2345, 12.345, 123.45, 1234.5, 99_999.0, 1_234_567.0].map(significant);
-        assert_eq!(shown, ["0.123", "1.23", "12.3", "123", "1,230", "100,000", "1,230,000"]);
+        let shown =
+            [0.0012345, 0.12345, 1.2345, 12.345, 123.45, 1234.5, 99_999.0, 1_234_567.0].map(significant);
+        assert_eq!(shown, ["0.00123", "0.123", "1.23", "12.3", "123", "1,230", "100,000", "1,230,000"]);
     }
 
     #[test]

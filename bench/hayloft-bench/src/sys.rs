@@ -7,20 +7,43 @@ use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::process::CommandExt;
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::process::{Command, ExitStatus};
+use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 
 static INTERRUPTED: AtomicBool = AtomicBool::new(false);
 
+/// The process group of the command under way; 0 without one.
+static COMMAND: AtomicI32 = AtomicI32::new(0);
+
 extern "C" fn on_interrupt(_: libc::c_int) {
     INTERRUPTED.store(true, Ordering::Relaxed);
+    let group = COMMAND.load(Ordering::Relaxed);
+    if group > 0 {
+        // SAFETY: kill(2) is async-signal-safe and touches no memory of ours.
+        unsafe { libc::kill(-group, libc::SIGTERM) };
+    }
+}
+
+/// Waits for a command, in a process group of its own that an interruption ends as a whole.
+pub(crate) fn wait_interruptibly(command: &mut Command) -> io::Result<ExitStatus> {
+    let mut child = command.process_group(0).spawn()?;
+    COMMAND.store(child.id() as i32, Ordering::Relaxed);
+    if interrupted() {
+        // It came before the handler knew of the child.
+        let _ = child.kill();
+    }
+    let status = child.wait();
+    COMMAND.store(0, Ordering::Relaxed);
+    status
 }
 
 /// From here on, SIGINT and SIGTERM only make [`interrupted`] true, so that a workload can delete its tree.
 pub(crate) fn catch_interrupts() {
     let handler = on_interrupt as extern "C" fn(libc::c_int);
     for signal in [libc::SIGINT, libc::SIGTERM] {
-        // SAFETY: the handler only stores to an atomic, which is async-signal-safe.
+        // SAFETY: the handler only uses atomics and kill(2), which are async-signal-safe.
         unsafe { libc::signal(signal, handler as libc::sighandler_t) };
     }
 }

@@ -1,6 +1,7 @@
 //! A directory to measure.
 
 use std::cell::Cell;
+use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::Duration;
@@ -54,6 +55,14 @@ pub(crate) fn check(targets: &[Target], bytes_needed: u64, inodes_needed: u64) -
         checked.push(Target { name: target.name.clone(), dir, file_system });
     }
     Ok(checked)
+}
+
+/// Lets no target pay for what another one has still to write.
+pub(crate) fn settle(target: &Target) -> Result<()> {
+    let directory = File::open(&target.dir).context("open")?;
+    sys::syncfs(&directory).context("syncfs")?;
+    // The kernel does not pass syncfs on to every FUSE file system; fsync it does.
+    directory.sync_all().context("fsync")
 }
 
 /// A directory of this process in a target, deleted with everything in it when dropped.

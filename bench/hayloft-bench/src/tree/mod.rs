@@ -11,7 +11,7 @@ use anyhow::{Context, Result, ensure};
 use clap::Args;
 use serde::Serialize;
 
-use crate::report::{Measurement, Phase, Run, Unit};
+use crate::report::{Measurement, Phase, Role, Run, Unit};
 use crate::target::{self, Target, WorkDir};
 use crate::{Common, sys};
 use content::Content;
@@ -80,7 +80,8 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         described.output_bytes as f64 / 1e6,
         described.generator_bytes_per_second / 1e9,
     );
-    let mut run = Run::new(described, phase_list(options.sync), targets);
+    let total = if options.sync { "all but sync" } else { "all" };
+    let mut run = Run::new(described, phase_list(options.sync), total, targets);
     for round in 1..=options.common.rounds {
         for t in 0..run.targets.len() {
             let target = run.targets[t].clone();
@@ -110,17 +111,16 @@ fn describe(options: &Options, plan: &Plan, content: &Content) -> Described {
 
 /// In the order of [`measure`].
 fn phase_list(sync: bool) -> Vec<Phase> {
-    let mut phases = vec![
-        Phase { name: "create", unit: Unit::MegabytesPerSecond },
-        Phase { name: "compile", unit: Unit::MegabytesPerSecond },
-    ];
+    let counted = |name, unit| Phase { name, unit, role: Role::Counted };
+    let mut phases =
+        vec![counted("create", Unit::MegabytesPerSecond), counted("compile", Unit::MegabytesPerSecond)];
     if sync {
-        phases.push(Phase { name: "sync", unit: Unit::Seconds });
+        phases.push(Phase { name: "sync", unit: Unit::Seconds, role: Role::NotCompared });
     }
     phases.extend([
-        Phase { name: "read", unit: Unit::MegabytesPerSecond },
-        Phase { name: "stat", unit: Unit::FilesPerSecond },
-        Phase { name: "delete", unit: Unit::Seconds },
+        counted("read", Unit::MegabytesPerSecond),
+        counted("stat", Unit::FilesPerSecond),
+        counted("delete", Unit::Seconds),
     ]);
     phases
 }
@@ -142,7 +142,7 @@ fn measure(target: &Target, plan: &Plan, content: &Content, options: &Options) -
     }
     measured.extend(read?);
     measured.push(tree.delete().context("delete")?);
-    settle(target)?;
+    target::settle(target)?;
     Ok(measured)
 }
 
@@ -155,10 +155,4 @@ fn run_hook(command: &str, target: &Target) -> Result<()> {
         .context("sh")?;
     ensure!(status.success(), "--after failed ({status}): {command}");
     Ok(())
-}
-
-/// Lets no target pay for what another one has still to write.
-pub(crate) fn settle(target: &Target) -> Result<()> {
-    let directory = std::fs::File::open(&target.dir)?;
-    sys::syncfs(&directory).context("syncfs")
 }
