@@ -1,0 +1,147 @@
+//! A full disk: refused in time, nothing acknowledged is lost, and deleting makes room. On a small tmpfs,
+//! which takes root to mount.
+
+mod common;
+
+use std::path::Path;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use common::*;
+use hayloft_model::{Content, FileKind, Ino, Name, Record};
+use hayloft_wire::client_message::Body as Ask;
+use hayloft_wire::server_message::Body as Answer;
+use hayloft_wire::{CheckVolume, FailureCode, Hello, SweepVolume};
+
+struct SmallDisk(tempfile::TempDir);
+
+impl SmallDisk {
+    fn mount(size: &str) -> Option<SmallDisk> {
+        let folder = tempfile::tempdir().unwrap();
+        let mounted = Command::new("mount")
+            .args(["-t", "tmpfs", "-o", &format!("size={size}"), "tmpfs"])
+            .arg(folder.path())
+            .status();
+        if mounted.is_ok_and(|status| status.success()) {
+            return Some(SmallDisk(folder));
+        }
+        println!("skipped: mounting a tmpfs takes root");
+        None
+    }
+
+    fn path(&self) -> &Path {
+        self.0.path()
+    }
+}
+
+impl Drop for SmallDisk {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg("-l").arg(self.path()).status();
+    }
+}
+
+fn file_records(n: u64, content: Content, size: u64) -> Vec<Record> {
+    vec![
+        put(1, directory(1, 0, 4 + n)),
+        link(1, &format!("f{n}"), 100 + n, FileKind::Regular, 3 + n),
+        put(100 + n, file(content, size)),
+    ]
+}
+
+fn delete_records(n: u64) -> Vec<Record> {
+    vec![
+        Record::DeleteDentry(Ino(1), Name::new(format!("f{n}").as_bytes())),
+        Record::DeleteInode(Ino(100 + n)),
+    ]
+}
+
+fn check(address: std::net::SocketAddr) -> Vec<String> {
+    let check = CheckVolume { name: "vol".into(), content: true };
+    match Client::connect(address).ask(Ask::CheckVolume(check)).unwrap() {
+        Answer::Checked(checked) => checked.problems,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn a_full_store_refuses_in_time_and_recovers_by_deleting() {
+    let Some(disk) = SmallDisk::mount("96m") else { return };
+    let running = Running::start(config(disk.path()));
+    Client::create(running.address, 0);
+    let (mut client, _) = Client::open(running.address, hello(1)).unwrap();
+    const BLOCKS: u64 = 16;
+    let mut stored = 0;
+    let write = |client: &mut Client, sequence: u64, n: u64| {
+        let blocks = (0..BLOCKS).map(|at| Some(client.content(&noise(n * 100 + at, 65536)))).collect();
+        let size = BLOCKS * 65536;
+        client.commit(sequence, &file_records(n, Content::Blocks(blocks), size), (size as i64, 1))
+    };
+    let full = loop {
+        match write(&mut client, stored + 1, stored) {
+            Ok(_) => stored += 1,
+            Err(failed) => break failed,
+        }
+    };
+    assert_eq!(code(&full), FailureCode::NoSpace, "{}", full.message);
+    assert!(stored > 40, "only {stored} MiB of 96 were used");
+    assert_eq!(check(running.address), [""; 0]);
+    for n in 0..30 {
+        client.commit(stored + 1 + n, &delete_records(n), (-((BLOCKS * 65536) as i64), -1)).unwrap();
+    }
+    let sweep = SweepVolume { name: "vol".into() };
+    let Ok(Answer::Swept(swept)) = Client::connect(running.address).ask(Ask::SweepVolume(sweep)) else {
+        panic!()
+    };
+    println!("{stored} MiB stored; {swept:?}");
+    for n in 0..20 {
+        write(&mut client, stored + 31 + n, 1000 + n).unwrap();
+    }
+    assert_eq!(check(running.address), [""; 0]);
+    running.shutdown();
+}
+
+#[test]
+fn a_disk_that_somebody_else_fills_loses_nothing_that_was_acknowledged() {
+    let Some(disk) = SmallDisk::mount("64m") else { return };
+    let running = Running::start(config(disk.path()));
+    Client::create(running.address, 0);
+    let (mut client, _) = Client::open(running.address, hello(1)).unwrap();
+    let mut sequence = 0;
+    let mut write = |client: &mut Client| {
+        let content = Content::Inline(noise(sequence, 4000).into());
+        let done = client.commit(sequence + 1, &file_records(sequence, content, 4000), (4000, 1));
+        done.inspect(|_| sequence += 1)
+    };
+    for _ in 0..50 {
+        write(&mut client).unwrap();
+    }
+    // To the last byte: even the smallest deletion cannot be written now.
+    let filler = disk.path().join("filler");
+    let mut file = std::fs::File::create(&filler).unwrap();
+    while std::io::Write::write_all(&mut file, &[1; 4096]).is_ok() {}
+    let failed = write(&mut client).unwrap_err();
+    assert_eq!(code(&failed), FailureCode::NoSpace, "{}", failed.message);
+    let sequence = 50;
+    let failed = client.commit(sequence + 1, &delete_records(0), (-4000, -1)).unwrap_err();
+    println!("{}", failed.message);
+    drop(file);
+    std::fs::remove_file(&filler).unwrap();
+    let started = Instant::now();
+    loop {
+        match client.commit(sequence + 1, &delete_records(0), (-4000, -1)) {
+            Ok(_) => break,
+            Err(failed) => {
+                assert!(started.elapsed() < Duration::from_secs(30), "{}", failed.message);
+                std::thread::sleep(Duration::from_millis(100));
+            }
+        }
+    }
+    println!("written again after {:?}", started.elapsed());
+    assert_eq!(check(running.address), [""; 0]);
+    drop(client);
+    let resume = Hello { resume: true, ..hello(1) };
+    let (mut client, welcome) = Client::open(running.address, resume).unwrap();
+    assert_eq!(welcome.last_sequence, sequence + 1);
+    assert_eq!(client.enter(1, 0).unwrap().dirs[0].entries.len(), 49);
+    running.shutdown();
+}
