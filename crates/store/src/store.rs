@@ -221,8 +221,11 @@ mod tests {
         for (range, part) in ranges.iter().zip(read) {
             assert_eq!(part, bytes[range.start as usize..range.end as usize]);
         }
-        assert!(store.read_ranges("packs/a", &[399_999..400_001]).await.is_err());
-        assert!(matches!(store.read_ranges("packs/b", &[0..1]).await, Err(StoreError::NotFound { .. })));
+        assert!(store.read_ranges("packs/a", &[10..20, 399_999..400_001]).await.is_err());
+        assert!(matches!(
+            store.read_ranges("packs/b", &[0..1, 2..3]).await,
+            Err(StoreError::NotFound { .. })
+        ));
     }
 
     #[tokio::test]

@@ -21,7 +21,7 @@ const PACK_BYTES: usize = 8 << 20;
 const PACKS_IN_FLIGHT: usize = 2;
 
 /// Content of a commit up to this many bytes goes into rows: the commit is one write then, not two.
-const ROWS_BYTES: usize = 256 * 1024;
+const ROWS_BYTES: usize = 128 * 1024;
 
 /// Rows or packs that are read at a time for one request.
 const READS: usize = 16;

@@ -6,9 +6,11 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use hayloft_store::Store;
+use slatedb::admin::Admin;
+use slatedb::compactor::{CompactionSpec, SourceId};
 use slatedb::config::{
-    CompactionWorkerOptions, CompactorOptions, GarbageCollectorDirectoryOptions, GarbageCollectorOptions,
-    ScanOptions, SizeTieredCompactionSchedulerOptions,
+    CompactionWorkerOptions, CompactorOptions, FlushOptions, FlushType, GarbageCollectorDirectoryOptions,
+    GarbageCollectorOptions, ScanOptions, SizeTieredCompactionSchedulerOptions,
 };
 use slatedb::db_cache::DbCache;
 use slatedb::db_cache::foyer::{FoyerCache, FoyerCacheOptions};
@@ -127,10 +129,30 @@ pub(crate) fn decode<M: prost::Message + Default>(row: Bytes, what: &'static str
     M::decode(row).map_err(|_| VolumeError::Damaged(what))
 }
 
-impl crate::volume::Volume {
-    /// Writes what is in memory to a table file, so that rows that were deleted can be compacted away.
-    pub(crate) async fn compact(&self, db: &Db) -> Result<(), VolumeError> {
-        let options = slatedb::config::FlushOptions { flush_type: slatedb::config::FlushType::MemTable };
-        Ok(db.flush_with_options(options).await?)
+/// Lets SlateDB rewrite the whole database without the rows that were deleted: by itself it would wait
+/// for more new table files, and the room of deleted rows would not come back for long. Needs room for
+/// a copy while it runs, and is left out when there are not `free` bytes for it.
+pub(crate) async fn compact(
+    db: &Db,
+    store: &Store,
+    volume_id: &str,
+    free: Option<u64>,
+) -> Result<(), slatedb::Error> {
+    db.flush_with_options(FlushOptions { flush_type: FlushType::MemTable }).await?;
+    let manifest = db.manifest();
+    let (fresh, runs) = (manifest.l0(), manifest.compacted());
+    let size = fresh.iter().map(|file| file.estimate_size()).sum::<u64>()
+        + runs.iter().map(|run| run.estimate_size()).sum::<u64>();
+    if fresh.is_empty() || free.is_some_and(|free| free < size) {
+        return Ok(());
     }
+    let sources = fresh
+        .iter()
+        .map(|file| SourceId::SstView(file.id))
+        .chain(runs.iter().map(|run| SourceId::SortedRun(run.id)))
+        .collect();
+    let into = runs.iter().map(|run| run.id).min().unwrap_or(0);
+    let admin = Admin::builder(path(volume_id), store.objects()).build();
+    admin.submit_compaction(CompactionSpec::new(sources, into)).await?;
+    Ok(())
 }

@@ -122,7 +122,13 @@ impl Sweep<'_> {
             .collect();
         self.rewrite(&sparse).await?;
         self.delete_orphans().await?;
-        self.volume.compact(&self.db).await
+        let shared = &self.volume.shared;
+        let free = shared.reserve.available().map(|space| space.free);
+        if let Err(error) = database::compact(&self.db, &shared.store, &self.volume.id, free).await {
+            // Only room is lost by this, and only until the next sweep.
+            tracing::warn!(volume = self.volume.name, %error, "a compaction cannot be asked for");
+        }
+        Ok(())
     }
 
     async fn delete_rows(&self, keys: &[Bytes]) -> Result<(), VolumeError> {

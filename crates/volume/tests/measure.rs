@@ -33,6 +33,9 @@ fn small_commits() {
     for (what, raw) in [
         ("row of 3,000 B", 0),
         ("with a chunk of 20,000 B", 20_000),
+        ("with 60 KiB", 60 << 10),
+        ("with 120 KiB", 120 << 10),
+        ("with 130 KiB", 130 << 10),
         ("with 240 KiB", 240 << 10),
         ("with 1 MiB", 1 << 20),
     ] {
@@ -129,5 +132,52 @@ fn large_content() {
     }
     let took = begun.elapsed();
     println!("and fetched, 8 MiB a request, verified: {took:?}, {:.0} MiB/s", 256.0 / took.as_secs_f64());
+    running.shutdown();
+}
+
+fn size_of(folder: &std::path::Path) -> u64 {
+    let Ok(entries) = std::fs::read_dir(folder) else { return 0 };
+    entries
+        .flatten()
+        .map(|entry| match entry.file_type() {
+            Ok(kind) if kind.is_dir() => size_of(&entry.path()),
+            _ => entry.metadata().map_or(0, |found| found.len()),
+        })
+        .sum()
+}
+
+#[test]
+#[ignore = "takes five minutes and prints figures"]
+fn room_of_deleted_files_comes_back() {
+    let (folder, running, mut client) = started();
+    println!("a fresh volume: {} bytes", size_of(folder.path()));
+    for part in 0..40u64 {
+        let inos = part * 1000 + 100..(part + 1) * 1000 + 100;
+        let mut records: Vec<Record> = inos
+            .flat_map(|ino| {
+                let inline = Content::Inline(noise(ino, 3000).into());
+                [link(1, &format!("f{ino}"), ino, FileKind::Regular, ino), put(ino, file(inline, 3000))]
+            })
+            .collect();
+        records.push(put(1, directory(1, 0, (part + 1) * 1000 + 100)));
+        client.commit(part + 1, &records, (3_000_000, 1000)).unwrap();
+    }
+    println!("40,000 files of 3,000 B: {} MiB", size_of(folder.path()) >> 20);
+    for part in 0..40u64 {
+        let records: Vec<Record> = (part * 1000 + 100..(part + 1) * 1000 + 100)
+            .flat_map(|ino| {
+                let name = hayloft_model::Name::new(format!("f{ino}").as_bytes());
+                let (root, ino) = (hayloft_model::Ino(1), hayloft_model::Ino(ino));
+                [Record::DeleteDentry(root, name), Record::DeleteInode(ino)]
+            })
+            .collect();
+        client.commit(part + 41, &records, (-3_000_000, -1000)).unwrap();
+    }
+    let sweep = hayloft_wire::SweepVolume { name: "vol".into() };
+    Client::connect(running.address).ask(Ask::SweepVolume(sweep)).unwrap();
+    for after in 0..16 {
+        println!("{} s after the sweep: {} MiB", after * 20, size_of(folder.path()) >> 20);
+        std::thread::sleep(Duration::from_secs(20));
+    }
     running.shutdown();
 }
