@@ -18,8 +18,9 @@ use crate::data::DataCut;
 use crate::host;
 use crate::link::CallError;
 
-/// How long to wait before a refused batch is tried again.
-const RETRY: Duration = Duration::from_millis(500);
+/// How long to wait before a refused batch is tried again: at first, and at most.
+const RETRY_MIN: Duration = Duration::from_millis(200);
+const RETRY_MAX: Duration = Duration::from_secs(5);
 /// Changed rows that are shipped before their time.
 const ROWS_MAX: usize = 200_000;
 
@@ -193,6 +194,7 @@ struct Shipment {
 /// The committer's thread: runs until [`Ledger::stop`].
 pub(crate) fn run(client: &Client) {
     host::lower_priority();
+    let mut pause = RETRY_MIN;
     while let Some(ticket) = client.ledger.await_work(client.options.commit) {
         let sequence = client.ledger.account.lock().sequence.next();
         let Some(mut shipment) = cut(client, sequence) else {
@@ -201,6 +203,7 @@ pub(crate) fn run(client: &Client) {
         };
         match ship(client, &mut shipment) {
             Ok(committed) => {
+                pause = RETRY_MIN;
                 settle(client, &shipment);
                 client.ledger.succeeded(ticket, Some(sequence));
                 if let Some(status) = committed.and_then(|committed| committed.status) {
@@ -217,7 +220,8 @@ pub(crate) fn run(client: &Client) {
                 if ended {
                     client.ledger.stop();
                 } else {
-                    std::thread::sleep(RETRY);
+                    std::thread::sleep(pause);
+                    pause = (pause * 2).min(RETRY_MAX);
                 }
             }
         }

@@ -140,6 +140,8 @@ impl Client {
         if self.evictions.load(Ordering::Relaxed) == evictions {
             self.add_bundle(&mut core, bundle);
         }
+        drop(core);
+        self.trim();
         Ok(())
     }
 

@@ -1,6 +1,6 @@
 //! Mounting a volume, from the first word to the server to the last one.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
@@ -60,6 +60,17 @@ impl Stopper {
     }
 }
 
+/// The folder's full path. A mount on it whose client was killed is taken away.
+fn usable(point: &Path) -> Result<PathBuf, MountError> {
+    let mut result = point.canonicalize();
+    if result.as_ref().is_err_and(|error| error.raw_os_error() == Some(libc::ENOTCONN)) {
+        tracing::warn!(?point, "taking away a mount whose client has ended");
+        let _ = hayloft_fuse::unmount(point, true);
+        result = point.canonicalize();
+    }
+    result.map_err(|source| MountError::Folder { path: point.to_path_buf(), source })
+}
+
 impl Mount {
     /// Connects and mounts; returns when the mount is usable.
     ///
@@ -67,9 +78,7 @@ impl Mount {
     /// See [`MountError`].
     pub fn start(config: MountConfig) -> Result<Mount, MountError> {
         let MountConfig { server, volume, mount_point, options, cache_dir: _ } = config;
-        let mount_point = mount_point
-            .canonicalize()
-            .map_err(|source| MountError::Folder { path: mount_point.clone(), source })?;
+        let mount_point = usable(&mount_point)?;
         let (stats, clock) = (Arc::new(Stats::default()), Arc::new(Clock::default()));
         let point = mount_point.to_string_lossy();
         let opened =
@@ -101,7 +110,7 @@ impl Mount {
 
     fn start_session(
         client: &Arc<Client>,
-        mount_point: &std::path::Path,
+        mount_point: &Path,
         fsname: String,
     ) -> Result<(SessionHandle, Listener), MountError> {
         let options = &client.options;
