@@ -33,6 +33,10 @@ const READS_MAX: usize = 32;
 /// Most pieces of content in one request: 32 MiB of blocks, half a frame.
 const CONTENT_MAX: usize = 512;
 
+/// A session's connection that is silent for so many leases is closed: its host is gone, or has no use
+/// for it and will connect again.
+const SILENT_LEASES: u32 = 30;
+
 /// Bytes that are read at a time.
 const READ_BUFFER: usize = 256 * 1024;
 
@@ -85,6 +89,7 @@ pub(crate) async fn serve(shared: Arc<Shared>, socket: TcpStream, number: u64) {
 impl Connection {
     async fn read(&mut self, mut incoming: OwnedReadHalf) {
         let mut stopping = self.shared.stopping();
+        let silence_max = self.shared.config.lease * SILENT_LEASES;
         let mut buffer = BytesMut::with_capacity(READ_BUFFER);
         loop {
             loop {
@@ -106,6 +111,7 @@ impl Connection {
             }
             let read = tokio::select! {
                 read = incoming.read_buf(&mut buffer) => read,
+                () = tokio::time::sleep(silence_max), if self.mounted.is_some() => return,
                 _ = stopping.wait_for(|stop| *stop) => return,
             };
             if !matches!(read, Ok(1..)) {

@@ -230,7 +230,10 @@ impl Volume {
             Ok(()) => Ok(()),
             Err(error) => {
                 self.database_failed(&error);
-                Err(error.into())
+                match error.kind() {
+                    ErrorKind::Closed(CloseReason::Fenced) => Err(VolumeError::Fenced),
+                    _ => Err(error.into()),
+                }
             }
         }
     }

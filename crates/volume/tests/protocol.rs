@@ -286,3 +286,22 @@ fn volumes_are_made_shown_and_deleted() {
         .collect();
     assert!(left.is_empty(), "{left:?}");
 }
+
+#[test]
+fn a_server_that_was_replaced_acknowledges_nothing_more() {
+    let (folder, old) = started();
+    let (mut client, _) = Client::open(old.address, hello(1)).unwrap();
+    let records = |n: u64| [put(20 + n, file(Content::None, 0)), put(1, directory(1, 0, 3))];
+    client.commit(1, &records(1), (0, 1)).unwrap();
+    let new = Running::start(config(folder.path()));
+    let resume = Hello { resume: true, ..hello(1) };
+    let (mut moved, welcome) = Client::open(new.address, resume).unwrap();
+    assert_eq!(welcome.last_sequence, 1);
+    let failed = client.commit(2, &records(2), (0, 1)).unwrap_err();
+    assert_eq!(code(&failed), FailureCode::Unavailable, "{}", failed.message);
+    moved.commit(2, &records(3), (0, 1)).unwrap();
+    assert!(moved.ask(Ask::FetchInode(FetchInode { ino: 22 })).is_err());
+    moved.ask(Ask::FetchInode(FetchInode { ino: 23 })).unwrap();
+    new.shutdown();
+    old.shutdown();
+}
