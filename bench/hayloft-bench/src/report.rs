@@ -48,6 +48,13 @@ pub(crate) struct Measurement {
     pub(crate) files: u64,
 }
 
+impl Measurement {
+    /// What the file system took. The rest is the same everywhere, and would make a slow one look less so.
+    fn net_seconds(&self) -> f64 {
+        self.seconds - self.own_seconds
+    }
+}
+
 /// Everything that a run found out.
 #[derive(Serialize)]
 pub(crate) struct Run<W: Serialize> {
@@ -114,7 +121,7 @@ impl<W: Serialize> Run<W> {
             .map(|(name, share)| format!("{name} {share:.1} %"))
             .collect();
         format!(
-            "Time spent making and checking content, on {}: {}\n",
+            "Taken off: the time for making and checking content; on {}: {}\n",
             self.targets[0].name,
             shares.join(", ")
         )
@@ -159,7 +166,7 @@ impl<W: Serialize> Run<W> {
     }
 
     fn seconds(&self, target: usize, phase: Option<usize>) -> Vec<f64> {
-        self.values(target, phase, |m| m.seconds)
+        self.values(target, phase, Measurement::net_seconds)
     }
 
     fn median_of(&self, target: usize, phase: Option<usize>) -> f64 {
@@ -241,7 +248,7 @@ mod tests {
         for (t, factor) in [(0, 1.0), (1, 2.0)] {
             for seconds in [3.0, 1.0, 2.0] {
                 let m = |s: f64| Measurement {
-                    seconds: s * factor,
+                    seconds: s * factor + 0.1,
                     own_seconds: 0.1,
                     bytes: 4_000_000,
                     files: 1,
@@ -266,7 +273,7 @@ mod tests {
 
     #[test]
     fn own_share_is_of_the_baseline() {
-        assert!(run().own_share().contains("create 5.0 %"), "{}", run().own_share());
+        assert!(run().own_share().contains("create 4.8 %"), "{}", run().own_share());
     }
 
     #[test]
