@@ -46,7 +46,7 @@ impl ObjectStore for Faulty {
     async fn put_opts(&self, location: &Path, payload: PutPayload, opts: PutOptions) -> Result<PutResult> {
         let number = self.puts.fetch_add(1, Relaxed);
         let fails = number % self.every >= self.every - 7;
-        if fails && number % 2 == 0 {
+        if fails && number.is_multiple_of(2) {
             return Err(fault());
         }
         let done = self.inner.put_opts(location, payload, opts).await;
