@@ -79,6 +79,15 @@ pub(crate) struct ServeArgs {
     /// Address to listen on [default: 127.0.0.1:7440]
     #[arg(long, value_name = "HOST:PORT", env = "HAYLOFT_LISTEN")]
     pub listen: Option<String>,
+    /// Memory for cached tables, all volumes together [default: 128M]
+    #[arg(long, value_name = "SIZE", env = "HAYLOFT_CACHE", value_parser = parse_size)]
+    pub cache: Option<u64>,
+    /// Room on a local store's disk that new data never fills [default: depends on the disk]
+    #[arg(long, value_name = "SIZE", env = "HAYLOFT_RESERVE", value_parser = parse_size)]
+    pub reserve: Option<u64>,
+    /// How long a client may be silent before another may take its place [default: 10]
+    #[arg(long, value_name = "SECONDS", env = "HAYLOFT_LEASE")]
+    pub lease: Option<u64>,
     /// End when the parent process ends.
     #[arg(long, hide = true)]
     pub die_with_parent: bool,

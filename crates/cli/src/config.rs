@@ -35,6 +35,12 @@ pub(crate) struct ServeConfig {
     pub store: Option<String>,
     /// Address to listen on, `HOST:PORT`.
     pub listen: Option<String>,
+    /// Memory for cached tables, a size.
+    pub cache: Option<String>,
+    /// Room on a local store's disk that new data never fills, a size.
+    pub reserve: Option<String>,
+    /// Seconds that a client may be silent.
+    pub lease: Option<u64>,
 }
 
 /// The table `[mount]`.
@@ -80,6 +86,9 @@ impl Config {
             serve: ServeConfig {
                 store: self.serve.store.or(below.serve.store),
                 listen: self.serve.listen.or(below.serve.listen),
+                cache: self.serve.cache.or(below.serve.cache),
+                reserve: self.serve.reserve.or(below.serve.reserve),
+                lease: self.serve.lease.or(below.serve.lease),
             },
             mount: MountConfig {
                 options: self.mount.options.or(below.mount.options),

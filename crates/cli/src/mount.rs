@@ -1,13 +1,16 @@
 //! `hayloft mount`.
 
+use std::error::Error;
 use std::fs::{File, OpenOptions};
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 use anyhow::Context;
-use hayloft_mount::{Mount, MountConfig, MountOptions};
+use hayloft_mount::{Mount, MountConfig, MountError, MountOptions, Stopper};
 
 use crate::args::MountArgs;
 use crate::config::Config;
@@ -21,7 +24,11 @@ struct Plan {
     dir: PathBuf,
     options: String,
     cache_dir: Option<PathBuf>,
+    die_with_parent: bool,
 }
+
+/// How long a mount of throw-away data waits for its last changes.
+const AT_ONCE: Duration = Duration::from_secs(2);
 
 /// Runs the command.
 ///
@@ -37,7 +44,7 @@ pub(crate) fn run(args: MountArgs, config: &Config) -> anyhow::Result<u8> {
         sys::die_with_parent()?;
     }
     let plan = plan(args, config)?;
-    if foreground { serve(plan, &mut Foreground) } else { detach(&plan, log_dir) }
+    if foreground { serve(&plan, &mut Foreground) } else { detach(&plan, log_dir) }
 }
 
 fn plan(args: MountArgs, config: &Config) -> anyhow::Result<Plan> {
@@ -49,7 +56,7 @@ fn plan(args: MountArgs, config: &Config) -> anyhow::Result<Plan> {
     let dir = mount_point(&args.dir)?;
     let cache_dir = args.cache_dir.or_else(|| config.mount.cache_dir.clone());
     let cache_dir = cache_dir.map(std::path::absolute).transpose()?;
-    Ok(Plan { server, volume, dir, options, cache_dir })
+    Ok(Plan { server, volume, dir, options, cache_dir, die_with_parent: args.die_with_parent })
 }
 
 /// `HOST:PORT/VOLUME`.
@@ -202,7 +209,7 @@ impl Audience for Parent {
 fn run_detached(args: MountArgs) -> u8 {
     let _ = sys::new_session();
     let mut parent = Parent;
-    match plan(args, &Config::default()).and_then(|plan| serve(plan, &mut parent)) {
+    match plan(args, &Config::default()).and_then(|plan| serve(&plan, &mut parent)) {
         Ok(code) => code,
         Err(error) => {
             let message = format!("{error:#}");
@@ -215,11 +222,12 @@ fn run_detached(args: MountArgs) -> u8 {
 }
 
 /// Mounts and serves until it is unmounted and everything is flushed.
-fn serve(plan: Plan, audience: &mut dyn Audience) -> anyhow::Result<u8> {
-    crate::serve::init_log();
-    let plan = Arc::new(plan);
-    let ending = Arc::clone(&plan);
-    signals::on_ending(move |_| umount::on_signal(&ending.dir));
+fn serve(plan: &Plan, audience: &mut dyn Audience) -> anyhow::Result<u8> {
+    crate::serve::init_log("info");
+    let ending =
+        Arc::new(Ending { dir: plan.dir.clone(), at_once: plan.die_with_parent, stopper: OnceLock::new() });
+    let told = Arc::clone(&ending);
+    signals::on_ending(move |_| told.tell());
     let options =
         MountOptions::parse(&plan.options).map_err(|error| failure(Exit::Usage, error.to_string()))?;
     let mount = Mount::start(MountConfig {
@@ -229,17 +237,68 @@ fn serve(plan: Plan, audience: &mut dyn Audience) -> anyhow::Result<u8> {
         options,
         cache_dir: plan.cache_dir.clone(),
     })
-    .map_err(|error| mount_failure(&error))?;
-    if !audience.ready(&plan) {
-        umount::on_signal(&plan.dir);
+    .map_err(mount_failure)?;
+    let _ = ending.stopper.set(mount.stopper());
+    if !audience.ready(plan) {
+        ending.tell();
     }
     mount.wait()?;
     Ok(0)
 }
 
-/// The code that fits an error of the mount.
-fn mount_failure(error: &hayloft_mount::MountError) -> anyhow::Error {
-    failure(Exit::Failed, error.to_string())
+/// What ending signals do.
+struct Ending {
+    dir: PathBuf,
+    /// The data is not worth waiting for a server.
+    at_once: bool,
+    stopper: OnceLock<Stopper>,
+}
+
+impl Ending {
+    /// The first signal ends the mount in order, which may have to wait for the server; a second one gives up.
+    fn tell(&self) {
+        static TOLD: AtomicBool = AtomicBool::new(false);
+        let Some(stopper) = self.stopper.get().cloned() else {
+            std::process::exit(Exit::Failed.code().into())
+        };
+        if TOLD.swap(true, Ordering::SeqCst) {
+            self.give_up();
+        }
+        if self.at_once {
+            // The server is ending as well.
+            umount::on_signal(&self.dir);
+            std::thread::sleep(AT_ONCE);
+            self.give_up();
+        }
+        std::thread::spawn(move || stopper.stop());
+    }
+
+    fn give_up(&self) -> ! {
+        umount::on_signal(&self.dir);
+        tracing::error!("ended without waiting for the server; what it did not have is lost");
+        std::process::exit(Exit::Failed.code().into())
+    }
+}
+
+/// The error with the code that fits.
+fn mount_failure(error: MountError) -> anyhow::Error {
+    use hayloft_fuse::MountError as Fuse;
+    let exit = match &error {
+        MountError::Unreachable { .. } => Exit::Unreachable,
+        MountError::NoSuchVolume { .. } => Exit::NoVolume,
+        MountError::Busy { .. } | MountError::Fuse(Fuse::Busy(_) | Fuse::Dead(_)) => Exit::Busy,
+        MountError::Fuse(Fuse::NotPermitted(_) | Fuse::Device(_) | Fuse::Fusermount { .. }) => Exit::Denied,
+        MountError::Fuse(Fuse::NoDevice | Fuse::NoFusermount) => Exit::Missing,
+        _ => Exit::Failed,
+    };
+    let mut message = error.to_string();
+    // Some messages hold their cause already.
+    if let Some(cause) =
+        error.source().map(ToString::to_string).filter(|cause| !message.contains(cause.as_str()))
+    {
+        message = format!("{message}: {cause}");
+    }
+    failure(exit, message)
 }
 
 #[cfg(test)]

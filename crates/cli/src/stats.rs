@@ -118,6 +118,9 @@ fn flatten(stats: &Value) -> BTreeMap<String, Value> {
     fn walk(prefix: &str, value: &Value, into: &mut BTreeMap<String, Value>) {
         let key = |part: &str| if prefix.is_empty() { part.to_owned() } else { format!("{prefix}.{part}") };
         match value {
+            Value::Object(fields) if fields.contains_key("p50") => {
+                into.insert(prefix.to_owned(), Value::String(quantiles(fields)));
+            }
             Value::Object(fields) => fields.iter().for_each(|(name, value)| walk(&key(name), value, into)),
             Value::Array(items) => {
                 items.iter().enumerate().for_each(|(at, item)| walk(&key(&at.to_string()), item, into))
@@ -130,6 +133,15 @@ fn flatten(stats: &Value) -> BTreeMap<String, Value> {
     let mut flat = BTreeMap::new();
     walk("", stats, &mut flat);
     flat
+}
+
+/// A distribution in one line.
+fn quantiles(fields: &serde_json::Map<String, Value>) -> String {
+    let shown = ["p50", "p90", "p99", "max"].iter().filter_map(|name| {
+        let value = fields.get(*name)?;
+        Some(format!("{name} {}", value.as_u64().map_or_else(|| value.to_string(), show_count)))
+    });
+    shown.collect::<Vec<_>>().join("  ")
 }
 
 /// One line a figure, a blank line between groups; with an earlier state also the change per second.

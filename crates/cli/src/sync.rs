@@ -41,8 +41,9 @@ pub(crate) fn flush(dir: &Path) -> anyhow::Result<()> {
             Err(mpsc::RecvTimeoutError::Disconnected) => break None,
             Err(mpsc::RecvTimeoutError::Timeout) if terminal => {
                 shown = true;
-                let left =
-                    control::stats(dir).ok().and_then(|stats| crate::stats::number(&stats, "dirty.bytes"));
+                let left = control::stats(dir)
+                    .ok()
+                    .and_then(|stats| crate::stats::number(&stats, "log.dirty_bytes"));
                 let left = left.map_or(String::new(), |bytes| format!(": {} to go", show_size(bytes)));
                 eprint!("\r\x1b[Kwaiting for the store{left}");
                 let _ = std::io::stderr().flush();

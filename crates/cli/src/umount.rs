@@ -4,7 +4,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use hayloft_mount::control;
+use hayloft_mount::control::{self, ControlError, UnmountOptions};
 
 use crate::args::UmountArgs;
 use crate::exit::{Exit, failure};
@@ -22,7 +22,7 @@ const USERS_MAX: usize = 5;
 pub(crate) fn run(args: &UmountArgs) -> anyhow::Result<u8> {
     let dir = mountinfo::ours(&args.dir)?.mount_point;
     if args.force {
-        detach(&dir, libc::MNT_FORCE | libc::MNT_DETACH)?;
+        give_up(&dir)?;
     } else if args.lazy {
         detach(&dir, libc::MNT_DETACH)?;
     } else {
@@ -43,15 +43,33 @@ pub(crate) fn leave(dir: &Path) -> anyhow::Result<()> {
         );
         return detach(dir, libc::MNT_DETACH);
     };
-    let pid = stats::number(&before, "mount.pid");
     sync::flush(dir)?;
-    detach(dir, 0)?;
-    if let Some(pid) = pid {
-        let process = PathBuf::from(format!("/proc/{pid}/ns"));
-        // The folder stays readable for a zombie, its contents do not.
-        while process.read_dir().is_ok_and(|mut entries| entries.next().is_some()) {
+    control::unmount(dir, UnmountOptions::default()).map_err(|error| match error {
+        ControlError::Busy(_) => in_use(dir),
+        error => failure(Exit::Failed, error.to_string()),
+    })?;
+    if let Some(pid) = stats::number(&before, "mount.pid") {
+        while runs(pid) {
             std::thread::sleep(POLL);
         }
+    }
+    Ok(())
+}
+
+/// Whether a process is there and has not ended; one that only its parent has yet to notice has.
+fn runs(pid: u64) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    // After the name, which may hold anything: proc_pid_stat(5).
+    stat.rsplit(')').next().is_some_and(|rest| !rest.is_empty() && !rest.trim_start().starts_with(['Z', 'X']))
+}
+
+/// Takes the mount away and ends its process, whatever it still has to say.
+fn give_up(dir: &Path) -> anyhow::Result<()> {
+    let pid = control::stats(dir).ok().and_then(|stats| stats::number(&stats, "mount.pid"));
+    detach(dir, libc::MNT_FORCE | libc::MNT_DETACH)?;
+    if let Some(pid) = pid.and_then(|pid| i32::try_from(pid).ok()) {
+        // Gone by itself is just as well.
+        let _ = sys::kill(pid, libc::SIGKILL);
     }
     Ok(())
 }
@@ -72,12 +90,14 @@ fn detach(dir: &Path, flags: i32) -> anyhow::Result<()> {
         false => by_fusermount(dir, flags),
     };
     outcome.map_err(|error| match error.raw_os_error() {
-        Some(libc::EBUSY) => {
-            failure(Exit::Busy, format!("{} is in use{}", dir.display(), named(&users(dir))))
-        }
+        Some(libc::EBUSY) => in_use(dir),
         Some(libc::EPERM) => failure(Exit::Denied, format!("not permitted to unmount {}", dir.display())),
         _ => failure(Exit::Failed, format!("cannot unmount {}: {error}", dir.display())),
     })
+}
+
+fn in_use(dir: &Path) -> anyhow::Error {
+    failure(Exit::Busy, format!("{} is in use{}", dir.display(), named(&users(dir))))
 }
 
 /// Users other than root unmount through fusermount3(1), which is set-user-id.

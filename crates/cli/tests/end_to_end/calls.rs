@@ -1,0 +1,170 @@
+//! System calls that the standard library lacks, for the tests.
+
+use std::ffi::CString;
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsRawFd, FromRawFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+
+pub fn c_path(path: &Path) -> CString {
+    CString::new(path.as_os_str().as_bytes()).unwrap()
+}
+
+fn check(result: i64) -> io::Result<i64> {
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
+}
+
+/// The errno of a failed call.
+pub fn errno<T: std::fmt::Debug>(result: io::Result<T>) -> i32 {
+    result.expect_err("the call should fail").raw_os_error().expect("an error of the system")
+}
+
+pub fn open(path: &Path, flags: i32, mode: u32) -> io::Result<File> {
+    // SAFETY: the string lives until the call returns; the new descriptor is ours.
+    unsafe {
+        let fd = check(libc::open(c_path(path).as_ptr(), flags | libc::O_CLOEXEC, mode).into())?;
+        Ok(File::from_raw_fd(fd as i32))
+    }
+}
+
+pub fn fallocate(file: &File, mode: i32, offset: i64, len: i64) -> io::Result<()> {
+    // SAFETY: plain numbers.
+    check(unsafe { libc::fallocate(file.as_raw_fd(), mode, offset, len) }.into()).map(drop)
+}
+
+pub fn seek(file: &File, offset: i64, whence: i32) -> io::Result<i64> {
+    // SAFETY: plain numbers.
+    check(unsafe { libc::lseek(file.as_raw_fd(), offset, whence) })
+}
+
+pub fn rename(from: &Path, to: &Path, flags: u32) -> io::Result<()> {
+    let (from, to) = (c_path(from), c_path(to));
+    // SAFETY: both strings live until the call returns.
+    let result = unsafe {
+        libc::syscall(libc::SYS_renameat2, libc::AT_FDCWD, from.as_ptr(), libc::AT_FDCWD, to.as_ptr(), flags)
+    };
+    check(result).map(drop)
+}
+
+pub fn set_xattr(path: &Path, name: &str, value: &[u8], flags: i32) -> io::Result<()> {
+    let (path, name) = (c_path(path), CString::new(name).unwrap());
+    // SAFETY: all pointers are valid for the lengths given.
+    let result =
+        unsafe { libc::lsetxattr(path.as_ptr(), name.as_ptr(), value.as_ptr().cast(), value.len(), flags) };
+    check(result.into()).map(drop)
+}
+
+pub fn get_xattr(path: &Path, name: &str) -> io::Result<Vec<u8>> {
+    let (path, name) = (c_path(path), CString::new(name).unwrap());
+    let mut value = vec![0; 65_536];
+    // SAFETY: all pointers are valid for the lengths given.
+    let result =
+        unsafe { libc::lgetxattr(path.as_ptr(), name.as_ptr(), value.as_mut_ptr().cast(), value.len()) };
+    value.truncate(check(result as i64)? as usize);
+    Ok(value)
+}
+
+pub fn remove_xattr(path: &Path, name: &str) -> io::Result<()> {
+    let (path, name) = (c_path(path), CString::new(name).unwrap());
+    // SAFETY: both strings live until the call returns.
+    check(unsafe { libc::lremovexattr(path.as_ptr(), name.as_ptr()) }.into()).map(drop)
+}
+
+pub fn list_xattr(path: &Path) -> io::Result<Vec<String>> {
+    let path = c_path(path);
+    let mut names = vec![0u8; 65_536];
+    // SAFETY: all pointers are valid for the lengths given.
+    let result = unsafe { libc::llistxattr(path.as_ptr(), names.as_mut_ptr().cast(), names.len()) };
+    names.truncate(check(result as i64)? as usize);
+    let mut names: Vec<String> = names
+        .split(|byte| *byte == 0)
+        .filter(|name| !name.is_empty())
+        .map(|name| String::from_utf8_lossy(name).into_owned())
+        .collect();
+    names.sort();
+    Ok(names)
+}
+
+pub fn mknod(path: &Path, mode: u32, device: u64) -> io::Result<()> {
+    // SAFETY: the string lives until the call returns.
+    check(unsafe { libc::mknod(c_path(path).as_ptr(), mode, device) }.into()).map(drop)
+}
+
+pub fn chown(path: &Path, uid: u32, gid: u32) {
+    std::os::unix::fs::lchown(path, Some(uid), Some(gid)).unwrap();
+}
+
+pub fn chmod(path: &Path, mode: u32) {
+    use std::os::unix::fs::PermissionsExt;
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap();
+}
+
+/// Access and modification time, seconds and nanoseconds each.
+pub fn set_times(path: &Path, times: [(i64, i64); 2]) -> io::Result<()> {
+    let times = times.map(|(tv_sec, tv_nsec)| libc::timespec { tv_sec, tv_nsec });
+    // SAFETY: the string and both times live until the call returns.
+    let result = unsafe {
+        libc::utimensat(libc::AT_FDCWD, c_path(path).as_ptr(), times.as_ptr(), libc::AT_SYMLINK_NOFOLLOW)
+    };
+    check(result.into()).map(drop)
+}
+
+pub fn statfs(path: &Path) -> libc::statvfs {
+    // SAFETY: zero is a valid statvfs; the call fills it.
+    unsafe {
+        let mut out = std::mem::zeroed();
+        assert_eq!(libc::statvfs(c_path(path).as_ptr(), &raw mut out), 0);
+        out
+    }
+}
+
+pub fn syncfs(file: &File) -> io::Result<()> {
+    // SAFETY: plain numbers.
+    check(unsafe { libc::syncfs(file.as_raw_fd()) }.into()).map(drop)
+}
+
+/// Gives an O_TMPFILE file a name.
+pub fn link_fd(file: &File, to: &Path) -> io::Result<()> {
+    let from = CString::new(format!("/proc/self/fd/{}", file.as_raw_fd())).unwrap();
+    let to = c_path(to);
+    // SAFETY: both strings live until the call returns.
+    let result = unsafe {
+        libc::linkat(libc::AT_FDCWD, from.as_ptr(), libc::AT_FDCWD, to.as_ptr(), libc::AT_SYMLINK_FOLLOW)
+    };
+    check(result.into()).map(drop)
+}
+
+/// A file in memory.
+pub struct Map {
+    address: *mut u8,
+    len: usize,
+}
+
+impl Map {
+    pub fn new(file: &File, len: usize, flags: i32) -> Map {
+        // SAFETY: a new mapping at an address of the kernel's choice; the result is checked.
+        let address = unsafe {
+            libc::mmap(std::ptr::null_mut(), len, libc::PROT_READ | libc::PROT_WRITE, flags, file.as_raw_fd(), 0)
+        };
+        assert_ne!(address, libc::MAP_FAILED, "{}", io::Error::last_os_error());
+        Map { address: address.cast(), len }
+    }
+
+    pub fn bytes(&mut self) -> &mut [u8] {
+        // SAFETY: the mapping is ours and as long as said.
+        unsafe { std::slice::from_raw_parts_mut(self.address, self.len) }
+    }
+
+    pub fn sync(&self) {
+        // SAFETY: the mapping is ours.
+        assert_eq!(unsafe { libc::msync(self.address.cast(), self.len, libc::MS_SYNC) }, 0);
+    }
+}
+
+impl Drop for Map {
+    fn drop(&mut self) {
+        // SAFETY: the mapping is ours and not used afterwards.
+        unsafe { libc::munmap(self.address.cast(), self.len) };
+    }
+}

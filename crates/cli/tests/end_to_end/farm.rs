@@ -1,0 +1,311 @@
+//! A server and mounts for a test, gone at its end, also when it panics.
+
+use std::fs::File;
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+use tempfile::TempDir;
+
+/// The binary under test.
+pub const HAYLOFT: &str = env!("CARGO_BIN_EXE_hayloft");
+
+/// `hayloft` with arguments, in an environment without settings.
+pub fn hayloft<I: AsRef<std::ffi::OsStr>>(args: impl IntoIterator<Item = I>) -> Command {
+    let mut command = Command::new(HAYLOFT);
+    command.args(args).args(["--config", "/dev/null"]).stdin(Stdio::null());
+    for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("HAYLOFT_")) {
+        command.env_remove(name);
+    }
+    command
+}
+
+/// Runs a command and gives what it printed; panics when it fails.
+pub fn run(command: &mut Command) -> String {
+    let output = command.output().unwrap_or_else(|error| panic!("cannot run {command:?}: {error}"));
+    let (out, err) = texts(&output);
+    assert!(output.status.success(), "{command:?}: {}\n{out}{err}", output.status);
+    out
+}
+
+/// Runs a command that must fail; its exit code and what it said on standard error.
+pub fn run_failing(command: &mut Command) -> (i32, String) {
+    let output = command.output().unwrap_or_else(|error| panic!("cannot run {command:?}: {error}"));
+    assert!(!output.status.success(), "{command:?} succeeded");
+    (output.status.code().unwrap_or(-1), texts(&output).1)
+}
+
+fn texts(output: &Output) -> (String, String) {
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    (text(&output.stdout), text(&output.stderr))
+}
+
+/// A shell script.
+pub fn sh(script: &str) -> Command {
+    let mut command = Command::new("sh");
+    command.args(["-euc", script]).stdin(Stdio::null());
+    command
+}
+
+/// Waits until something is so; panics when it does not come within `limit`.
+pub fn wait_until(what: &str, limit: Duration, mut is_so: impl FnMut() -> bool) {
+    let deadline = Instant::now() + limit;
+    while !is_so() {
+        assert!(Instant::now() < deadline, "not within {limit:?}: {what}");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// A server with a store of its own.
+pub struct Farm {
+    dir: TempDir,
+    store: PathBuf,
+    server_args: Vec<String>,
+    server: Option<Child>,
+    /// Where it listens; stays the same over restarts.
+    pub address: String,
+}
+
+impl Farm {
+    /// Starts a server on an empty store.
+    pub fn new() -> Farm {
+        Farm::with(None, &[])
+    }
+
+    /// Starts a server on this store, with more arguments.
+    pub fn with(store: Option<&Path>, server_args: &[&str]) -> Farm {
+        assert!(is_root(), "end-to-end tests mount file systems: run them as root");
+        let dir = tempfile::Builder::new().prefix("hayloft-e2e-").tempdir_in("/var/tmp").unwrap();
+        let store = store.map_or_else(|| dir.path().join("store"), Path::to_owned);
+        let server_args = server_args.iter().map(ToString::to_string).collect();
+        let mut farm = Farm { dir, store, server_args, server: None, address: "127.0.0.1:0".to_owned() };
+        farm.start_server();
+        farm
+    }
+
+    /// A folder on the local disk, for whatever the test needs.
+    pub fn dir(&self) -> &Path {
+        self.dir.path()
+    }
+
+    /// Starts the server, at the same address as before.
+    pub fn start_server(&mut self) {
+        assert!(self.server.is_none(), "the server runs");
+        let log = File::options().create(true).append(true).open(self.dir().join("server.log")).unwrap();
+        let mut command = hayloft(["serve", "--listen", &self.address, "--store"]);
+        command.arg(format!("file://{}", self.store.display())).args(&self.server_args);
+        let mut server = command.stdout(Stdio::piped()).stderr(log).spawn().unwrap();
+        let mut line = String::new();
+        BufReader::new(server.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        self.server = Some(server);
+        assert!(line.starts_with("serving file:///"), "{line:?}; {}", self.server_log());
+        self.address = line.trim_end().rsplit(' ').next().unwrap().to_owned();
+    }
+
+    pub fn server_log(&self) -> String {
+        std::fs::read_to_string(self.dir().join("server.log")).unwrap_or_default()
+    }
+
+    /// kill -9.
+    pub fn kill_server(&mut self) {
+        let mut server = self.server.take().expect("the server runs");
+        server.kill().unwrap();
+        server.wait().unwrap();
+    }
+
+    /// Sends the server a signal.
+    pub fn signal_server(&self, signal: i32) {
+        kill(self.server.as_ref().expect("the server runs").id(), signal);
+    }
+
+    /// Ends the server as a service manager does.
+    pub fn stop_server(&mut self) {
+        let mut server = self.server.take().expect("the server runs");
+        kill(server.id(), libc::SIGTERM);
+        assert!(server.wait().unwrap().success(), "{}", self.server_log());
+    }
+
+    /// `hayloft volume ...`.
+    pub fn volume<const N: usize>(&self, args: [&str; N]) -> Command {
+        let mut command = hayloft(["volume"]);
+        command.args(args).args(["--server", &self.address]);
+        command
+    }
+
+    /// Creates a volume.
+    pub fn create(&self, name: &str) {
+        run(&mut self.volume(["create", name, "--owner", "0:0"]));
+    }
+
+    /// Mounts a volume.
+    pub fn mount(&self, volume: &str, options: &str) -> Mount {
+        Mount::new(&self.address, volume, self.dir().join(format!("mnt-{volume}")), options)
+    }
+
+    /// Creates a volume and mounts it.
+    pub fn mounted(volume: &str) -> (Farm, Mount) {
+        let farm = Farm::new();
+        farm.create(volume);
+        let mount = farm.mount(volume, "");
+        (farm, mount)
+    }
+
+    /// The server's statistics.
+    pub fn stats(&self) -> Value {
+        serde_json::from_str(&run(&mut hayloft(["stats", &self.address, "--json"]))).unwrap()
+    }
+}
+
+impl Drop for Farm {
+    fn drop(&mut self) {
+        if let Some(mut server) = self.server.take() {
+            let _ = server.kill();
+            let _ = server.wait();
+        }
+        if std::thread::panicking() {
+            eprintln!("the server's log:\n{}", tail(&self.server_log()));
+        }
+    }
+}
+
+/// A mount in the foreground, served by a child process.
+pub struct Mount {
+    child: Option<Child>,
+    path: PathBuf,
+    log: PathBuf,
+}
+
+impl Mount {
+    fn new(address: &str, volume: &str, path: PathBuf, options: &str) -> Mount {
+        std::fs::create_dir_all(&path).unwrap();
+        let log = path.with_extension("log");
+        let file = File::options().create(true).append(true).open(&log).unwrap();
+        let mut command = hayloft(["mount", &format!("{address}/{volume}"), "--foreground"]);
+        command.arg(&path).stdout(Stdio::piped()).stderr(file);
+        if !options.is_empty() {
+            command.args(["-o", options]);
+        }
+        let mut child = command.spawn().unwrap();
+        let mut line = String::new();
+        BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        let mount = Mount { child: Some(child), path, log };
+        assert!(line.starts_with("mounted "), "{line:?}; {}", mount.log());
+        mount
+    }
+
+    /// Where it is mounted.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    pub fn log(&self) -> String {
+        std::fs::read_to_string(&self.log).unwrap_or_default()
+    }
+
+    /// The process that serves it.
+    pub fn pid(&self) -> u32 {
+        self.child.as_ref().expect("mounted").id()
+    }
+
+    /// kill -9, and the dead mount is taken out of the tree.
+    pub fn kill(mut self) {
+        let mut child = self.child.take().expect("mounted");
+        child.kill().unwrap();
+        child.wait().unwrap();
+        detach(&self.path);
+    }
+
+    /// `hayloft umount`; everything is in the store afterwards.
+    pub fn unmount(mut self) {
+        run(hayloft(["umount"]).arg(&self.path));
+        let mut child = self.child.take().expect("mounted");
+        assert!(child.wait().unwrap().success(), "{}", self.log());
+    }
+
+    /// The mount's statistics.
+    pub fn stats(&self) -> Value {
+        serde_json::from_str(&run(hayloft(["stats", "--json"]).arg(&self.path))).unwrap()
+    }
+
+    /// `hayloft sync`.
+    pub fn sync(&self) {
+        run(hayloft(["sync"]).arg(&self.path));
+    }
+}
+
+impl Drop for Mount {
+    fn drop(&mut self) {
+        if let Some(mut child) = self.child.take() {
+            let _ = child.kill();
+            let _ = child.wait();
+            detach(&self.path);
+            if std::thread::panicking() {
+                eprintln!("the mount's log:\n{}", tail(&self.log()));
+            }
+        }
+    }
+}
+
+/// The figure under a key such as `fuse.requests.LOOKUP`; 0 when it is not there.
+pub fn number(stats: &Value, key: &str) -> u64 {
+    key.split('.').try_fold(stats, |value, part| value.get(part)).and_then(Value::as_u64).unwrap_or(0)
+}
+
+/// An empty folder to test in: on a fresh mount, or with `HAYLOFT_E2E_PLAIN` in a plain folder.
+pub struct Place {
+    // Dropped in this order.
+    mount: Option<Mount>,
+    farm: Option<Farm>,
+    plain: Option<TempDir>,
+}
+
+impl Place {
+    pub fn new() -> Place {
+        match std::env::var_os("HAYLOFT_E2E_PLAIN") {
+            Some(dir) => Place { mount: None, farm: None, plain: Some(tempfile::tempdir_in(dir).unwrap()) },
+            None => {
+                let (farm, mount) = Farm::mounted("v");
+                Place { mount: Some(mount), farm: Some(farm), plain: None }
+            }
+        }
+    }
+
+    pub fn path(&self) -> &Path {
+        self.plain.as_ref().map_or_else(|| self.mount.as_ref().unwrap().path(), TempDir::path)
+    }
+
+    pub fn join(&self, name: &str) -> PathBuf {
+        self.path().join(name)
+    }
+
+    /// Leaves the mount and mounts again: what is seen afterwards comes from the server.
+    pub fn remount(&mut self) {
+        if let (Some(mount), Some(farm)) = (self.mount.take(), &self.farm) {
+            mount.unmount();
+            self.mount = Some(farm.mount("v", ""));
+        }
+    }
+}
+
+fn tail(text: &str) -> String {
+    let lines: Vec<&str> = text.lines().collect();
+    lines[lines.len().saturating_sub(30)..].join("\n")
+}
+
+fn detach(path: &Path) {
+    let path = crate::calls::c_path(path);
+    // SAFETY: the string lives until the call returns.
+    unsafe { libc::umount2(path.as_ptr(), libc::MNT_DETACH) };
+}
+
+pub fn kill(pid: u32, signal: i32) {
+    // SAFETY: plain numbers.
+    assert_eq!(unsafe { libc::kill(pid as i32, signal) }, 0);
+}
+
+pub fn is_root() -> bool {
+    // SAFETY: takes nothing.
+    unsafe { libc::geteuid() == 0 }
+}

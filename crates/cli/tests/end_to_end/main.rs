@@ -1,0 +1,19 @@
+//! End-to-end tests: the built binary, real servers, real mounts. They need root.
+//!
+//! With `HAYLOFT_E2E_PLAIN=DIR` the POSIX tests run in a plain folder there instead of a mount: what they
+//! expect must hold on a local file system first.
+#![allow(unsafe_code, missing_docs)]
+
+mod caching;
+mod calls;
+mod crash;
+mod farm;
+mod lifecycle;
+mod locks;
+mod model;
+mod posix_dirs;
+mod posix_files;
+mod posix_rights;
+mod posix_xattr;
+mod server_loss;
+mod space;
