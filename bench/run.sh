@@ -3,7 +3,7 @@
 #
 #   bench/run.sh [--smoke] [--rounds N] [--workloads LIST] [--only LIST] [--out DIR] [--scratch DIR] [NAME=DIR...]
 #
-#   --smoke           a minute: a fiftieth of the tree and a toy package, one round; the figures mean nothing
+#   --smoke           seconds: a fiftieth of the tree and a toy package, one round; the figures mean nothing
 #   --rounds N        rounds of each workload (default 3)
 #   --workloads LIST  of tree,build (default both)
 #   --only LIST       which of tmpfs,ext4,bindfs,hayloft to prepare (default all; hayloft if it has been built)
@@ -223,7 +223,7 @@ toy_package() {
 
 # GNU hello, as a directory: bindfs 1.14 drops the modification times that tar sets (alone, without access times),
 # and make would then want to run automake. cp sets both.
-real_package() {
+hello_package() {
     local paths
     paths=$("$here/fetch-source.sh" hello "${XDG_CACHE_HOME:-$HOME/.cache}/hayloft-bench") ||
         fail "cannot fetch the source of hello; leave the workload out with --workloads tree"
@@ -272,8 +272,9 @@ for workload in ${workloads//,/ }; do
         options+=(--sync)
         [[ -z $smoke ]] || options+=(--scale 0.02)
     else
-        if [[ -n $smoke ]]; then toy_package "$work/package"; else real_package "$work/package"; fi
-        options+=(--source "$work/package")
+        if [[ -n $smoke ]]; then package=toy; else package=hello; fi
+        "${package}_package" "$work/$package"
+        options+=(--source "$work/$package")
     fi
     note "workload $workload: ${targets[*]%%=*}"
     run "$bench" "$workload" "${options[@]}" "${targets[@]}" >"$out/$workload.txt" ||
