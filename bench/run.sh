@@ -195,7 +195,7 @@ prepare_hayloft() {
     mkdir "$work/image/store" "$work/image/client" "$work/hayloft"
     start "$work/serve.log" "$hayloft" serve --store "file://$work/image/store" --listen 127.0.0.1:0
     undo+=("stop $daemon")
-    wait_for "$daemon" "$work/serve.log" grep -q '^serving ' "$work/serve.log"
+    wait_for "$daemon" "$work/serve.log" grep -qs "^serving " "$work/serve.log"
     local server
     server=$(sed -n 's/^serving .* on \([^ ]*:[0-9]*\).*/\1/p' "$work/serve.log" | head -n 1)
     "$hayloft" volume create bench --server "$server" >/dev/null
