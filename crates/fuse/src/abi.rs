@@ -54,9 +54,9 @@ pub(crate) const OPCODE_LIMIT: usize = 64;
 pub(crate) fn fixed_size(opcode: u32) -> usize {
     use opcode::*;
     match opcode {
-        GETATTR | RENAME2 | OPEN | OPENDIR | CREATE | TMPFILE | MKNOD | SETXATTR | FSYNC | FSYNCDIR => 16,
+        GETATTR | RENAME2 | CREATE | TMPFILE | MKNOD | SETXATTR | FSYNC | FSYNCDIR => 16,
         SETATTR => 88,
-        MKDIR | RENAME | LINK | GETXATTR | LISTXATTR | ACCESS | INTERRUPT | SYNCFS => 8,
+        OPEN | OPENDIR | MKDIR | RENAME | LINK | GETXATTR | LISTXATTR | ACCESS | INTERRUPT | SYNCFS => 8,
         FORGET | BATCH_FORGET => 8,
         READ | WRITE | READDIR | READDIRPLUS => 40,
         RELEASE | RELEASEDIR | FLUSH | POLL | LSEEK | STATX => 24,
@@ -141,6 +141,7 @@ pub(crate) mod notify {
     pub(crate) const INVAL_INODE: i32 = 2;
     pub(crate) const INVAL_ENTRY: i32 = 3;
     pub(crate) const STORE: i32 = 4;
+    pub(crate) const RETRIEVE: i32 = 5;
     pub(crate) const DELETE: i32 = 6;
     pub(crate) const INC_EPOCH: i32 = 8;
     /// First minor version which knows `INC_EPOCH`.

@@ -123,7 +123,7 @@ impl Config {
         if self.no_open && self.atomic_o_trunc {
             return Some("no_open and atomic_o_trunc together lose truncations: switch one of them off");
         }
-        if self.max_write < 4096 || self.max_write % 4096 != 0 || self.max_write > 256 << 20 {
+        if self.max_write < 4096 || !self.max_write.is_multiple_of(4096) || self.max_write > 256 << 20 {
             return Some("max_write must be a multiple of 4096 between 4 KiB and 256 MiB");
         }
         if self.queue_depth == 0 || self.queue_depth > self.queue_depth_max || self.queue_depth_max > 4096 {

@@ -40,7 +40,8 @@ impl Counters {
     /// their numbers.
     pub fn by_opcode(&self) -> Vec<(&'static str, u64)> {
         let shards = self.shards.lock();
-        let total = |index: usize| shards.iter().map(|shard| shard.0[index].load(Ordering::Relaxed)).sum::<u64>();
+        let total =
+            |index: usize| shards.iter().map(|shard| shard.0[index].load(Ordering::Relaxed)).sum::<u64>();
         (0..OPCODE_LIMIT).map(|index| (opcode_name(index as u32), total(index))).filter(|c| c.1 > 0).collect()
     }
 

@@ -34,8 +34,7 @@ pub(crate) struct Engine<F> {
 
 impl<F: FileSystem> Engine<F> {
     pub(crate) fn new(fs: F, config: Config, info: KernelInfo) -> Engine<F> {
-        let pool =
-            |name| Pool::new(name, config.pool_threads_max, config.pool_queue_max, config.pool_idle);
+        let pool = |name| Pool::new(name, config.pool_threads_max, config.pool_queue_max, config.pool_idle);
         let (pool, lock_pool) = (pool("fuse-pool"), pool("fuse-locks"));
         Engine { fs, config, info, interrupts: Interrupts::default(), pool, lock_pool }
     }
@@ -47,7 +46,7 @@ impl<F: FileSystem> Engine<F> {
             return Verdict::Answer(-libc::EIO);
         };
         match message.header.opcode {
-            opcode::DESTROY => return Verdict::Answer(0),
+            opcode::DESTROY | opcode::NOTIFY_REPLY => return Verdict::Answer(0),
             opcode::OPEN if self.config.no_open => return Verdict::Answer(-libc::ENOSYS),
             opcode::OPENDIR if self.config.no_opendir => return Verdict::Answer(-libc::ENOSYS),
             _ => {}

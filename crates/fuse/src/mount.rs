@@ -64,7 +64,9 @@ pub struct Channel {
 #[non_exhaustive]
 pub enum MountError {
     /// The kernel module is missing.
-    #[error("/dev/fuse does not exist: load the kernel module (modprobe fuse), or give the container the device")]
+    #[error(
+        "/dev/fuse does not exist: load the kernel module (modprobe fuse), or give the container the device"
+    )]
     NoDevice,
     /// Opening the device failed otherwise.
     #[error("cannot open /dev/fuse: check its permissions")]
@@ -82,7 +84,9 @@ pub enum MountError {
     #[error("mount point {0} is busy: unmount what is there, or choose another directory")]
     Busy(PathBuf),
     /// The system does not let this user mount.
-    #[error("not permitted to mount on {0}: run as root, or use a mount point owned by this user and fusermount3")]
+    #[error(
+        "not permitted to mount on {0}: run as root, or use a mount point owned by this user and fusermount3"
+    )]
     NotPermitted(PathBuf),
     /// An option holds a character that cannot be passed on.
     #[error("mount option {0:?} contains a NUL byte: remove it")]
@@ -149,9 +153,8 @@ fn mount_as_root(point: &Path, mode: u32, options: &MountOptions) -> Result<Owne
     let data = c_string(OsStr::new(&kernel_options(device.as_raw_fd(), mode, options)))?;
     let flags = mount_flags(options);
     // SAFETY: the four strings end in NUL and live until the call returns.
-    let result = unsafe {
-        libc::mount(source.as_ptr(), target.as_ptr(), kind.as_ptr(), flags, data.as_ptr().cast())
-    };
+    let result =
+        unsafe { libc::mount(source.as_ptr(), target.as_ptr(), kind.as_ptr(), flags, data.as_ptr().cast()) };
     if result < 0 {
         let error = io::Error::last_os_error();
         return Err(match error.raw_os_error() {

@@ -23,7 +23,8 @@ fn attr() -> Attr {
 }
 
 fn entry() -> Entry {
-    let (entry_valid, attr_valid) = (Validity::new(Duration::new(23, 25)), Validity::new(Duration::new(24, 26)));
+    let (entry_valid, attr_valid) =
+        (Validity::new(Duration::new(23, 25)), Validity::new(Duration::new(24, 26)));
     Entry { nodeid: 21, generation: 22, entry_valid, attr_valid, attr: attr() }
 }
 
@@ -79,7 +80,8 @@ fn small_answers_match_the_kernels_layout() {
     assert_eq!(answer(40, 0, |r| r.poll(5)), halves(&[5, 0]));
     let lock = Lock { start: 1, end: 2, kind: 1, pid: 4 };
     assert_eq!(answer(31, 0, |r| r.lock(&lock)), [words(&[1, 2]), halves(&[1, 4])].concat());
-    let statfs = Statfs { blocks: 1, bfree: 2, bavail: 3, files: 4, ffree: 5, bsize: 6, namelen: 7, frsize: 8 };
+    let statfs =
+        Statfs { blocks: 1, bfree: 2, bavail: 3, files: 4, ffree: 5, bsize: 6, namelen: 7, frsize: 8 };
     let expected = [words(&[1, 2, 3, 4, 5]), halves(&[6, 7, 8, 0, 0, 0, 0, 0, 0, 0])].concat();
     assert_eq!(answer(17, 0, |r| r.statfs(&statfs)), expected);
     assert_eq!(expected.len(), 80);
@@ -117,11 +119,13 @@ fn content_is_cut_at_the_size_asked() {
 
 #[test]
 fn the_last_answer_counts() {
-    assert!(answer(15, 8, |r| {
-        r.data(b"abc");
-        r.empty();
-    })
-    .is_empty());
+    assert!(
+        answer(15, 8, |r| {
+            r.data(b"abc");
+            r.empty();
+        })
+        .is_empty()
+    );
     let bytes = answer(15, 8, |r| {
         r.data(b"abc");
         r.written(1);

@@ -79,57 +79,202 @@ pub struct Lock {
 #[derive(Debug, Clone, Copy)]
 #[allow(missing_docs)]
 pub enum Operation<'a> {
-    Lookup { name: &'a [u8] },
-    Getattr { fh: Option<u64> },
+    Lookup {
+        name: &'a [u8],
+    },
+    Getattr {
+        fh: Option<u64>,
+    },
     Setattr(SetAttr),
     Readlink,
-    Symlink { name: &'a [u8], target: &'a [u8] },
-    Mknod { name: &'a [u8], mode: u32, rdev: u32, umask: u32 },
-    Mkdir { name: &'a [u8], mode: u32, umask: u32 },
-    Unlink { name: &'a [u8] },
-    Rmdir { name: &'a [u8] },
+    Symlink {
+        name: &'a [u8],
+        target: &'a [u8],
+    },
+    Mknod {
+        name: &'a [u8],
+        mode: u32,
+        rdev: u32,
+        umask: u32,
+    },
+    Mkdir {
+        name: &'a [u8],
+        mode: u32,
+        umask: u32,
+    },
+    Unlink {
+        name: &'a [u8],
+    },
+    Rmdir {
+        name: &'a [u8],
+    },
     /// RENAME and RENAME2; `flags` as in `renameat2(2)`.
-    Rename { name: &'a [u8], new_parent: u64, new_name: &'a [u8], flags: u32 },
+    Rename {
+        name: &'a [u8],
+        new_parent: u64,
+        new_name: &'a [u8],
+        flags: u32,
+    },
     /// A further name in directory `nodeid` for inode `ino`.
-    Link { ino: u64, new_name: &'a [u8] },
+    Link {
+        ino: u64,
+        new_name: &'a [u8],
+    },
     /// `open_flags` bit 0: clear setuid and setgid.
-    Open { flags: u32, open_flags: u32 },
-    Read { fh: u64, offset: u64, size: u32, flags: u32, lock_owner: Option<u64> },
+    Open {
+        flags: u32,
+        open_flags: u32,
+    },
+    Read {
+        fh: u64,
+        offset: u64,
+        size: u32,
+        flags: u32,
+        lock_owner: Option<u64>,
+    },
     /// `write_flags`: see [`write_flags`].
-    Write { fh: u64, offset: u64, data: &'a [u8], write_flags: u32, flags: u32, lock_owner: Option<u64> },
+    Write {
+        fh: u64,
+        offset: u64,
+        data: &'a [u8],
+        write_flags: u32,
+        flags: u32,
+        lock_owner: Option<u64>,
+    },
     Statfs,
     /// `flush` and `flock_unlock` are the release flags.
-    Release { fh: u64, flags: u32, flush: bool, flock_unlock: bool, lock_owner: u64 },
-    Fsync { fh: u64, datasync: bool },
+    Release {
+        fh: u64,
+        flags: u32,
+        flush: bool,
+        flock_unlock: bool,
+        lock_owner: u64,
+    },
+    Fsync {
+        fh: u64,
+        datasync: bool,
+    },
     /// `setxattr_flags` bit 0: clear setgid.
-    Setxattr { name: &'a [u8], value: &'a [u8], flags: u32, setxattr_flags: u32 },
+    Setxattr {
+        name: &'a [u8],
+        value: &'a [u8],
+        flags: u32,
+        setxattr_flags: u32,
+    },
     /// Size 0 asks for the size only: answer with `Reply::xattr_size`.
-    Getxattr { name: &'a [u8], size: u32 },
+    Getxattr {
+        name: &'a [u8],
+        size: u32,
+    },
     /// Size 0 asks for the size only: answer with `Reply::xattr_size`.
-    Listxattr { size: u32 },
-    Removexattr { name: &'a [u8] },
-    Flush { fh: u64, lock_owner: u64 },
-    Opendir { flags: u32 },
-    Readdir { fh: u64, offset: u64, size: u32 },
-    Readdirplus { fh: u64, offset: u64, size: u32 },
-    Releasedir { fh: u64, flags: u32 },
-    Fsyncdir { fh: u64, datasync: bool },
-    Getlk { fh: u64, owner: u64, lock: Lock },
-    Setlk { fh: u64, owner: u64, lock: Lock, flock: bool },
+    Listxattr {
+        size: u32,
+    },
+    Removexattr {
+        name: &'a [u8],
+    },
+    Flush {
+        fh: u64,
+        lock_owner: u64,
+    },
+    Opendir {
+        flags: u32,
+    },
+    Readdir {
+        fh: u64,
+        offset: u64,
+        size: u32,
+    },
+    Readdirplus {
+        fh: u64,
+        offset: u64,
+        size: u32,
+    },
+    Releasedir {
+        fh: u64,
+        flags: u32,
+    },
+    Fsyncdir {
+        fh: u64,
+        datasync: bool,
+    },
+    Getlk {
+        fh: u64,
+        owner: u64,
+        lock: Lock,
+    },
+    Setlk {
+        fh: u64,
+        owner: u64,
+        lock: Lock,
+        flock: bool,
+    },
     /// May block until the lock is free. These wait on threads of their own, apart from the pool of the rest.
-    Setlkw { fh: u64, owner: u64, lock: Lock, flock: bool },
-    Access { mask: u32 },
-    Create { name: &'a [u8], mode: u32, umask: u32, flags: u32, open_flags: u32 },
+    Setlkw {
+        fh: u64,
+        owner: u64,
+        lock: Lock,
+        flock: bool,
+    },
+    Access {
+        mask: u32,
+    },
+    Create {
+        name: &'a [u8],
+        mode: u32,
+        umask: u32,
+        flags: u32,
+        open_flags: u32,
+    },
     /// A file without a name in directory `nodeid`; the answer is that of a create. `name` means nothing.
-    Tmpfile { name: &'a [u8], mode: u32, umask: u32, flags: u32, open_flags: u32 },
-    Ioctl { fh: u64, flags: u32, cmd: u32, arg: u64, data: &'a [u8], out_size: u32 },
-    Poll { fh: u64, kh: u64, flags: u32, events: u32 },
-    Fallocate { fh: u64, offset: u64, length: u64, mode: u32 },
-    Lseek { fh: u64, offset: u64, whence: u32 },
+    Tmpfile {
+        name: &'a [u8],
+        mode: u32,
+        umask: u32,
+        flags: u32,
+        open_flags: u32,
+    },
+    Ioctl {
+        fh: u64,
+        flags: u32,
+        cmd: u32,
+        arg: u64,
+        data: &'a [u8],
+        out_size: u32,
+    },
+    Poll {
+        fh: u64,
+        kh: u64,
+        flags: u32,
+        events: u32,
+    },
+    Fallocate {
+        fh: u64,
+        offset: u64,
+        length: u64,
+        mode: u32,
+    },
+    Lseek {
+        fh: u64,
+        offset: u64,
+        whence: u32,
+    },
     /// COPY_FILE_RANGE and COPY_FILE_RANGE_64; the source is `nodeid`. Answer with `Reply::copied`.
-    CopyFileRange { fh: u64, offset: u64, to: u64, to_fh: u64, to_offset: u64, length: u64, flags: u64 },
+    CopyFileRange {
+        fh: u64,
+        offset: u64,
+        to: u64,
+        to_fh: u64,
+        to_offset: u64,
+        length: u64,
+        flags: u64,
+    },
     Syncfs,
-    Statx { fh: Option<u64>, flags: u32, mask: u32 },
+    Statx {
+        fh: Option<u64>,
+        flags: u32,
+        mask: u32,
+    },
     /// Any other opcode; ENOSYS is the right answer.
     Unknown(u32),
 }
@@ -195,12 +340,9 @@ impl<'a> Operation<'a> {
                 let (name, target) = two_names(rest)?;
                 Operation::Symlink { name, target }
             }
-            MKNOD => Operation::Mknod {
-                mode: f.u32()?,
-                rdev: f.u32()?,
-                umask: f.u32()?,
-                name: only_name(rest)?,
-            },
+            MKNOD => {
+                Operation::Mknod { mode: f.u32()?, rdev: f.u32()?, umask: f.u32()?, name: only_name(rest)? }
+            }
             MKDIR => Operation::Mkdir { mode: f.u32()?, umask: f.u32()?, name: only_name(rest)? },
             UNLINK => Operation::Unlink { name: only_name(rest)? },
             RMDIR => Operation::Rmdir { name: only_name(rest)? },
@@ -269,12 +411,9 @@ impl<'a> Operation<'a> {
                 Operation::Ioctl { fh, flags, cmd, arg, data, out_size }
             }
             POLL => Operation::Poll { fh: f.u64()?, kh: f.u64()?, flags: f.u32()?, events: f.u32()? },
-            FALLOCATE => Operation::Fallocate {
-                fh: f.u64()?,
-                offset: f.u64()?,
-                length: f.u64()?,
-                mode: f.u32()?,
-            },
+            FALLOCATE => {
+                Operation::Fallocate { fh: f.u64()?, offset: f.u64()?, length: f.u64()?, mode: f.u32()? }
+            }
             LSEEK => Operation::Lseek { fh: f.u64()?, offset: f.u64()?, whence: f.u32()? },
             COPY_FILE_RANGE | COPY_FILE_RANGE_64 => Operation::CopyFileRange {
                 fh: f.u64()?,

@@ -46,10 +46,7 @@ fn names_end_at_their_nul() {
     assert!(parse(1, &[], b"file").is_err());
     let fixed = Message::default().u64(44).u32(2).u32(0).0;
     let op = parse(45, &fixed, b"from\0to\0").unwrap();
-    assert!(matches!(
-        op,
-        Operation::Rename { name: b"from", new_parent: 44, new_name: b"to", flags: 2 }
-    ));
+    assert!(matches!(op, Operation::Rename { name: b"from", new_parent: 44, new_name: b"to", flags: 2 }));
     let op = parse(12, &fixed[..8], b"from\0to\0").unwrap();
     assert!(matches!(op, Operation::Rename { flags: 0, new_parent: 44, .. }));
     assert!(parse(45, &fixed, b"from\0to").is_err());
@@ -107,10 +104,7 @@ fn setattr_takes_only_what_is_valid() {
 fn setxattr_is_read_in_both_lengths() {
     let fixed = Message::default().u32(2).u32(1).u32(1).u32(0).0;
     let op = parse(21, &fixed, b"user.a\0xy").unwrap();
-    assert!(matches!(
-        op,
-        Operation::Setxattr { name: b"user.a", value: b"xy", flags: 1, setxattr_flags: 1 }
-    ));
+    assert!(matches!(op, Operation::Setxattr { name: b"user.a", value: b"xy", flags: 1, setxattr_flags: 1 }));
     let short = Request::parse(&header(21), &fixed[..8], b"user.a\0xy", false).unwrap();
     assert!(matches!(short.op, Operation::Setxattr { value: b"xy", setxattr_flags: 0, .. }));
 }

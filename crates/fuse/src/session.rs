@@ -24,9 +24,7 @@ use crate::sys::{self, Memory};
 #[non_exhaustive]
 pub enum SessionError {
     /// The kernel is too old.
-    #[error(
-        "the kernel speaks FUSE {major}.{minor}, at least 7.31 is needed: use Linux 5.4 or newer"
-    )]
+    #[error("the kernel speaks FUSE {major}.{minor}, at least 7.31 is needed: use Linux 5.4 or newer")]
     OldKernel {
         /// Major version of its protocol.
         major: u32,
@@ -262,7 +260,8 @@ fn prepare_rings(config: &Config) -> Result<Option<Vec<Ring>>, SessionError> {
 /// Reads INIT and answers it.
 fn handshake(fd: &OwnedFd, config: &Config, ring: bool) -> Result<KernelInfo, SessionError> {
     let invalid = |text: &str| SessionError::Handshake(io::Error::new(io::ErrorKind::InvalidData, text));
-    let mut memory = Memory::new(config.max_write as usize + 32 * PAGE_SIZE).map_err(SessionError::Handshake)?;
+    let mut memory =
+        Memory::new(config.max_write as usize + 32 * PAGE_SIZE).map_err(SessionError::Handshake)?;
     let buffer = memory.as_mut();
     loop {
         let len = match sys::read(fd.as_raw_fd(), buffer) {

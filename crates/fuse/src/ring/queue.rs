@@ -1,4 +1,11 @@
 //! The queue of one core.
+//!
+//! The kernel (6.14 to 6.18 at least) puts a request into a slot when it comes and a slot is free, else
+//! it waits; waiting requests are looked at when an answer is committed, but not when a slot is registered.
+//! So while requests with the pool take their slots away, a waiting request could wait for one of their
+//! answers, and for ever if these depend on it. Therefore, after a request went to the pool, the queue has
+//! the kernel send it a request that can be answered at once (the reply to a RETRIEVE of nothing): with
+//! the commit of that answer the waiting requests move on.
 #![allow(unsafe_code)]
 
 use std::io;
@@ -11,6 +18,7 @@ use io_uring::{IoUring, opcode, types};
 
 use super::slot::Slot;
 use super::{Ring, Wake};
+use crate::abi::{self, notify, out_header};
 use crate::counters::Shard;
 use crate::engine::{Engine, Verdict};
 use crate::filesystem::{FileSystem, Pace};
@@ -23,6 +31,11 @@ const COMMIT_AND_FETCH: u32 = 2;
 
 /// The mark of the completion that says that a pool thread gave a slot back; other marks are slots.
 const WAKE: u64 = u64::MAX;
+
+/// Requests that make waiting requests move on have even numbers from here on, beyond what the kernel counts to.
+const KICK: u64 = 1 << 62;
+/// The inode it is about, one which the kernel always knows.
+const ROOT: u64 = 1;
 
 /// The connection is gone.
 struct Gone;
@@ -37,6 +50,10 @@ pub(super) struct Queue<F> {
     slots: Vec<Arc<Slot>>,
     /// How many slots are with the pool, or broken.
     absent: usize,
+    /// Requests may be waiting in the kernel for a slot registered just now.
+    kick_wanted: bool,
+    /// How many requests which make them move on were asked for.
+    kicks: u64,
 }
 
 impl<F: FileSystem> Queue<F> {
@@ -48,7 +65,8 @@ impl<F: FileSystem> Queue<F> {
         shard: Arc<Shard>,
     ) -> Queue<F> {
         let Ring { uring, wake } = ring;
-        Queue { core, uring, wake, engine, fd, shard, slots: Vec::new(), absent: 0 }
+        let (kick_wanted, kicks) = (false, 0);
+        Queue { core, uring, wake, engine, fd, shard, slots: Vec::new(), absent: 0, kick_wanted, kicks }
     }
 
     /// Registers the slots, reports how that went, and serves until the connection ends.
@@ -94,6 +112,24 @@ impl<F: FileSystem> Queue<F> {
                     return Ok(());
                 }
             }
+            if self.kick_wanted {
+                self.uring.submit()?;
+                self.kick();
+            }
+        }
+    }
+
+    /// Has the kernel send this queue a request. The thread runs on the queue's core, so it is this queue.
+    ///
+    /// If others took all free slots meanwhile, it waits too; but each of these others ends in a commit,
+    /// or on the pool and so in the next kick.
+    fn kick(&mut self) {
+        self.kick_wanted = false;
+        self.kicks += 1;
+        let words = [KICK + 2 * self.kicks, ROOT, 0, 0].map(u64::to_ne_bytes).concat();
+        let header = out_header(0, notify::RETRIEVE, words.len());
+        if let Err(error) = sys::write_pieces(self.fd.as_raw_fd(), &[&header, &words]) {
+            tracing::debug!(core = self.core, %error, "cannot kick the queue");
         }
     }
 
@@ -125,7 +161,9 @@ impl<F: FileSystem> Queue<F> {
         let slot = &self.slots[index as usize];
         // SAFETY: the slot's command is complete, so it holds a request and is this thread's alone.
         let Some(header) = (unsafe { slot.request() }) else { return };
-        self.shard.count(header.opcode);
+        if header.opcode != abi::opcode::NOTIFY_REPLY {
+            self.shard.count(header.opcode);
+        }
         let engine = &self.engine;
         // SAFETY: as above.
         if unsafe { slot.handle(|message, reply| engine.serve(message, reply, Pace::Fast)) } {
@@ -136,13 +174,12 @@ impl<F: FileSystem> Queue<F> {
         self.engine.submit(&header, move |engine, token| {
             // SAFETY: the queue's thread leaves the slot alone until it is given back.
             unsafe {
-                slot.handle(|message, reply| {
-                    Verdict::Answer(engine.serve_patiently(message, reply, token))
-                })
+                slot.handle(|message, reply| Verdict::Answer(engine.serve_patiently(message, reply, token)))
             };
             wake.answered(index);
         });
         self.replace_absent();
+        self.kick_wanted = true;
     }
 
     /// Makes up for a slot that is away.
@@ -150,10 +187,11 @@ impl<F: FileSystem> Queue<F> {
         self.absent += 1;
         let config = &self.engine.config;
         let (depth, depth_max) = (config.queue_depth as usize, config.queue_depth_max as usize);
-        if self.slots.len() - self.absent < depth && self.slots.len() < depth_max {
-            if let Err(error) = self.add_slot() {
-                tracing::warn!(core = self.core, %error, "no further slot");
-            }
+        if self.slots.len() - self.absent < depth
+            && self.slots.len() < depth_max
+            && let Err(error) = self.add_slot()
+        {
+            tracing::warn!(core = self.core, %error, "no further slot");
         }
     }
 
