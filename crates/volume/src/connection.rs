@@ -2,13 +2,14 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use bytes::BytesMut;
 use hayloft_model::{ContentHash, Ino, SessionId};
 use hayloft_wire::client_message::Body;
 use hayloft_wire::server_message::Body as Answer;
 use hayloft_wire::{ClientMessage, Contents, Hello, InodeAnswer, Pages, frame};
+use socket2::{SockRef, TcpKeepalive};
 use tokio::io::AsyncReadExt;
 use tokio::net::TcpStream;
 use tokio::net::tcp::OwnedReadHalf;
@@ -33,10 +34,6 @@ const READS_MAX: usize = 32;
 /// Most pieces of content in one request: 32 MiB of blocks, half a frame.
 const CONTENT_MAX: usize = 512;
 
-/// A session's connection that is silent for so many leases is closed: its host is gone, or has no use
-/// for it and will connect again.
-const SILENT_LEASES: u32 = 30;
-
 /// Bytes that are read at a time.
 const READ_BUFFER: usize = 256 * 1024;
 
@@ -58,10 +55,24 @@ struct Connection {
     mounted: Option<Mounted>,
 }
 
+/// A client without anything to say sends nothing, for days. That its host is gone is for the kernels to
+/// notice, within a lease.
+fn notice_dead_peers(socket: &TcpStream, lease: Duration) {
+    let socket = SockRef::from(socket);
+    let probes = TcpKeepalive::new()
+        .with_time((lease / 2).max(Duration::from_secs(1)))
+        .with_interval((lease / 6).max(Duration::from_secs(1)))
+        .with_retries(3);
+    if let Err(error) = socket.set_tcp_keepalive(&probes).and(socket.set_tcp_user_timeout(Some(lease))) {
+        tracing::warn!(%error, "a client whose host vanishes will be noticed late");
+    }
+}
+
 /// Serves a connection to its end.
 pub(crate) async fn serve(shared: Arc<Shared>, socket: TcpStream, number: u64) {
     // Latency over throughput: requests are small and somebody waits for each.
     let _ = socket.set_nodelay(true);
+    notice_dead_peers(&socket, shared.config.lease);
     let (incoming, outgoing) = socket.into_split();
     let (replies, writer) = Replies::start(outgoing);
     let mut connection = Connection {
@@ -89,7 +100,6 @@ pub(crate) async fn serve(shared: Arc<Shared>, socket: TcpStream, number: u64) {
 impl Connection {
     async fn read(&mut self, mut incoming: OwnedReadHalf) {
         let mut stopping = self.shared.stopping();
-        let silence_max = self.shared.config.lease * SILENT_LEASES;
         let mut buffer = BytesMut::with_capacity(READ_BUFFER);
         loop {
             loop {
@@ -111,7 +121,6 @@ impl Connection {
             }
             let read = tokio::select! {
                 read = incoming.read_buf(&mut buffer) => read,
-                () = tokio::time::sleep(silence_max), if self.mounted.is_some() => return,
                 _ = stopping.wait_for(|stop| *stop) => return,
             };
             if !matches!(read, Ok(1..)) {

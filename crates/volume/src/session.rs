@@ -106,8 +106,8 @@ impl Volume {
         let mut over = Vec::new();
         for (other, session) in state.sessions.iter().filter(|(other, _)| **other != id) {
             let silent = now.saturating_sub(session.heard.load(Relaxed));
-            // A connection may outlive its host; but be patient with one that stands.
-            let expired = silent > if session.connection.is_some() { 2 * lease } else { lease };
+            // A client with nothing to say is silent; one whose host is gone loses its connection.
+            let expired = session.connection.is_none() && silent > lease;
             let proved_dead = hello.takes_over == other.0
                 && !hello.host_id.is_empty()
                 && hello.host_id == session.row.host_id
@@ -200,23 +200,15 @@ impl Volume {
             let Some(row) = db.get(tables::inode(ino)).await? else { continue };
             let row = database::decode::<InodeRowMessage>(row, "inode")?;
             if row.nlink == 0 {
+                // It left the usage when it lost its name.
                 batch.delete(tables::inode(ino));
                 bytes += row.allocated;
                 inodes += 1;
             }
         }
         batch.delete(tables::session(id));
-        let (usage, row) = {
-            let state = self.state.lock();
-            let mut usage = state.usage;
-            usage.bytes = usage.bytes.saturating_sub(bytes);
-            usage.inodes = usage.inodes.saturating_sub(inodes);
-            (usage, tables::VolumeRow { bytes: usage.bytes, inodes: usage.inodes, ..state.volume_row() })
-        };
-        batch.put(tables::VOLUME, row.encode_to_vec());
         self.write(db, batch).await?;
         let mut state = self.state.lock();
-        state.usage = usage;
         state.dead_bytes += bytes as i64;
         state.sessions.remove(&id);
         state.grants.end(id);
