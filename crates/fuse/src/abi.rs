@@ -141,7 +141,6 @@ pub(crate) mod notify {
     pub(crate) const INVAL_INODE: i32 = 2;
     pub(crate) const INVAL_ENTRY: i32 = 3;
     pub(crate) const STORE: i32 = 4;
-    pub(crate) const RETRIEVE: i32 = 5;
     pub(crate) const DELETE: i32 = 6;
     pub(crate) const INC_EPOCH: i32 = 8;
     /// First minor version which knows `INC_EPOCH`.

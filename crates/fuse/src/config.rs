@@ -92,7 +92,7 @@ impl Default for Config {
         Config {
             transport: Transport::Auto,
             threads: None,
-            queue_depth: 4,
+            queue_depth: 16,
             queue_depth_max: 256,
             pool_threads_max: 256,
             pool_queue_max: 4096,

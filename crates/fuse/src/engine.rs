@@ -46,7 +46,7 @@ impl<F: FileSystem> Engine<F> {
             return Verdict::Answer(-libc::EIO);
         };
         match message.header.opcode {
-            opcode::DESTROY | opcode::NOTIFY_REPLY => return Verdict::Answer(0),
+            opcode::DESTROY => return Verdict::Answer(0),
             opcode::OPEN if self.config.no_open => return Verdict::Answer(-libc::ENOSYS),
             opcode::OPENDIR if self.config.no_opendir => return Verdict::Answer(-libc::ENOSYS),
             _ => {}

@@ -8,6 +8,7 @@
 //!
 //! FORGETs, INTERRUPTs and what came before the rings were ready come over /dev/fuse.
 
+mod kick;
 mod queue;
 mod slot;
 
@@ -29,6 +30,7 @@ use crate::device::Device;
 use crate::engine::Engine;
 use crate::filesystem::FileSystem;
 use crate::sys;
+use kick::Kicker;
 use queue::Queue;
 
 /// The module parameter which allows this transport.
@@ -139,9 +141,11 @@ pub(crate) fn run<F: FileSystem>(
     fd: &Arc<OwnedFd>,
     counters: &Counters,
     rings: Vec<Ring>,
+    point: &Path,
 ) -> Result<(), RunError> {
     let wakes: Vec<_> = rings.iter().map(|ring| Arc::clone(&ring.wake)).collect();
-    let mut queues = Queues { wakes, threads: Vec::new() };
+    let kicker = Arc::new(Kicker::new(point, rings.len(), &engine.config).map_err(RunError::Setup)?);
+    let mut queues = Queues { wakes, threads: Vec::new(), kicker };
     queues.start(engine, fd, counters, rings).map_err(RunError::Setup)?;
     let device =
         Device { engine: Arc::clone(engine), fd: Arc::clone(fd), shard: counters.shard(), gather: true };
@@ -152,6 +156,7 @@ pub(crate) fn run<F: FileSystem>(
 struct Queues {
     wakes: Vec<Arc<Wake>>,
     threads: Vec<JoinHandle<()>>,
+    kicker: Arc<Kicker>,
 }
 
 impl Queues {
@@ -164,7 +169,8 @@ impl Queues {
     ) -> io::Result<()> {
         let (report, reports) = mpsc::channel();
         for (core, ring) in rings.into_iter().enumerate() {
-            let queue = Queue::new(core, ring, Arc::clone(engine), Arc::clone(fd), counters.shard());
+            let (engine, fd, kicker) = (Arc::clone(engine), Arc::clone(fd), Arc::clone(&self.kicker));
+            let queue = Queue::new(core, ring, engine, fd, counters.shard(), kicker);
             let report = report.clone();
             let name = format!("fuse-ring-{core}");
             let thread = std::thread::Builder::new().name(name).spawn(move || queue.run(&report))?;
@@ -186,6 +192,7 @@ impl Drop for Queues {
                 tracing::error!("a queue's thread panicked");
             }
         }
+        self.kicker.close();
     }
 }
 

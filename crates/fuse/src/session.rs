@@ -154,7 +154,8 @@ impl<F: FileSystem> Session<F> {
 
     fn serve(&mut self) -> Result<(), SessionError> {
         if let Some(rings) = self.rings.take() {
-            match ring::run(&self.engine, &self.control.fd, &self.control.counters, rings) {
+            let Control { fd, counters, point, .. } = &self.control;
+            match ring::run(&self.engine, fd, counters, rings, point) {
                 Ok(()) => return Ok(()),
                 Err(ring::RunError::Setup(error)) if self.engine.config.transport == Transport::Auto => {
                     tracing::warn!(%error, "no FUSE over io_uring, falling back to /dev/fuse");

@@ -1,6 +1,7 @@
 //! Calls into the kernel which the standard library lacks.
 #![allow(unsafe_code)]
 
+use std::ffi::CStr;
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
@@ -105,6 +106,21 @@ pub(crate) fn pin_to_core(core: usize) -> io::Result<()> {
     unsafe { libc::CPU_SET(core, &mut set) };
     // SAFETY: the set lives until the call returns and its size is given.
     let result = unsafe { libc::sched_setaffinity(0, std::mem::size_of_val(&set), &raw const set) };
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+/// The kernel's number of the calling thread.
+pub(crate) fn thread_id() -> u32 {
+    // SAFETY: gettid has no preconditions and cannot fail.
+    unsafe { libc::gettid() as u32 }
+}
+
+/// statfs(2), for the sake of the request that it makes.
+pub(crate) fn touch_file_system(path: &CStr) -> io::Result<()> {
+    // SAFETY: an all-zero statfs is valid; plain numbers.
+    let mut figures: libc::statfs = unsafe { std::mem::zeroed() };
+    // SAFETY: the path ends in NUL, and the figures live until the call returns.
+    let result = unsafe { libc::statfs(path.as_ptr(), &raw mut figures) };
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 

@@ -1,11 +1,4 @@
 //! The queue of one core.
-//!
-//! The kernel (6.14 to 6.18 at least) puts a request into a slot when it comes and a slot is free, else
-//! it waits; waiting requests are looked at when an answer is committed, but not when a slot is registered.
-//! So while requests with the pool take their slots away, a waiting request could wait for one of their
-//! answers, and for ever if these depend on it. Therefore, after a request went to the pool, the queue has
-//! the kernel send it a request that can be answered at once (the reply to a RETRIEVE of nothing): with
-//! the commit of that answer the waiting requests move on.
 #![allow(unsafe_code)]
 
 use std::io;
@@ -16,12 +9,13 @@ use std::sync::mpsc::Sender;
 use io_uring::squeue::Entry128;
 use io_uring::{IoUring, opcode, types};
 
+use super::kick::Kicker;
 use super::slot::Slot;
 use super::{Ring, Wake};
-use crate::abi::{self, notify, out_header};
 use crate::counters::Shard;
 use crate::engine::{Engine, Verdict};
 use crate::filesystem::{FileSystem, Pace};
+use crate::reply::Statfs;
 use crate::sys;
 
 /// `FUSE_IO_URING_CMD_REGISTER`: a new slot, to be filled with a request.
@@ -31,11 +25,6 @@ const COMMIT_AND_FETCH: u32 = 2;
 
 /// The mark of the completion that says that a pool thread gave a slot back; other marks are slots.
 const WAKE: u64 = u64::MAX;
-
-/// Requests that make waiting requests move on have even numbers from here on, beyond what the kernel counts to.
-const KICK: u64 = 1 << 62;
-/// The inode it is about, one which the kernel always knows.
-const ROOT: u64 = 1;
 
 /// The connection is gone.
 struct Gone;
@@ -50,10 +39,11 @@ pub(super) struct Queue<F> {
     slots: Vec<Arc<Slot>>,
     /// How many slots are with the pool, or broken.
     absent: usize,
-    /// Requests may be waiting in the kernel for a slot registered just now.
-    kick_wanted: bool,
-    /// How many requests which make them move on were asked for.
-    kicks: u64,
+    /// Some have gone to the pool since the last wait.
+    deferred: bool,
+    /// All slots may have been taken at once since the last time that none was absent.
+    crowded: bool,
+    kicker: Arc<Kicker>,
 }
 
 impl<F: FileSystem> Queue<F> {
@@ -63,10 +53,11 @@ impl<F: FileSystem> Queue<F> {
         engine: Arc<Engine<F>>,
         fd: Arc<OwnedFd>,
         shard: Arc<Shard>,
+        kicker: Arc<Kicker>,
     ) -> Queue<F> {
         let Ring { uring, wake } = ring;
-        let (kick_wanted, kicks) = (false, 0);
-        Queue { core, uring, wake, engine, fd, shard, slots: Vec::new(), absent: 0, kick_wanted, kicks }
+        let (slots, absent, deferred, crowded) = (Vec::new(), 0, false, false);
+        Queue { core, uring, wake, engine, fd, shard, slots, absent, deferred, crowded, kicker }
     }
 
     /// Registers the slots, reports how that went, and serves until the connection ends.
@@ -99,37 +90,31 @@ impl<F: FileSystem> Queue<F> {
     }
 
     fn serve(&mut self) -> io::Result<()> {
+        // Of the pass before: how many slots the kernel had, and how many of them came with a request.
+        let (mut given_before, mut taken_before) = (self.slots.len(), 0);
         loop {
+            let given = self.slots.len() - self.absent;
             match self.uring.submit_and_wait(1) {
                 Ok(_) => {}
                 Err(error) if error.raw_os_error() == Some(libc::EINTR) => continue,
                 Err(error) => return Err(error),
             }
+            let mut taken = 0;
             loop {
                 let next = self.uring.completion().next();
                 let Some(done) = next else { break };
+                taken += usize::from(done.user_data() != WAKE);
                 if self.completion(done.user_data(), done.result()).is_err() {
                     return Ok(());
                 }
             }
-            if self.kick_wanted {
+            // What was taken during the pass before shows up in this one.
+            self.crowded = self.absent > 0 && (self.crowded || taken_before + taken >= given_before);
+            if std::mem::take(&mut self.deferred) && self.crowded {
                 self.uring.submit()?;
-                self.kick();
+                self.kicker.kick(self.core);
             }
-        }
-    }
-
-    /// Has the kernel send this queue a request. The thread runs on the queue's core, so it is this queue.
-    ///
-    /// If others took all free slots meanwhile, it waits too; but each of these others ends in a commit,
-    /// or on the pool and so in the next kick.
-    fn kick(&mut self) {
-        self.kick_wanted = false;
-        self.kicks += 1;
-        let words = [KICK + 2 * self.kicks, ROOT, 0, 0].map(u64::to_ne_bytes).concat();
-        let header = out_header(0, notify::RETRIEVE, words.len());
-        if let Err(error) = sys::write_pieces(self.fd.as_raw_fd(), &[&header, &words]) {
-            tracing::debug!(core = self.core, %error, "cannot kick the queue");
+            (given_before, taken_before) = (given, taken);
         }
     }
 
@@ -161,9 +146,18 @@ impl<F: FileSystem> Queue<F> {
         let slot = &self.slots[index as usize];
         // SAFETY: the slot's command is complete, so it holds a request and is this thread's alone.
         let Some(header) = (unsafe { slot.request() }) else { return };
-        if header.opcode != abi::opcode::NOTIFY_REPLY {
-            self.shard.count(header.opcode);
+        if self.kicker.made(&header) {
+            // SAFETY: as above.
+            unsafe {
+                slot.handle(|_, reply| {
+                    reply.statfs(&Statfs::default());
+                    Verdict::Answer(0)
+                })
+            };
+            self.commit_request(index, header.unique);
+            return;
         }
+        self.shard.count(header.opcode);
         let engine = &self.engine;
         // SAFETY: as above.
         if unsafe { slot.handle(|message, reply| engine.serve(message, reply, Pace::Fast)) } {
@@ -179,7 +173,7 @@ impl<F: FileSystem> Queue<F> {
             wake.answered(index);
         });
         self.replace_absent();
-        self.kick_wanted = true;
+        self.deferred = true;
     }
 
     /// Makes up for a slot that is away.
