@@ -88,10 +88,15 @@ fn ours_only<'a>(options: &[&'a str]) -> Vec<&'a str> {
 
 fn mount_point(dir: &Path) -> anyhow::Result<PathBuf> {
     if let Ok(entry) = mountinfo::ours(dir) {
-        return Err(failure(
-            Exit::Busy,
-            format!("{} is busy: {} is mounted there already", dir.display(), entry.source),
-        ));
+        let dead = std::fs::metadata(dir).is_err_and(|error| error.raw_os_error() == Some(libc::ENOTCONN));
+        if !dead {
+            return Err(failure(
+                Exit::Busy,
+                format!("{} is busy: {} is mounted there already", dir.display(), entry.source),
+            ));
+        }
+        // Its client was killed: what is left there answers nothing, and only stands in the way.
+        umount::detach(dir, libc::MNT_DETACH)?;
     }
     let dir = dir.canonicalize().with_context(|| format!("cannot mount on {}", dir.display()))?;
     match dir.is_dir() {

@@ -84,7 +84,7 @@ pub(crate) fn on_signal(dir: &Path) {
     }
 }
 
-fn detach(dir: &Path, flags: i32) -> anyhow::Result<()> {
+pub(crate) fn detach(dir: &Path, flags: i32) -> anyhow::Result<()> {
     let outcome = match sys::is_root() {
         true => sys::unmount(dir, flags),
         false => by_fusermount(dir, flags),

@@ -63,17 +63,6 @@ impl Stopper {
     }
 }
 
-/// The folder's full path. A mount on it whose client was killed is taken away.
-fn usable(point: &Path) -> Result<PathBuf, MountError> {
-    let mut result = point.canonicalize();
-    if result.as_ref().is_err_and(|error| error.raw_os_error() == Some(libc::ENOTCONN)) {
-        tracing::warn!(?point, "taking away a mount whose client has ended");
-        let _ = hayloft_fuse::unmount(point, true);
-        result = point.canonicalize();
-    }
-    result.map_err(|source| MountError::Folder { path: point.to_path_buf(), source })
-}
-
 /// Opens a file without a name once: the kernel hears that OPEN and FLUSH are not needed here. Until it has
 /// heard it sends a RELEASE for each file that is created and closed, which makes creation several times
 /// slower.
@@ -94,7 +83,9 @@ impl Mount {
     /// See [`MountError`].
     pub fn start(config: MountConfig) -> Result<Mount, MountError> {
         let MountConfig { server, volume, mount_point, options, cache_dir: _ } = config;
-        let mount_point = usable(&mount_point)?;
+        let mount_point = mount_point
+            .canonicalize()
+            .map_err(|source| MountError::Folder { path: mount_point.clone(), source })?;
         let (stats, clock) = (Arc::new(Stats::default()), Arc::new(Clock::default()));
         let point = mount_point.to_string_lossy();
         let opened =
