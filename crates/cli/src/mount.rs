@@ -10,6 +10,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use anyhow::Context;
+use hayloft_mount::control::{self, ControlError};
 use hayloft_mount::{Mount, MountConfig, MountError, MountOptions, Stopper};
 
 use crate::args::MountArgs;
@@ -88,8 +89,7 @@ fn ours_only<'a>(options: &[&'a str]) -> Vec<&'a str> {
 
 fn mount_point(dir: &Path) -> anyhow::Result<PathBuf> {
     if let Ok(entry) = mountinfo::ours(dir) {
-        let dead = std::fs::metadata(dir).is_err_and(|error| error.raw_os_error() == Some(libc::ENOTCONN));
-        if !dead {
+        if !matches!(control::stats(dir), Err(ControlError::Gone(_))) {
             return Err(failure(
                 Exit::Busy,
                 format!("{} is busy: {} is mounted there already", dir.display(), entry.source),

@@ -7,7 +7,7 @@ use std::os::fd::{AsRawFd, FromRawFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-pub fn c_path(path: &Path) -> CString {
+pub(crate) fn c_path(path: &Path) -> CString {
     CString::new(path.as_os_str().as_bytes()).unwrap()
 }
 
@@ -16,11 +16,11 @@ fn check(result: i64) -> io::Result<i64> {
 }
 
 /// The errno of a failed call.
-pub fn errno<T: std::fmt::Debug>(result: io::Result<T>) -> i32 {
+pub(crate) fn errno<T: std::fmt::Debug>(result: io::Result<T>) -> i32 {
     result.expect_err("the call should fail").raw_os_error().expect("an error of the system")
 }
 
-pub fn open(path: &Path, flags: i32, mode: u32) -> io::Result<File> {
+pub(crate) fn open(path: &Path, flags: i32, mode: u32) -> io::Result<File> {
     // SAFETY: the string lives until the call returns; the new descriptor is ours.
     unsafe {
         let fd = check(libc::open(c_path(path).as_ptr(), flags | libc::O_CLOEXEC, mode).into())?;
@@ -28,17 +28,17 @@ pub fn open(path: &Path, flags: i32, mode: u32) -> io::Result<File> {
     }
 }
 
-pub fn fallocate(file: &File, mode: i32, offset: i64, len: i64) -> io::Result<()> {
+pub(crate) fn fallocate(file: &File, mode: i32, offset: i64, len: i64) -> io::Result<()> {
     // SAFETY: plain numbers.
     check(unsafe { libc::fallocate(file.as_raw_fd(), mode, offset, len) }.into()).map(drop)
 }
 
-pub fn seek(file: &File, offset: i64, whence: i32) -> io::Result<i64> {
+pub(crate) fn seek(file: &File, offset: i64, whence: i32) -> io::Result<i64> {
     // SAFETY: plain numbers.
     check(unsafe { libc::lseek(file.as_raw_fd(), offset, whence) })
 }
 
-pub fn rename(from: &Path, to: &Path, flags: u32) -> io::Result<()> {
+pub(crate) fn rename(from: &Path, to: &Path, flags: u32) -> io::Result<()> {
     let (from, to) = (c_path(from), c_path(to));
     // SAFETY: both strings live until the call returns.
     let result = unsafe {
@@ -47,7 +47,7 @@ pub fn rename(from: &Path, to: &Path, flags: u32) -> io::Result<()> {
     check(result).map(drop)
 }
 
-pub fn set_xattr(path: &Path, name: &str, value: &[u8], flags: i32) -> io::Result<()> {
+pub(crate) fn set_xattr(path: &Path, name: &str, value: &[u8], flags: i32) -> io::Result<()> {
     let (path, name) = (c_path(path), CString::new(name).unwrap());
     // SAFETY: all pointers are valid for the lengths given.
     let result =
@@ -55,7 +55,7 @@ pub fn set_xattr(path: &Path, name: &str, value: &[u8], flags: i32) -> io::Resul
     check(result.into()).map(drop)
 }
 
-pub fn get_xattr(path: &Path, name: &str) -> io::Result<Vec<u8>> {
+pub(crate) fn get_xattr(path: &Path, name: &str) -> io::Result<Vec<u8>> {
     let (path, name) = (c_path(path), CString::new(name).unwrap());
     let mut value = vec![0; 65_536];
     // SAFETY: all pointers are valid for the lengths given.
@@ -65,13 +65,13 @@ pub fn get_xattr(path: &Path, name: &str) -> io::Result<Vec<u8>> {
     Ok(value)
 }
 
-pub fn remove_xattr(path: &Path, name: &str) -> io::Result<()> {
+pub(crate) fn remove_xattr(path: &Path, name: &str) -> io::Result<()> {
     let (path, name) = (c_path(path), CString::new(name).unwrap());
     // SAFETY: both strings live until the call returns.
     check(unsafe { libc::lremovexattr(path.as_ptr(), name.as_ptr()) }.into()).map(drop)
 }
 
-pub fn list_xattr(path: &Path) -> io::Result<Vec<String>> {
+pub(crate) fn list_xattr(path: &Path) -> io::Result<Vec<String>> {
     let path = c_path(path);
     let mut names = vec![0u8; 65_536];
     // SAFETY: all pointers are valid for the lengths given.
@@ -86,22 +86,22 @@ pub fn list_xattr(path: &Path) -> io::Result<Vec<String>> {
     Ok(names)
 }
 
-pub fn mknod(path: &Path, mode: u32, device: u64) -> io::Result<()> {
+pub(crate) fn mknod(path: &Path, mode: u32, device: u64) -> io::Result<()> {
     // SAFETY: the string lives until the call returns.
     check(unsafe { libc::mknod(c_path(path).as_ptr(), mode, device) }.into()).map(drop)
 }
 
-pub fn chown(path: &Path, uid: u32, gid: u32) {
+pub(crate) fn chown(path: &Path, uid: u32, gid: u32) {
     std::os::unix::fs::lchown(path, Some(uid), Some(gid)).unwrap();
 }
 
-pub fn chmod(path: &Path, mode: u32) {
+pub(crate) fn chmod(path: &Path, mode: u32) {
     use std::os::unix::fs::PermissionsExt;
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap();
 }
 
 /// Access and modification time, seconds and nanoseconds each.
-pub fn set_times(path: &Path, times: [(i64, i64); 2]) -> io::Result<()> {
+pub(crate) fn set_times(path: &Path, times: [(i64, i64); 2]) -> io::Result<()> {
     let times = times.map(|(tv_sec, tv_nsec)| libc::timespec { tv_sec, tv_nsec });
     // SAFETY: the string and both times live until the call returns.
     let result = unsafe {
@@ -110,7 +110,7 @@ pub fn set_times(path: &Path, times: [(i64, i64); 2]) -> io::Result<()> {
     check(result.into()).map(drop)
 }
 
-pub fn statfs(path: &Path) -> libc::statvfs {
+pub(crate) fn statfs(path: &Path) -> libc::statvfs {
     // SAFETY: zero is a valid statvfs; the call fills it.
     unsafe {
         let mut out = std::mem::zeroed();
@@ -119,13 +119,8 @@ pub fn statfs(path: &Path) -> libc::statvfs {
     }
 }
 
-pub fn syncfs(file: &File) -> io::Result<()> {
-    // SAFETY: plain numbers.
-    check(unsafe { libc::syncfs(file.as_raw_fd()) }.into()).map(drop)
-}
-
 /// Gives an O_TMPFILE file a name.
-pub fn link_fd(file: &File, to: &Path) -> io::Result<()> {
+pub(crate) fn link_fd(file: &File, to: &Path) -> io::Result<()> {
     let from = CString::new(format!("/proc/self/fd/{}", file.as_raw_fd())).unwrap();
     let to = c_path(to);
     // SAFETY: both strings live until the call returns.
@@ -136,27 +131,34 @@ pub fn link_fd(file: &File, to: &Path) -> io::Result<()> {
 }
 
 /// A file in memory.
-pub struct Map {
+pub(crate) struct Map {
     address: *mut u8,
     len: usize,
 }
 
 impl Map {
-    pub fn new(file: &File, len: usize, flags: i32) -> Map {
+    pub(crate) fn new(file: &File, len: usize, flags: i32) -> Map {
         // SAFETY: a new mapping at an address of the kernel's choice; the result is checked.
         let address = unsafe {
-            libc::mmap(std::ptr::null_mut(), len, libc::PROT_READ | libc::PROT_WRITE, flags, file.as_raw_fd(), 0)
+            libc::mmap(
+                std::ptr::null_mut(),
+                len,
+                libc::PROT_READ | libc::PROT_WRITE,
+                flags,
+                file.as_raw_fd(),
+                0,
+            )
         };
         assert_ne!(address, libc::MAP_FAILED, "{}", io::Error::last_os_error());
         Map { address: address.cast(), len }
     }
 
-    pub fn bytes(&mut self) -> &mut [u8] {
+    pub(crate) fn bytes(&mut self) -> &mut [u8] {
         // SAFETY: the mapping is ours and as long as said.
         unsafe { std::slice::from_raw_parts_mut(self.address, self.len) }
     }
 
-    pub fn sync(&self) {
+    pub(crate) fn sync(&self) {
         // SAFETY: the mapping is ours.
         assert_eq!(unsafe { libc::msync(self.address.cast(), self.len, libc::MS_SYNC) }, 0);
     }

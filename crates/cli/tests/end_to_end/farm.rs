@@ -10,20 +10,21 @@ use serde_json::Value;
 use tempfile::TempDir;
 
 /// The binary under test.
-pub const HAYLOFT: &str = env!("CARGO_BIN_EXE_hayloft");
+pub(crate) const HAYLOFT: &str = env!("CARGO_BIN_EXE_hayloft");
 
 /// `hayloft` with arguments, in an environment without settings.
-pub fn hayloft<I: AsRef<std::ffi::OsStr>>(args: impl IntoIterator<Item = I>) -> Command {
+pub(crate) fn hayloft<I: AsRef<std::ffi::OsStr>>(args: impl IntoIterator<Item = I>) -> Command {
     let mut command = Command::new(HAYLOFT);
-    command.args(args).args(["--config", "/dev/null"]).stdin(Stdio::null());
+    command.args(args).stdin(Stdio::null());
     for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("HAYLOFT_")) {
         command.env_remove(name);
     }
+    command.env("HAYLOFT_CONFIG", "/dev/null");
     command
 }
 
 /// Runs a command and gives what it printed; panics when it fails.
-pub fn run(command: &mut Command) -> String {
+pub(crate) fn run(command: &mut Command) -> String {
     let output = command.output().unwrap_or_else(|error| panic!("cannot run {command:?}: {error}"));
     let (out, err) = texts(&output);
     assert!(output.status.success(), "{command:?}: {}\n{out}{err}", output.status);
@@ -31,7 +32,7 @@ pub fn run(command: &mut Command) -> String {
 }
 
 /// Runs a command that must fail; its exit code and what it said on standard error.
-pub fn run_failing(command: &mut Command) -> (i32, String) {
+pub(crate) fn run_failing(command: &mut Command) -> (i32, String) {
     let output = command.output().unwrap_or_else(|error| panic!("cannot run {command:?}: {error}"));
     assert!(!output.status.success(), "{command:?} succeeded");
     (output.status.code().unwrap_or(-1), texts(&output).1)
@@ -43,14 +44,14 @@ fn texts(output: &Output) -> (String, String) {
 }
 
 /// A shell script.
-pub fn sh(script: &str) -> Command {
+pub(crate) fn sh(script: &str) -> Command {
     let mut command = Command::new("sh");
     command.args(["-euc", script]).stdin(Stdio::null());
     command
 }
 
 /// Waits until something is so; panics when it does not come within `limit`.
-pub fn wait_until(what: &str, limit: Duration, mut is_so: impl FnMut() -> bool) {
+pub(crate) fn wait_until(what: &str, limit: Duration, mut is_so: impl FnMut() -> bool) {
     let deadline = Instant::now() + limit;
     while !is_so() {
         assert!(Instant::now() < deadline, "not within {limit:?}: {what}");
@@ -59,7 +60,7 @@ pub fn wait_until(what: &str, limit: Duration, mut is_so: impl FnMut() -> bool) 
 }
 
 /// A server with a store of its own.
-pub struct Farm {
+pub(crate) struct Farm {
     dir: TempDir,
     store: PathBuf,
     server_args: Vec<String>,
@@ -70,12 +71,12 @@ pub struct Farm {
 
 impl Farm {
     /// Starts a server on an empty store.
-    pub fn new() -> Farm {
+    pub(crate) fn new() -> Farm {
         Farm::with(None, &[])
     }
 
     /// Starts a server on this store, with more arguments.
-    pub fn with(store: Option<&Path>, server_args: &[&str]) -> Farm {
+    pub(crate) fn with(store: Option<&Path>, server_args: &[&str]) -> Farm {
         assert!(is_root(), "end-to-end tests mount file systems: run them as root");
         let dir = tempfile::Builder::new().prefix("hayloft-e2e-").tempdir_in("/var/tmp").unwrap();
         let store = store.map_or_else(|| dir.path().join("store"), Path::to_owned);
@@ -86,12 +87,12 @@ impl Farm {
     }
 
     /// A folder on the local disk, for whatever the test needs.
-    pub fn dir(&self) -> &Path {
+    pub(crate) fn dir(&self) -> &Path {
         self.dir.path()
     }
 
     /// Starts the server, at the same address as before.
-    pub fn start_server(&mut self) {
+    pub(crate) fn start_server(&mut self) {
         assert!(self.server.is_none(), "the server runs");
         let log = File::options().create(true).append(true).open(self.dir().join("server.log")).unwrap();
         let mut command = hayloft(["serve", "--listen", &self.address, "--store"]);
@@ -104,48 +105,48 @@ impl Farm {
         self.address = line.trim_end().rsplit(' ').next().unwrap().to_owned();
     }
 
-    pub fn server_log(&self) -> String {
+    pub(crate) fn server_log(&self) -> String {
         std::fs::read_to_string(self.dir().join("server.log")).unwrap_or_default()
     }
 
     /// kill -9.
-    pub fn kill_server(&mut self) {
+    pub(crate) fn kill_server(&mut self) {
         let mut server = self.server.take().expect("the server runs");
         server.kill().unwrap();
         server.wait().unwrap();
     }
 
     /// Sends the server a signal.
-    pub fn signal_server(&self, signal: i32) {
+    pub(crate) fn signal_server(&self, signal: i32) {
         kill(self.server.as_ref().expect("the server runs").id(), signal);
     }
 
     /// Ends the server as a service manager does.
-    pub fn stop_server(&mut self) {
+    pub(crate) fn stop_server(&mut self) {
         let mut server = self.server.take().expect("the server runs");
         kill(server.id(), libc::SIGTERM);
         assert!(server.wait().unwrap().success(), "{}", self.server_log());
     }
 
     /// `hayloft volume ...`.
-    pub fn volume<const N: usize>(&self, args: [&str; N]) -> Command {
+    pub(crate) fn volume<const N: usize>(&self, args: [&str; N]) -> Command {
         let mut command = hayloft(["volume"]);
         command.args(args).args(["--server", &self.address]);
         command
     }
 
     /// Creates a volume.
-    pub fn create(&self, name: &str) {
+    pub(crate) fn create(&self, name: &str) {
         run(&mut self.volume(["create", name, "--owner", "0:0"]));
     }
 
     /// Mounts a volume.
-    pub fn mount(&self, volume: &str, options: &str) -> Mount {
+    pub(crate) fn mount(&self, volume: &str, options: &str) -> Mount {
         Mount::new(&self.address, volume, self.dir().join(format!("mnt-{volume}")), options)
     }
 
     /// Creates a volume and mounts it.
-    pub fn mounted(volume: &str) -> (Farm, Mount) {
+    pub(crate) fn mounted(volume: &str) -> (Farm, Mount) {
         let farm = Farm::new();
         farm.create(volume);
         let mount = farm.mount(volume, "");
@@ -153,7 +154,7 @@ impl Farm {
     }
 
     /// The server's statistics.
-    pub fn stats(&self) -> Value {
+    pub(crate) fn stats(&self) -> Value {
         serde_json::from_str(&run(&mut hayloft(["stats", &self.address, "--json"]))).unwrap()
     }
 }
@@ -171,7 +172,7 @@ impl Drop for Farm {
 }
 
 /// A mount in the foreground, served by a child process.
-pub struct Mount {
+pub(crate) struct Mount {
     child: Option<Child>,
     path: PathBuf,
     log: PathBuf,
@@ -196,21 +197,21 @@ impl Mount {
     }
 
     /// Where it is mounted.
-    pub fn path(&self) -> &Path {
+    pub(crate) fn path(&self) -> &Path {
         &self.path
     }
 
-    pub fn log(&self) -> String {
+    pub(crate) fn log(&self) -> String {
         std::fs::read_to_string(&self.log).unwrap_or_default()
     }
 
     /// The process that serves it.
-    pub fn pid(&self) -> u32 {
+    pub(crate) fn pid(&self) -> u32 {
         self.child.as_ref().expect("mounted").id()
     }
 
     /// kill -9, and the dead mount is taken out of the tree.
-    pub fn kill(mut self) {
+    pub(crate) fn kill(mut self) {
         let mut child = self.child.take().expect("mounted");
         child.kill().unwrap();
         child.wait().unwrap();
@@ -218,19 +219,25 @@ impl Mount {
     }
 
     /// `hayloft umount`; everything is in the store afterwards.
-    pub fn unmount(mut self) {
+    pub(crate) fn unmount(mut self) {
         run(hayloft(["umount"]).arg(&self.path));
         let mut child = self.child.take().expect("mounted");
         assert!(child.wait().unwrap().success(), "{}", self.log());
     }
 
+    /// Waits until its process ends by itself.
+    pub(crate) fn ended(mut self) {
+        let mut child = self.child.take().expect("mounted");
+        assert!(child.wait().unwrap().success(), "{}", self.log());
+    }
+
     /// The mount's statistics.
-    pub fn stats(&self) -> Value {
+    pub(crate) fn stats(&self) -> Value {
         serde_json::from_str(&run(hayloft(["stats", "--json"]).arg(&self.path))).unwrap()
     }
 
     /// `hayloft sync`.
-    pub fn sync(&self) {
+    pub(crate) fn sync(&self) {
         run(hayloft(["sync"]).arg(&self.path));
     }
 }
@@ -249,12 +256,12 @@ impl Drop for Mount {
 }
 
 /// The figure under a key such as `fuse.requests.LOOKUP`; 0 when it is not there.
-pub fn number(stats: &Value, key: &str) -> u64 {
+pub(crate) fn number(stats: &Value, key: &str) -> u64 {
     key.split('.').try_fold(stats, |value, part| value.get(part)).and_then(Value::as_u64).unwrap_or(0)
 }
 
 /// An empty folder to test in: on a fresh mount, or with `HAYLOFT_E2E_PLAIN` in a plain folder.
-pub struct Place {
+pub(crate) struct Place {
     // Dropped in this order.
     mount: Option<Mount>,
     farm: Option<Farm>,
@@ -262,7 +269,7 @@ pub struct Place {
 }
 
 impl Place {
-    pub fn new() -> Place {
+    pub(crate) fn new() -> Place {
         match std::env::var_os("HAYLOFT_E2E_PLAIN") {
             Some(dir) => Place { mount: None, farm: None, plain: Some(tempfile::tempdir_in(dir).unwrap()) },
             None => {
@@ -272,21 +279,35 @@ impl Place {
         }
     }
 
-    pub fn path(&self) -> &Path {
+    pub(crate) fn path(&self) -> &Path {
         self.plain.as_ref().map_or_else(|| self.mount.as_ref().unwrap().path(), TempDir::path)
     }
 
-    pub fn join(&self, name: &str) -> PathBuf {
+    pub(crate) fn join(&self, name: &str) -> PathBuf {
         self.path().join(name)
     }
 
     /// Leaves the mount and mounts again: what is seen afterwards comes from the server.
-    pub fn remount(&mut self) {
+    pub(crate) fn remount(&mut self) {
         if let (Some(mount), Some(farm)) = (self.mount.take(), &self.farm) {
             mount.unmount();
             self.mount = Some(farm.mount("v", ""));
         }
     }
+}
+
+/// Bytes that do not compress and never repeat.
+pub(crate) fn noise(seed: u64, len: usize) -> Vec<u8> {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let mut out = Vec::with_capacity(len + 8);
+    while out.len() < len {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        out.extend_from_slice(&state.to_le_bytes());
+    }
+    out.truncate(len);
+    out
 }
 
 fn tail(text: &str) -> String {
@@ -300,12 +321,18 @@ fn detach(path: &Path) {
     unsafe { libc::umount2(path.as_ptr(), libc::MNT_DETACH) };
 }
 
-pub fn kill(pid: u32, signal: i32) {
+pub(crate) fn kill(pid: u32, signal: i32) {
     // SAFETY: plain numbers.
     assert_eq!(unsafe { libc::kill(pid as i32, signal) }, 0);
 }
 
-pub fn is_root() -> bool {
+/// Whether a process has ended, its parent knowing or not.
+pub(crate) fn has_ended(pid: u64) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    stat.rsplit(')').next().is_none_or(|rest| rest.is_empty() || rest.trim_start().starts_with(['Z', 'X']))
+}
+
+pub(crate) fn is_root() -> bool {
     // SAFETY: takes nothing.
     unsafe { libc::geteuid() == 0 }
 }

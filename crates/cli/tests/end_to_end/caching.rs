@@ -1,0 +1,110 @@
+//! What is known is not asked again; what is unknown comes in few requests.
+
+use std::fs;
+use std::path::Path;
+
+use serde_json::Value;
+
+use crate::farm::{Farm, Mount, number, run, sh};
+
+/// Makes a source tree of so many small files.
+fn tree(dir: &Path, files: usize) {
+    for at in 0..files {
+        let folder = dir.join(format!("part-{}/sub-{}", at / 400, at / 40 % 10));
+        if at % 40 == 0 {
+            fs::create_dir_all(&folder).unwrap();
+        }
+        // 0.2 to 12 KiB, as in source trees.
+        fs::write(
+            folder.join(format!("file-{at}.c")),
+            vec![b'a' + (at % 26) as u8; 200 + at * 7919 % 12_000],
+        )
+        .unwrap();
+    }
+}
+
+/// find, stat and read, names that are not there among them.
+const PASS: &str = "find . -type f | wc -l >/dev/null
+    find . -exec stat -c %i {} + >/dev/null
+    find . -type f -exec cat {} + >/dev/null
+    for name in part-0 part-0/sub-1; do ! test -e $name/missing.h; done";
+
+fn lookups(stats: &Value) -> u64 {
+    number(stats, "fuse.requests.LOOKUP")
+}
+
+/// Runs something twice; the second time sends nothing to the server and no LOOKUP to the client.
+fn second_is_silent(mount: &Mount, mut pass: impl FnMut()) {
+    pass();
+    let before = mount.stats();
+    pass();
+    let after = mount.stats();
+    let server = number(&after, "server.requests.total") - number(&before, "server.requests.total");
+    let kinds = (&before["server"]["requests"], &after["server"]["requests"]);
+    assert_eq!(server, 0, "requests to the server: {kinds:?}");
+    assert_eq!(lookups(&after) - lookups(&before), 0, "{} {}", before["fuse"], after["fuse"]);
+}
+
+#[test]
+fn a_second_pass_sends_nothing() {
+    let (farm, mount) = Farm::mounted("v");
+    tree(mount.path(), 1200);
+    mount.unmount();
+    let mount = farm.mount("v", "");
+    second_is_silent(&mount, || drop(run(sh(PASS).current_dir(mount.path()))));
+}
+
+#[test]
+fn a_second_pass_sends_nothing_in_a_chroot_with_a_bind_mount() {
+    let (farm, mount) = Farm::mounted("v");
+    tree(mount.path(), 1200);
+    mount.unmount();
+    let mount = farm.mount("v", "");
+    let script = format!(
+        "mkdir -p {dir}/root; mount --bind / {dir}/root; mount --bind {mnt} {dir}/root/mnt
+        exec chroot {dir}/root sh -euc 'cd /mnt; {PASS}'",
+        dir = farm.dir().display(),
+        mnt = mount.path().display()
+    );
+    let pass = || {
+        let mut command = std::process::Command::new("unshare");
+        run(command.args(["--mount", "--propagation", "private", "sh", "-euc", &script]));
+    };
+    second_is_silent(&mount, pass);
+}
+
+#[test]
+fn a_cold_tar_takes_a_request_for_20_files_at_most() {
+    let (farm, mount) = Farm::mounted("v");
+    tree(mount.path(), 20_000);
+    let size = run(sh("tar cf - . | wc -c").current_dir(mount.path()));
+    mount.unmount();
+    let mount = farm.mount("v", "");
+    let before = number(&mount.stats(), "server.requests.total");
+    assert_eq!(run(sh("tar cf - . | wc -c").current_dir(mount.path())), size);
+    let stats = mount.stats();
+    let requests = number(&stats, "server.requests.total") - before;
+    assert!(requests < 1000, "{requests} requests: {}", stats["server"]);
+}
+
+#[test]
+fn what_lives_within_the_window_never_reaches_the_server() {
+    let farm = Farm::new();
+    farm.create("v");
+    let mount = farm.mount("v", "commit=600");
+    mount.sync();
+    let before = mount.stats();
+    for at in 0..1000 {
+        let name = mount.path().join(format!("tmp-{at}"));
+        fs::write(&name, vec![at as u8; 5000]).unwrap();
+        fs::rename(&name, mount.path().join("conftest")).unwrap();
+        fs::remove_file(mount.path().join("conftest")).unwrap();
+    }
+    mount.sync();
+    let after = mount.stats();
+    let grown = |key: &str| number(&after, key) - number(&before, key);
+    assert_eq!(grown("server.requests.CONTENT"), 0, "{}", after["server"]);
+    assert_eq!(grown("log.content_bytes_shipped"), 0);
+    // The directory itself has changed: its times, its next cookie.
+    assert!(grown("log.records_shipped") <= 2, "{}", after["log"]);
+}

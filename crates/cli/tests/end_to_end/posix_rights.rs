@@ -1,0 +1,107 @@
+//! Who may do what.
+
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+
+use crate::calls;
+use crate::farm::{Place, sh};
+
+/// Runs a script as user and group 1000 with a supplementary group; whether it succeeded.
+fn as_user(place: &Place, groups: &str, script: &str) -> bool {
+    let groups = if groups.is_empty() { "--clear-groups".to_owned() } else { format!("--groups {groups}") };
+    let script = format!("setpriv --reuid 1000 --regid 1000 {groups} sh -euc '{script}'");
+    sh(&script).current_dir(place.path()).stderr(std::process::Stdio::null()).status().unwrap().success()
+}
+
+/// A place that others can reach.
+fn open_place() -> Place {
+    let place = Place::new();
+    calls::chmod(place.path(), 0o755);
+    calls::chmod(place.path().parent().unwrap(), 0o755);
+    place
+}
+
+fn mode(place: &Place, name: &str) -> u32 {
+    fs::metadata(place.join(name)).unwrap().mode() & 0o7777
+}
+
+#[test]
+fn a_write_by_others_clears_setuid_and_setgid() {
+    let place = open_place();
+    for name in ["write", "truncate", "root"] {
+        fs::write(place.join(name), b"x").unwrap();
+        calls::chmod(&place.join(name), 0o6777);
+    }
+    assert!(as_user(&place, "", "echo more >> write"));
+    assert_eq!(mode(&place, "write"), 0o777);
+    assert!(as_user(&place, "", "truncate -s 0 truncate"));
+    assert_eq!(mode(&place, "truncate"), 0o777);
+    fs::write(place.join("root"), b"by root").unwrap();
+    assert_eq!(mode(&place, "root"), 0o6777);
+    // A change of owner clears them as well.
+    calls::chown(&place.join("root"), 1000, 1000);
+    assert_eq!(mode(&place, "root"), 0o777);
+}
+
+#[test]
+fn a_sticky_directory_protects_what_others_made() {
+    let place = open_place();
+    let tmp = place.join("tmp");
+    fs::create_dir(&tmp).unwrap();
+    calls::chmod(&tmp, 0o1777);
+    fs::write(tmp.join("of-root"), b"x").unwrap();
+    assert!(as_user(&place, "", "touch tmp/mine; mv tmp/mine tmp/still-mine; rm tmp/still-mine"));
+    assert!(!as_user(&place, "", "rm -f tmp/of-root"));
+    assert!(!as_user(&place, "", "mv tmp/of-root tmp/x"));
+    assert!(tmp.join("of-root").exists());
+}
+
+#[test]
+fn a_setgid_directory_hands_its_group_down() {
+    let mut place = open_place();
+    fs::create_dir(place.join("team")).unwrap();
+    calls::chown(&place.join("team"), 0, 2000);
+    calls::chmod(&place.join("team"), 0o2777);
+    assert!(as_user(&place, "", "touch team/file; mkdir team/dir; touch team/dir/deep"));
+    place.remount();
+    for (name, setgid) in [("team/file", 0), ("team/dir", 0o2000), ("team/dir/deep", 0)] {
+        let info = fs::metadata(place.join(name)).unwrap();
+        assert_eq!((info.uid(), info.gid(), info.mode() & 0o2000), (1000, 2000, setgid), "{name}");
+    }
+}
+
+#[test]
+fn rights_of_supplementary_groups() {
+    let place = open_place();
+    fs::write(place.join("shared"), b"x").unwrap();
+    calls::chown(&place.join("shared"), 0, 2000);
+    calls::chmod(&place.join("shared"), 0o660);
+    assert!(!as_user(&place, "", "cat shared"));
+    assert!(as_user(&place, "2000", "cat shared; echo y >> shared"));
+    assert!(!as_user(&place, "2000", "chmod 666 shared"));
+    // Without the group, the setgid bit of one's own file goes with a chmod.
+    fs::write(place.join("own"), b"x").unwrap();
+    calls::chown(&place.join("own"), 1000, 2000);
+    assert!(as_user(&place, "", "chmod 2755 own"));
+    assert_eq!(mode(&place, "own"), 0o755);
+    assert!(as_user(&place, "2000", "chmod 2755 own"));
+    assert_eq!(mode(&place, "own"), 0o2755);
+}
+
+#[test]
+fn rights_of_owner_group_and_others() {
+    let place = open_place();
+    fs::write(place.join("private"), b"x").unwrap();
+    calls::chmod(&place.join("private"), 0o600);
+    assert!(!as_user(&place, "", "cat private"));
+    assert!(!as_user(&place, "", "touch new"));
+    fs::create_dir(place.join("home")).unwrap();
+    calls::chown(&place.join("home"), 1000, 1000);
+    assert!(as_user(&place, "", "umask 027; echo x > home/file; mkdir home/dir"));
+    assert_eq!((mode(&place, "home/file"), mode(&place, "home/dir")), (0o640, 0o750));
+    assert!(!as_user(&place, "", "chown 0 home/file"));
+    assert!(as_user(&place, "", "chmod 0 home/file; ! cat home/file; chmod 600 home/file; cat home/file"));
+    calls::chmod(&place.join("home"), 0o500);
+    assert!(!as_user(&place, "", "touch home/new"));
+    assert!(as_user(&place, "", "mv home/file home/file2 || true; ls home/file"));
+}
