@@ -179,9 +179,9 @@ impl Client {
         self.core().tree.set_quota(quota);
     }
 
-    /// Unshipped data of which a quarter is enough to ship it before its time.
+    /// So much unshipped data is shipped before its time; writers go on meanwhile with the other half.
     pub(crate) fn ship_at(&self) -> u64 {
-        self.options.dirty / 4
+        self.options.dirty / 2
     }
 
     /// Whether `bytes` more would exceed the budget for unshipped data.

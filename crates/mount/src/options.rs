@@ -19,7 +19,8 @@ pub enum TransportOption {
 pub struct MountOptions {
     /// `commit=SECONDS`: changes older than this are shipped; the most that a crash of this host loses.
     pub commit: Duration,
-    /// `dirty=SIZE`: most bytes of unshipped data in memory; writers wait beyond it.
+    /// `dirty=SIZE`: most bytes of unshipped data in memory; writers wait beyond it. Half of it is shipped before
+    /// its time. By default a tenth of the host's memory, from 256 MiB to 8 GiB.
     pub dirty: u64,
     /// `cache=SIZE`: most bytes of shipped or fetched data kept in memory, beside the kernel's own cache.
     pub cache: u64,
@@ -43,7 +44,7 @@ impl Default for MountOptions {
     fn default() -> MountOptions {
         MountOptions {
             commit: Duration::from_secs(5),
-            dirty: 1 << 30,
+            dirty: default_dirty(),
             cache: 256 << 20,
             inodes: 2_000_000,
             read_only: false,
@@ -74,6 +75,14 @@ pub enum OptionError {
         /// What could be.
         expected: &'static str,
     },
+}
+
+/// A tenth of the memory, as the kernel does for its own file systems' dirty pages before it starts to write.
+fn default_dirty() -> u64 {
+    let meminfo = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let total = meminfo.lines().find_map(|line| line.strip_prefix("MemTotal:"));
+    let kib: u64 = total.and_then(|total| total.trim().trim_end_matches(" kB").parse().ok()).unwrap_or(0);
+    (kib * 1024 / 10).clamp(256 << 20, 8 << 30)
 }
 
 /// Smallest dirty budget: a few of the largest writes.
