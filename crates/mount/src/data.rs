@@ -204,6 +204,14 @@ impl FileData {
         Err(Lacking::Content(within(last + ahead).collect()))
     }
 
+    /// All blocks whose content is not in memory; none when that is not known.
+    pub(crate) fn absent(&self) -> Vec<(u64, BlockRef)> {
+        match self.lacking(0, self.size, 0) {
+            Err(Lacking::Content(blocks)) => blocks,
+            Ok(()) | Err(Lacking::Pages) => Vec::new(),
+        }
+    }
+
     /// Reads from `offset` into `out`; returns how many bytes there were before the end of the file.
     pub(crate) fn read(&mut self, offset: u64, out: &mut [u8], ahead: u64) -> Result<usize, Lacking> {
         let end = self.size.min(offset.saturating_add(out.len() as u64));

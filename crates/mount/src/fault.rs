@@ -22,6 +22,9 @@ const ENTER_BUDGET: u64 = 4 << 20;
 const NUMBERS: u64 = 1 << 16;
 /// Blocks fetched in one request, at most.
 const FETCH_BLOCKS: usize = 64;
+/// How many of the next inode numbers are looked at for files to fetch ahead, and how large these may be, bytes.
+const NEIGHBOURS: u64 = 256;
+const NEIGHBOUR_SIZE_MAX: u64 = 1 << 20;
 
 /// Why something could not be fetched.
 #[derive(Debug, thiserror::Error)]
@@ -78,6 +81,14 @@ impl Faults {
         self.done.notify_all();
         result.map(|()| true)
     }
+}
+
+/// A block to fetch.
+struct Wanted {
+    ino: Ino,
+    file: Arc<File>,
+    index: u64,
+    stored: BlockRef,
 }
 
 /// Directories as an answer brings them.
@@ -187,25 +198,53 @@ impl Client {
                 self.budget.with(file, |data| data.add_pages(&rows));
                 Ok(())
             }
-            Lacking::Content(wanted) => {
-                for part in wanted.chunks(FETCH_BLOCKS) {
-                    self.fetch_blocks(ino, file, part, interrupt)?;
+            Lacking::Content(blocks) => {
+                let from_start = blocks.first().is_some_and(|(index, _)| *index == 0);
+                let mut wanted: Vec<Wanted> = blocks
+                    .into_iter()
+                    .map(|(index, stored)| Wanted { ino, file: Arc::clone(file), index, stored })
+                    .collect();
+                self.stats.block_misses.add(wanted.len() as u64);
+                if from_start && wanted.len() < FETCH_BLOCKS {
+                    self.add_neighbours(ino, &mut wanted);
                 }
+                for part in wanted.chunks(FETCH_BLOCKS) {
+                    self.fetch_blocks(part, interrupt)?;
+                }
+                drop(wanted);
                 self.trim();
                 Ok(())
             }
         }
     }
 
-    fn fetch_blocks(
-        &self,
-        ino: Ino,
-        file: &Arc<File>,
-        wanted: &[(u64, BlockRef)],
-        interrupt: Option<&Interrupt>,
-    ) -> Result<(), FaultError> {
-        self.stats.block_misses.add(wanted.len() as u64);
-        let hashes: Vec<u8> = wanted.iter().flat_map(|(_, stored)| stored.hash.0).collect();
+    /// Files made right after `ino` are likely to be read right after it.
+    fn add_neighbours(&self, ino: Ino, wanted: &mut Vec<Wanted>) {
+        let first = wanted.len();
+        let mut core = self.core();
+        for next in (ino.0 + 1..=ino.0 + NEIGHBOURS).map(Ino) {
+            let small = core
+                .tree
+                .inode(next)
+                .is_ok_and(|row| matches!(row.content, Content::Blocks(_)) && row.size <= NEIGHBOUR_SIZE_MAX);
+            let Some(file) = small.then(|| core.file(next).ok()).flatten() else { continue };
+            let absent = file.data.lock().absent();
+            if wanted.len() + absent.len() > FETCH_BLOCKS {
+                break;
+            }
+            let of_file = absent.into_iter().map(|(index, stored)| Wanted {
+                ino: next,
+                file: Arc::clone(&file),
+                index,
+                stored,
+            });
+            wanted.extend(of_file);
+        }
+        self.stats.blocks_prefetched.add((wanted.len() - first) as u64);
+    }
+
+    fn fetch_blocks(&self, wanted: &[Wanted], interrupt: Option<&Interrupt>) -> Result<(), FaultError> {
+        let hashes: Vec<u8> = wanted.iter().flat_map(|wanted| wanted.stored.hash.0).collect();
         let answers = self.link.call(Ask::FetchContent(FetchContent { hashes: hashes.into() }), interrupt)?;
         let mut contents = HashMap::new();
         for answer in answers {
@@ -215,12 +254,12 @@ impl Client {
                 contents.insert(hash, data);
             }
         }
-        for (index, stored) in wanted {
+        for Wanted { ino, file, index, stored } in wanted {
             let data = contents
                 .get(&stored.hash)
                 .ok_or_else(|| FaultError::Broken(format!("the server left out content {}", stored.hash)))?;
             if self.budget.with(file, |file| file.fill(*index, *stored, data)) > 0 {
-                self.may_drop(ino, [*index]);
+                self.may_drop(*ino, [*index]);
             }
         }
         Ok(())
