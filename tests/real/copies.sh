@@ -37,11 +37,11 @@ with open("sparse", "wb") as file:
 os.symlink("nowhere", "dangling")
 os.chmod("d3", 0o2775)
 os.chmod("d4", 0o1777)
-# rsync takes a directory or a link for unchanged when its time differs by less than a second.
+# rsync takes what is no regular file for unchanged when its time differs by less than a second.
 for at, (folder, _, names) in enumerate(os.walk(".", topdown=False)):
     for name in names:
         path = os.path.join(folder, name)
-        if os.path.islink(path):
+        if not os.path.isfile(path) or os.path.islink(path):
             os.utime(path, ns=(1, (at + 500) * 10**9 + 7), follow_symlinks=False)
     os.utime(folder, ns=(1, (at + 1000) * 10**9 + 123456789))
 PY

@@ -89,7 +89,7 @@ fn list(admin: &mut Admin, json: bool) -> anyhow::Result<u8> {
     let width = volumes.iter().map(|volume| volume.name.len()).max().unwrap_or(0).max("VOLUME".len());
     println!("{:width$}  {:>10}  {:>12}  {:>10}  MOUNTED BY", "VOLUME", "USED", "INODES", "QUOTA");
     for volume in &volumes {
-        let status = volume.status.clone().unwrap_or_default();
+        let status = volume.status.unwrap_or_default();
         let clients: Vec<&str> = volume.clients.iter().map(|client| client.host_name.as_str()).collect();
         println!(
             "{:width$}  {:>10}  {:>12}  {:>10}  {}",
@@ -109,7 +109,7 @@ fn show(admin: &mut Admin, name: &str, json: bool) -> anyhow::Result<u8> {
         println!("{}", to_json(&volume));
         return Ok(0);
     }
-    let status = volume.status.clone().unwrap_or_default();
+    let status = volume.status.unwrap_or_default();
     let limit =
         |quota: u64, shown: String| if quota == 0 { "no limit".to_owned() } else { format!("limit {shown}") };
     println!("{:12} {}", "volume", volume.name);
@@ -254,7 +254,7 @@ fn known(bytes: u64) -> Option<u64> {
 }
 
 fn to_json(volume: &VolumeInfo) -> Value {
-    let status: VolumeStatus = volume.status.clone().unwrap_or_default();
+    let status: VolumeStatus = volume.status.unwrap_or_default();
     let clients: Vec<Value> = volume
         .clients
         .iter()

@@ -13,7 +13,14 @@ const MAY_USE: [(&str, &[&str]); 7] = [
     ("hayloft-mount", &["hayloft-model", "hayloft-wire", "hayloft-store", "hayloft-fuse"]),
     (
         "hayloft",
-        &["hayloft-model", "hayloft-wire", "hayloft-store", "hayloft-volume", "hayloft-fuse", "hayloft-mount"],
+        &[
+            "hayloft-model",
+            "hayloft-wire",
+            "hayloft-store",
+            "hayloft-volume",
+            "hayloft-fuse",
+            "hayloft-mount",
+        ],
     ),
 ];
 
