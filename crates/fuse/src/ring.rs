@@ -11,6 +11,7 @@
 mod kick;
 mod queue;
 mod slot;
+mod stay;
 
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -32,6 +33,7 @@ use crate::filesystem::FileSystem;
 use crate::sys;
 use kick::Kicker;
 use queue::Queue;
+use stay::{Stay, Trace};
 
 /// The module parameter which allows this transport.
 pub(crate) const PARAMETER: &str = "/sys/module/fuse/parameters/enable_uring";
@@ -168,9 +170,11 @@ impl Queues {
         rings: Vec<Ring>,
     ) -> io::Result<()> {
         let (report, reports) = mpsc::channel();
+        let (trace, cores) = (Arc::new(Trace::new()), rings.len());
         for (core, ring) in rings.into_iter().enumerate() {
             let (engine, fd, kicker) = (Arc::clone(engine), Arc::clone(fd), Arc::clone(&self.kicker));
-            let queue = Queue::new(core, ring, engine, fd, counters.shard(), kicker);
+            let stay = Stay::new(&trace, core, cores);
+            let queue = Queue::new(core, ring, engine, fd, counters.shard(), kicker, stay);
             let report = report.clone();
             let name = format!("fuse-ring-{core}");
             let thread = std::thread::Builder::new().name(name).spawn(move || queue.run(&report))?;

@@ -11,6 +11,7 @@ use io_uring::{IoUring, opcode, types};
 
 use super::kick::Kicker;
 use super::slot::Slot;
+use super::stay::Stay;
 use super::{Ring, Wake};
 use crate::counters::Shard;
 use crate::engine::{Engine, Verdict};
@@ -44,6 +45,7 @@ pub(super) struct Queue<F> {
     /// All slots may have been taken at once since the last time that none was absent.
     crowded: bool,
     kicker: Arc<Kicker>,
+    stay: Stay,
 }
 
 impl<F: FileSystem> Queue<F> {
@@ -54,10 +56,11 @@ impl<F: FileSystem> Queue<F> {
         fd: Arc<OwnedFd>,
         shard: Arc<Shard>,
         kicker: Arc<Kicker>,
+        stay: Stay,
     ) -> Queue<F> {
         let Ring { uring, wake } = ring;
         let (slots, absent, deferred, crowded) = (Vec::new(), 0, false, false);
-        Queue { core, uring, wake, engine, fd, shard, slots, absent, deferred, crowded, kicker }
+        Queue { core, uring, wake, engine, fd, shard, slots, absent, deferred, crowded, kicker, stay }
     }
 
     /// Registers the slots, reports how that went, and serves until the connection ends.
@@ -94,7 +97,8 @@ impl<F: FileSystem> Queue<F> {
         let (mut given_before, mut taken_before) = (self.slots.len(), 0);
         loop {
             let given = self.slots.len() - self.absent;
-            match self.uring.submit_and_wait(1) {
+            let waited = self.stay.awake(&mut self.uring).and_then(|()| self.uring.submit_and_wait(1));
+            match waited {
                 Ok(_) => {}
                 Err(error) if error.raw_os_error() == Some(libc::EINTR) => continue,
                 Err(error) => return Err(error),
@@ -158,6 +162,7 @@ impl<F: FileSystem> Queue<F> {
             return;
         }
         self.shard.count(header.opcode);
+        self.stay.note(header.pid);
         let engine = &self.engine;
         // SAFETY: as above.
         if unsafe { slot.handle(|message, reply| engine.serve(message, reply, Pace::Fast)) } {
