@@ -232,7 +232,7 @@ fn serve(plan: &Plan, audience: &mut dyn Audience) -> anyhow::Result<u8> {
     let ending =
         Arc::new(Ending { dir: plan.dir.clone(), at_once: plan.die_with_parent, stopper: OnceLock::new() });
     let told = Arc::clone(&ending);
-    signals::on_ending(move |_| told.tell());
+    signals::on_ending(move |_| told.tell())?;
     let options =
         MountOptions::parse(&plan.options).map_err(|error| failure(Exit::Usage, error.to_string()))?;
     let mount = Mount::start(MountConfig {

@@ -1,17 +1,23 @@
 //! Ending on request: SIGINT, SIGTERM and SIGHUP as a value instead of a sudden end.
 
+use std::io::{self, Read};
+
 use crate::sys;
 
 /// The signals that ask for an end.
 pub(crate) const ENDING: [i32; 3] = [libc::SIGINT, libc::SIGTERM, libc::SIGHUP];
 
-/// Calls `act` with each ending signal, on a thread of its own. Call it before any other thread is
-/// started.
-pub(crate) fn on_ending(act: impl Fn(i32) + Send + 'static) {
-    sys::block_signals(&ENDING);
+/// Calls `act` with each ending signal, on a thread of its own.
+///
+/// # Errors
+/// When signals cannot be caught.
+pub(crate) fn on_ending(act: impl Fn(i32) + Send + 'static) -> io::Result<()> {
+    let mut signals = sys::catch_signals(&ENDING)?;
     std::thread::spawn(move || {
-        loop {
-            act(sys::wait_signal(&ENDING));
+        let mut number = [0];
+        while signals.read_exact(&mut number).is_ok() {
+            act(number[0].into());
         }
     });
+    Ok(())
 }

@@ -2,9 +2,11 @@
 #![allow(unsafe_code)]
 
 use std::ffi::CString;
-use std::io;
+use std::io::{self, PipeReader};
+use std::os::fd::IntoRawFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
+use std::sync::atomic::{AtomicI32, Ordering};
 
 fn check(result: libc::c_int) -> io::Result<()> {
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
@@ -111,34 +113,33 @@ pub(crate) fn set_mtime(path: &Path, secs: i64, nanos: i64) -> io::Result<()> {
     })
 }
 
-/// Blocks signals in this thread and those that it will start, so that [`wait_signal`] gets them.
-/// Programs started by `std::process::Command` get them as usual.
-pub(crate) fn block_signals(signals: &[i32]) {
-    let set = signal_set(signals);
-    // SAFETY: the set is initialised; the old one is not asked for.
-    unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &raw const set, std::ptr::null_mut()) };
+/// Where the signal handler writes to.
+static SIGNAL_PIPE: AtomicI32 = AtomicI32::new(-1);
+
+/// Passes a signal's number on; does only what signal-safety(7) allows.
+extern "C" fn pass_on(signal: libc::c_int) {
+    let number = signal as u8;
+    // SAFETY: write(2) is safe in a handler; the descriptor is never closed and the buffer is a local.
+    unsafe { libc::write(SIGNAL_PIPE.load(Ordering::Relaxed), (&raw const number).cast(), 1) };
 }
 
-/// Waits for one of some blocked signals.
-pub(crate) fn wait_signal(signals: &[i32]) -> i32 {
-    let set = signal_set(signals);
-    let mut signal = 0;
-    loop {
-        // SAFETY: the set is initialised; the result goes to a local.
-        if unsafe { libc::sigwait(&raw const set, &raw mut signal) } == 0 {
-            return signal;
-        }
+/// From now on the signals do nothing but come out of the reader, a byte with the number of each.
+/// Programs that we start get them as usual: a handler does not outlive exec, as a blocked mask would.
+///
+/// # Errors
+/// When there are too many open files.
+pub(crate) fn catch_signals(signals: &[i32]) -> io::Result<PipeReader> {
+    let (reader, writer) = io::pipe()?;
+    SIGNAL_PIPE.store(writer.into_raw_fd(), Ordering::Relaxed);
+    for signal in signals {
+        // SAFETY: zero is a valid sigaction; the handler is as signal-safety(7) asks.
+        let outcome = unsafe {
+            let mut action: libc::sigaction = std::mem::zeroed();
+            action.sa_sigaction = pass_on as *const () as usize;
+            action.sa_flags = libc::SA_RESTART;
+            libc::sigaction(*signal, &raw const action, std::ptr::null_mut())
+        };
+        check(outcome)?;
     }
-}
-
-fn signal_set(signals: &[i32]) -> libc::sigset_t {
-    // SAFETY: sigemptyset initialises the set; sigaddset gets an initialised set.
-    unsafe {
-        let mut set = std::mem::zeroed();
-        libc::sigemptyset(&raw mut set);
-        for signal in signals {
-            libc::sigaddset(&raw mut set, *signal);
-        }
-        set
-    }
+    Ok(reader)
 }

@@ -163,6 +163,7 @@ fn end(mut child: Child) {
             _ => return,
         }
     }
+    eprintln!("hayloft: process {} did not end when asked to; killing it", child.id());
     let _ = child.kill();
     let _ = child.wait();
 }

@@ -22,7 +22,7 @@ use runner::{Interrupted, Runner};
 /// # Errors
 /// What went wrong; with a command to run always with [`Exit::Try`].
 pub(crate) fn run(args: TryArgs) -> anyhow::Result<u8> {
-    let runner = Runner::new();
+    let runner = Runner::new()?;
     let runs_command = !args.command.is_empty();
     let outcome = Work::new(args.keep).and_then(|work| {
         if runs_command { command::run(&runner, &work, &args) } else { compare::run(&runner, &work, &args) }

@@ -49,16 +49,18 @@ impl State {
 }
 
 impl Runner {
-    /// From now on ending signals reach the running program and make [`Runner::check`] fail. Call it
-    /// before any thread is started.
-    pub(super) fn new() -> Runner {
+    /// From now on ending signals reach the running program and make [`Runner::check`] fail.
+    ///
+    /// # Errors
+    /// When signals cannot be caught.
+    pub(super) fn new() -> anyhow::Result<Runner> {
         let state = Arc::new(State::default());
         let seen = Arc::clone(&state);
         signals::on_ending(move |signal| {
             let _ = seen.ended.compare_exchange(0, signal, Ordering::SeqCst, Ordering::SeqCst);
             seen.pass_on();
-        });
-        Runner { state }
+        })?;
+        Ok(Runner { state })
     }
 
     /// Whether to go on.

@@ -17,3 +17,4 @@ mod posix_rights;
 mod posix_xattr;
 mod server_loss;
 mod space;
+mod trial;
