@@ -13,7 +13,7 @@ pub struct ClientMessage {
     #[prost(uint64, tag = "1")]
     pub request: u64,
     /// What is said.
-    #[prost(oneof = "client_message::Body", tags = "2,3,4,5,6,7,8,9,10,11,20,21,22,23,24,25,26,27")]
+    #[prost(oneof = "client_message::Body", tags = "2,3,4,5,6,7,8,9,10,11,12,13,20,21,22,23,24,25,26,27")]
     pub body: Option<client_message::Body>,
 }
 
@@ -54,6 +54,12 @@ pub mod client_message {
         /// The session is over; nothing of it is left to send.
         #[prost(message, tag = "11")]
         Goodbye(Goodbye),
+        /// Brings some of the records of the next commit.
+        #[prost(message, tag = "12")]
+        Records(Records),
+        /// Begins a batch: content and records follow, then its commit.
+        #[prost(message, tag = "13")]
+        BeginBatch(BeginBatch),
         /// Administration, on a connection without a session.
         #[prost(message, tag = "20")]
         CreateVolume(CreateVolume),
@@ -222,8 +228,10 @@ pub enum FailureCode {
     Invalid = 7,
     /// The store does not work; send it again later.
     Store = 8,
-    /// The server is shutting down or not ready; connect again.
+    /// The server is shutting down, replaced or not ready; connect again.
     Unavailable = 9,
+    /// Nobody knows yet whether the batch was applied: send the very same one again.
+    Uncertain = 10,
 }
 
 /// A request was refused, or failed.
@@ -383,7 +391,7 @@ pub struct Commit {
     /// Its place: one more than the last one.
     #[prost(uint64, tag = "1")]
     pub sequence: u64,
-    /// The changes.
+    /// The changes, beside those that came in [`Records`] before.
     #[prost(message, repeated, tag = "2")]
     pub records: Vec<RecordMessage>,
     /// Change of the volume's used bytes.
@@ -395,6 +403,28 @@ pub struct Commit {
     /// Inodes in this batch that have no link but are open on the client: deleted when its session ends.
     #[prost(uint64, repeated, tag = "5")]
     pub orphans: Vec<u64>,
+}
+
+/// Begins a batch: whatever came since the last commit and was not committed is forgotten. Gets no answer.
+#[derive(Clone, Copy, PartialEq, Message)]
+pub struct BeginBatch {
+    /// As in the commit that follows.
+    #[prost(uint64, tag = "1")]
+    pub sequence: u64,
+    /// As in the commit: a batch that gives room back may use what is reserved for that.
+    #[prost(sint64, tag = "2")]
+    pub bytes: i64,
+    /// As in the commit.
+    #[prost(sint64, tag = "3")]
+    pub inodes: i64,
+}
+
+/// Some of the records of the next commit, which would be too large for one message. Gets no answer.
+#[derive(Clone, PartialEq, Message)]
+pub struct Records {
+    /// The changes.
+    #[prost(message, repeated, tag = "1")]
+    pub records: Vec<RecordMessage>,
 }
 
 /// One record of a batch.
