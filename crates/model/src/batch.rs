@@ -61,3 +61,15 @@ pub struct Batch {
     /// when the session ends.
     pub orphans: Vec<Ino>,
 }
+
+impl Batch {
+    /// The batch with everything but its records.
+    pub fn without_records(&self) -> Batch {
+        Batch {
+            sequence: self.sequence,
+            records: Vec::new(),
+            usage: self.usage,
+            orphans: self.orphans.clone(),
+        }
+    }
+}

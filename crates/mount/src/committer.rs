@@ -10,17 +10,23 @@ use hayloft_model::{BlockRef, Content, FileKind, Ino, PAGE_BLOCKS, Record, Seque
 use hayloft_store::encode_chunk;
 use hayloft_wire::client_message::Body as Ask;
 use hayloft_wire::server_message::Body as Answer;
-use hayloft_wire::{Chunk, Commit, Committed, FailureCode};
+use hayloft_wire::{BeginBatch, Chunk, Commit, Committed, FailureCode, RecordMessage, Records};
 use parking_lot::{Condvar, Mutex};
+use prost::Message;
 
 use crate::core::Client;
 use crate::data::DataCut;
 use crate::host;
 use crate::link::CallError;
+use crate::rescue;
 
 /// How long to wait before a refused batch is tried again: at first, and at most.
 const RETRY_MIN: Duration = Duration::from_millis(200);
 const RETRY_MAX: Duration = Duration::from_secs(5);
+/// How long to wait before a batch with an uncertain fate is sent again.
+const AGAIN: Duration = Duration::from_millis(50);
+/// About so many bytes of records go in one message.
+const PART_BYTES: usize = 1 << 20;
 /// Changed rows that are shipped before their time.
 const ROWS_MAX: usize = 200_000;
 
@@ -215,6 +221,10 @@ pub(crate) fn run(client: &Client) {
                 client.stats.commits_refused.add(1);
                 tracing::warn!(?error, "a batch was refused, its changes are kept");
                 undo(client, shipment);
+                let error = match error {
+                    FlushError::Ended(reason) => FlushError::Ended(client.keep_unsent(&reason)),
+                    error => error,
+                };
                 let ended = matches!(error, FlushError::Ended(_));
                 client.ledger.failed(ticket, error);
                 if ended {
@@ -232,7 +242,7 @@ pub(crate) fn run(client: &Client) {
 fn cut(client: &Client, sequence: Sequence) -> Option<Shipment> {
     let mut core = client.core();
     // Data of files without a name stays here unless it is what fills the memory.
-    let with_unnamed = client.over_budget(0);
+    let with_unnamed = client.room_wanted.swap(false, Ordering::Relaxed) || client.over_budget(0);
     let cut = core.tree.cut(sequence, with_unnamed);
     if cut.batch.records.is_empty() && cut.batch.usage == Default::default() {
         return None;
@@ -250,6 +260,7 @@ fn cut(client: &Client, sequence: Sequence) -> Option<Shipment> {
         files.push((*ino, data));
     }
     client.budget.add_in_flight(bytes as i64);
+    client.dirty_rows.store(0, Ordering::Relaxed);
     Some(Shipment { cut, files, bytes })
 }
 
@@ -257,8 +268,11 @@ fn cut(client: &Client, sequence: Sequence) -> Option<Shipment> {
 fn ship(client: &Client, shipment: &mut Shipment) -> Result<Option<Committed>, FlushError> {
     let mut completed = false;
     loop {
-        let result = ship_once(client, shipment, &mut completed);
-        match result {
+        let connection = match client.link.connection() {
+            Ok(connection) => connection,
+            Err(error) => return Err(FlushError::Ended(error.to_string())),
+        };
+        match ship_once(client, shipment, connection, &mut completed) {
             Ok(committed) => return Ok(committed),
             Err(CallError::Broken) => {}
             Err(CallError::Ended(reason)) => return Err(FlushError::Ended(reason)),
@@ -266,7 +280,13 @@ fn ship(client: &Client, shipment: &mut Shipment) -> Result<Option<Committed>, F
             Err(CallError::Failed(failed)) => match failed.code() {
                 FailureCode::NoSpace => return Err(FlushError::NoSpace),
                 FailureCode::SessionEnded => return Err(FlushError::Ended(failed.message)),
-                FailureCode::Unavailable => std::thread::sleep(Duration::from_millis(50)),
+                // Applied or not, nobody knows yet: the very same batch again, until the answer is certain.
+                FailureCode::Uncertain => std::thread::sleep(AGAIN),
+                // Connected again by then, perhaps to the server that has taken over.
+                FailureCode::Unavailable => {
+                    client.link.abandon(connection);
+                    std::thread::sleep(AGAIN);
+                }
                 _ => {
                     tracing::warn!(reason = failed.message, "the server cannot take a batch");
                     return Err(FlushError::Store(failed.message));
@@ -279,14 +299,16 @@ fn ship(client: &Client, shipment: &mut Shipment) -> Result<Option<Committed>, F
 fn ship_once(
     client: &Client,
     shipment: &mut Shipment,
+    connection: u64,
     completed: &mut bool,
 ) -> Result<Option<Committed>, CallError> {
-    let connection = client.link.connection()?;
     if client.link.last_sequence() >= shipment.cut.batch.sequence.0 {
         // It was the acknowledgement that got lost.
         return Ok(None);
     }
-    let sequence = shipment.cut.batch.sequence;
+    let (sequence, usage) = (shipment.cut.batch.sequence, shipment.cut.batch.usage);
+    let begin = BeginBatch { sequence: sequence.0, bytes: usage.bytes, inodes: usage.inodes };
+    client.link.send_on(connection, Ask::BeginBatch(begin))?;
     for (ino, data) in &mut shipment.files {
         for (index, block) in &data.blocks {
             let chunk = encode_chunk(block);
@@ -310,13 +332,34 @@ fn ship_once(
         complete(client, shipment);
         *completed = true;
     }
-    let answers = client.link.call_once(Ask::Commit(Commit::from(&shipment.cut.batch)), connection)?;
+    for records in parts(&shipment.cut.batch.records) {
+        client.link.send_on(connection, Ask::Records(Records { records }))?;
+    }
+    let rest = Commit::from(&shipment.cut.batch.without_records());
+    let answers = client.link.call_once(Ask::Commit(rest), connection)?;
     client.stats.commits.add(1);
     client.stats.records_shipped.add(shipment.cut.batch.records.len() as u64);
     match answers.into_iter().next() {
         Some(Answer::Committed(committed)) => Ok(Some(committed)),
         _ => Err(CallError::Broken),
     }
+}
+
+/// The records as messages, in parts that fit a frame well.
+fn parts(records: &[Record]) -> impl Iterator<Item = Vec<RecordMessage>> + '_ {
+    let mut rest = records.iter().peekable();
+    std::iter::from_fn(move || {
+        let mut part = Vec::new();
+        let mut bytes = 0;
+        while bytes < PART_BYTES
+            && let Some(record) = rest.next()
+        {
+            let message = RecordMessage::from(record);
+            bytes += message.encoded_len();
+            part.push(message);
+        }
+        (!part.is_empty()).then_some(part)
+    })
 }
 
 fn data_page(pages: &mut [(u64, Vec<Option<BlockRef>>)], index: u64) -> &mut Vec<Option<BlockRef>> {
@@ -402,8 +445,28 @@ fn undo(client: &Client, shipment: Shipment) {
 }
 
 impl Client {
+    /// Keeps what can never be applied; returns the reason with where it is.
+    fn keep_unsent(&self, reason: &str) -> String {
+        let kept = rescue::keep(self, &self.rescue.0, &self.rescue.1, reason);
+        let message = match kept {
+            Ok(None) => reason.to_string(),
+            Ok(Some(kept)) => format!(
+                "{reason}; {} names could not be applied and are kept in {} (see REPORT there)",
+                kept.names,
+                kept.folder.display()
+            ),
+            Err(error) => format!(
+                "{reason}; the last changes could not be applied, nor kept in {}: {error}",
+                self.rescue.0.display()
+            ),
+        };
+        tracing::error!("{message}");
+        message
+    }
+
     /// After a change: the committer learns of it, and ships early when much has come together.
     pub(crate) fn changed(&self, rows: usize) {
+        self.dirty_rows.store(rows, Ordering::Relaxed);
         self.ledger.touch();
         if rows > ROWS_MAX || self.budget.unshipped() > self.ship_at() {
             self.ledger.kick();

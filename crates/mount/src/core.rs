@@ -1,8 +1,9 @@
 //! What a mounted client holds in memory.
 
 use std::collections::HashMap;
+use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use hayloft_model::tree::Tree;
@@ -40,7 +41,7 @@ impl Core {
             FileKind::Directory => return Err(TreeError::IsDirectory),
             _ => return Err(TreeError::Invalid),
         }
-        let file = Arc::new(File::new(FileData::from_row(row.size, &row.content)));
+        let file = Arc::new(File::new(FileData::from_row(row.size, row.allocated, &row.content)));
         self.files.insert(ino, Arc::clone(&file));
         Ok(file)
     }
@@ -100,11 +101,15 @@ impl Budget {
 
     /// The file is dropped from memory.
     fn forget(&self, file: &File) {
-        let data = file.data.lock();
+        // Whoever still holds it and fetches for it finds nothing to fill.
+        let data = std::mem::take(&mut *file.data.lock());
         self.unshipped.fetch_sub(data.dirty_bytes() as i64, Ordering::Relaxed);
         self.cached.fetch_sub(data.cached_bytes() as i64, Ordering::Relaxed);
     }
 }
+
+/// Places in the queue of blocks that are never worth a clean-up.
+const QUEUE_MIN: usize = 1 << 16;
 
 /// A mounted volume's client.
 pub(crate) struct Client {
@@ -120,6 +125,12 @@ pub(crate) struct Client {
     status: Mutex<VolumeStatus>,
     /// Blocks in memory that may leave it, oldest first.
     pub(crate) cache_queue: Mutex<std::collections::VecDeque<(Ino, u64)>>,
+    /// Folder and name for changes that can never be applied.
+    pub(crate) rescue: (PathBuf, String),
+    /// A writer waits: whatever can go to the server should.
+    pub(crate) room_wanted: AtomicBool,
+    /// Changed rows that are in no cut, as of the last change.
+    pub(crate) dirty_rows: AtomicUsize,
     /// How often rows were evicted: what was asked for before may be outdated.
     pub(crate) evictions: AtomicU64,
 }
@@ -132,6 +143,7 @@ impl Client {
         stats: Arc<Stats>,
         options: MountOptions,
         status: VolumeStatus,
+        rescue: (PathBuf, String),
     ) -> Client {
         Client {
             core: Mutex::new(core),
@@ -144,6 +156,9 @@ impl Client {
             options,
             status: Mutex::new(status),
             cache_queue: Mutex::default(),
+            rescue,
+            room_wanted: AtomicBool::new(false),
+            dirty_rows: AtomicUsize::new(0),
             evictions: AtomicU64::new(0),
         }
     }
@@ -209,7 +224,17 @@ impl Client {
         }
     }
 
+    /// Places of files that are gone leave the queue when it has grown much longer than what it is about.
+    fn shorten_queue(&self) {
+        let limit = QUEUE_MIN + 4 * (self.budget.cached() / 4096) as usize;
+        if self.cache_queue.lock().len() > limit {
+            let core = self.core();
+            self.cache_queue.lock().retain(|(ino, _)| core.files.contains_key(ino));
+        }
+    }
+
     fn trim_blocks(&self) {
+        self.shorten_queue();
         let durable = self.ledger.durable_sequence();
         let mut looks = self.cache_queue.lock().len() * 2;
         while self.budget.cached() > self.options.cache && looks > 0 {
@@ -234,6 +259,7 @@ impl Client {
     /// Waits a moment for unshipped data to shrink.
     pub(crate) fn await_room(&self) {
         self.stats.writers_delayed.add(1);
+        self.room_wanted.store(true, Ordering::Relaxed);
         self.ledger.kick();
         self.ledger.await_progress(Duration::from_millis(100));
     }

@@ -1,6 +1,7 @@
 //! The data of one file in memory: blocks that were read, and blocks that were written and are not shipped.
 
 use std::collections::BTreeSet;
+use std::io::{self, Seek, SeekFrom, Write};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -46,6 +47,8 @@ struct Block {
     cut: Sequence,
     /// Read since the cache looked last.
     used: bool,
+    /// Counted in `cached_bytes`: clean, and may leave memory.
+    cached: bool,
 }
 
 /// What has to be fetched before an operation can go on.
@@ -73,6 +76,8 @@ pub(crate) struct FileData {
     allocated: u64,
     /// Bytes of clean blocks in memory that the cache accounts for.
     cached_bytes: u64,
+    /// The last cut that took anything of the file; the row is what it says only when that is durable.
+    last_cut: Sequence,
 }
 
 /// What a cut takes of a file: the inode row's content and page rows, with gaps where content has to be
@@ -96,7 +101,7 @@ fn range_of(index: u64) -> (u64, u64) {
 
 impl Block {
     fn new() -> Block {
-        Block { data: None, stored: None, dirty: false, cut: Sequence(0), used: true }
+        Block { data: None, stored: None, dirty: false, cut: Sequence(0), used: true, cached: false }
     }
 
     fn len(&self) -> u64 {
@@ -115,10 +120,13 @@ impl Block {
 
 impl FileData {
     /// A file as its row has it.
-    pub(crate) fn from_row(size: u64, content: &Content) -> FileData {
+    ///
+    /// `allocated` is what the row says; it stands as long as the page rows are not in memory.
+    pub(crate) fn from_row(size: u64, allocated: u64, content: &Content) -> FileData {
         let mut file = FileData { size, pages_stored: pages_of(size), ..FileData::default() };
         match content {
-            Content::Inline(bytes) if !bytes.is_empty() => {
+            Content::Inline(bytes) if !bytes.is_empty() && size > 0 => {
+                let bytes = &bytes[..bytes.len().min(size as usize)];
                 file.blocks.push((0, Block { data: Some(Arc::new(bytes.to_vec())), ..Block::new() }));
             }
             Content::Blocks(blocks) => {
@@ -127,15 +135,22 @@ impl FileData {
             }
             _ => {}
         }
-        file.allocated = file.blocks.iter().map(|(_, block)| block.len()).sum();
+        file.allocated = if file.pages_lacking { allocated } else { file.sum_of_blocks() };
         file
+    }
+
+    fn sum_of_blocks(&self) -> u64 {
+        self.blocks.iter().map(|(_, block)| block.len()).sum()
     }
 
     fn add_page(&mut self, page: u64, blocks: &[Option<BlockRef>]) {
         for (index, stored) in blocks.iter().enumerate() {
-            if let Some(stored) = stored {
-                let block = Block { stored: Some(*stored), ..Block::new() };
-                self.blocks.push((page * PAGE_BLOCKS + index as u64, block));
+            let index = page * PAGE_BLOCKS + index as u64;
+            // A client that was killed between writing and growing the file may have shipped more than its size says.
+            let room = self.size.saturating_sub(index * BLOCK_SIZE).min(BLOCK_SIZE) as u32;
+            if let Some(stored) = stored.filter(|_| room > 0) {
+                let stored = BlockRef { len: stored.len.min(room), ..stored };
+                self.blocks.push((index, Block { stored: Some(stored), ..Block::new() }));
             }
         }
     }
@@ -149,7 +164,7 @@ impl FileData {
             self.add_page(*page, blocks);
         }
         self.blocks.sort_by_key(|(index, _)| *index);
-        self.allocated = self.blocks.iter().map(|(_, block)| block.len()).sum();
+        self.allocated = self.sum_of_blocks();
     }
 
     pub(crate) fn allocated(&self) -> u64 {
@@ -204,6 +219,17 @@ impl FileData {
         Err(Lacking::Content(within(last + ahead).collect()))
     }
 
+    /// Writes what is in memory to a file, at its place; `false` when some of the content is not.
+    pub(crate) fn copy_to(&self, out: &mut (impl Write + Seek)) -> io::Result<bool> {
+        for (index, block) in &self.blocks {
+            if let Some(data) = &block.data {
+                out.seek(SeekFrom::Start(index * BLOCK_SIZE))?;
+                out.write_all(data)?;
+            }
+        }
+        Ok(self.lacking(0, self.size, 0).is_ok())
+    }
+
     /// All blocks whose content is not in memory; none when that is not known.
     pub(crate) fn absent(&self) -> Vec<(u64, BlockRef)> {
         match self.lacking(0, self.size, 0) {
@@ -252,7 +278,7 @@ impl FileData {
         } else {
             Arc::new(data[..data.len().min(stored.len as usize)].to_vec())
         });
-        block.used = true;
+        (block.used, block.cached) = (true, true);
         let len = block.len();
         self.cached_bytes += len;
         len
@@ -262,27 +288,32 @@ impl FileData {
     /// used since the last look, or cannot leave, and `Some(0)` when there is nothing (more) to free.
     pub(crate) fn drop_clean(&mut self, index: u64, durable: Sequence) -> Option<u64> {
         let Some(block) = self.block_mut(index) else { return Some(0) };
-        if block.data.is_none() || block.stored.is_none() || block.dirty {
+        if !block.cached {
             return Some(0);
         }
         if std::mem::take(&mut block.used) || block.cut > durable {
             return None;
         }
         let len = block.len();
-        block.data = None;
-        self.cached_bytes = self.cached_bytes.saturating_sub(len);
+        (block.data, block.cached) = (None, false);
+        self.cached_bytes -= len;
         Some(len)
     }
 
     /// The bytes that writing `[offset, offset + len)` adds to what takes room.
-    pub(crate) fn growth(&self, offset: u64, len: u64) -> u64 {
+    pub(crate) fn growth(&self, offset: u64, len: u64) -> Result<u64, Lacking> {
         let end = offset + len;
-        (offset / BLOCK_SIZE..blocks_of(end))
-            .map(|index| {
-                let (start, stop) = range_of(index);
-                (end.min(stop) - start).saturating_sub(self.block(index).map_or(0, Block::len))
-            })
-            .sum()
+        if self.pages_lacking && blocks_of(end) > PAGE_BLOCKS {
+            return Err(Lacking::Pages);
+        }
+        let last = blocks_of(end);
+        let at = self.find(offset / BLOCK_SIZE).unwrap_or_else(|at| at);
+        let present =
+            self.blocks[at..].iter().take_while(|(index, _)| *index < last).map(|(index, block)| {
+                let (start, stop) = range_of(*index);
+                (end.min(stop) - start).min(block.len()).saturating_sub(offset.saturating_sub(start))
+            });
+        Ok(len.saturating_sub(present.sum()))
     }
 
     /// Writes `bytes` at `offset`. Returns by how much the unshipped bytes grew.
@@ -347,7 +378,7 @@ impl FileData {
     fn change_block(&mut self, index: u64, change: impl FnOnce(&mut Vec<u8>)) {
         let block = self.block_or_new(index);
         let (len, dirty_len) = (block.len(), block.dirty_len());
-        let was_cached = !block.dirty && block.data.is_some() && block.stored.is_some();
+        let was_cached = std::mem::take(&mut block.cached);
         let mut data = block.data.take().unwrap_or_default();
         change(Arc::make_mut(&mut data));
         block.data = Some(data);
@@ -357,17 +388,22 @@ impl FileData {
         self.allocated = self.allocated + now - len;
         self.dirty_bytes = self.dirty_bytes + now - dirty_len;
         if was_cached {
-            self.cached_bytes = self.cached_bytes.saturating_sub(len);
+            self.cached_bytes -= len;
         }
         self.pages_dirty.insert(index / PAGE_BLOCKS);
     }
 
     fn remove_block(&mut self, at: usize) {
         let (index, block) = self.blocks.remove(at);
+        self.count_out(index, &block);
+    }
+
+    /// The block is no longer in the list.
+    fn count_out(&mut self, index: u64, block: &Block) {
         self.allocated -= block.len();
         self.dirty_bytes -= block.dirty_len();
-        if !block.dirty && block.data.is_some() && block.stored.is_some() {
-            self.cached_bytes = self.cached_bytes.saturating_sub(block.len());
+        if block.cached {
+            self.cached_bytes -= block.len();
         }
         self.pages_dirty.insert(index / PAGE_BLOCKS);
     }
@@ -387,7 +423,7 @@ impl FileData {
             while self.blocks.last().is_some_and(|(index, _)| *index >= keep) {
                 self.remove_block(self.blocks.len() - 1);
             }
-            self.allocated = self.blocks.iter().map(|(_, block)| block.len()).sum();
+            self.allocated = self.sum_of_blocks();
             if !size.is_multiple_of(BLOCK_SIZE) {
                 self.shorten_block(size / BLOCK_SIZE, (size % BLOCK_SIZE) as usize);
             }
@@ -433,24 +469,34 @@ impl FileData {
             let (start, _) = range_of(*index);
             self.lacking(start, start + 1, 0)?;
         }
-        let (first, last) = (from / BLOCK_SIZE, blocks_of(to));
-        let mut at = self.find(first).unwrap_or_else(|at| at);
-        while self.blocks.get(at).is_some_and(|(index, _)| *index < last) {
-            let index = self.blocks[at].0;
-            if partial.contains(&index) {
-                let (start, stop) = range_of(index);
-                let (from, to) = ((from.max(start) - start) as usize, (to.min(stop) - start) as usize);
-                self.change_block(index, |data| {
+        for index in &partial {
+            let (start, stop) = range_of(*index);
+            let (from, to) = ((from.max(start) - start) as usize, (to.min(stop) - start) as usize);
+            if self.block(*index).is_some() {
+                self.change_block(*index, |data| {
                     let to = to.min(data.len());
                     if from < to {
                         data[from..to].fill(0);
                     }
                 });
-                at += 1;
-            } else {
-                self.remove_block(at);
             }
         }
+        let at = |index: u64| self.find(index).unwrap_or_else(|at| at);
+        let (first, last) = (at(from / BLOCK_SIZE), at(blocks_of(to)));
+        let removed: Vec<(u64, Block)> = {
+            let mut kept = Vec::new();
+            let mut removed = Vec::new();
+            for (index, block) in self.blocks.drain(first..last) {
+                if partial.contains(&index) {
+                    kept.push((index, block))
+                } else {
+                    removed.push((index, block))
+                }
+            }
+            self.blocks.splice(first..first, kept);
+            removed
+        };
+        removed.into_iter().for_each(|(index, block)| self.count_out(index, &block));
         Ok(())
     }
 
@@ -489,6 +535,7 @@ impl FileData {
     /// Takes what changed, for the batch `sequence`. The caller names the content of [`DataCut::blocks`], fills the
     /// gaps in the pages, and calls [`FileData::named`] for each block.
     pub(crate) fn cut(&mut self, sequence: Sequence) -> DataCut {
+        self.last_cut = sequence;
         let whole = match &self.blocks[..] {
             [] if !self.pages_lacking => Some(Bytes::new()),
             [(0, Block { data: Some(data), .. })] if self.size <= INLINE_MAX => {
@@ -503,7 +550,7 @@ impl FileData {
         if let Some(inline) = &whole {
             for (_, block) in &mut self.blocks {
                 // What the row holds needs no content of its own.
-                (block.stored, block.dirty, block.cut) = (None, false, sequence);
+                (block.stored, block.dirty, block.cached, block.cut) = (None, false, false, sequence);
             }
             self.cached_bytes = 0;
             self.dirty_bytes = 0;
@@ -558,7 +605,10 @@ impl FileData {
         let mut added = Vec::new();
         for index in indexes {
             let Some(block) = self.block_mut(*index) else { continue };
-            if !block.dirty && block.cut == sequence && block.stored.is_some() && block.data.is_some() {
+            let clean =
+                !block.dirty && block.cut == sequence && block.stored.is_some() && block.data.is_some();
+            if clean && !block.cached {
+                block.cached = true;
                 added.push((*index, block.len()));
             }
         }
@@ -584,6 +634,7 @@ impl FileData {
     /// Whether everything is at the server, so that the file can be dropped from memory and fetched again.
     pub(crate) fn is_clean(&self, durable: Sequence) -> bool {
         self.pages_dirty.is_empty()
+            && self.last_cut <= durable
             && self.blocks.iter().all(|(_, block)| !block.dirty && block.cut <= durable)
     }
 

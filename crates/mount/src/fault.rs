@@ -3,6 +3,7 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
 
 use hayloft_fuse::Interrupt;
 use hayloft_model::{BlockRef, Content, ContentHash, Dentry, Ino, InoRange, InodeRow, Missing, Name};
@@ -18,6 +19,10 @@ use crate::link::CallError;
 
 /// Bytes of neighbours and contents that may come with a listing.
 const ENTER_BUDGET: u64 = 4 << 20;
+/// How often a waiting caller looks whether it was interrupted.
+const INTERRUPT_POLL: Duration = Duration::from_millis(50);
+/// How long a store that does not work is waited for before the caller hears of it.
+const STORE_PATIENCE: Duration = Duration::from_secs(60);
 /// Inode numbers fetched at once.
 const NUMBERS: u64 = 1 << 16;
 /// Blocks fetched in one request, at most.
@@ -65,21 +70,40 @@ pub(crate) struct Faults {
 }
 
 impl Faults {
-    /// Runs `fetch` unless somebody else does it already; then waits for them. `true` when it ran here.
-    fn once<E>(&self, missing: Missing, fetch: impl FnOnce() -> Result<(), E>) -> Result<bool, E> {
+    /// Runs `fetch` unless somebody else does it already; then waits for them.
+    fn once(
+        &self,
+        missing: Missing,
+        interrupt: Option<&Interrupt>,
+        fetch: impl FnOnce() -> Result<(), FaultError>,
+    ) -> Result<(), FaultError> {
         {
             let mut under_way = self.under_way.lock();
             if !under_way.insert(missing) {
                 while under_way.contains(&missing) {
-                    self.done.wait(&mut under_way);
+                    if interrupt.is_some_and(Interrupt::interrupted) {
+                        return Err(FaultError::Interrupted);
+                    }
+                    self.done.wait_for(&mut under_way, INTERRUPT_POLL);
                 }
-                return Ok(false);
+                return Ok(());
             }
         }
-        let result = fetch();
-        self.under_way.lock().remove(&missing);
-        self.done.notify_all();
-        result.map(|()| true)
+        let _ended = UnderWay { faults: self, missing };
+        fetch()
+    }
+}
+
+/// A fetch that others wait for; ends for them however it ends.
+struct UnderWay<'a> {
+    faults: &'a Faults,
+    missing: Missing,
+}
+
+impl Drop for UnderWay<'_> {
+    fn drop(&mut self) {
+        self.faults.under_way.lock().remove(&self.missing);
+        self.faults.done.notify_all();
     }
 }
 
@@ -108,17 +132,45 @@ impl Client {
         missing: Missing,
         interrupt: Option<&Interrupt>,
     ) -> Result<(), FaultError> {
-        self.faults.once(missing, || match missing {
+        self.faults.once(missing, interrupt, || match missing {
             Missing::Inode(ino) => self.fetch_inode(ino, interrupt),
             Missing::Directory(dir) => self.enter(dir, interrupt),
             Missing::Numbers => self.fetch_numbers(interrupt),
-        })?;
-        Ok(())
+        })
+    }
+
+    /// Asks the server; while it, or its store, is not ready, the caller waits as for a broken connection.
+    fn ask(&self, ask: Ask, interrupt: Option<&Interrupt>) -> Result<Vec<Answer>, FaultError> {
+        let begun = Instant::now();
+        loop {
+            let error = match self.link.call(ask.clone(), interrupt) {
+                Ok(answers) => return Ok(answers),
+                Err(error) => error,
+            };
+            let again = match &error {
+                CallError::Failed(failed) => match failed.code() {
+                    FailureCode::Unavailable | FailureCode::Uncertain => true,
+                    FailureCode::Store => begun.elapsed() < STORE_PATIENCE,
+                    _ => false,
+                },
+                _ => false,
+            };
+            if !again {
+                return Err(error.into());
+            }
+            match interrupt {
+                Some(interrupt) if interrupt.wait_timeout(INTERRUPT_POLL) => {
+                    return Err(FaultError::Interrupted);
+                }
+                Some(_) => {}
+                None => std::thread::sleep(INTERRUPT_POLL),
+            }
+        }
     }
 
     fn fetch_inode(&self, ino: Ino, interrupt: Option<&Interrupt>) -> Result<(), FaultError> {
         let evictions = self.evictions.load(Ordering::Relaxed);
-        let answers = self.link.call(Ask::FetchInode(FetchInode { ino: ino.0 }), interrupt)?;
+        let answers = self.ask(Ask::FetchInode(FetchInode { ino: ino.0 }), interrupt)?;
         let Some(Answer::Inode(answer)) = answers.into_iter().next() else { return Err(unexpected()) };
         let row = InodeRow::try_from(&answer.inode.ok_or(FaultError::Gone)?)?;
         let mut core = self.core();
@@ -129,7 +181,7 @@ impl Client {
     }
 
     fn fetch_numbers(&self, interrupt: Option<&Interrupt>) -> Result<(), FaultError> {
-        let answers = self.link.call(Ask::AllocateInos(AllocateInos { count: NUMBERS }), interrupt)?;
+        let answers = self.ask(Ask::AllocateInos(AllocateInos { count: NUMBERS }), interrupt)?;
         let Some(Answer::Inos(range)) = answers.into_iter().next() else { return Err(unexpected()) };
         self.core().tree.add_numbers(InoRange::try_from(&range)?);
         Ok(())
@@ -139,7 +191,7 @@ impl Client {
     fn enter(&self, dir: Ino, interrupt: Option<&Interrupt>) -> Result<(), FaultError> {
         let evictions = self.evictions.load(Ordering::Relaxed);
         let budget_bytes = ENTER_BUDGET.min(self.options.cache);
-        let answers = self.link.call(Ask::Enter(Enter { dir: dir.0, budget_bytes }), interrupt)?;
+        let answers = self.ask(Ask::Enter(Enter { dir: dir.0, budget_bytes }), interrupt)?;
         let mut bundle = Bundle::default();
         let mut partial: HashMap<u64, Vec<(Name, Dentry)>> = HashMap::new();
         for answer in answers {
@@ -150,6 +202,7 @@ impl Client {
         // Rows were dropped meanwhile: this answer may be older than what they were dropped as. Ask again.
         if self.evictions.load(Ordering::Relaxed) == evictions {
             self.add_bundle(&mut core, bundle);
+            core.tree.touch(dir);
         }
         drop(core);
         self.trim();
@@ -188,7 +241,7 @@ impl Client {
     ) -> Result<(), FaultError> {
         match lacking {
             Lacking::Pages => {
-                let answers = self.link.call(Ask::FetchPages(FetchPages { ino: ino.0 }), interrupt)?;
+                let answers = self.ask(Ask::FetchPages(FetchPages { ino: ino.0 }), interrupt)?;
                 let Some(Answer::Pages(pages)) = answers.into_iter().next() else { return Err(unexpected()) };
                 let mut rows = Vec::with_capacity(pages.pages.len());
                 for row in pages.pages {
@@ -204,16 +257,19 @@ impl Client {
                     .into_iter()
                     .map(|(index, stored)| Wanted { ino, file: Arc::clone(file), index, stored })
                     .collect();
-                self.stats.block_misses.add(wanted.len() as u64);
+                let needed = wanted.len();
+                self.stats.block_misses.add(needed as u64);
                 if from_start && wanted.len() < FETCH_BLOCKS {
                     self.add_neighbours(ino, &mut wanted);
                 }
-                for part in wanted.chunks(FETCH_BLOCKS) {
-                    self.fetch_blocks(part, interrupt)?;
+                let mut result = self.fetch_all(&wanted, interrupt);
+                if matches!(result, Err(FaultError::Gone | FaultError::Broken(_))) && needed < wanted.len() {
+                    // What was only fetched ahead must not make a read fail.
+                    result = self.fetch_all(&wanted[..needed], interrupt);
                 }
                 drop(wanted);
                 self.trim();
-                Ok(())
+                result
             }
         }
     }
@@ -243,9 +299,13 @@ impl Client {
         self.stats.blocks_prefetched.add((wanted.len() - first) as u64);
     }
 
+    fn fetch_all(&self, wanted: &[Wanted], interrupt: Option<&Interrupt>) -> Result<(), FaultError> {
+        wanted.chunks(FETCH_BLOCKS).try_for_each(|part| self.fetch_blocks(part, interrupt))
+    }
+
     fn fetch_blocks(&self, wanted: &[Wanted], interrupt: Option<&Interrupt>) -> Result<(), FaultError> {
         let hashes: Vec<u8> = wanted.iter().flat_map(|wanted| wanted.stored.hash.0).collect();
-        let answers = self.link.call(Ask::FetchContent(FetchContent { hashes: hashes.into() }), interrupt)?;
+        let answers = self.ask(Ask::FetchContent(FetchContent { hashes: hashes.into() }), interrupt)?;
         let mut contents = HashMap::new();
         for answer in answers {
             let Answer::Contents(answer) = answer else { return Err(unexpected()) };

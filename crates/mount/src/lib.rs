@@ -18,6 +18,7 @@ mod link;
 mod mount;
 mod options;
 mod reader;
+mod rescue;
 mod stats;
 
 pub use error::MountError;

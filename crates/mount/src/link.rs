@@ -68,7 +68,7 @@ pub(crate) struct Link {
     state: Mutex<State>,
     changed: Condvar,
     /// Lock order: after `state` is released, or alone; writing may block.
-    writer: Mutex<Option<TcpStream>>,
+    writer: Mutex<Option<(u64, TcpStream)>>,
     stats: Arc<Stats>,
     clock: Arc<Clock>,
 }
@@ -131,7 +131,7 @@ impl Link {
             hello,
             state: Mutex::new(state),
             changed: Condvar::new(),
-            writer: Mutex::new(Some(writer)),
+            writer: Mutex::new(Some((1, writer))),
             stats,
             clock,
         });
@@ -145,23 +145,21 @@ impl Link {
 
     /// Asks and waits for the whole answer, over as many connections as it takes.
     pub(crate) fn call(&self, ask: Ask, interrupt: Option<&Interrupt>) -> Result<Vec<Answer>, CallError> {
-        self.call_with(ask, interrupt, true)
+        self.call_with(ask, interrupt, None)
     }
 
     /// Asks and waits; fails with [`CallError::Broken`] when the connection breaks, or when the connection is
     /// another one than `connection` already.
     pub(crate) fn call_once(&self, ask: Ask, connection: u64) -> Result<Vec<Answer>, CallError> {
-        if self.connection()? != connection {
-            return Err(CallError::Broken);
-        }
-        self.call_with(ask, None, false)
+        self.call_with(ask, None, Some(connection))
     }
 
+    /// `only_on`: the one connection that the question belongs to; it is not asked on another one.
     fn call_with(
         &self,
         ask: Ask,
         interrupt: Option<&Interrupt>,
-        repeat: bool,
+        only_on: Option<u64>,
     ) -> Result<Vec<Answer>, CallError> {
         self.stats.count_request(&ask);
         let (request, connected) = {
@@ -169,41 +167,55 @@ impl Link {
             if let Some(reason) = &state.ended {
                 return Err(CallError::Ended(reason.clone()));
             }
+            if only_on.is_some_and(|connection| !state.connected || state.connection != connection) {
+                return Err(CallError::Broken);
+            }
             let request = state.next_request;
             state.next_request += 1;
             let message = ClientMessage { request, body: Some(ask) };
+            let repeat = only_on.is_none();
             state.waiting.insert(request, Waiting { message, answers: Vec::new(), done: false, repeat });
             (request, state.connected)
         };
         if connected {
-            self.send_waiting(request);
-        } else if !repeat {
-            self.state.lock().waiting.remove(&request);
-            return Err(CallError::Broken);
+            self.send_waiting(request, only_on);
         }
         self.await_answer(request, interrupt)
     }
 
-    fn send_waiting(&self, request: u64) {
+    fn send_waiting(&self, request: u64, only_on: Option<u64>) {
         let Some(message) = self.state.lock().waiting.get(&request).map(|waiting| waiting.message.clone())
         else {
             return;
         };
         // An error here shows on the reading side as well, which reconnects and sends again.
-        let _ = self.write(&message);
+        let _ = self.write(&message, only_on);
     }
 
-    fn write(&self, message: &ClientMessage) -> io::Result<()> {
+    fn write(&self, message: &ClientMessage, only_on: Option<u64>) -> io::Result<()> {
         let mut bytes = Vec::new();
         frame::encode(message, &mut bytes);
         let mut writer = self.writer.lock();
-        let stream = writer.as_mut().ok_or_else(|| io::Error::from(io::ErrorKind::NotConnected))?;
+        let (connection, stream) =
+            writer.as_mut().ok_or_else(|| io::Error::from(io::ErrorKind::NotConnected))?;
+        if only_on.is_some_and(|only_on| only_on != *connection) {
+            return Err(io::ErrorKind::NotConnected.into());
+        }
         let result = stream.write_all(&bytes);
         self.stats.bytes_sent.add(bytes.len() as u64);
         if result.is_err() {
             let _ = stream.shutdown(Shutdown::Both);
         }
         result
+    }
+
+    /// The server behind this connection cannot go on with the session: looks for it anew.
+    pub(crate) fn abandon(&self, connection: u64) {
+        if let Some((current, stream)) = &*self.writer.lock()
+            && *current == connection
+        {
+            let _ = stream.shutdown(Shutdown::Both);
+        }
     }
 
     fn await_answer(&self, request: u64, interrupt: Option<&Interrupt>) -> Result<Vec<Answer>, CallError> {
@@ -246,7 +258,8 @@ impl Link {
             return Err(CallError::Broken);
         }
         self.stats.count_request(&body);
-        self.write(&ClientMessage { request: 0, body: Some(body) }).map_err(|_| CallError::Broken)
+        self.write(&ClientMessage { request: 0, body: Some(body) }, Some(connection))
+            .map_err(|_| CallError::Broken)
     }
 
     /// Which connection is up; waits for one.
@@ -282,8 +295,8 @@ impl Link {
     pub(crate) fn close(&self) {
         let goodbye = ClientMessage { request: 0, body: Some(Ask::Goodbye(hayloft_wire::Goodbye {})) };
         self.end("the volume is unmounted");
-        let _ = self.write(&goodbye);
-        if let Some(stream) = self.writer.lock().take() {
+        let _ = self.write(&goodbye, None);
+        if let Some((_, stream)) = self.writer.lock().take() {
             // The server closes its side when it has read the goodbye.
             let _ = stream.shutdown(Shutdown::Write);
         }
@@ -296,7 +309,7 @@ impl Link {
     }
 
     /// Reads answers; connects again when the connection breaks; ends with the session.
-    fn keep_up(&self, mut reader: Reader) {
+    fn keep_up(self: &Arc<Self>, mut reader: Reader) {
         loop {
             self.read_answers(&mut reader);
             {
@@ -349,7 +362,7 @@ impl Link {
         }
     }
 
-    fn reconnect(&self) -> Option<Reader> {
+    fn reconnect(self: &Arc<Self>) -> Option<Reader> {
         let mut pause = RETRY_MIN;
         let mut reported = Instant::now();
         loop {
@@ -384,12 +397,13 @@ impl Link {
     }
 
     /// The new connection carries the session: requests without an answer go out again.
-    fn resume(&self, reader: &Reader, welcome: &Welcome) -> io::Result<()> {
+    fn resume(self: &Arc<Self>, reader: &Reader, welcome: &Welcome) -> io::Result<()> {
         let stream = reader.stream().try_clone()?;
-        *self.writer.lock() = Some(stream);
+        let next = self.state.lock().connection + 1;
+        *self.writer.lock() = Some((next, stream));
         let again: Vec<u64> = {
             let mut state = self.state.lock();
-            state.connection += 1;
+            state.connection = next;
             state.connected = true;
             state.last_sequence = welcome.last_sequence;
             for waiting in state.waiting.values_mut().filter(|waiting| !waiting.done) {
@@ -398,7 +412,11 @@ impl Link {
             self.changed.notify_all();
             state.waiting.iter().filter(|(_, waiting)| !waiting.done).map(|(request, _)| *request).collect()
         };
-        again.into_iter().for_each(|request| self.send_waiting(request));
+        // From another thread: the server may have to be read from before it takes all of them.
+        let link = Arc::clone(self);
+        std::thread::Builder::new()
+            .name("hayloft-resend".to_string())
+            .spawn(move || again.into_iter().for_each(|request| link.send_waiting(request, Some(next))))?;
         Ok(())
     }
 }
@@ -447,7 +465,8 @@ fn notice_dead_peers(stream: &TcpStream) {
     set(libc::IPPROTO_TCP, libc::TCP_KEEPIDLE, 5);
     set(libc::IPPROTO_TCP, libc::TCP_KEEPINTVL, 2);
     set(libc::IPPROTO_TCP, libc::TCP_KEEPCNT, 3);
-    set(libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT, 10_000);
+    // Longer: a server that waits for its store takes nothing for a while, and is there all the same.
+    set(libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT, 60_000);
 }
 
 enum Greeting {

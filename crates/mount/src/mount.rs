@@ -63,6 +63,17 @@ impl Stopper {
     }
 }
 
+/// /var/lib/hayloft-client for root, else a folder of the user's state.
+fn default_state_folder() -> PathBuf {
+    use std::os::unix::fs::MetadataExt;
+    let is_root = std::fs::metadata("/proc/self").is_ok_and(|metadata| metadata.uid() == 0);
+    let home = || std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".local/state"));
+    match std::env::var_os("XDG_STATE_HOME").map(PathBuf::from).or_else(home) {
+        Some(state) if !is_root => state.join("hayloft"),
+        _ => PathBuf::from("/var/lib/hayloft-client"),
+    }
+}
+
 /// Opens a file without a name once: the kernel hears that OPEN and FLUSH are not needed here. Until it has
 /// heard it sends a RELEASE for each file that is created and closed, which makes creation several times
 /// slower.
@@ -82,7 +93,7 @@ impl Mount {
     /// # Errors
     /// See [`MountError`].
     pub fn start(config: MountConfig) -> Result<Mount, MountError> {
-        let MountConfig { server, volume, mount_point, options, cache_dir: _ } = config;
+        let MountConfig { server, volume, mount_point, options, cache_dir } = config;
         let mount_point = mount_point
             .canonicalize()
             .map_err(|source| MountError::Folder { path: mount_point.clone(), source })?;
@@ -105,7 +116,9 @@ impl Mount {
         tree.add_inode(Ino::ROOT, root.ok_or_else(|| invalid("root directory"))?);
         let core = Core { tree, ..Core::default() };
         let fsname = format!("{server}/{volume}");
-        let client = Arc::new(Client::new(core, opened.link, clock, stats, options, status));
+        let folder = cache_dir.unwrap_or_else(default_state_folder).join("unsent");
+        let rescue = (folder, format!("{volume}-{}", welcome.volume_id));
+        let client = Arc::new(Client::new(core, opened.link, clock, stats, options, status, rescue));
         match Mount::start_session(&client, &mount_point, fsname) {
             Ok((session, listener)) => Mount::start_threads(client, session, listener),
             Err(error) => {

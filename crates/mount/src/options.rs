@@ -85,6 +85,9 @@ fn default_dirty() -> u64 {
     (kib * 1024 / 10).clamp(256 << 20, 8 << 30)
 }
 
+/// Smallest cache: what a few readers fetch at once has to fit.
+const CACHE_MIN: u64 = 16 << 20;
+
 /// Smallest dirty budget: a few of the largest writes.
 const DIRTY_MIN: u64 = 4 << 20;
 
@@ -135,7 +138,10 @@ impl MountOptions {
                 self.dirty =
                     Some(size()?).filter(|size| *size >= DIRTY_MIN).ok_or_else(|| wrong("at least 4M"))?;
             }
-            ("cache", _) => self.cache = size()?,
+            ("cache", _) => {
+                self.cache =
+                    Some(size()?).filter(|size| *size >= CACHE_MIN).ok_or_else(|| wrong("at least 16M"))?;
+            }
             ("inodes", _) => {
                 let count = value.and_then(|value| value.parse().ok()).filter(|count| *count >= 1000);
                 self.inodes = count.ok_or_else(|| wrong("a number of at least 1000"))?;
@@ -189,9 +195,17 @@ mod tests {
 
     #[test]
     fn what_makes_no_sense_is_named() {
-        for bad in
-            ["dirty=1", "dirty=x", "commit=0", "commit", "cache=1Q", "ro=1", "transport=tcp", "frobnicate"]
-        {
+        for bad in [
+            "dirty=1",
+            "dirty=x",
+            "commit=0",
+            "commit",
+            "cache=1Q",
+            "cache=1M",
+            "ro=1",
+            "transport=tcp",
+            "frobnicate",
+        ] {
             let error = MountOptions::parse(bad).unwrap_err().to_string();
             assert!(error.contains(bad.split('=').next().unwrap()), "{error}");
         }

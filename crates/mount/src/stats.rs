@@ -20,7 +20,7 @@ impl Counter {
 }
 
 /// The kinds of messages to the server that are counted, by their stable names.
-const REQUESTS: [&str; 10] = [
+const REQUESTS: [&str; 12] = [
     "HELLO",
     "ENTER",
     "FETCH_INODE",
@@ -31,6 +31,8 @@ const REQUESTS: [&str; 10] = [
     "ALLOCATE_INOS",
     "STATUS",
     "GOODBYE",
+    "BEGIN_BATCH",
+    "RECORDS",
 ];
 
 fn request_index(body: &Body) -> Option<usize> {
@@ -45,6 +47,8 @@ fn request_index(body: &Body) -> Option<usize> {
         Body::AllocateInos(_) => 7,
         Body::Status(_) => 8,
         Body::Goodbye(_) => 9,
+        Body::BeginBatch(_) => 10,
+        Body::Records(_) => 11,
         _ => return None,
     })
 }

@@ -1,5 +1,7 @@
 //! Dropping rows that the server has, so that a tree larger than memory can be walked.
 
+use std::collections::HashSet;
+
 use super::Tree;
 use crate::{FileKind, Ino, Sequence};
 
@@ -20,6 +22,9 @@ impl Tree {
             .map(|(ino, directory)| (directory.used, *ino))
             .collect();
         oldest.sort_unstable();
+        // Whoever has just fetched the newest is about to use it.
+        let newest = self.dirs.values().map(|directory| directory.used).max();
+        oldest.retain(|(used, _)| Some(*used) != newest);
         for (_, dir) in oldest {
             if self.nodes.len() <= inodes_max {
                 break;
@@ -36,6 +41,41 @@ impl Tree {
                 }
             }
         }
+        if self.nodes.len() > inodes_max {
+            self.evict_lone(inodes_max, durable, &in_use, &mut dropped);
+        }
         dropped
+    }
+
+    /// Drops rows that no listing in memory leads to: those of directories whose parent's listing went before
+    /// their own, and those fetched by number.
+    fn evict_lone(
+        &mut self,
+        inodes_max: usize,
+        durable: Sequence,
+        in_use: &impl Fn(Ino) -> bool,
+        dropped: &mut Vec<Ino>,
+    ) {
+        let named: HashSet<Ino> = self
+            .dirs
+            .values()
+            .flat_map(|directory| directory.by_name.values().map(|dentry| dentry.ino))
+            .collect();
+        let mut lone: Vec<Ino> = self
+            .nodes
+            .iter()
+            .filter(|(ino, node)| {
+                let clean = !node.dirty && node.cut <= durable && node.row.nlink > 0;
+                clean
+                    && **ino != Ino::ROOT
+                    && !named.contains(ino)
+                    && !self.dirs.contains_key(ino)
+                    && !in_use(**ino)
+            })
+            .map(|(ino, _)| *ino)
+            .collect();
+        lone.truncate(self.nodes.len() - inodes_max);
+        lone.iter().for_each(|ino| drop(self.nodes.remove(ino)));
+        dropped.append(&mut lone);
     }
 }

@@ -116,6 +116,14 @@ impl Tree {
         }
     }
 
+    /// The directory is about to be used: it is the last one to be evicted.
+    pub fn touch(&mut self, dir: Ino) {
+        self.operations += 1;
+        if let Some(directory) = self.dirs.get_mut(&dir) {
+            directory.used = self.operations;
+        }
+    }
+
     /// Whether the directory's listing is in memory.
     pub fn is_listed(&self, dir: Ino) -> bool {
         self.dirs.contains_key(&dir)
@@ -218,6 +226,30 @@ impl Tree {
     /// The inodes that have ended since this was asked last: whatever is kept for them can go.
     pub fn take_ended(&mut self) -> Vec<Ino> {
         std::mem::take(&mut self.ended)
+    }
+
+    /// Paths below the root, `/`-separated, of everything that can be reached through listings in memory. A file
+    /// with several names is there with one of them.
+    pub fn paths(&self) -> HashMap<Ino, Vec<u8>> {
+        let mut paths = HashMap::from([(Ino::ROOT, Vec::new())]);
+        let mut todo = vec![Ino::ROOT];
+        while let Some(dir) = todo.pop() {
+            let (Some(directory), Some(path)) = (self.dirs.get(&dir), paths.get(&dir).cloned()) else {
+                continue;
+            };
+            for (name, dentry) in &directory.by_name {
+                let mut below = path.clone();
+                if !below.is_empty() {
+                    below.push(b'/');
+                }
+                below.extend_from_slice(name.as_bytes());
+                paths.insert(dentry.ino, below);
+                if dentry.kind == FileKind::Directory {
+                    todo.push(dentry.ino);
+                }
+            }
+        }
+        paths
     }
 
     /// What the volume's files take now.

@@ -498,3 +498,37 @@ fn writing_without_the_right_drops_privileges() {
     assert_eq!(tree.inode(ino).unwrap().mode & 0o7777, 0o755);
     assert_eq!(tree.xattr(ino, b"security.capability"), Err(TreeError::NoAttribute));
 }
+
+#[test]
+fn paths_lead_to_what_is_listed() {
+    let mut tree = fresh();
+    let dir = NewNode { mode: 0o040755, ..NewNode::default() };
+    let outer = tree.create(Ino::ROOT, b"outer", dir.clone(), now()).unwrap();
+    let inner = tree.create(outer, b"inner", dir, now()).unwrap();
+    let leaf = tree.create(inner, b"leaf", file(0o644), now()).unwrap();
+    let paths = tree.paths();
+    assert_eq!(paths[&leaf], b"outer/inner/leaf");
+    assert_eq!(paths[&Ino::ROOT], b"");
+}
+
+#[test]
+fn the_directory_just_entered_stays_and_lone_rows_go() {
+    let mut tree = Tree::new(Usage::default(), Usage::default());
+    tree.add_inode(Ino::ROOT, root_row());
+    for ino in 100..2100 {
+        tree.add_inode(Ino(ino), InodeRow { mode: 0o100644, nlink: 1, ..root_row() });
+    }
+    tree.evict(900, Sequence(0), |_| false);
+    assert!(tree.in_memory().0 <= 900, "rows without a listing go as well");
+    let entry = |ino: u64| {
+        let name = Name::new(format!("f{ino}").as_bytes());
+        (name, Dentry { ino: Ino(ino), kind: FileKind::Regular, cookie: ino })
+    };
+    for ino in 5000..7000 {
+        tree.add_inode(Ino(ino), InodeRow { mode: 0o100644, nlink: 1, ..root_row() });
+    }
+    tree.add_listing(Ino::ROOT, (5000..7000).map(entry));
+    tree.touch(Ino::ROOT);
+    tree.evict(900, Sequence(0), |_| false);
+    assert!(tree.is_listed(Ino::ROOT), "or it would be fetched for ever");
+}

@@ -48,6 +48,7 @@ struct World {
     contents: HashMap<ContentHash, Arc<Vec<u8>>>,
     row: Content,
     row_size: u64,
+    row_allocated: u64,
     pages: HashMap<u64, Vec<Option<BlockRef>>>,
     sequence: Sequence,
     names: u64,
@@ -93,7 +94,7 @@ impl World {
     fn cut(&mut self, meanwhile: impl FnOnce(&mut World)) {
         self.sequence = self.sequence.next();
         let sequence = self.sequence;
-        let size = self.file.size;
+        let (size, allocated) = (self.file.size, self.file.allocated);
         let mut cut = self.file.cut(sequence);
         meanwhile(self);
         for (index, data) in &cut.blocks {
@@ -125,7 +126,7 @@ impl World {
             assert!(inline.len() as u64 <= INLINE_MAX);
             self.row = Content::Inline(inline);
         }
-        self.row_size = size;
+        (self.row_size, self.row_allocated) = (size, allocated);
     }
 
     fn step(&mut self, step: Step) {
@@ -159,15 +160,24 @@ impl World {
             Step::Reload => {
                 self.cut(|_| {});
                 assert!(self.file.is_clean(self.sequence));
-                self.file = FileData::from_row(self.row_size, &self.row);
+                self.file = FileData::from_row(self.row_size, self.row_allocated, &self.row);
             }
         }
         let file = &self.file;
         assert_eq!(file.size as usize, self.expected.len());
-        if !file.pages_lacking {
-            assert_eq!(file.allocated, file.blocks.iter().map(|(_, block)| block.len()).sum::<u64>());
-        }
+        assert_eq!(file.allocated, self.expected_allocation());
+        let cached = |block: &Block| if block.cached { block.len() } else { 0 };
+        assert_eq!(file.cached_bytes, file.blocks.iter().map(|(_, block)| cached(block)).sum::<u64>());
         assert_eq!(file.dirty_bytes, file.blocks.iter().map(|(_, block)| block.dirty_len()).sum::<u64>());
+    }
+
+    /// What is in memory, and what page rows at the server have when they are not.
+    fn expected_allocation(&self) -> u64 {
+        let below: u64 = match self.file.pages_lacking {
+            true => self.pages.values().flatten().flatten().map(|stored| u64::from(stored.len)).sum(),
+            false => 0,
+        };
+        below + self.file.blocks.iter().map(|(_, block)| block.len()).sum::<u64>()
     }
 
     fn read(&mut self, offset: u64, len: usize) {
@@ -225,4 +235,34 @@ fn rows_carry_small_files_whole() {
     file.write(5, &[9; INLINE_MAX as usize]).unwrap();
     let cut = file.cut(Sequence(2));
     assert_eq!((cut.inline, cut.blocks.len(), cut.pages.len()), (None, 1, 1));
+}
+
+#[test]
+fn a_file_stays_in_memory_until_its_cut_is_durable() {
+    let stored = |byte| Some(BlockRef { hash: ContentHash([byte; 32]), len: BLOCK_SIZE as u32 });
+    let row = Content::Blocks((0..16).map(stored).collect());
+    for change in
+        [|file: &mut FileData| file.truncate(0), |file: &mut FileData| file.punch(0, 5 * BLOCK_SIZE)]
+    {
+        let mut file = FileData::from_row(16 * BLOCK_SIZE, 16 * BLOCK_SIZE, &row);
+        assert!(file.is_all_stored(Sequence(4)));
+        change(&mut file).unwrap();
+        file.cut(Sequence(5));
+        assert!(!file.is_all_stored(Sequence(4)), "the row still names what was removed");
+        assert!(file.is_clean(Sequence(5)));
+    }
+}
+
+#[test]
+fn growth_counts_only_what_is_not_there() {
+    let mut file = FileData::default();
+    file.write(0, &[1; 100]).unwrap();
+    file.write(3 * BLOCK_SIZE, &vec![1; BLOCK_SIZE as usize]).unwrap();
+    assert_eq!(file.growth(0, 100), Ok(0));
+    assert_eq!(file.growth(50, 100), Ok(50));
+    assert_eq!(file.growth(0, 1 << 62), Ok((1 << 62) - 100 - BLOCK_SIZE));
+    let row = Content::Blocks(vec![None; PAGE_BLOCKS as usize]);
+    let paged = FileData::from_row(2 * PAGE_BLOCKS * BLOCK_SIZE, 77, &row);
+    assert_eq!(paged.growth(PAGE_BLOCKS * BLOCK_SIZE, 10), Err(Lacking::Pages));
+    assert_eq!(paged.allocated(), 77);
 }

@@ -68,7 +68,7 @@ impl VolumeFs {
         let file = {
             let mut core = self.client.core();
             let file = core.file(ino)?;
-            let growth = file.data.lock().growth(offset, bytes.len() as u64);
+            let growth = self.with_data(ino, &file, |data| data.growth(offset, bytes.len() as u64))?;
             self.check_room(&core, ino, growth, bytes.len() as u64, status_asked)?;
             file
         };
@@ -165,7 +165,7 @@ impl VolumeFs {
             self.with_data(ino, &file, |data| data.punch(offset, end))?;
         } else {
             // Nothing is reserved: room is promised only as far as it is there now.
-            let growth = file.data.lock().growth(offset, length);
+            let growth = self.with_data(ino, &file, |data| data.growth(offset, length))?;
             let free = self.client.status().store_free_bytes;
             core.tree.check_room(growth)?;
             if growth > free {

@@ -6,6 +6,7 @@ mod names;
 mod xattrs;
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use hayloft_fuse::{
     Attr, Entry, Failure, FileSystem, Forget, Interrupt, Operation, Pace, Reply, Request, SetAttr, Statfs,
@@ -129,6 +130,9 @@ impl VolumeFs {
         let ino = Ino(request.nodeid);
         if self.client.link.ended().is_some() && changes(&request.op) {
             return Err(FsError::Ended(String::new()).into());
+        }
+        if self.client.dirty_rows.load(Ordering::Relaxed) > DIRTY_ROWS_MAX && adds_rows(&request.op) {
+            return Err(Stop::Need(Need::Room));
         }
         match request.op {
             Operation::Lookup { name } => self.lookup(ino, name, reply),
@@ -260,6 +264,15 @@ impl VolumeFs {
         });
         Ok(())
     }
+}
+
+/// Changed rows in memory beyond which whoever changes more has to wait.
+const DIRTY_ROWS_MAX: usize = 800_000;
+
+/// Whether a request changes names or attributes, and so adds to the rows that have to be shipped.
+fn adds_rows(op: &Operation<'_>) -> bool {
+    changes(op)
+        && !matches!(op, Operation::Fsync { .. } | Operation::Fsyncdir { .. } | Operation::Write { .. })
 }
 
 /// Whether a request changes something.

@@ -1,0 +1,92 @@
+//! What to do with changes that can never be applied, because the server has ended the session: they are kept in
+//! a folder of this host and reported by name.
+
+use std::ffi::OsStr;
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+use hayloft_model::{FileKind, Ino, Record, Sequence};
+
+use crate::core::Client;
+
+/// What was kept.
+#[derive(Debug)]
+pub(crate) struct Rescue {
+    /// The folder: `files/` holds the changed files under their paths, `REPORT` says what happened to each name.
+    pub(crate) folder: PathBuf,
+    /// Names that were changed or removed.
+    pub(crate) names: usize,
+}
+
+/// Keeps everything that no batch has taken to the server; `None` when there is nothing.
+pub(crate) fn keep(client: &Client, parent: &Path, name: &str, reason: &str) -> io::Result<Option<Rescue>> {
+    let mut core = client.core();
+    if !core.tree.is_dirty() {
+        return Ok(None);
+    }
+    let paths = core.tree.paths();
+    let path_of = |ino: Ino| paths.get(&ino).map(|path| String::from_utf8_lossy(path).into_owned());
+    let records = core.tree.cut(Sequence(u64::MAX), true).batch.records;
+    let folder = fresh_folder(parent, name)?;
+    let mut report = File::create(folder.join("REPORT"))?;
+    writeln!(report, "These changes could not be applied: {reason}\n")?;
+    let mut names = 0;
+    for record in &records {
+        match record {
+            Record::PutInode(ino, row) if row.nlink > 0 && *ino != Ino::ROOT => {
+                names += 1;
+                let Some(path) = path_of(*ino) else {
+                    writeln!(report, "changed   inode {ino}, whose name is not known here")?;
+                    continue;
+                };
+                writeln!(report, "changed   {path} (mode {:o}, size {})", row.mode, row.size)?;
+                let file = core.files.get(ino).filter(|_| row.kind() == FileKind::Regular);
+                if let (Some(file), Some(bytes)) = (file, paths.get(ino)) {
+                    let complete =
+                        save(&folder.join("files").join(OsStr::from_bytes(bytes)), file, row.size)?;
+                    if !complete {
+                        writeln!(
+                            report,
+                            "          parts of it were not in memory and are zeros in the copy"
+                        )?;
+                    }
+                }
+            }
+            Record::DeleteDentry(dir, name) => {
+                names += 1;
+                let name = String::from_utf8_lossy(name.as_bytes()).into_owned();
+                writeln!(report, "removed   {}/{name}", path_of(*dir).unwrap_or_default())?;
+            }
+            _ => {}
+        }
+    }
+    report.sync_all()?;
+    Ok(Some(Rescue { folder, names }))
+}
+
+fn fresh_folder(parent: &Path, name: &str) -> io::Result<PathBuf> {
+    fs::create_dir_all(parent)?;
+    for attempt in 0.. {
+        let folder = parent.join(format!("{name}.{attempt}"));
+        match fs::create_dir(&folder) {
+            Ok(()) => return Ok(folder),
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+            Err(error) => return Err(error),
+        }
+    }
+    unreachable!("numbers do not run out")
+}
+
+/// Writes a copy; `false` when parts of the data are not in memory.
+fn save(path: &Path, file: &crate::data::File, size: u64) -> io::Result<bool> {
+    if let Some(parent) = path.parent() {
+        fs::create_dir_all(parent)?;
+    }
+    let mut out = File::create(path)?;
+    let complete = file.data.lock().copy_to(&mut out)?;
+    out.set_len(size)?;
+    out.sync_all()?;
+    Ok(complete)
+}
