@@ -9,7 +9,7 @@ use crate::rows::{DentryRow, InodeRowMessage};
 /// From a client to the server.
 #[derive(Clone, PartialEq, Message)]
 pub struct ClientMessage {
-    /// Comes back in the answer; 0 for messages that get none ([`Content`], [`Goodbye`]).
+    /// Comes back in the answer; 0 for messages that get none ([`Chunk`], [`Records`], [`BeginBatch`], [`Goodbye`]).
     #[prost(uint64, tag = "1")]
     pub request: u64,
     /// What is said.
