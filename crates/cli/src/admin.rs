@@ -112,9 +112,11 @@ fn refusal(failed: &Failed) -> anyhow::Error {
         FailureCode::NoSpace => Exit::NoSpace,
         FailureCode::Unavailable => Exit::Unreachable,
         FailureCode::Invalid => Exit::Usage,
-        FailureCode::Unspecified | FailureCode::SessionEnded | FailureCode::Protocol | FailureCode::Store => {
-            Exit::Failed
-        }
+        FailureCode::Unspecified
+        | FailureCode::SessionEnded
+        | FailureCode::Protocol
+        | FailureCode::Store
+        | FailureCode::Uncertain => Exit::Failed,
     };
     failure(exit, failed.message.clone())
 }

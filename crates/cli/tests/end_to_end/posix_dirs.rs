@@ -6,7 +6,7 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt, symlink};
 use std::path::Path;
 
 use crate::calls::{self, errno};
-use crate::farm::{Place, noise};
+use crate::farm::Place;
 
 fn names(dir: &Path) -> BTreeSet<String> {
     let name = |entry: std::io::Result<fs::DirEntry>| entry.unwrap().file_name().into_string().unwrap();
@@ -166,16 +166,4 @@ fn a_working_directory_may_be_removed() {
         std::path::PathBuf::from(format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&open)));
     assert_eq!(fs::read_dir(&inside).unwrap().count(), 0);
     assert_eq!(errno(File::create(inside.join("x"))), libc::ENOENT);
-}
-
-#[test]
-fn statfs_tells_the_truth() {
-    let place = Place::new();
-    let before = calls::statfs(place.path());
-    assert!(before.f_blocks > 0 && before.f_bavail <= before.f_blocks && before.f_namemax == 255);
-    fs::write(place.join("file"), noise(1, 8 << 20)).unwrap();
-    File::open(place.join("file")).unwrap().sync_all().unwrap();
-    let after = calls::statfs(place.path());
-    let free = |stat: &libc::statvfs| stat.f_bfree * stat.f_frsize;
-    assert!(free(&before) > free(&after), "{} {}", free(&before), free(&after));
 }

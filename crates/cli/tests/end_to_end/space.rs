@@ -5,7 +5,7 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use crate::calls::errno;
+use crate::calls::{self, errno};
 use crate::farm::{Farm, Mount, noise, number, run, sh, wait_until};
 
 /// A small ext4 file system in a file, for a store that can be full.
@@ -112,6 +112,25 @@ fn quotas_in_bytes_and_inodes() {
     let mount = farm.mount("v", "");
     assert_eq!(fs::read(mount.path().join("again")).unwrap(), noise(7, 4 << 20));
     (0..200).for_each(|at| fs::create_dir(mount.path().join(format!("more-{at}"))).unwrap());
+}
+
+#[test]
+fn statfs_tells_the_truth() {
+    let farm = Farm::new();
+    farm.create("v");
+    let mount = farm.mount("v", "");
+    let whole = calls::statfs(mount.path());
+    assert!(whole.f_blocks > 0 && whole.f_bavail <= whole.f_blocks && whole.f_namemax == 255);
+    mount.unmount();
+    run(&mut farm.volume(["set-quota", "v", "--quota", "64M", "--inodes", "1000"]));
+    let mount = farm.mount("v", "");
+    let free = |stat: &libc::statvfs| stat.f_bfree * stat.f_frsize;
+    let before = calls::statfs(mount.path());
+    assert_eq!((before.f_blocks * before.f_frsize, before.f_files), (64 << 20, 1000));
+    write_durably(&mount.path().join("file"), &noise(1, 8 << 20)).unwrap();
+    let after = calls::statfs(mount.path());
+    assert_eq!(free(&before) - free(&after), 8 << 20);
+    assert_eq!(before.f_ffree - after.f_ffree, 1);
 }
 
 #[test]
