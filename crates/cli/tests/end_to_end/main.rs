@@ -18,3 +18,4 @@ mod posix_xattr;
 mod server_loss;
 mod space;
 mod trial;
+mod unsent;
