@@ -246,7 +246,7 @@ pub(crate) struct MountArgs {
     /// Stay in the foreground
     #[arg(long, short = 'f')]
     pub foreground: bool,
-    /// Folder for what the client keeps on disk
+    /// Folder for changes that can never be applied, which are kept there
     #[arg(long, value_name = "DIR", env = "HAYLOFT_CACHE_DIR")]
     pub cache_dir: Option<PathBuf>,
     /// Folder for the log file [default: /var/log/hayloft for root, else $XDG_STATE_HOME/hayloft]
