@@ -11,8 +11,9 @@ use prost::Message;
 use slatedb::{Db, WriteBatch};
 
 use crate::content::{Pending, Ready};
-use crate::database::{self, TABLE_FILE};
+use crate::database;
 use crate::error::VolumeError;
+use crate::reserve::COMMIT_ROOM;
 use crate::tables;
 use crate::volume::Volume;
 
@@ -40,9 +41,12 @@ impl Volume {
         self: &Arc<Self>,
         id: SessionId,
         connection: u64,
-        commit: Commit,
-        pending: Pending,
+        mut commit: Commit,
+        mut pending: Pending,
     ) -> Result<Committed, VolumeError> {
+        let mut records = pending.take_records(commit.sequence);
+        records.append(&mut commit.records);
+        commit.records = records;
         // Before the turn is taken: packs of this commit are written while other changes go on.
         let ready = pending.finish().await;
         let _turn = self.turn.lock().await;
@@ -55,11 +59,27 @@ impl Volume {
             Ok(ready) => self.apply(id, commit, ready).await,
             Err(error) => Err(error),
         };
-        if let Some(session) = self.state.lock().sessions.get_mut(&id) {
-            session.failed = applied.as_ref().err().map(VolumeError::code);
-        }
-        applied?;
+        self.judge(id, applied)?;
         Ok(Committed { sequence, status: Some(self.status()) })
+    }
+
+    /// Remembers how a batch has ended. While nobody knows whether it was applied, nothing else is said
+    /// of it: the client would take any other failure for a refusal, and use its number for another batch.
+    fn judge(&self, id: SessionId, applied: Result<(), VolumeError>) -> Result<(), VolumeError> {
+        let mut state = self.state.lock();
+        if applied.as_ref().is_err_and(VolumeError::wants_room) {
+            state.wants_room = true;
+            self.shared.room_wanted.notify_one();
+        }
+        let Some(session) = state.sessions.get_mut(&id) else { return applied };
+        let judged = applied.map_err(|error| match error {
+            error @ VolumeError::Uncertain(_) => error,
+            error if session.uncertain => VolumeError::Uncertain(Box::new(error)),
+            error => error,
+        });
+        session.uncertain |= matches!(judged, Err(VolumeError::Uncertain(_)));
+        session.failed = judged.as_ref().err().map(VolumeError::code);
+        judged
     }
 
     /// Whether the batch is the next one; `false` when it is applied already.
@@ -85,7 +105,9 @@ impl Volume {
         // Deleting has to be possible on a full store: it may use the reserve.
         if delta.bytes > 0 || delta.inodes > 0 || !ready.places.is_empty() {
             // The rows are written twice soon: to the log, and to a table file.
-            self.shared.reserve.admit(2 * (ready.row_bytes + subjects.row_bytes) + TABLE_FILE as u64 / 8)?;
+            let room = 2 * (ready.row_bytes + subjects.row_bytes) + COMMIT_ROOM;
+            let reserve = &self.shared.reserve;
+            if delta.bytes < 0 { reserve.admit_to_free(room)? } else { reserve.admit(room)? }
         }
         self.check_content(&db, &subjects.named, &ready).await?;
         for (hash, place) in &ready.places {
@@ -96,7 +118,12 @@ impl Volume {
         }
         let orphans: HashSet<Ino> = commit.orphans.iter().map(|ino| Ino(*ino)).collect();
         self.put_session(&mut batch, id, &commit, usage, &subjects, &orphans)?;
-        self.write(&db, batch).await?;
+        ready.flying.iter().for_each(|flying| flying.will_be_named());
+        if let Err(error) = self.write(&db, batch).await {
+            // If it was not applied, its packs are dead.
+            self.state.lock().dead_bytes += ready.packs.iter().map(|(_, size)| *size as i64).sum::<i64>();
+            return Err(VolumeError::Uncertain(Box::new(error)));
+        }
         self.applied(id, commit.sequence, usage, delta, &subjects, &orphans, &ready);
         Ok(())
     }

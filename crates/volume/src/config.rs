@@ -21,6 +21,8 @@ pub struct Config {
     /// Room on the store's disk that is never filled with new data, bytes; `None` for a default that
     /// depends on the disk's size.
     pub reserve_bytes: Option<u64>,
+    /// Most bytes of records, encoded, that one batch may bring before its commit.
+    pub batch_records_bytes: u64,
     /// Most connections at a time.
     pub connections_max: usize,
 }
@@ -36,6 +38,7 @@ impl Config {
             cache_bytes: 128 << 20,
             unflushed_bytes: 128 << 20,
             reserve_bytes: None,
+            batch_records_bytes: 1 << 30,
             connections_max: 1024,
         }
     }

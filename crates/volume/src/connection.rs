@@ -13,7 +13,7 @@ use socket2::{SockRef, TcpKeepalive};
 use tokio::io::AsyncReadExt;
 use tokio::net::TcpStream;
 use tokio::net::tcp::OwnedReadHalf;
-use tokio::sync::{Semaphore, mpsc};
+use tokio::sync::{Notify, Semaphore, mpsc};
 use tokio::task::{JoinHandle, JoinSet};
 
 use crate::admin;
@@ -53,6 +53,8 @@ struct Connection {
     reads: Arc<Semaphore>,
     tasks: JoinSet<()>,
     mounted: Option<Mounted>,
+    /// Told when the connection is of no more use: it ends when all that has come is answered.
+    hang_up: Arc<Notify>,
 }
 
 /// A client without anything to say sends nothing, for days. That its host is gone is for the kernels to
@@ -82,6 +84,7 @@ pub(crate) async fn serve(shared: Arc<Shared>, socket: TcpStream, number: u64) {
         reads: Arc::new(Semaphore::new(READS_MAX)),
         tasks: JoinSet::new(),
         mounted: None,
+        hang_up: Arc::default(),
     };
     connection.read(incoming).await;
     let Connection { mut tasks, mounted, replies, .. } = connection;
@@ -122,6 +125,7 @@ impl Connection {
             let read = tokio::select! {
                 read = incoming.read_buf(&mut buffer) => read,
                 _ = stopping.wait_for(|stop| *stop) => return,
+                () = self.hang_up.notified() => return,
             };
             if !matches!(read, Ok(1..)) {
                 return;
@@ -152,7 +156,12 @@ impl Connection {
                 Err(())
             }
             (
-                body @ (Body::Content(_) | Body::Commit(_) | Body::AllocateInos(_) | Body::Goodbye(_)),
+                body @ (Body::Content(_)
+                | Body::Records(_)
+                | Body::BeginBatch(_)
+                | Body::Commit(_)
+                | Body::AllocateInos(_)
+                | Body::Goodbye(_)),
                 Some(mounted),
             ) => mounted.ordered.send((request, body, started)).await.map_err(|_| ()),
             (
@@ -184,8 +193,10 @@ impl Connection {
     async fn hello(&mut self, request: u64, hello: &Hello) -> Result<(), ()> {
         let begun = async {
             let volume = self.shared.volume(&hello.volume).await?;
-            let (welcome, heard) =
-                volume.hello(hello, self.number).await.inspect_err(|error| volume.note(error))?;
+            let (welcome, heard) = volume
+                .hello(hello, self.number, &self.hang_up)
+                .await
+                .inspect_err(|error| volume.note(error))?;
             Ok((volume, welcome, heard))
         };
         match begun.await {
@@ -197,6 +208,7 @@ impl Connection {
                     session,
                     connection: self.number,
                     replies: self.replies.clone(),
+                    hang_up: Arc::clone(&self.hang_up),
                 };
                 let intake = tokio::spawn(intake.run(queue));
                 self.mounted = Some(Mounted { volume, session, heard, ordered, intake });
@@ -217,12 +229,18 @@ impl Connection {
     ) -> Result<(), ()> {
         let permit = Arc::clone(&self.reads).acquire_owned().await.map_err(|_| ())?;
         let (shared, replies) = (Arc::clone(&self.shared), self.replies.clone());
+        let hang_up = Arc::clone(&self.hang_up);
         self.tasks.spawn(async move {
             let kind = type_of(&body);
             let answer = match mounted {
                 Some((volume, session)) => {
                     let answer = answer_read(&volume, session, request, body, &replies).await;
-                    answer.inspect_err(|error| volume.note(error))
+                    answer.inspect_err(|error| {
+                        volume.note(error);
+                        if volume.is_fenced() {
+                            hang_up.notify_one();
+                        }
+                    })
                 }
                 None => admin::answer(&shared, body).await.map(Some),
             };
@@ -283,6 +301,7 @@ struct Intake {
     session: SessionId,
     connection: u64,
     replies: Replies,
+    hang_up: Arc<Notify>,
 }
 
 impl Intake {
@@ -293,6 +312,16 @@ impl Intake {
             let answer = match body {
                 Body::Content(chunk) => {
                     pending.push(chunk).await;
+                    self.volume.shared.stats.count(kind, started.elapsed());
+                    continue;
+                }
+                Body::Records(records) => {
+                    pending.push_records(records.records);
+                    self.volume.shared.stats.count(kind, started.elapsed());
+                    continue;
+                }
+                Body::BeginBatch(begin) => {
+                    pending = Pending::begin(Arc::clone(&self.volume), &begin);
                     self.volume.shared.stats.count(kind, started.elapsed());
                     continue;
                 }
@@ -313,11 +342,16 @@ impl Intake {
                     continue;
                 }
             };
+            let mut useless = false;
             if let Err(error) = &answer {
                 self.volume.note(error);
+                useless = self.volume.is_fenced() || matches!(error, VolumeError::Superseded);
             }
             self.volume.shared.stats.count(kind, started.elapsed());
             self.replies.answer(request, answer).await;
+            if useless {
+                self.hang_up.notify_one();
+            }
         }
     }
 }

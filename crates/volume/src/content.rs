@@ -6,7 +6,8 @@ use std::sync::Arc;
 use futures::stream::{self, StreamExt, TryStreamExt};
 use hayloft_model::{BLOCK_SIZE, ContentHash};
 use hayloft_store::{Codec, EncodedChunk, PackEntry, PackWriter, StoreError};
-use hayloft_wire::Chunk;
+use hayloft_wire::{BeginBatch, Chunk, RecordMessage};
+use prost::Message;
 use tokio::task::JoinHandle;
 
 use crate::error::VolumeError;
@@ -28,15 +29,22 @@ const READS: usize = 16;
 
 /// A pack that is durable, or will be soon.
 struct Written {
-    flying: Flying,
+    flying: Arc<Flying>,
     size: u64,
     entries: Vec<PackEntry>,
     done: JoinHandle<Result<(), StoreError>>,
 }
 
-/// Content received since the last commit.
+/// What came for the next commit. When it is dropped instead, its packs are deleted.
 pub(crate) struct Pending {
     volume: Arc<Volume>,
+    /// The sequence that a `BeginBatch` has announced.
+    begun: Option<u64>,
+    /// The batch gives room back: its content may use the reserve.
+    frees: bool,
+    records: Vec<RecordMessage>,
+    /// Bytes of `records`, encoded.
+    records_bytes: u64,
     open: PackWriter,
     written: Vec<Written>,
     failed: Option<VolumeError>,
@@ -51,7 +59,7 @@ pub(crate) struct Ready {
     /// Bytes of content, decoded.
     pub(crate) content_bytes: u64,
     /// Keeps sweeps from the packs until the rows are durable.
-    pub(crate) _flying: Vec<Flying>,
+    pub(crate) flying: Vec<Arc<Flying>>,
 }
 
 /// A chunk of a message, checked in form; its hash is checked by whoever decodes it.
@@ -80,7 +88,50 @@ pub(crate) fn message_of(chunk: EncodedChunk) -> Chunk {
 
 impl Pending {
     pub(crate) fn new(volume: Arc<Volume>) -> Pending {
-        Pending { volume, open: PackWriter::default(), written: Vec::new(), failed: None }
+        Pending {
+            volume,
+            begun: None,
+            frees: false,
+            records: Vec::new(),
+            records_bytes: 0,
+            open: PackWriter::default(),
+            written: Vec::new(),
+            failed: None,
+        }
+    }
+
+    /// A batch that the client has announced.
+    pub(crate) fn begin(volume: Arc<Volume>, begin: &BeginBatch) -> Pending {
+        Pending { begun: Some(begin.sequence), frees: begin.bytes < 0, ..Pending::new(volume) }
+    }
+
+    /// Takes records; those of too large a batch are dropped, which is told at the commit.
+    pub(crate) fn push_records(&mut self, records: Vec<RecordMessage>) {
+        if self.failed.is_some() {
+            return;
+        }
+        self.records_bytes += records.iter().map(|record| record.encoded_len() as u64).sum::<u64>();
+        if self.records_bytes > self.volume.shared.config.batch_records_bytes {
+            self.fail(VolumeError::Invalid("a batch of too many records"));
+        } else {
+            self.records.extend(records);
+        }
+    }
+
+    /// The records that came, for the commit of that sequence.
+    pub(crate) fn take_records(&mut self, sequence: u64) -> Vec<RecordMessage> {
+        if self.begun.is_some_and(|begun| begun != sequence) {
+            self.fail(VolumeError::Invalid("the commit of another batch than the one that was begun"));
+        }
+        std::mem::take(&mut self.records)
+    }
+
+    /// Nothing will come of this batch: what it has brought goes at once.
+    fn fail(&mut self, error: VolumeError) {
+        self.failed = Some(error);
+        self.open = PackWriter::default();
+        self.written.clear();
+        self.records = Vec::new();
     }
 
     /// Takes a chunk; waits while too many packs are being written. What goes wrong is told at the
@@ -97,8 +148,7 @@ impl Pending {
             Err(error) => Err(error),
         };
         if let Err(error) = pushed {
-            self.failed = Some(error);
-            self.open = PackWriter::default();
+            self.fail(error);
         }
     }
 
@@ -107,11 +157,22 @@ impl Pending {
             finished(&mut self.written[at].done).await?;
         }
         let sealed = std::mem::take(&mut self.open).seal();
-        self.volume.shared.reserve.admit(sealed.size)?;
-        let flying = self.volume.new_pack();
+        let reserve = &self.volume.shared.reserve;
+        if self.frees {
+            reserve.admit_to_free(sealed.size)?
+        } else {
+            reserve.admit(sealed.size)?
+        }
+        let flying = Arc::new(self.volume.new_pack(sealed.size));
         let path = flying.pack.path(&self.volume.id);
         let store = self.volume.shared.store.clone();
-        let done = tokio::spawn(async move { store.create(&path, sealed.payload).await });
+        // The put holds the pack, too: it is not deleted before it is there.
+        let held = Arc::clone(&flying);
+        let done = tokio::spawn(async move {
+            let stored = store.create(&path, sealed.payload).await;
+            drop(held);
+            stored
+        });
         self.written.push(Written { flying, size: sealed.size, entries: sealed.entries, done });
         Ok(())
     }
@@ -126,7 +187,7 @@ impl Pending {
             packs: Vec::new(),
             row_bytes: 0,
             content_bytes: 0,
-            _flying: Vec::new(),
+            flying: Vec::new(),
         };
         if self.written.is_empty() && self.open.size() < ROWS_BYTES {
             for chunk in self.open.into_chunks() {
@@ -146,7 +207,7 @@ impl Pending {
                 ready.places.insert(entry.hash, Place::in_pack(written.flying.pack, entry));
             }
             ready.packs.push((written.flying.pack, written.size));
-            ready._flying.push(written.flying);
+            ready.flying.push(written.flying);
         }
         Ok(ready)
     }

@@ -37,6 +37,9 @@ const PARENT_MAX: usize = 8192;
 /// Bytes that an entry takes at least; bounds what is read of a directory that will not fit.
 const ENTRY_MIN: u64 = 48;
 
+/// Bytes that stand before an entry in a listing, at most.
+const ENTRY_HEAD: usize = 8;
+
 struct Walk<'a> {
     volume: &'a Arc<Volume>,
     session: SessionId,
@@ -208,20 +211,34 @@ impl Walk<'_> {
         self.wanted_bytes += len as usize;
     }
 
-    /// Adds a listing, or a piece of one, to the part; sends the part when it is large enough.
+    /// Adds a listing, or a piece of one, to the part; sends the part whenever it is large enough: rows
+    /// with many attributes are large.
     async fn list(&mut self, dir: Ino, entries: Vec<ListedEntry>, complete: bool) -> Result<(), VolumeError> {
-        let listing = Listing { dir: dir.0, entries, complete };
-        self.part_bytes += listing.encoded_len();
-        self.part.dirs.push(listing);
+        let mut piece = Vec::with_capacity(entries.len());
+        for entry in entries {
+            self.part_bytes += entry.encoded_len() + ENTRY_HEAD;
+            piece.push(entry);
+            if self.part_bytes >= PART {
+                let entries = std::mem::take(&mut piece);
+                self.part.dirs.push(Listing { dir: dir.0, entries, complete: false });
+                self.send_part().await;
+            }
+        }
+        self.part_bytes += ENTRY_MIN as usize;
+        self.part.dirs.push(Listing { dir: dir.0, entries: piece, complete });
         if self.wanted_bytes >= PART {
             self.fetch_contents().await?;
         }
         if self.part_bytes >= PART {
-            self.part_bytes = 0;
-            let part = Listings { more: true, ..std::mem::take(&mut self.part) };
-            self.replies.send(self.request, Body::Listings(part)).await;
+            self.send_part().await;
         }
         Ok(())
+    }
+
+    async fn send_part(&mut self) {
+        self.part_bytes = 0;
+        let part = Listings { more: true, ..std::mem::take(&mut self.part) };
+        self.replies.send(self.request, Body::Listings(part)).await;
     }
 
     /// Reads the contents that were chosen so far. One that cannot be read does not spoil the listing:

@@ -65,6 +65,10 @@ pub(crate) enum VolumeError {
     Gap { sequence: u64, last: u64 },
     #[error("an earlier batch failed: send it again first")]
     After(FailureCode),
+    #[error("nobody knows yet whether the batch was applied: send the same one again")]
+    Uncertain(#[source] Box<VolumeError>),
+    #[error("the session has a newer connection")]
+    Superseded,
     #[error("the volume's database is being opened again: {0}")]
     Reopening(String),
     #[error("another server has taken over the volume")]
@@ -93,10 +97,22 @@ impl VolumeError {
             }
             E::Protocol { .. } => FailureCode::Protocol,
             E::After(code) => *code,
-            E::Fenced | E::ShuttingDown => FailureCode::Unavailable,
+            E::Uncertain(_) => FailureCode::Uncertain,
+            E::Superseded | E::Fenced | E::ShuttingDown => FailureCode::Unavailable,
             E::Store(error) if error.is_no_space() => FailureCode::NoSpace,
             E::Database(error) if StoreError::caused_by_no_space(error) => FailureCode::NoSpace,
             E::Reopening(_) | E::Damaged(_) | E::Database(_) | E::Store(_) => FailureCode::Store,
+        }
+    }
+}
+
+impl VolumeError {
+    /// Whether room in the store would help, which a sweep may find.
+    pub(crate) fn wants_room(&self) -> bool {
+        match self {
+            VolumeError::Uncertain(cause) => cause.wants_room(),
+            VolumeError::Quota { .. } | VolumeError::After(_) => false,
+            error => error.code() == FailureCode::NoSpace,
         }
     }
 }

@@ -21,6 +21,12 @@ const RUN_GAP: u64 = 8;
 /// Fewer numbers than this are not worth a scan.
 const RUN_MIN: usize = 4;
 
+/// Most bytes of page rows in one answer: less than a frame.
+const PAGES_MAX: usize = 48 << 20;
+
+/// Bytes of an encoded page row besides its blocks, at most.
+const PAGE_HEAD: usize = 24;
+
 /// A name and where it leads.
 #[derive(Clone, Debug)]
 pub(crate) struct Entry {
@@ -99,12 +105,17 @@ pub(crate) async fn inodes(
     Ok(rows)
 }
 
-/// The page rows of a file.
+/// The page rows of a file; refused when they would not fit into one answer.
 pub(crate) async fn pages(snapshot: &DbSnapshot, ino: Ino) -> Result<Vec<PageRow>, VolumeError> {
     let mut pages = Vec::new();
+    let mut bytes = 0;
     let mut scan = database::scan(snapshot, &tables::pages(ino)).await?;
     while let Some(found) = scan.next().await? {
         let page = tables::second_number_in(&found.key).ok_or(VolumeError::Damaged("key of a page"))?;
+        bytes += found.value.len() + PAGE_HEAD;
+        if bytes > PAGES_MAX {
+            return Err(VolumeError::Invalid("the file has more pages than fit into one answer"));
+        }
         pages.push(PageRow { page, blocks: found.value });
     }
     Ok(pages)

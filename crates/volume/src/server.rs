@@ -10,7 +10,7 @@ use hayloft_model::Timestamp;
 use hayloft_store::Store;
 use slatedb::db_cache::DbCache;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 use tokio::task::{JoinHandle, JoinSet};
 
 use crate::config::Config;
@@ -35,6 +35,8 @@ pub(crate) struct Shared {
     pub(crate) cache: Arc<dyn DbCache>,
     pub(crate) reserve: Reserve,
     pub(crate) stats: ServerStats,
+    /// Told when a batch was refused because the store is full.
+    pub(crate) room_wanted: Notify,
     started: Instant,
     /// Open volumes by name. The outer lock is only held to find a place.
     volumes: tokio::sync::Mutex<HashMap<String, Place>>,
@@ -131,6 +133,7 @@ impl Server {
             cache: database::cache(config.cache_bytes),
             reserve: Reserve::new(store.clone(), config.reserve_bytes),
             stats: ServerStats::default(),
+            room_wanted: Notify::new(),
             started: Instant::now(),
             volumes: tokio::sync::Mutex::default(),
             stopping: watch::Sender::new(false),

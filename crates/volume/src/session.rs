@@ -9,6 +9,7 @@ use hayloft_model::{Ino, InoRange, SessionId};
 use hayloft_wire::{FailureCode, Hello, InodeRowMessage, PROTOCOL, Welcome};
 use prost::Message;
 use slatedb::{Db, WriteBatch};
+use tokio::sync::Notify;
 
 use crate::database;
 use crate::error::VolumeError;
@@ -34,6 +35,10 @@ pub(crate) struct Session {
     pub(crate) heard: Arc<AtomicU64>,
     /// Why the batch after the last one failed, if it did.
     pub(crate) failed: Option<FailureCode>,
+    /// Whether the batch after the last one was applied is not known; until the database is open again.
+    pub(crate) uncertain: bool,
+    /// Ends the connection that speaks for it.
+    hang_up: Arc<Notify>,
 }
 
 impl Session {
@@ -45,7 +50,14 @@ impl Session {
             connection: None,
             heard: Arc::default(),
             failed: None,
+            uncertain: false,
+            hang_up: Arc::default(),
         }
+    }
+
+    /// Ends its connection, after what has arrived there is answered.
+    pub(crate) fn hang_up(&self) {
+        self.hang_up.notify_one();
     }
 }
 
@@ -55,6 +67,7 @@ impl Volume {
         self: &Arc<Self>,
         hello: &Hello,
         connection: u64,
+        hang_up: &Arc<Notify>,
     ) -> Result<(Welcome, Arc<AtomicU64>), VolumeError> {
         if hello.protocol != PROTOCOL {
             return Err(VolumeError::Protocol { client: hello.protocol, server: PROTOCOL });
@@ -81,7 +94,10 @@ impl Volume {
         let (last_sequence, heard) = {
             let mut state = self.state.lock();
             let session = state.sessions.get_mut(&id).ok_or(VolumeError::SessionEnded(id))?;
-            session.connection = Some(connection);
+            let old = std::mem::replace(&mut session.hang_up, Arc::clone(hang_up));
+            if session.connection.replace(connection).is_some() {
+                old.notify_one();
+            }
             session.failed = None;
             session.heard.store(self.shared.uptime_ms(), Relaxed);
             (session.row.last_sequence, Arc::clone(&session.heard))
@@ -239,7 +255,8 @@ impl Volume {
     pub(crate) fn check_connection(&self, id: SessionId, connection: u64) -> Result<(), VolumeError> {
         match self.state.lock().sessions.get(&id) {
             Some(session) if session.connection == Some(connection) => Ok(()),
-            _ => Err(VolumeError::SessionEnded(id)),
+            Some(_) => Err(VolumeError::Superseded),
+            None => Err(VolumeError::SessionEnded(id)),
         }
     }
 }

@@ -36,6 +36,8 @@ pub(crate) fn type_of(body: &Body) -> &'static str {
         Body::FetchPages(_) => "fetch_pages",
         Body::FetchContent(_) => "fetch_content",
         Body::Content(_) => "content",
+        Body::Records(_) => "records",
+        Body::BeginBatch(_) => "begin_batch",
         Body::Commit(_) => "commit",
         Body::AllocateInos(_) => "allocate_inos",
         Body::Status(_) => "status",

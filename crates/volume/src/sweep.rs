@@ -31,32 +31,59 @@ const SLICE: usize = 1000;
 /// Dead content up to this many bytes, and a tenth of what is in use, is not worth a sweep.
 const WORTHWHILE: i64 = 32 << 20;
 
+/// When the store runs full, this much is worth it.
+const WORTHWHILE_WHEN_LOW: i64 = 1 << 20;
+
 /// How often to look whether the store runs full.
 const GLANCE: Duration = Duration::from_secs(1);
 
+/// However full the store is, sweeping takes at most one part in this many of the time.
+const SHARE: u32 = 10;
+
+/// When a volume was swept the last time, and how long that took.
+struct Last {
+    ended: Instant,
+    took: Duration,
+}
+
 /// Sweeps volumes of which enough is dead, and sooner when the store runs full.
 pub(crate) async fn in_background(shared: Arc<Shared>) {
-    let mut last = HashMap::<String, Instant>::new();
+    let mut last = HashMap::<String, Last>::new();
     loop {
-        tokio::time::sleep(GLANCE.min(shared.config.sweep_interval)).await;
-        let full = shared.reserve.available().is_some_and(|space| space.free == 0);
+        let pause = tokio::time::sleep(GLANCE.min(shared.config.sweep_interval));
+        tokio::select! {
+            () = pause => {}
+            () = shared.room_wanted.notified() => {}
+        }
+        let low = shared.reserve.is_low();
         for volume in shared.open_volumes().await {
-            let (dead, used) = {
-                let state = volume.state.lock();
-                (state.dead_bytes, state.usage.bytes)
-            };
-            let rested =
-                last.get(&volume.id).is_none_or(|swept| swept.elapsed() >= shared.config.sweep_interval);
-            let worthwhile = dead > WORTHWHILE + (used / 10) as i64;
-            if (rested && worthwhile) || (full && dead > WORTHWHILE / 32) {
-                last.insert(volume.id.clone(), Instant::now());
-                if let Err(error) = volume.sweep().await {
-                    volume.note(&error);
-                    tracing::warn!(volume = volume.name, %error, "a sweep failed; it will be tried again");
-                }
+            if !is_due(&shared, &volume, last.get(&volume.id), low) {
+                continue;
             }
+            let started = Instant::now();
+            if let Err(error) = volume.sweep().await {
+                volume.note(&error);
+                tracing::warn!(volume = volume.name, %error, "a sweep failed; it will be tried again");
+            }
+            last.insert(volume.id.clone(), Last { ended: Instant::now(), took: started.elapsed() });
         }
     }
+}
+
+/// Whether a volume is to be swept now.
+fn is_due(shared: &Shared, volume: &Volume, last: Option<&Last>, low: bool) -> bool {
+    let (dead, used, wants_room) = {
+        let state = volume.state.lock();
+        (state.dead_bytes, state.usage.bytes, state.wants_room)
+    };
+    let rested = |pause: Duration| last.is_none_or(|last| last.ended.elapsed() >= pause);
+    if rested(shared.config.sweep_interval) && dead > WORTHWHILE + (used / 10) as i64 {
+        return true;
+    }
+    // What was dead before the server opened the volume is not in the count.
+    let unknown = last.is_none();
+    let urgent = (wants_room && (dead > 0 || unknown)) || (low && dead > WORTHWHILE_WHEN_LOW);
+    urgent && rested(last.map_or(GLANCE, |last| GLANCE.max(last.took * SHARE)))
 }
 
 /// A sweep in progress.
@@ -79,6 +106,7 @@ impl Volume {
             let snapshot = db.snapshot()?;
             let mut state = self.state.lock();
             state.touched = Some(HashSet::new());
+            state.wants_room = false;
             (db, snapshot, std::mem::take(&mut state.dead_bytes))
         };
         let mut sweep = Sweep { volume: self, db, done: Swept::default(), live: HashMap::new() };

@@ -2,7 +2,7 @@
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
 use hayloft_model::grants::Grants;
@@ -47,6 +47,8 @@ pub(crate) struct State {
     pub(crate) packs: u64,
     pub(crate) pack_bytes: u64,
     pub(crate) sweeps: u64,
+    /// A batch was refused because the store is full, and no sweep has begun since.
+    pub(crate) wants_room: bool,
 }
 
 impl State {
@@ -88,12 +90,34 @@ pub(crate) struct Volume {
 /// A pack on its way; while this lives, no sweep takes the object for an orphan.
 pub(crate) struct Flying {
     pub(crate) pack: PackId,
+    size: u64,
     volume: Arc<Volume>,
+    /// A row names it, or may do so.
+    named: AtomicBool,
+}
+
+impl Flying {
+    /// To be called before the rows that name the pack are written.
+    pub(crate) fn will_be_named(&self) {
+        self.named.store(true, Relaxed);
+    }
 }
 
 impl Drop for Flying {
     fn drop(&mut self) {
         self.volume.flying.lock().remove(&self.pack);
+        // What no row has ever named is deleted, if that can be done; otherwise a sweep finds it.
+        let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
+        if *self.named.get_mut() {
+            return;
+        }
+        let (volume, pack, size) = (Arc::clone(&self.volume), self.pack, self.size);
+        runtime.spawn(async move {
+            if let Err(error) = volume.shared.store.delete(&pack.path(&volume.id)).await {
+                tracing::debug!(volume = volume.name, %error, "a pack without use is left to the sweep");
+                volume.state.lock().dead_bytes += size as i64;
+            }
+        });
     }
 }
 
@@ -177,6 +201,7 @@ impl Volume {
             let mut session = old.remove(&id).unwrap_or_else(|| Session::found(&row));
             session.row = row;
             session.orphans = orphans.remove(&id).unwrap_or_default();
+            session.uncertain = false;
             state.sessions.insert(id, session);
         }
         state.usage = Usage { bytes: row.bytes, inodes: row.inodes };
@@ -223,6 +248,11 @@ impl Volume {
         matches!(&*self.slot.read(), Slot::Open(_) | Slot::Reopening(_))
     }
 
+    /// Whether another server owns the volume now.
+    pub(crate) fn is_fenced(&self) -> bool {
+        matches!(&*self.slot.read(), Slot::Fenced)
+    }
+
     /// Applies a batch durably. When that fails, nobody can say whether it was applied: the database is
     /// closed and opened again, and what it holds then is the truth.
     pub(crate) async fn write(self: &Arc<Self>, db: &Db, batch: WriteBatch) -> Result<(), VolumeError> {
@@ -254,6 +284,8 @@ impl Volume {
         if matches!(error.kind(), ErrorKind::Closed(CloseReason::Fenced)) {
             tracing::warn!(volume = self.name, "another server has taken over the volume");
             *slot = Slot::Fenced;
+            drop(slot);
+            self.state.lock().sessions.values().for_each(Session::hang_up);
             tokio::spawn(close_quickly(db));
             return;
         }
@@ -301,7 +333,7 @@ impl Volume {
     pub(crate) fn status(&self) -> VolumeStatus {
         let usage = self.state.lock().usage;
         let registered = self.registered.lock();
-        let space = self.shared.reserve.available();
+        let space = self.shared.reserve.usable();
         VolumeStatus {
             used_bytes: usage.bytes,
             used_inodes: usage.inodes,
@@ -312,11 +344,11 @@ impl Volume {
         }
     }
 
-    /// A number for a new pack, protected from sweeps.
-    pub(crate) fn new_pack(self: &Arc<Self>) -> Flying {
+    /// A number for a new pack of that size, protected from sweeps.
+    pub(crate) fn new_pack(self: &Arc<Self>, size: u64) -> Flying {
         let pack = PackId(crate::registry::random());
         self.flying.lock().insert(pack);
-        Flying { pack, volume: Arc::clone(self) }
+        Flying { pack, size, volume: Arc::clone(self), named: AtomicBool::new(false) }
     }
 
     /// Whether a pack is put but not yet named by a row.

@@ -1,5 +1,6 @@
 //! A store that fails now and then: batches fail or not, but nothing acknowledged is lost and nothing is
-//! applied twice.
+//! applied twice. The client takes every failure for a refusal and makes another batch of the same
+//! number, unless it is told that the outcome is not known.
 
 mod common;
 
@@ -16,7 +17,7 @@ use hayloft_store::Store;
 use hayloft_volume::Server;
 use hayloft_wire::client_message::Body as Ask;
 use hayloft_wire::server_message::Body as Answer;
-use hayloft_wire::{CheckVolume, SweepVolume};
+use hayloft_wire::{CheckVolume, FailureCode, ListedEntry, SweepVolume};
 use object_store::path::Path;
 use object_store::{
     CopyOptions, GetOptions, GetResult, ListResult, MultipartUpload, ObjectMeta, ObjectStore,
@@ -92,9 +93,12 @@ fn batches_sent_until_they_are_acknowledged_are_applied_once() {
     let address = server.address();
     Client::create(address, 0);
     let (mut client, _) = Client::open(address, hello(1)).unwrap();
-    let (mut failures, mut used) = (0, 0);
+    let (mut refused, mut uncertain, mut used) = (0, 0, 0);
+    let mut acknowledged = Vec::new();
     let started = Instant::now();
     for n in 1..=60u64 {
+        // Another one after each refusal, with other names and numbers.
+        let mut version = 0;
         loop {
             assert!(started.elapsed() < Duration::from_secs(120), "stuck at batch {n}");
             let len = if n % 3 == 0 { 5 } else { 1 };
@@ -102,21 +106,38 @@ fn batches_sent_until_they_are_acknowledged_are_applied_once() {
             let size = len * 65536;
             let records = [
                 put(1, directory(1, 0, 3 + n)),
-                link(1, &format!("f{n}"), 100 + n, FileKind::Regular, 2 + n),
-                put(100 + n, file(Content::Blocks(blocks), size)),
+                link(1, &format!("f{n}.{version}"), 1000 * n + version, FileKind::Regular, 2 + n),
+                put(1000 * n + version, file(Content::Blocks(blocks), size)),
             ];
             match client.commit(n, &records, (size as i64, 1)) {
                 Ok(_) => {
                     used += size;
+                    acknowledged.push(format!("f{n}.{version}"));
                     break;
                 }
-                Err(_) => failures += 1,
+                Err(failed) if code(&failed) == FailureCode::Uncertain => uncertain += 1,
+                Err(_) => {
+                    refused += 1;
+                    version += 1;
+                }
             }
             std::thread::sleep(Duration::from_millis(50));
         }
     }
-    println!("{failures} failures, {:?}", started.elapsed());
-    assert!(failures > 0);
+    println!("{refused} refused, {uncertain} uncertain, {:?}", started.elapsed());
+    assert!(refused + uncertain > 0);
+    // Once more at the end: the database may be on its way back.
+    let names: Vec<String> = loop {
+        assert!(started.elapsed() < Duration::from_secs(120));
+        match client.enter(1, 0) {
+            Ok(listed) => {
+                let name = |entry: &ListedEntry| String::from_utf8(entry.name.to_vec()).unwrap();
+                break listed.dirs[0].entries.iter().map(name).collect();
+            }
+            Err(_) => std::thread::sleep(Duration::from_millis(50)),
+        }
+    };
+    assert_eq!(names, acknowledged);
     let again = |body: Ask| loop {
         assert!(started.elapsed() < Duration::from_secs(120));
         match Client::connect(address).ask(body.clone()) {

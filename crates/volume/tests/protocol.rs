@@ -290,6 +290,26 @@ fn volumes_are_made_shown_and_deleted() {
 }
 
 #[test]
+fn a_newer_connection_of_a_session_closes_the_older_one() {
+    let (_folder, running) = started();
+    let (mut old, _) = Client::open(running.address, hello(1)).unwrap();
+    old.commit(1, &[put(20, file(Content::None, 0))], (0, 1)).unwrap();
+    let request = old.send(Ask::Commit(commit(2, &[put(21, file(Content::None, 0))], (0, 1))));
+    let resume = Hello { resume: true, ..hello(1) };
+    let (mut new, welcome) = Client::open(running.address, resume).unwrap();
+    match old.receive_or_end(request) {
+        Some(Answer::Committed(_)) => assert_eq!(welcome.last_sequence, 2),
+        Some(Answer::Failed(failed)) => assert_eq!(code(&failed), FailureCode::Unavailable),
+        None => {}
+        other => panic!("{other:?}"),
+    }
+    assert!(old.is_closed_soon());
+    let next = welcome.last_sequence + 1;
+    new.commit(next, &[put(30, file(Content::None, 0))], (0, 1)).unwrap();
+    running.shutdown();
+}
+
+#[test]
 fn a_server_that_was_replaced_acknowledges_nothing_more() {
     let (folder, old) = started();
     let (mut client, _) = Client::open(old.address, hello(1)).unwrap();
@@ -300,7 +320,8 @@ fn a_server_that_was_replaced_acknowledges_nothing_more() {
     let (mut moved, welcome) = Client::open(new.address, resume).unwrap();
     assert_eq!(welcome.last_sequence, 1);
     let failed = client.commit(2, &records(2), (0, 1)).unwrap_err();
-    assert_eq!(code(&failed), FailureCode::Unavailable, "{}", failed.message);
+    assert_eq!(code(&failed), FailureCode::Uncertain, "{}", failed.message);
+    assert!(client.is_closed_soon(), "so that the client connects anew, perhaps elsewhere");
     moved.commit(2, &records(3), (0, 1)).unwrap();
     assert!(moved.ask(Ask::FetchInode(FetchInode { ino: 22 })).is_err());
     moved.ask(Ask::FetchInode(FetchInode { ino: 23 })).unwrap();

@@ -11,7 +11,7 @@ use common::*;
 use hayloft_model::{Content, FileKind, Ino, Name, Record};
 use hayloft_wire::client_message::Body as Ask;
 use hayloft_wire::server_message::Body as Answer;
-use hayloft_wire::{CheckVolume, FailureCode, Hello, SweepVolume};
+use hayloft_wire::{CheckVolume, FailureCode, Hello, StatusRequest, SweepVolume};
 
 struct SmallDisk(tempfile::TempDir);
 
@@ -95,6 +95,74 @@ fn a_full_store_refuses_in_time_and_recovers_by_deleting() {
     println!("{stored} MiB stored; {swept:?}");
     for n in 0..20 {
         write(&mut client, stored + 31 + n, 1000 + n).unwrap();
+    }
+    assert_eq!(check(running.address), [""; 0]);
+    running.shutdown();
+}
+
+#[test]
+fn a_full_store_is_swept_when_it_refuses_and_shrinking_batches_go_on() {
+    let Some(disk) = SmallDisk::mount("96m") else { return };
+    let running = Running::start(config(disk.path()));
+    Client::create(running.address, 0);
+    let (mut client, _) = Client::open(running.address, hello(1)).unwrap();
+    let content = |client: &mut Client, seed: u64, blocks: u64| {
+        let blocks = (0..blocks).map(|at| Some(client.content(&noise(seed * 100 + at, 65536)))).collect();
+        Content::Blocks(blocks)
+    };
+    const SIZE: u64 = 16 * 65536;
+    let mut stored = 0;
+    let write = |client: &mut Client, stored: &mut u64| {
+        let content = content(client, *stored, 16);
+        let done = client.commit(*stored + 1, &file_records(*stored, content, SIZE), (SIZE as i64, 1));
+        done.inspect(|_| *stored += 1)
+    };
+    while write(&mut client, &mut stored).is_ok() {}
+    // A file is written again, shorter: that must be possible on a full store.
+    let shorter = -(SIZE as i64) / 2;
+    client.begin(stored + 1, (shorter, 0));
+    let half = content(&mut client, 7777, 8);
+    client.commit(stored + 1, &[put(100, file(half, SIZE / 2))], (shorter, 0)).unwrap();
+    client.begin(stored + 2, (-12 * SIZE as i64, -12));
+    let deleted: Vec<Record> = (1..13).flat_map(delete_records).collect();
+    client.commit(stored + 2, &deleted, (-12 * SIZE as i64, -12)).unwrap();
+    // Nobody asks for a sweep.
+    let (started, mut next) = (Instant::now(), stored + 2);
+    while let Err(refused) = write(&mut client, &mut next) {
+        assert_eq!(code(&refused), FailureCode::NoSpace, "{}", refused.message);
+        assert!(started.elapsed() < Duration::from_secs(20), "{}", refused.message);
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    println!("{stored} MiB stored; room after {:?}", started.elapsed());
+    assert_eq!(check(running.address), [""; 0]);
+    running.shutdown();
+}
+
+#[test]
+fn a_client_that_fills_up_to_the_free_bytes_it_was_told_is_not_refused() {
+    let Some(disk) = SmallDisk::mount("96m") else { return };
+    let running = Running::start(config(disk.path()));
+    Client::create(running.address, 0);
+    let (mut client, welcome) = Client::open(running.address, hello(1)).unwrap();
+    let mut free = welcome.status.unwrap().store_free_bytes;
+    assert!(free > 60 << 20, "{free} of 96 MiB");
+    for n in 0..3 {
+        let count = free / 65536;
+        let blocks: Vec<_> =
+            (0..count).map(|at| Some(client.content(&noise(n * 10_000 + at, 65536)))).collect();
+        let size = count * 65536;
+        let mut pages = blocks.chunks(64).map(<[_]>::to_vec);
+        let mut records = file_records(n, Content::Blocks(pages.next().unwrap_or_default()), size);
+        records.extend((1..).zip(pages).map(|(page, blocks)| Record::PutPage(Ino(100 + n), page, blocks)));
+        client.commit(n + 1, &records, (size as i64, 1)).unwrap();
+        let Ok(Answer::Status(status)) = client.ask(Ask::Status(StatusRequest {})) else { panic!() };
+        println!(
+            "{} KiB written of {} KiB; now {} KiB",
+            size >> 10,
+            free >> 10,
+            status.store_free_bytes >> 10
+        );
+        free = status.store_free_bytes;
     }
     assert_eq!(check(running.address), [""; 0]);
     running.shutdown();

@@ -83,8 +83,8 @@ impl Sweep<'_> {
         if writer.is_empty() {
             return Ok(());
         }
-        let flying = self.volume.new_pack();
         let sealed = writer.seal();
+        let flying = self.volume.new_pack(sealed.size);
         let path = flying.pack.path(&self.volume.id);
         self.volume.shared.store.create(&path, sealed.payload).await?;
         let _turn = self.volume.turn.lock().await;
@@ -95,6 +95,7 @@ impl Sweep<'_> {
             }
         }
         batch.put(tables::pack(flying.pack), sealed.size.to_le_bytes());
+        flying.will_be_named();
         self.volume.write(&self.db, batch).await?;
         self.done.bytes_reclaimed = self.done.bytes_reclaimed.saturating_sub(sealed.size);
         let mut state = self.volume.state.lock();

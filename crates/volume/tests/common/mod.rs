@@ -16,8 +16,8 @@ use hayloft_volume::{Config, Server};
 use hayloft_wire::client_message::Body as Ask;
 use hayloft_wire::server_message::Body as Answer;
 use hayloft_wire::{
-    Chunk, ClientMessage, Commit, CreateVolume, Enter, Failed, FailureCode, FetchContent, Hello, Listings,
-    PROTOCOL, RecordMessage, ServerMessage, Welcome, frame,
+    BeginBatch, Chunk, ClientMessage, Commit, CreateVolume, Enter, Failed, FailureCode, FetchContent, Hello,
+    Listings, PROTOCOL, RecordMessage, Records, ServerMessage, Welcome, frame,
 };
 
 /// A server with a runtime of its own, on a folder.
@@ -104,7 +104,9 @@ impl Client {
     }
 
     pub fn send(&mut self, body: Ask) -> u64 {
-        let request = if matches!(body, Ask::Content(_) | Ask::Goodbye(_)) { 0 } else { self.next };
+        let one_way =
+            matches!(body, Ask::Content(_) | Ask::Records(_) | Ask::BeginBatch(_) | Ask::Goodbye(_));
+        let request = if one_way { 0 } else { self.next };
         self.next += 1;
         self.requests += u64::from(request != 0);
         let mut bytes = Vec::new();
@@ -114,11 +116,16 @@ impl Client {
     }
 
     pub fn receive(&mut self, request: u64) -> Answer {
+        self.receive_or_end(request).expect("the server closed the connection")
+    }
+
+    /// The answer; `None` when the connection ends without it.
+    pub fn receive_or_end(&mut self, request: u64) -> Option<Answer> {
         loop {
             if let Some(waiting) = self.early.get_mut(&request)
                 && !waiting.is_empty()
             {
-                return waiting.remove(0).body.unwrap();
+                return waiting.remove(0).body;
             }
             while let Some(message) = frame::take::<ServerMessage>(&mut self.buffer).unwrap() {
                 self.early.entry(message.request).or_default().push(message);
@@ -128,9 +135,28 @@ impl Client {
             }
             let mut part = [0; 65536];
             let read = self.socket.read(&mut part).unwrap();
-            assert!(read > 0, "the server closed the connection");
+            if read == 0 {
+                return None;
+            }
             self.buffer.extend_from_slice(&part[..read]);
         }
+    }
+
+    /// Whether the server closes the connection within five seconds.
+    pub fn is_closed_soon(&mut self) -> bool {
+        self.socket.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+        let closed = matches!(self.socket.read(&mut [0; 1024]), Ok(0));
+        self.socket.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+        closed
+    }
+
+    pub fn begin(&mut self, sequence: u64, (bytes, inodes): (i64, i64)) {
+        self.send(Ask::BeginBatch(BeginBatch { sequence, bytes, inodes }));
+    }
+
+    pub fn records(&mut self, records: &[Record]) {
+        let records = records.iter().map(RecordMessage::from).collect();
+        self.send(Ask::Records(Records { records }));
     }
 
     pub fn ask(&mut self, body: Ask) -> Result<Answer, Failed> {
