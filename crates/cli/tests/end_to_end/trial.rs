@@ -26,11 +26,15 @@ fn assert_nothing_left(dir: &Path) {
     assert_eq!(fs::read_dir(dir.join("tmp")).unwrap().count(), 0);
     let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap();
     assert!(!mounts.contains(dir.to_str().unwrap()), "{mounts}");
-    let left =
-        run(&mut sh(&format!("grep -lz '{}/tmp' /proc/[0-9]*/cmdline 2>/dev/null || true", dir.display())));
-    let ours = format!("/proc/{}/cmdline", std::process::id());
-    let left: Vec<&str> = left.lines().filter(|line| *line != ours && !is_shell(line)).collect();
+    let left = processes(dir);
     assert!(left.is_empty(), "{left:?}");
+}
+
+/// Processes that name a temporary folder of the trial in their command line.
+fn processes(dir: &Path) -> Vec<String> {
+    let search = format!("grep -lz '{}/tmp' /proc/[0-9]*/cmdline 2>/dev/null || true", dir.display());
+    let ours = format!("/proc/{}/cmdline", std::process::id());
+    run(&mut sh(&search)).lines().filter(|line| *line != ours && !is_shell(line)).map(str::to_owned).collect()
 }
 
 /// The search itself, and what has ended since.
@@ -138,6 +142,7 @@ fn kill_9_ends_its_processes_too() {
         fs::read_to_string("/proc/self/mountinfo").unwrap().contains(&format!("{}/tmp", dir.path().display()))
     };
     wait_until("the mount is gone", Duration::from_secs(30), || !mounted());
+    wait_until("client and server have ended", Duration::from_secs(30), || processes(dir.path()).is_empty());
     run(&mut sh(&format!(
         "for p in /proc/[0-9]*; do case $(readlink $p/cwd 2>/dev/null) in {}/tmp*) kill -9 ${{p#/proc/}};; esac; done",
         dir.path().display()
