@@ -148,7 +148,7 @@ impl Connection {
         match (body, &self.mounted) {
             (Body::Hello(hello), None) => {
                 let done = self.hello(request, &hello).await;
-                self.shared.stats.count("hello", started.elapsed());
+                self.shared.stats.count("HELLO", started.elapsed());
                 done
             }
             (Body::Hello(_), Some(_)) => {

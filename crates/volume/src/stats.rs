@@ -30,26 +30,26 @@ pub(crate) struct ServerStats {
 /// The name of a request's type.
 pub(crate) fn type_of(body: &Body) -> &'static str {
     match body {
-        Body::Hello(_) => "hello",
-        Body::Enter(_) => "enter",
-        Body::FetchInode(_) => "fetch_inode",
-        Body::FetchPages(_) => "fetch_pages",
-        Body::FetchContent(_) => "fetch_content",
-        Body::Content(_) => "content",
-        Body::Records(_) => "records",
-        Body::BeginBatch(_) => "begin_batch",
-        Body::Commit(_) => "commit",
-        Body::AllocateInos(_) => "allocate_inos",
-        Body::Status(_) => "status",
-        Body::Goodbye(_) => "goodbye",
-        Body::CreateVolume(_) => "create_volume",
-        Body::ListVolumes(_) => "list_volumes",
-        Body::ShowVolume(_) => "show_volume",
-        Body::DeleteVolume(_) => "delete_volume",
-        Body::SweepVolume(_) => "sweep_volume",
-        Body::Stats(_) => "stats",
-        Body::SetQuota(_) => "set_quota",
-        Body::CheckVolume(_) => "check_volume",
+        Body::Hello(_) => "HELLO",
+        Body::Enter(_) => "ENTER",
+        Body::FetchInode(_) => "FETCH_INODE",
+        Body::FetchPages(_) => "FETCH_PAGES",
+        Body::FetchContent(_) => "FETCH_CONTENT",
+        Body::Content(_) => "CONTENT",
+        Body::Records(_) => "RECORDS",
+        Body::BeginBatch(_) => "BEGIN_BATCH",
+        Body::Commit(_) => "COMMIT",
+        Body::AllocateInos(_) => "ALLOCATE_INOS",
+        Body::Status(_) => "STATUS",
+        Body::Goodbye(_) => "GOODBYE",
+        Body::CreateVolume(_) => "CREATE_VOLUME",
+        Body::ListVolumes(_) => "LIST_VOLUMES",
+        Body::ShowVolume(_) => "SHOW_VOLUME",
+        Body::DeleteVolume(_) => "DELETE_VOLUME",
+        Body::SweepVolume(_) => "SWEEP_VOLUME",
+        Body::Stats(_) => "STATS",
+        Body::SetQuota(_) => "SET_QUOTA",
+        Body::CheckVolume(_) => "CHECK_VOLUME",
     }
 }
 
@@ -72,7 +72,7 @@ impl Shared {
     pub(crate) async fn stats_json(&self) -> String {
         let requests: Vec<(&str, Arc<Request>)> =
             self.stats.requests.lock().iter().map(|(kind, request)| (*kind, Arc::clone(request))).collect();
-        let counts: Map<String, Value> = requests
+        let mut counts: Map<String, Value> = requests
             .iter()
             .map(|(kind, request)| ((*kind).to_owned(), request.count.load(Relaxed).into()))
             .collect();
@@ -107,12 +107,12 @@ impl Shared {
         let shown = |show: fn(&Operation) -> Value| -> Map<String, Value> {
             operations.iter().map(|(name, operation)| ((*name).to_owned(), show(operation))).collect()
         };
+        counts.insert("total".to_owned(), json!(total));
         let document = json!({
             "server": {
                 "uptime_seconds": self.uptime_ms() / 1000,
                 "connections": self.stats.connections.load(Relaxed),
                 "requests": counts,
-                "requests_total": total,
                 "latency_us": latencies,
             },
             "volumes": volumes,
