@@ -72,8 +72,8 @@ fn records_in_parts_are_applied_with_their_commit_and_a_new_begin_forgets_them()
     client.commit(3, &small_file(7), (0, 1)).unwrap();
     let mut admin = Client::connect(running.address);
     let Ok(Answer::Stats(stats)) = admin.ask(Ask::Stats(StatsRequest {})) else { panic!() };
-    assert!(stats.json.contains("\"begin_batch\":3"), "{}", stats.json);
-    assert!(stats.json.contains("\"records\":4"), "{}", stats.json);
+    assert!(stats.json.contains("\"BEGIN_BATCH\":3"), "{}", stats.json);
+    assert!(stats.json.contains("\"RECORDS\":4"), "{}", stats.json);
     running.shutdown();
 }
 

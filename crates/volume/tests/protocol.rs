@@ -264,7 +264,7 @@ fn volumes_are_made_shown_and_deleted() {
     let clients = &shown.volumes[0].clients;
     assert_eq!((clients.len(), clients[0].last_sequence, clients[0].connected), (1, 1, true));
     let Ok(Answer::Stats(stats)) = admin.ask(Ask::Stats(StatsRequest {})) else { panic!() };
-    for key in ["\"uptime_seconds\"", "\"commit\"", "\"vol\"", "\"p99\"", "\"put\""] {
+    for key in ["\"uptime_seconds\"", "\"COMMIT\"", "\"vol\"", "\"p99\"", "\"put\""] {
         assert!(stats.json.contains(key), "{key} in {}", stats.json);
     }
     let Ok(Answer::Swept(_)) = admin.ask(Ask::SweepVolume(SweepVolume { name: "vol".into() })) else {
