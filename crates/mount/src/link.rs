@@ -21,6 +21,8 @@ use crate::stats::Stats;
 use crate::{clock::Clock, host};
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long the server may take to end a session that says goodbye.
+const GOODBYE_PATIENCE: Duration = Duration::from_secs(5);
 const RETRY_MIN: Duration = Duration::from_millis(20);
 const RETRY_MAX: Duration = Duration::from_millis(500);
 /// How often a waiting caller looks whether it was interrupted.
@@ -291,15 +293,18 @@ impl Link {
         self.state.lock().ended.clone()
     }
 
-    /// Says goodbye and ends the session; waiting callers fail.
+    /// Says goodbye and ends the session, at the server too when it answers; waiting callers fail.
     pub(crate) fn close(&self) {
         let goodbye = ClientMessage { request: 0, body: Some(Ask::Goodbye(hayloft_wire::Goodbye {})) };
         self.end("the volume is unmounted");
         let _ = self.write(&goodbye, None);
         if let Some((_, stream)) = self.writer.lock().take() {
-            // The server closes its side when it has read the goodbye.
+            // The server closes its side when the session has ended there: the volume is free from then on.
             let _ = stream.shutdown(Shutdown::Write);
         }
+        let patience = Instant::now() + GOODBYE_PATIENCE;
+        let mut state = self.state.lock();
+        while state.connected && !self.changed.wait_until(&mut state, patience).timed_out() {}
     }
 
     fn end(&self, reason: &str) {

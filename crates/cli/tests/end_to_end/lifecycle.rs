@@ -211,3 +211,18 @@ fn volumes_from_create_to_delete() {
     run(&mut farm.volume(["delete", "one"]));
     assert_eq!(run(&mut farm.volume(["list", "--json"])).trim(), "[]");
 }
+
+#[test]
+fn a_volume_is_free_as_soon_as_umount_returns() {
+    let farm = Farm::new();
+    farm.create("v");
+    for round in 0..20 {
+        let mount = farm.mount("v", "");
+        fs::write(mount.path().join(format!("file-{round}")), b"x").unwrap();
+        mount.unmount();
+        if round % 2 == 1 {
+            run(&mut farm.volume(["delete", "v"]));
+            farm.create("v");
+        }
+    }
+}
