@@ -22,7 +22,8 @@ pub struct MountOptions {
     /// `dirty=SIZE`: most bytes of unshipped data in memory; writers wait beyond it. Half of it is shipped before
     /// its time. By default a tenth of the host's memory, from 256 MiB to 8 GiB.
     pub dirty: u64,
-    /// `cache=SIZE`: most bytes of shipped or fetched data kept in memory, beside the kernel's own cache.
+    /// `cache=SIZE`: most bytes of shipped or fetched data kept in memory, beside the kernel's own cache. By default as
+    /// much as `dirty`: what was just written is read next, and the kernel has not kept the last page of each file.
     pub cache: u64,
     /// `inodes=N`: most inodes kept in memory, about.
     pub inodes: usize,
@@ -44,8 +45,8 @@ impl Default for MountOptions {
     fn default() -> MountOptions {
         MountOptions {
             commit: Duration::from_secs(5),
-            dirty: default_dirty(),
-            cache: 256 << 20,
+            dirty: tenth_of_memory(),
+            cache: tenth_of_memory(),
             inodes: 2_000_000,
             read_only: false,
             allow_other: true,
@@ -78,7 +79,7 @@ pub enum OptionError {
 }
 
 /// A tenth of the memory, as the kernel does for its own file systems' dirty pages before it starts to write.
-fn default_dirty() -> u64 {
+fn tenth_of_memory() -> u64 {
     let meminfo = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let total = meminfo.lines().find_map(|line| line.strip_prefix("MemTotal:"));
     let kib: u64 = total.and_then(|total| total.trim().trim_end_matches(" kB").parse().ok()).unwrap_or(0);
