@@ -27,8 +27,8 @@ pub(crate) enum Role {
 /// The helper that this program was called as, if any.
 pub(crate) fn role(argv: &[OsString]) -> Option<Role> {
     match Path::new(argv.first()?).file_name()?.to_str()? {
-        "mount.hayloft" | "mount.fuse.hayloft" => Some(Role::Mount),
-        "umount.hayloft" | "umount.fuse.hayloft" => Some(Role::Umount),
+        "mount.hayloft" | "mount.fuse.hayloft" | "mount.fuseblk.hayloft" => Some(Role::Mount),
+        "umount.hayloft" | "umount.fuse.hayloft" | "umount.fuseblk.hayloft" => Some(Role::Umount),
         _ => None,
     }
 }
@@ -125,6 +125,7 @@ mod tests {
     fn names_of_helpers() {
         assert_eq!(role(&["/sbin/mount.hayloft".into()]), Some(Role::Mount));
         assert_eq!(role(&["umount.fuse.hayloft".into()]), Some(Role::Umount));
+        assert_eq!(role(&["/sbin/umount.fuseblk.hayloft".into()]), Some(Role::Umount));
         assert_eq!(role(&["/usr/bin/hayloft".into()]), None);
     }
 

@@ -120,7 +120,7 @@ impl Mount {
         let rescue = (folder, format!("{volume}-{}", welcome.volume_id));
         let client = Arc::new(Client::new(core, opened.link, clock, stats, options, status, rescue));
         match Mount::start_session(&client, &mount_point, fsname) {
-            Ok((session, listener)) => Mount::start_threads(client, session, listener),
+            Ok((session, listener)) => Mount::start_threads(client, session, listener)?.checked(),
             Err(error) => {
                 client.link.close();
                 Err(error)
@@ -144,6 +144,7 @@ impl Mount {
             dev: options.dev,
             exec: options.exec,
             atime: false,
+            syncfs: options.syncfs && !options.read_only,
         };
         let channel = hayloft_fuse::mount(mount_point, &fuse_options)?;
         let config = Config {
@@ -184,6 +185,21 @@ impl Mount {
             .spawn(move || committer::run(&shipping))
             .map_err(|error| MountError::Session(error.to_string()))?;
         Ok(Mount { client, session, committer, listener })
+    }
+
+    /// Makes sure of what was asked of the kernel: an option that does nothing must not look as if it did.
+    fn checked(self) -> Result<Mount, MountError> {
+        let options = &self.client.options;
+        if !options.syncfs || options.read_only {
+            return Ok(self);
+        }
+        let error = match self.session.control().hears_syncfs() {
+            Ok(true) => return Ok(self),
+            Ok(false) => MountError::SyncfsUnheard,
+            Err(error) => MountError::Session(error.to_string()),
+        };
+        self.stopper().stop();
+        self.wait().and(Err(error))
     }
 
     /// A handle that ends the mount.

@@ -17,5 +17,6 @@ mod posix_rights;
 mod posix_xattr;
 mod server_loss;
 mod space;
+mod syncfs;
 mod trial;
 mod unsent;

@@ -272,7 +272,13 @@ const DIRTY_ROWS_MAX: usize = 800_000;
 /// Whether a request changes names or attributes, and so adds to the rows that have to be shipped.
 fn adds_rows(op: &Operation<'_>) -> bool {
     changes(op)
-        && !matches!(op, Operation::Fsync { .. } | Operation::Fsyncdir { .. } | Operation::Write { .. })
+        && !matches!(
+            op,
+            Operation::Fsync { .. }
+                | Operation::Fsyncdir { .. }
+                | Operation::Syncfs
+                | Operation::Write { .. }
+        )
 }
 
 /// Whether a request changes something.
