@@ -141,7 +141,7 @@ impl VolumeFs {
                 reply.attr(&attr, Validity::FOREVER);
                 Ok(())
             }
-            Operation::Setattr(change) => self.set_attributes(ino, &change, status_asked, reply),
+            Operation::Setattr(change) => self.set_attributes(ino, &change, reply),
             Operation::Readlink => self.readlink(ino, reply),
             Operation::Symlink { name, target } => self.symlink(request, name, target, reply),
             Operation::Mknod { name, mode, rdev, .. } => self.mknod(request, name, mode, rdev, reply),
@@ -198,7 +198,7 @@ impl VolumeFs {
         self.client.changed(core.tree.dirty_rows());
     }
 
-    fn set_attributes(&self, ino: Ino, change: &SetAttr, status_asked: bool, reply: &mut Reply<'_>) -> Done {
+    fn set_attributes(&self, ino: Ino, change: &SetAttr, reply: &mut Reply<'_>) -> Done {
         let now = self.now();
         let time = |time: Option<TimeOrNow>| {
             time.map(|time| match time {
@@ -208,7 +208,7 @@ impl VolumeFs {
         };
         let mut core = self.client.core();
         if let Some(size) = change.size {
-            return self.truncate(core, ino, size, change, status_asked, reply);
+            return self.truncate(core, ino, size, change, reply);
         }
         let change = AttributeChange {
             mode: change.mode,
