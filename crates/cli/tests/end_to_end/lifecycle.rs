@@ -115,6 +115,22 @@ fn helpers_of_mount_and_umount() {
 }
 
 #[test]
+fn a_client_that_ends_late_leaves_others_alone() {
+    let mut farm = Farm::new();
+    farm.create("v");
+    let mount = farm.mount("v", "");
+    fs::write(mount.path().join("file"), b"x").unwrap();
+    farm.kill_server();
+    // It has to ship the rest yet; the next mount most likely gets its device number.
+    run(Command::new("umount").arg("--internal-only").arg(mount.path()));
+    let (_other_farm, other) = Farm::mounted("w");
+    farm.start_server();
+    mount.ended();
+    assert!(number(&other.stats(), "mount.pid") > 0);
+    other.unmount();
+}
+
+#[test]
 fn a_signal_unmounts_a_mount_in_the_foreground() {
     let (farm, mount) = Farm::mounted("v");
     fs::write(mount.path().join("file"), b"kept").unwrap();
