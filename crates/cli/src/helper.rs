@@ -8,7 +8,7 @@ use std::process::ExitCode;
 use crate::args::{MountArgs, UmountArgs};
 use crate::config::Config;
 use crate::exit::{Exit, exit_of, failure};
-use crate::{mount, umount};
+use crate::{mount, remount, umount};
 
 /// "mount failure" among the exit codes of mount(8).
 const MOUNT_FAILED: u8 = 32;
@@ -39,6 +39,10 @@ pub(crate) fn run(role: Role, args: &[OsString]) -> ExitCode {
         let config = || Config::load(std::env::var_os("HAYLOFT_CONFIG").map(PathBuf::from).as_deref());
         match role {
             Role::Mount if call.fake => Ok(0),
+            Role::Mount if remount::is_asked(&call.options) => {
+                let args = call.mount()?;
+                remount::run(&args.dir, &args.options)
+            }
             Role::Mount => mount::run(call.mount()?, &config()?),
             Role::Umount => umount::run(&call.umount()?),
         }

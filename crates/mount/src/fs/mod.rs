@@ -128,8 +128,13 @@ impl VolumeFs {
         status_asked: bool,
     ) -> Done {
         let ino = Ino(request.nodeid);
-        if self.client.link.ended().is_some() && changes(&request.op) {
+        let changes = changes(&request.op);
+        if (changes || waits_for_store(&request.op)) && self.client.link.ended().is_some() {
             return Err(FsError::Ended(String::new()).into());
+        }
+        // The kernel lets nothing through, unless somebody has told it since to.
+        if changes && self.client.options.read_only {
+            return Err(FsError::ReadOnly.into());
         }
         if self.client.dirty_rows.load(Ordering::Relaxed) > DIRTY_ROWS_MAX && adds_rows(&request.op) {
             return Err(Stop::Need(Need::Room));
@@ -271,36 +276,33 @@ const DIRTY_ROWS_MAX: usize = 800_000;
 
 /// Whether a request changes names or attributes, and so adds to the rows that have to be shipped.
 fn adds_rows(op: &Operation<'_>) -> bool {
-    changes(op)
-        && !matches!(
-            op,
-            Operation::Fsync { .. }
-                | Operation::Fsyncdir { .. }
-                | Operation::Syncfs
-                | Operation::Write { .. }
-        )
+    changes(op) && !matches!(op, Operation::Write { .. })
 }
 
 /// Whether a request changes something.
 fn changes(op: &Operation<'_>) -> bool {
-    !matches!(
+    matches!(
         op,
-        Operation::Lookup { .. }
-            | Operation::Getattr { .. }
-            | Operation::Readlink
-            | Operation::Read { .. }
-            | Operation::Readdir { .. }
-            | Operation::Readdirplus { .. }
-            | Operation::Statfs
-            | Operation::Getxattr { .. }
-            | Operation::Listxattr { .. }
-            | Operation::Lseek { .. }
-            | Operation::Ioctl { .. }
-            | Operation::Open { .. }
-            | Operation::Opendir { .. }
-            | Operation::Flush { .. }
-            | Operation::Unknown(_)
+        Operation::Setattr(_)
+            | Operation::Symlink { .. }
+            | Operation::Mknod { .. }
+            | Operation::Mkdir { .. }
+            | Operation::Unlink { .. }
+            | Operation::Rmdir { .. }
+            | Operation::Rename { .. }
+            | Operation::Link { .. }
+            | Operation::Create { .. }
+            | Operation::Tmpfile { .. }
+            | Operation::Write { .. }
+            | Operation::Fallocate { .. }
+            | Operation::Setxattr { .. }
+            | Operation::Removexattr { .. }
     )
+}
+
+/// Whether a request asks for everything up to now to be durable.
+fn waits_for_store(op: &Operation<'_>) -> bool {
+    matches!(op, Operation::Fsync { .. } | Operation::Fsyncdir { .. } | Operation::Syncfs)
 }
 
 /// The row as the kernel wants it.
