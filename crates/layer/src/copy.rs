@@ -1,0 +1,248 @@
+//! Copies of single files with everything that belongs to them.
+
+use std::ffi::OsStr;
+use std::fs::File;
+use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::path::Path;
+
+use rustix::fs::{self, AtFlags, Gid, Mode, OFlags, Uid};
+use rustix::io::Errno;
+
+use crate::folder::{FileKind, Folder, Meta, Xattrs};
+
+/// What a file is beside its content.
+#[derive(Debug, Clone)]
+pub(crate) struct Attributes {
+    pub mode: u32,
+    pub uid: u32,
+    pub gid: u32,
+    pub mtime: (i64, i64),
+    pub xattrs: Xattrs,
+}
+
+impl Attributes {
+    pub(crate) fn new(meta: &Meta, xattrs: Xattrs) -> Attributes {
+        Attributes { mode: meta.mode, uid: meta.uid, gid: meta.gid, mtime: meta.mtime, xattrs }
+    }
+}
+
+/// What could not be kept because the caller is not root.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize)]
+pub struct Lost {
+    /// Files that belong to whoever publishes now.
+    pub owners: u64,
+    /// Extended attributes: capabilities and others that only root sets.
+    pub xattrs: u64,
+    /// Device nodes.
+    pub devices: u64,
+}
+
+impl Lost {
+    /// Whether something was lost.
+    pub fn any(self) -> bool {
+        self != Lost::default()
+    }
+}
+
+/// Writes copies into folders, and counts.
+#[derive(Debug)]
+pub(crate) struct Copier {
+    /// Root keeps everything or fails; others lose what they may not set.
+    strict: bool,
+    pub lost: Lost,
+    /// Bytes of content written.
+    pub bytes: u64,
+    /// On a file system that syncfs(2) does not reach: every file is fsynced.
+    pub fsync_each: bool,
+}
+
+impl Copier {
+    pub(crate) fn new() -> Copier {
+        let strict = rustix::process::geteuid().is_root();
+        Copier { strict, lost: Lost::default(), bytes: 0, fsync_each: false }
+    }
+
+    /// Makes `name` in `to` what `from` (with this content) is. Folders are not for this.
+    ///
+    /// # Errors
+    /// When something of it cannot be read or made.
+    pub(crate) fn copy(
+        &mut self,
+        from: Source<'_>,
+        attributes: &Attributes,
+        to: &Folder,
+        name: &OsStr,
+    ) -> io::Result<()> {
+        let kind = from.meta.kind;
+        match kind {
+            FileKind::File => self.copy_file(from.content.0, from.content.1, to, name)?,
+            FileKind::Symlink => fs::symlinkat(from.content.0.link_target(from.content.1)?, to, name)?,
+            FileKind::Fifo | FileKind::Socket | FileKind::Chardev | FileKind::Blockdev => {
+                if !self.make_node(to, name, kind, from.meta.rdev)? {
+                    return Ok(());
+                }
+            }
+            FileKind::Folder => return Err(Errno::ISDIR.into()),
+        }
+        self.set(to, name, kind, attributes)?;
+        if self.fsync_each && kind == FileKind::File {
+            to.open_file(name)?.sync_all()?;
+        }
+        Ok(())
+    }
+
+    /// Makes a FIFO, a socket or a device. Gives whether it is there: only root may make devices.
+    ///
+    /// # Errors
+    /// When it cannot be made, and this is root.
+    pub(crate) fn make_node(
+        &mut self,
+        to: &Folder,
+        name: &OsStr,
+        kind: FileKind,
+        device: u64,
+    ) -> io::Result<bool> {
+        match fs::mknodat(to, name, kind.file_type(), Mode::RUSR | Mode::WUSR, device) {
+            Err(Errno::PERM) if !self.strict => {
+                self.lost.devices += 1;
+                Ok(false)
+            }
+            other => Ok(other.map(|()| true)?),
+        }
+    }
+
+    fn copy_file(&mut self, from: &Folder, from_name: &OsStr, to: &Folder, name: &OsStr) -> io::Result<()> {
+        let source = from.open_file(from_name)?;
+        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let copy = File::from(fs::openat(to, name, flags, Mode::RUSR | Mode::WUSR)?);
+        // Where the file system can, the copy shares its blocks with the original.
+        if fs::ioctl_ficlone(&copy, &source).is_err() {
+            self.bytes += copy_content(source, copy)?;
+        }
+        Ok(())
+    }
+
+    /// Gives `name` its attributes, in the order in which none undoes another: a new owner clears setuid and
+    /// capabilities, and everything counts as a change but the time itself.
+    ///
+    /// # Errors
+    /// When one cannot be set, and this is root.
+    pub(crate) fn set(
+        &mut self,
+        folder: &Folder,
+        name: &OsStr,
+        kind: FileKind,
+        wanted: &Attributes,
+    ) -> io::Result<()> {
+        let Some(now) = folder.meta(name)? else { return Err(Errno::NOENT.into()) };
+        if (now.uid, now.gid) != (wanted.uid, wanted.gid) {
+            let (uid, gid) = (Uid::from_raw(wanted.uid), Gid::from_raw(wanted.gid));
+            match fs::chownat(folder, name, Some(uid), Some(gid), AtFlags::SYMLINK_NOFOLLOW) {
+                Err(Errno::PERM | Errno::INVAL) if !self.strict => self.lost.owners += 1,
+                other => other?,
+            }
+        }
+        self.set_xattrs(folder, name, wanted)?;
+        if kind != FileKind::Symlink {
+            fs::chmodat(folder, name, Mode::from_raw_mode(wanted.mode), AtFlags::empty())?;
+        }
+        folder.set_mtime(name, wanted.mtime)
+    }
+
+    fn set_xattrs(&mut self, folder: &Folder, name: &OsStr, wanted: &Attributes) -> io::Result<()> {
+        let now = folder.xattrs(name)?;
+        for (attribute, value) in &wanted.xattrs {
+            if now.get(attribute) == Some(value) {
+                continue;
+            }
+            match folder.set_xattr(name, attribute, value) {
+                Err(error) if !self.strict || is_host_label(attribute) => {
+                    tracing::debug!(?attribute, %error, "an attribute is lost");
+                    self.lost.xattrs += u64::from(!is_host_label(attribute));
+                }
+                other => other?,
+            }
+        }
+        // What it has from its parent by default, as access control lists are.
+        for attribute in now.keys().filter(|attribute| !wanted.xattrs.contains_key(*attribute)) {
+            match folder.remove_xattr(name, attribute) {
+                Err(error) if !self.strict || is_host_label(attribute) => {
+                    tracing::debug!(?attribute, %error, "an attribute stays");
+                }
+                other => other?,
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Where a copy comes from.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Source<'a> {
+    pub meta: &'a Meta,
+    /// The folder that has the content, and its name there.
+    pub content: (&'a Folder, &'a OsStr),
+}
+
+/// Labels that a host's policy gives to files: they mean nothing elsewhere.
+fn is_host_label(attribute: &OsStr) -> bool {
+    ["security.selinux", "security.SMACK64", "security.ima", "security.evm"]
+        .iter()
+        .any(|label| attribute == OsStr::new(label))
+}
+
+/// Copies a file's bytes; holes stay holes. Gives how many were written.
+fn copy_content(mut source: File, mut copy: File) -> io::Result<u64> {
+    let length = source.metadata()?.len();
+    let mut written = 0;
+    let mut at = 0;
+    while at < length {
+        // Where the file system knows no holes it is all data.
+        let start = match fs::seek(&source, fs::SeekFrom::Data(at)) {
+            Ok(start) => start,
+            Err(Errno::NXIO) => break,
+            Err(_) => at,
+        };
+        let end = fs::seek(&source, fs::SeekFrom::Hole(start)).unwrap_or(length).clamp(start, length);
+        source.seek(SeekFrom::Start(start))?;
+        copy.seek(SeekFrom::Start(start))?;
+        written += copy_range(&mut source, &mut copy, end - start)?;
+        if end <= at {
+            break;
+        }
+        at = end;
+    }
+    copy.set_len(length)?;
+    Ok(written)
+}
+
+fn copy_range(source: &mut File, copy: &mut File, length: u64) -> io::Result<u64> {
+    let mut left = length;
+    while left > 0 {
+        match fs::copy_file_range(&*source, None, &*copy, None, usize::try_from(left).unwrap_or(usize::MAX)) {
+            Ok(0) => return Ok(length - left),
+            Ok(done) => left -= done as u64,
+            // Not on this pair of file systems.
+            Err(_) => {
+                let mut rest = source.take(left);
+                let mut buffer = vec![0; 256 << 10];
+                loop {
+                    let got = rest.read(&mut buffer)?;
+                    if got == 0 {
+                        return Ok(length - rest.limit());
+                    }
+                    copy.write_all(&buffer[..got])?;
+                }
+            }
+        }
+    }
+    Ok(length)
+}
+
+/// Makes durable what was written below a folder: syncfs(2) of its file system.
+///
+/// # Errors
+/// When the device does not take it.
+pub fn sync_filesystem(path: &Path) -> io::Result<()> {
+    Ok(fs::syncfs(&Folder::open(path)?)?)
+}

@@ -1,0 +1,289 @@
+//! Layers by name, and the folder behind whatever names a layer.
+
+use std::ffi::OsStr;
+use std::fs;
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use serde::{Deserialize, Serialize};
+
+use crate::archive::{Sort, sort_of, unpack};
+use crate::copy::sync_filesystem;
+use crate::error::{Context, LayerError, Result};
+use crate::staging::Staging;
+
+const NAME_BYTES_MAX: usize = 100;
+/// The tree of a layer, in its folder.
+const TREE: &str = "tree";
+/// What is known of a layer, beside its tree.
+const INFO: &str = "layer.json";
+/// Where unpacked archives are, beside the layers.
+const CACHE: &str = ".cache";
+/// An unpacked archive is removed when it was not used for so long and another one is unpacked.
+const UNUSED_MAX: Duration = Duration::from_secs(30 * 24 * 3600);
+/// The same for an archive of which there is a newer version.
+const OUTDATED_MAX: Duration = Duration::from_secs(24 * 3600);
+
+/// What is known of a layer: `layer.json` beside its tree.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LayerInfo {
+    /// What it was made from, as it was asked for.
+    pub from: String,
+    /// When it was made, in seconds since 1970.
+    pub created: i64,
+    /// Files and folders in it.
+    pub files: u64,
+    /// Their bytes.
+    pub bytes: u64,
+}
+
+/// The folder of all layers with a name. Each is a folder `NAME/` with `tree/` and `layer.json`.
+#[derive(Debug, Clone)]
+pub struct LayersDir {
+    base: PathBuf,
+}
+
+impl LayersDir {
+    /// Layers in this folder, which is made when the first layer is.
+    pub fn new(base: impl Into<PathBuf>) -> LayersDir {
+        LayersDir { base: base.into() }
+    }
+
+    /// Where this user's layers are: `/var/lib/hayloft/layers` for root, otherwise `hayloft/layers` in
+    /// `$XDG_DATA_HOME` or `~/.local/share`.
+    pub fn of_this_user() -> LayersDir {
+        let home = || std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".local/share"));
+        let data = std::env::var_os("XDG_DATA_HOME").map(PathBuf::from).filter(|dir| dir.is_absolute());
+        match data.or_else(home) {
+            Some(data) if !rustix::process::geteuid().is_root() => {
+                LayersDir::new(data.join("hayloft/layers"))
+            }
+            _ => LayersDir::new("/var/lib/hayloft/layers"),
+        }
+    }
+
+    /// The folder itself.
+    pub fn base(&self) -> &Path {
+        &self.base
+    }
+
+    /// The tree of the layer of this name.
+    ///
+    /// # Errors
+    /// When there is none.
+    pub fn tree(&self, name: &str) -> Result<PathBuf> {
+        check_name(name)?;
+        let tree = self.base.join(name).join(TREE);
+        if tree.is_dir() {
+            return Ok(tree);
+        }
+        Err(LayerError::NoLayer { name: name.to_owned(), base: self.base.clone() })
+    }
+
+    /// What is known of a layer.
+    ///
+    /// # Errors
+    /// When there is none of that name, or its `layer.json` is not ours.
+    pub fn info(&self, name: &str) -> Result<LayerInfo> {
+        self.tree(name)?;
+        let path = self.base.join(name).join(INFO);
+        let text = fs::read(&path).context("read", &path)?;
+        serde_json::from_slice(&text).map_err(io::Error::from).context("make sense of", &path)
+    }
+
+    /// All layers, by name.
+    ///
+    /// # Errors
+    /// When the folder cannot be read; none there means no layers.
+    pub fn list(&self) -> Result<Vec<(String, LayerInfo)>> {
+        let entries = match fs::read_dir(&self.base) {
+            Ok(entries) => entries,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+            Err(error) => return Err(error).context("list", &self.base),
+        };
+        let names = entries.flatten().filter_map(|entry| entry.file_name().into_string().ok());
+        // One that is just being removed is not there.
+        let mut layers: Vec<_> = names
+            .filter(|name| check_name(name).is_ok())
+            .filter_map(|name| self.info(&name).ok().map(|info| (name, info)))
+            .collect();
+        layers.sort_by(|a, b| a.0.cmp(&b.0));
+        Ok(layers)
+    }
+
+    /// Removes a layer: at once for everybody who looks it up.
+    ///
+    /// # Errors
+    /// When there is none of that name.
+    pub fn remove(&self, name: &str) -> Result<()> {
+        self.tree(name)?;
+        let staging = Staging::begin(&self.base, OsStr::new(name))?;
+        fs::rename(staging.target(), staging.path()).context("remove", staging.target())?;
+        staging.finish()
+    }
+
+    /// Makes a layer: `make` fills an empty folder. The layer is there when all of it is.
+    ///
+    /// # Errors
+    /// When there is one of that name and it was not asked to replace it, or it cannot be made.
+    pub(crate) fn create(
+        &self,
+        name: &str,
+        from: &str,
+        replace: bool,
+        make: impl FnOnce(&Path) -> Result<()>,
+    ) -> Result<LayerInfo> {
+        check_name(name)?;
+        fs::create_dir_all(&self.base).context("make", &self.base)?;
+        Staging::sweep(&self.base)?;
+        let mut staging = Staging::begin(&self.base, OsStr::new(name))?;
+        if !replace && staging.target().exists() {
+            return Err(LayerError::Exists(name.to_owned()));
+        }
+        let new = staging.path();
+        let tree = new.join(TREE);
+        fs::create_dir_all(&tree).context("make", &tree)?;
+        make(&tree)?;
+        let (files, bytes) = measure(&tree).context("measure", &tree)?;
+        let created = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs() as i64);
+        let info = LayerInfo { from: from.to_owned(), created, files, bytes };
+        let text = serde_json::to_vec_pretty(&info).map_err(io::Error::from).context("write", &new)?;
+        fs::write(new.join(INFO), text).context("write", &new)?;
+        sync_filesystem(&new).context("make durable", &new)?;
+        staging.commit()?;
+        sync_filesystem(&self.base).context("make durable", &self.base)?;
+        if let Err(error) = staging.finish() {
+            tracing::warn!(%error, "the old layer stays; the next `root create` removes it");
+        }
+        Ok(info)
+    }
+
+    /// The folder with an archive's content: unpacked when that was not done yet, by one of those who ask.
+    fn unpacked(&self, archive: &Path, progress: &dyn Fn(u64, u64)) -> Result<PathBuf> {
+        let meta = fs::metadata(archive).context("look at", archive)?;
+        let identity = (
+            archive,
+            [meta.dev(), meta.ino(), meta.size()],
+            [meta.mtime(), meta.mtime_nsec(), meta.ctime(), meta.ctime_nsec()],
+        );
+        let key = blake3::hash(format!("{identity:?}").as_bytes()).to_hex()[..32].to_owned();
+        let cache = self.base.join(CACHE);
+        let (folder, used) = (cache.join(&key), cache.join(&key).join("used"));
+        let tree = folder.join(TREE);
+        if touch(&used).is_ok() {
+            return Ok(tree);
+        }
+        fs::create_dir_all(&cache).context("make", &cache)?;
+        let mut staging = Staging::begin(&cache, OsStr::new(&key))?;
+        // Somebody else was faster.
+        if touch(&used).is_ok() {
+            staging.finish()?;
+            return Ok(tree);
+        }
+        let new = staging.path();
+        let new_tree = new.join(TREE);
+        fs::create_dir_all(&new_tree).context("make", &new_tree)?;
+        let lost = unpack(archive, &new_tree, progress)?;
+        if lost.any() {
+            tracing::warn!(?lost, archive = %archive.display(), "only root can unpack all of it");
+        }
+        let source = archive.as_os_str().as_encoded_bytes();
+        fs::write(new.join("source"), source).context("write", &new)?;
+        fs::write(new.join("used"), b"").context("write", &new)?;
+        sync_filesystem(&new).context("make durable", &new)?;
+        staging.commit()?;
+        staging.finish()?;
+        if let Err(error) = evict(&cache, &key, source) {
+            tracing::warn!(%error, "cannot look for outdated archives");
+        }
+        Ok(tree)
+    }
+}
+
+/// Says that an unpacked archive is in use; fails when there is none.
+fn touch(used: &Path) -> io::Result<()> {
+    fs::File::options().write(true).open(used)?.set_modified(SystemTime::now())
+}
+
+/// Removes unpacked archives that nobody has asked for in a long time.
+fn evict(cache: &Path, current: &str, source: &[u8]) -> io::Result<()> {
+    for entry in fs::read_dir(cache)?.flatten() {
+        let (name, folder) = (entry.file_name(), entry.path());
+        if name == current || name.as_encoded_bytes().starts_with(b".") {
+            continue;
+        }
+        let Ok(used) = fs::metadata(folder.join("used")).and_then(|meta| meta.modified()) else { continue };
+        let outdated = fs::read(folder.join("source")).is_ok_and(|other| other == source);
+        let unused = SystemTime::now().duration_since(used).unwrap_or_default();
+        if unused > if outdated { OUTDATED_MAX } else { UNUSED_MAX }
+            && let Ok(staging) = Staging::begin(cache, &name)
+        {
+            fs::rename(&folder, staging.path())?;
+            staging.finish().map_err(io::Error::other)?;
+        }
+    }
+    Ok(())
+}
+
+/// The path of what a layer is given as: the tree of a named layer, a folder, the folder with an archive's content
+/// (unpacked once for each version of the archive), or an image of a file system as it is.
+///
+/// Whatever has a `/` in it, or is `.` or `..`, is a path; anything else is a name.
+///
+/// # Errors
+/// When there is no such layer, or it is no layer.
+pub fn resolve(spec: &str, layers: &LayersDir) -> Result<PathBuf> {
+    resolve_with(spec, layers, &|_, _| {})
+}
+
+/// As [`resolve`]; `progress` is told how many bytes of an archive are unpacked, and how many there are.
+///
+/// # Errors
+/// See there.
+pub fn resolve_with(spec: &str, layers: &LayersDir, progress: &dyn Fn(u64, u64)) -> Result<PathBuf> {
+    if !spec.contains('/') && spec != "." && spec != ".." {
+        return layers.tree(spec);
+    }
+    let path = fs::canonicalize(spec).context("find the layer", Path::new(spec))?;
+    if path.is_dir() {
+        return Ok(path);
+    }
+    match sort_of(&path).context("read the layer", &path)? {
+        Sort::Image => Ok(path),
+        Sort::Unknown => Err(LayerError::NotALayer {
+            path,
+            why: "it is no folder, no tar archive (plain, gzip, zstd, xz or bzip2) and no image (erofs, squashfs, ext4)"
+                .to_owned(),
+        }),
+        _ => layers.unpacked(&path, progress),
+    }
+}
+
+/// Whether a text can name a layer.
+pub(crate) fn check_name(name: &str) -> Result<()> {
+    let known = |c: char| c.is_ascii_alphanumeric() || "._+-".contains(c);
+    let fits = (1..=NAME_BYTES_MAX).contains(&name.len());
+    if fits && !name.starts_with(['.', '-']) && name.chars().all(known) {
+        return Ok(());
+    }
+    Err(LayerError::Name(name.to_owned()))
+}
+
+/// Files and bytes below a folder.
+fn measure(folder: &Path) -> io::Result<(u64, u64)> {
+    let (mut files, mut bytes) = (0, 0);
+    for entry in fs::read_dir(folder)? {
+        let entry = entry?;
+        let meta = entry.metadata()?;
+        files += 1;
+        if meta.is_dir() {
+            let below = measure(&entry.path())?;
+            (files, bytes) = (files + below.0, bytes + below.1);
+        } else if meta.is_file() {
+            bytes += meta.len();
+        }
+    }
+    Ok((files, bytes))
+}

@@ -1,0 +1,411 @@
+//! Publishing what a build root has changed.
+
+use std::collections::{BTreeMap, HashMap};
+use std::ffi::{OsStr, OsString};
+use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Component, Path, PathBuf};
+
+use rustix::fs::{self, AtFlags, FileType, Mode};
+use rustix::io::Errno;
+
+use crate::changes::{Change, ChangeKind, Walk};
+use crate::copy::{Attributes, Copier, Lost, Source, sync_filesystem};
+use crate::error::{Context, LayerError, Result};
+use crate::folder::{FileKind, Folder, Meta};
+use crate::stack::{Entry, Stack};
+use crate::staging::Staging;
+
+/// What is published as what.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Form {
+    /// The target gets what was added and changed, and loses what was removed; the rest of it stays as it is.
+    #[default]
+    Merged,
+    /// The target becomes a layer: the changes alone, with whiteouts and opaque folders for what was removed.
+    Layer,
+}
+
+/// A function that waits until what was written to a folder's file system is durable.
+pub type Durable = dyn Fn(&Path) -> io::Result<()>;
+
+/// How to publish.
+#[derive(Default)]
+pub struct PublishOptions<'a> {
+    /// As what.
+    pub form: Form,
+    /// Only what is at or below these paths of the root; all changes when empty.
+    pub only: &'a [PathBuf],
+    /// Waits until what was written to the target's file system is durable. Called with a folder in it, before and
+    /// after the new version takes its place. Without it syncfs(2) is called.
+    pub durable: Option<&'a Durable>,
+    /// Called now and then with the number of changes applied so far.
+    pub progress: Option<&'a dyn Fn(u64)>,
+}
+
+/// What was published.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize)]
+pub struct Published {
+    /// Paths made or made anew.
+    pub written: u64,
+    /// Paths removed, each with everything below; as a layer: whiteouts.
+    pub removed: u64,
+    /// Bytes of content written.
+    pub bytes: u64,
+    /// What only root could have kept.
+    pub lost: Lost,
+}
+
+/// Publishes the changes of a root: the target is, for everybody who looks, what it was or what it becomes.
+///
+/// The new version is made beside the target, in the same file system, from hard links to what stays and copies of
+/// what is new; then one rename(2) puts it in its place, and the old one is removed. Files are replaced, never written
+/// in place.
+///
+/// # Errors
+/// When the target cannot be published to, or something cannot be read or written; the target is as it was then.
+pub fn publish(stack: &Stack, target: &Path, options: &PublishOptions<'_>) -> Result<Published> {
+    let (mut staging, published) = stage(stack, target, options)?;
+    let durable = options.durable.unwrap_or(&sync_filesystem);
+    durable(&staging.path()).context("make durable", target)?;
+    staging.commit()?;
+    durable(target).context("make durable", target)?;
+    if let Err(error) = staging.finish() {
+        tracing::warn!(%error, "the old version stays; the next one to publish there removes it");
+    }
+    Ok(published)
+}
+
+/// Makes the new version.
+pub(crate) fn stage(
+    stack: &Stack,
+    target: &Path,
+    options: &PublishOptions<'_>,
+) -> Result<(Staging, Published)> {
+    let (parent, name) = split(target)?;
+    std::fs::create_dir_all(&parent).context("make", &parent)?;
+    let staging = Staging::begin(&parent, &name)?;
+    let there = staging.parent().meta(&name).context("look at", target)?;
+    if there.is_some_and(|there| !there.is_folder()) {
+        return Err(LayerError::Target { path: target.to_owned(), why: "it is no folder".to_owned() });
+    }
+    let mut tree = Tree::make(stack, staging.folder(), options)?;
+    if options.form == Form::Merged && there.is_some() {
+        let old = staging.parent().sub(Path::new(&name)).context("open", target)?;
+        tree.link_all(&old, Path::new("")).context("link what stays of", target)?;
+    }
+    let only: Vec<PathBuf> = options.only.iter().map(|path| below_top(path)).collect();
+    let mut used = vec![false; only.len()];
+    let mut applied = 0;
+    for change in Walk::new(stack, options.form == Form::Layer) {
+        let change = change?;
+        let chosen = only.iter().position(|path| change.path.starts_with(path));
+        if let Some(chosen) = chosen {
+            used[chosen] = true;
+        } else if !only.is_empty() {
+            continue;
+        }
+        tree.apply(&change)?;
+        applied += 1;
+        if let Some(progress) = options.progress.filter(|_| applied % 256 == 0) {
+            progress(applied);
+        }
+    }
+    if let Some(unused) = used.iter().position(|used| !used) {
+        return Err(LayerError::NotChanged(Path::new("/").join(&only[unused])));
+    }
+    let published = tree.finish()?;
+    Ok((staging, published))
+}
+
+/// Copies everything in a stack's view into an empty folder.
+pub(crate) fn copy_tree(stack: &Stack, into: &Path, progress: &dyn Fn(u64)) -> Result<()> {
+    let options = PublishOptions { durable: Some(&|_| Ok(())), ..Default::default() };
+    let mut tree = Tree::new(stack, Folder::open(into).context("open", into)?, &options)?;
+    for (at, change) in Walk::new(stack, false).enumerate() {
+        tree.apply(&change?)?;
+        if at % 256 == 0 {
+            progress(at as u64);
+        }
+    }
+    tree.finish().map(drop)
+}
+
+/// The folder that the target is in, and the target's name there.
+fn split(target: &Path) -> Result<(PathBuf, OsString)> {
+    let wrong = |why: &str| LayerError::Target { path: target.to_owned(), why: why.to_owned() };
+    let absolute = std::path::absolute(target).context("find", target)?;
+    if absolute.components().any(|step| step == Component::ParentDir) {
+        return Err(wrong("'..' in its path"));
+    }
+    match (absolute.parent(), absolute.file_name()) {
+        (Some(parent), Some(name)) => Ok((parent.to_owned(), name.to_owned())),
+        _ => Err(wrong("it has no name")),
+    }
+}
+
+/// A path of the root without what makes it absolute.
+fn below_top(path: &Path) -> PathBuf {
+    path.components().filter(|step| matches!(step, Component::Normal(_))).collect()
+}
+
+/// The tree that is being made.
+pub(crate) struct Tree<'s> {
+    stack: &'s Stack,
+    top: Folder,
+    form: Form,
+    copier: Copier,
+    /// Attributes of the folders, set when all is in them: by then nothing changes their times any more, and one that
+    /// may not be written to could be.
+    folders: BTreeMap<PathBuf, Attributes>,
+    /// Where the first name of a file with several names is.
+    links: HashMap<(u64, u64), PathBuf>,
+    published: Published,
+}
+
+impl<'s> Tree<'s> {
+    /// An empty one in `staging`.
+    pub(crate) fn make(stack: &'s Stack, staging: &Folder, options: &PublishOptions<'_>) -> Result<Tree<'s>> {
+        let name = Staging::new_name();
+        fs::mkdirat(staging, name, Mode::RWXU).context("make", Path::new(name))?;
+        let top = staging.sub(Path::new(name)).context("open", Path::new(name))?;
+        Tree::new(stack, top, options)
+    }
+
+    fn new(stack: &'s Stack, top: Folder, options: &PublishOptions<'_>) -> Result<Tree<'s>> {
+        let mut copier = Copier::new();
+        // syncfs(2) does nothing on most FUSE file systems.
+        let fuse = || is_fuse(&top).context("look at", Path::new("the new version"));
+        copier.fsync_each = options.durable.is_none() && fuse()?;
+        let mut tree = Tree {
+            stack,
+            top,
+            form: options.form,
+            copier,
+            folders: BTreeMap::new(),
+            links: HashMap::new(),
+            published: Published::default(),
+        };
+        if let Some(entry) = stack.top(0)? {
+            let attributes = tree.attributes(&entry)?;
+            tree.folders.insert(PathBuf::new(), attributes);
+        }
+        Ok(tree)
+    }
+
+    /// Everything below `path` of another tree in the same file system: folders anew, the rest by hard links.
+    fn link_all(&mut self, old: &Folder, path: &Path) -> io::Result<()> {
+        let folder = old.sub(path)?;
+        let attributes = Attributes::new(&folder.own_meta()?, folder.xattrs(OsStr::new("."))?);
+        self.folders.insert(path.to_owned(), attributes);
+        let here = self.top.sub(path)?;
+        let mut below = Vec::new();
+        for name in folder.names()? {
+            let Some(meta) = folder.meta(&name)? else { continue };
+            if meta.is_folder() {
+                fs::mkdirat(&here, &name, Mode::RWXU)?;
+                below.push(path.join(&name));
+            } else {
+                self.link(&folder, &here, &name, &meta)?;
+            }
+        }
+        drop((folder, here));
+        below.iter().try_for_each(|path| self.link_all(old, path))
+    }
+
+    fn link(&mut self, from: &Folder, to: &Folder, name: &OsStr, meta: &Meta) -> io::Result<()> {
+        match fs::linkat(from, name, to, name, AtFlags::empty()) {
+            // Too many names, or a file of somebody else's (fs.protected_hardlinks): a copy.
+            Err(Errno::MLINK | Errno::PERM | Errno::XDEV) => {
+                let attributes = Attributes::new(meta, from.xattrs(name)?);
+                self.copier.copy(Source { meta, content: (from, name) }, &attributes, to, name)
+            }
+            other => Ok(other?),
+        }
+    }
+
+    /// Does to the tree what was done to the root.
+    pub(crate) fn apply(&mut self, change: &Change) -> Result<()> {
+        let path = &change.path;
+        match (&change.new, change.kind) {
+            (Some(new), _) if new.meta.is_folder() => self.apply_folder(change, new),
+            (Some(new), _) => self.write(path, new).context("publish", Path::new("/").join(path)),
+            (None, _) => self.remove(path).context("publish the removal of", Path::new("/").join(path)),
+        }
+    }
+
+    fn remove(&mut self, path: &Path) -> io::Result<()> {
+        if self.form == Form::Layer {
+            self.folders_above(path)?;
+            let (folder, name) = self.top.parent_of(path)?;
+            fs::mknodat(&folder, name, FileType::CharacterDevice, Mode::empty(), 0)?;
+            self.published.removed += 1;
+            return Ok(());
+        }
+        let Some(parent) = self.parent_if_there(path)? else { return Ok(()) };
+        let name = path.file_name().unwrap_or_default();
+        if parent.meta(name)?.is_some() {
+            parent.remove(name)?;
+            self.forget_below(path);
+            self.published.removed += 1;
+        }
+        Ok(())
+    }
+
+    /// The folder that `path` is in; `None` when there is none.
+    fn parent_if_there(&self, path: &Path) -> io::Result<Option<Folder>> {
+        match self.top.sub(path.parent().unwrap_or(Path::new(""))) {
+            Ok(folder) => Ok(Some(folder)),
+            Err(error) => match error.raw_os_error().map(Errno::from_raw_os_error) {
+                Some(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => Ok(None),
+                _ => Err(error),
+            },
+        }
+    }
+
+    fn forget_below(&mut self, path: &Path) {
+        let below: Vec<PathBuf> = self
+            .folders
+            .range(path.to_owned()..)
+            .map(|(folder, _)| folder.clone())
+            .take_while(|folder| folder.starts_with(path))
+            .collect();
+        for folder in below {
+            self.folders.remove(&folder);
+        }
+    }
+
+    fn apply_folder(&mut self, change: &Change, new: &Entry) -> Result<()> {
+        let path = &change.path;
+        let shown = Path::new("/").join(path);
+        let mut wanted = self.attributes(new)?;
+        let was_there = self.folder_at(path).context("publish", &shown)?;
+        if self.form == Form::Layer && change.hides && !path.as_os_str().is_empty() {
+            let mark = format!("{}opaque", self.stack.marks().prefix());
+            wanted.xattrs.insert(mark.into(), b"y".to_vec());
+        }
+        let old = self.folders.get(path);
+        if let Some(now) = old.filter(|_| was_there && change.kind == ChangeKind::Changed) {
+            // Only what has changed: the target's own folder may be different in other ways.
+            let what = change.aspects;
+            wanted = Attributes {
+                mode: if what.mode { wanted.mode } else { now.mode },
+                uid: if what.owner { wanted.uid } else { now.uid },
+                gid: if what.owner { wanted.gid } else { now.gid },
+                mtime: if what.time { wanted.mtime } else { now.mtime },
+                xattrs: if what.xattrs || self.form == Form::Layer {
+                    wanted.xattrs
+                } else {
+                    now.xattrs.clone()
+                },
+            };
+        }
+        self.folders.insert(path.clone(), wanted);
+        self.published.written += 1;
+        Ok(())
+    }
+
+    /// Makes sure that there is a folder at `path`. Gives whether it was there.
+    fn folder_at(&mut self, path: &Path) -> io::Result<bool> {
+        if self.folders.contains_key(path) {
+            return Ok(true);
+        }
+        self.folders_above(path)?;
+        let (parent, name) = self.top.parent_of(path)?;
+        parent.remove(name)?;
+        fs::mkdirat(&parent, name, Mode::RWXU)?;
+        Ok(false)
+    }
+
+    /// Makes the folders above `path` that are missing, as they are in the root.
+    fn folders_above(&mut self, path: &Path) -> io::Result<()> {
+        let Some(above) = path.parent().filter(|above| !self.folders.contains_key(*above)) else {
+            return Ok(());
+        };
+        self.folders_above(above)?;
+        let entry = self.entry_at(above).map_err(io::Error::other)?;
+        let attributes = self.attributes(&entry).map_err(io::Error::other)?;
+        let (parent, name) = self.top.parent_of(above)?;
+        parent.remove(name)?;
+        fs::mkdirat(&parent, name, Mode::RWXU)?;
+        self.folders.insert(above.to_owned(), attributes);
+        Ok(())
+    }
+
+    /// What is at `path` of the root.
+    fn entry_at(&self, path: &Path) -> Result<Entry> {
+        let gone = || LayerError::NotChanged(path.to_owned());
+        let mut entry = self.stack.top(0)?.ok_or_else(gone)?;
+        for name in path {
+            entry = self.stack.lookup(&entry, name)?.ok_or_else(gone)?;
+        }
+        Ok(entry)
+    }
+
+    fn attributes(&self, entry: &Entry) -> Result<Attributes> {
+        let mut xattrs = self.stack.xattrs(entry)?;
+        if self.form == Form::Layer {
+            // What looks like a mark and is none is escaped again.
+            let prefix = self.stack.marks().prefix();
+            xattrs = xattrs
+                .into_iter()
+                .map(|(name, value)| match name.as_bytes().strip_prefix(prefix.as_bytes()) {
+                    Some(rest) => {
+                        let escaped = [prefix.as_bytes(), b"overlay.", rest].concat();
+                        (OsStr::from_bytes(&escaped).to_owned(), value)
+                    }
+                    None => (name, value),
+                })
+                .collect();
+        }
+        Ok(Attributes::new(&entry.meta, xattrs))
+    }
+
+    fn write(&mut self, path: &Path, entry: &Entry) -> io::Result<()> {
+        self.folders_above(path)?;
+        let (to, name) = self.top.parent_of(path)?;
+        if to.meta(name)?.is_some() {
+            to.remove(name)?;
+            self.forget_below(path);
+        }
+        self.published.written += 1;
+        let several = entry.meta.nlink > 1;
+        if let Some(first) = self.links.get(&entry.meta.inode).filter(|_| several) {
+            let (from, from_name) = self.top.parent_of(first)?;
+            return Ok(fs::linkat(&from, from_name, &to, name, AtFlags::empty())?);
+        }
+        let attributes = self.attributes(entry).map_err(io::Error::other)?;
+        let place = entry.content_place();
+        let (from, from_name) = self.stack.parent(place).map_err(io::Error::other)?;
+        let source = Source { meta: &entry.meta, content: (&from, from_name) };
+        self.copier.copy(source, &attributes, &to, name)?;
+        if several && entry.meta.kind != FileKind::Folder && to.meta(name)?.is_some() {
+            self.links.insert(entry.meta.inode, path.to_owned());
+        }
+        Ok(())
+    }
+
+    /// Gives all folders their attributes.
+    pub(crate) fn finish(mut self) -> Result<Published> {
+        // The deepest ones first: one that may not be entered is left before it is closed.
+        for (path, attributes) in std::mem::take(&mut self.folders).iter().rev() {
+            let shown = Path::new("/").join(path);
+            let (folder, name) = self.top.parent_of(path).context("open the folder of", &shown)?;
+            self.copier
+                .set(&folder, name, FileKind::Folder, attributes)
+                .context("set the attributes of", &shown)?;
+            if self.copier.fsync_each {
+                let _ = fs::fsync(&folder);
+            }
+        }
+        Ok(Published { bytes: self.copier.bytes, lost: self.copier.lost, ..self.published })
+    }
+}
+
+/// FUSE_SUPER_MAGIC of statfs(2).
+const FUSE_MAGIC: i64 = 0x6573_5546;
+
+fn is_fuse(folder: &Folder) -> io::Result<bool> {
+    #[allow(clippy::unnecessary_cast)]
+    Ok(fs::fstatfs(folder)?.f_type as i64 == FUSE_MAGIC)
+}

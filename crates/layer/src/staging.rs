@@ -1,0 +1,161 @@
+//! New versions of folders, made beside the old ones and put in their place in one step.
+//!
+//! The version of `NAME` that is being made is `.NAME.hayloft-new/new`. Whoever makes one holds flock(2) on
+//! `.NAME.hayloft-new`; that excludes others, and tells what a crash has left: a folder that nobody holds. The next one
+//! empties it and takes it over.
+
+use std::ffi::{OsStr, OsString};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{self, FlockOperation, Mode, RenameFlags};
+use rustix::io::Errno;
+
+use crate::error::{Context, LayerError, Result};
+use crate::folder::Folder;
+
+/// What the name of a staging folder ends in.
+const SUFFIX: &str = ".hayloft-new";
+/// The new version's name in the staging folder.
+const NEW: &str = "new";
+
+/// A version in the making.
+#[derive(Debug)]
+pub(crate) struct Staging {
+    parent: Folder,
+    parent_path: PathBuf,
+    name: OsString,
+    staging_name: OsString,
+    folder: Folder,
+    done: bool,
+}
+
+impl Staging {
+    /// Removes what crashes have left of versions of anything in `parent`; what somebody holds stays.
+    pub(crate) fn sweep(parent: &Path) -> Result<()> {
+        let folder = Folder::open(parent).context("open", parent)?;
+        for name in folder.names().context("list", parent)? {
+            let text = name.to_string_lossy();
+            if !text.starts_with('.') || !text.ends_with(SUFFIX) {
+                continue;
+            }
+            // Gone meanwhile, or held.
+            let Ok(left) = folder.sub(Path::new(&name)) else { continue };
+            if fs::flock(&left, FlockOperation::NonBlockingLockExclusive).is_ok() {
+                folder.remove(&name).context("remove", parent.join(&name))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits until nobody else makes a version of `name` in `parent`, and removes what a crash has left of one.
+    pub(crate) fn begin(parent: &Path, name: &OsStr) -> Result<Staging> {
+        let parent_folder = Folder::open(parent).context("open", parent)?;
+        let mut staging_name = OsString::from(".");
+        staging_name.push(name);
+        staging_name.push(SUFFIX);
+        let path = parent.join(&staging_name);
+        loop {
+            match fs::mkdirat(&parent_folder, &staging_name, Mode::RWXU) {
+                Ok(()) | Err(Errno::EXIST) => {}
+                Err(error) => return Err(error).context("make", &path),
+            }
+            let folder = match parent_folder.sub(Path::new(&staging_name)) {
+                Ok(folder) => folder,
+                Err(error) if error.kind() == std::io::ErrorKind::NotFound => continue,
+                Err(error) => return Err(error).context("open", &path),
+            };
+            fs::flock(&folder, FlockOperation::LockExclusive).context("lock", &path)?;
+            // The one who held it may have removed it when done.
+            let there = parent_folder.meta(&staging_name).context("look at", &path)?;
+            let held = folder.own_meta().context("look at", &path)?;
+            if there.is_none_or(|there| there.inode != held.inode) {
+                continue;
+            }
+            let staging = Staging {
+                parent: parent_folder,
+                parent_path: parent.to_owned(),
+                name: name.to_owned(),
+                staging_name,
+                folder,
+                done: false,
+            };
+            for left in staging.folder.names().context("list", &path)? {
+                tracing::info!(path = %path.display(), "removing what a crash has left");
+                staging.folder.remove(&left).context("remove", path.join(&left))?;
+            }
+            return Ok(staging);
+        }
+    }
+
+    /// The folder that the version is to be made in, under the name [`Staging::new_name`].
+    pub(crate) fn folder(&self) -> &Folder {
+        &self.folder
+    }
+
+    /// The new version's name.
+    pub(crate) fn new_name() -> &'static OsStr {
+        OsStr::new(NEW)
+    }
+
+    /// The path of the new version on the host.
+    pub(crate) fn path(&self) -> PathBuf {
+        self.parent_path.join(&self.staging_name).join(NEW)
+    }
+
+    /// The folder where the target is.
+    pub(crate) fn parent(&self) -> &Folder {
+        &self.parent
+    }
+
+    /// The target's path on the host.
+    pub(crate) fn target(&self) -> PathBuf {
+        self.parent_path.join(&self.name)
+    }
+
+    /// Puts the new version in the place of the old one, if there is one, in one step.
+    pub(crate) fn commit(&mut self) -> Result<()> {
+        let target = self.target();
+        let there = self.parent.meta(&self.name).context("look at", &target)?;
+        let flags = if there.is_some() { RenameFlags::EXCHANGE } else { RenameFlags::NOREPLACE };
+        let why = |why: &str| LayerError::Target { path: target.clone(), why: why.to_owned() };
+        match fs::renameat_with(&self.folder, NEW, &self.parent, &self.name, flags) {
+            Ok(()) => {
+                self.done = true;
+                Ok(())
+            }
+            Err(Errno::BUSY) => Err(why("it is a mount point: name a folder in it")),
+            Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => Err(why(
+                "its file system cannot exchange two folders in one step (renameat2, RENAME_EXCHANGE)",
+            )),
+            Err(Errno::EXIST) => Err(why("somebody else made it meanwhile")),
+            Err(error) => Err(error).context("rename to", &target),
+        }
+    }
+
+    /// Removes the staging folder, with the old version after a commit, or what was made before one.
+    pub(crate) fn finish(mut self) -> Result<()> {
+        self.clear()
+    }
+
+    fn clear(&mut self) -> Result<()> {
+        let path = self.parent_path.join(&self.staging_name);
+        self.done = true;
+        self.parent.remove(&self.staging_name).context("remove", path)
+    }
+
+    /// Leaves everything as a crash would.
+    #[cfg(test)]
+    pub(crate) fn crash(mut self) {
+        self.done = true;
+    }
+}
+
+impl Drop for Staging {
+    fn drop(&mut self) {
+        if !self.done
+            && let Err(error) = self.clear()
+        {
+            tracing::warn!(%error, "a staging folder stays; the next one to publish there removes it");
+        }
+    }
+}

@@ -1,0 +1,243 @@
+//! Layers by name, and archives as layers.
+
+use std::fs;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use tempfile::TempDir;
+
+use super::tree::{assert_same, seen, with_everything};
+use crate::archive::unpack;
+use crate::{CreateOptions, LayerError, LayersDir, create, resolve, resolve_with};
+
+fn place() -> (TempDir, LayersDir) {
+    let dir = tempfile::Builder::new().prefix("hayloft-layer-").tempdir().unwrap();
+    let layers = LayersDir::new(dir.path().join("layers"));
+    (dir, layers)
+}
+
+fn tar(args: &[&str], folder: &Path, archive: &Path) {
+    let mut command = Command::new("tar");
+    command.arg("--create").arg("--file").arg(archive).args(args).arg("-C").arg(folder).arg(".");
+    let output = command.output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+}
+
+/// What tar(1) does not keep.
+fn without_sockets(top: &Path) {
+    fs::remove_file(top.join("etc/socket")).unwrap();
+    let folder = crate::folder::Folder::open(top).unwrap();
+    folder.set_mtime("etc".as_ref(), (1_000_000_000, 5)).unwrap();
+}
+
+fn names(folder: &Path) -> Vec<String> {
+    let mut names: Vec<_> = fs::read_dir(folder)
+        .map(|entries| entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect())
+        .unwrap_or_default();
+    names.sort();
+    names
+}
+
+#[test]
+fn layers_come_from_folders_and_archives() {
+    let (dir, layers) = place();
+    let (folder, archive) = (dir.path().join("folder"), dir.path().join("a.tar.xz"));
+    with_everything(&folder);
+    let from = format!("dir:{}", folder.display());
+    let info = create(&layers, "one", &from, &CreateOptions::default()).unwrap();
+    assert_same(&folder, &layers.tree("one").unwrap());
+    assert_eq!((info.files, &info.from), (16, &from));
+    without_sockets(&folder);
+    tar(&["--xz", "--format=posix", "--xattrs", "--xattrs-include=*"], &folder, &archive);
+    let from = format!("tar:{}", archive.display());
+    create(&layers, "two", &from, &CreateOptions::default()).unwrap();
+    assert_same(&folder, &layers.tree("two").unwrap());
+
+    let found: Vec<_> = layers.list().unwrap().into_iter().map(|(name, info)| (name, info.files)).collect();
+    assert_eq!(found, [("one".to_owned(), 16), ("two".to_owned(), 15)]);
+    let error = create(&layers, "two", &from, &CreateOptions::default()).unwrap_err();
+    assert!(matches!(error, LayerError::Exists(_)), "{error}");
+    fs::write(folder.join("etc/new"), "x").unwrap();
+    let from = format!("dir:{}", folder.display());
+    let options = CreateOptions { replace: true, ..Default::default() };
+    create(&layers, "two", &from, &options).unwrap();
+    assert_same(&folder, &resolve("two", &layers).unwrap());
+    layers.remove("one").unwrap();
+    assert!(matches!(layers.remove("one"), Err(LayerError::NoLayer { .. })));
+    assert_eq!(names(layers.base()), ["two"]);
+}
+
+#[test]
+fn a_layer_that_cannot_be_made_is_not_there() {
+    let (dir, layers) = place();
+    for from in ["dir:/nowhere/at/all", "tar:/etc/passwd", "zip:x"] {
+        create(&layers, "x", from, &CreateOptions::default()).unwrap_err();
+    }
+    for name in ["", ".x", "a/b", "-a", ".."] {
+        let from = format!("dir:{}", dir.path().display());
+        let error = create(&layers, name, &from, &CreateOptions::default()).unwrap_err();
+        assert!(matches!(error, LayerError::Name(_)), "{name}: {error}");
+    }
+    assert!(names(layers.base()).is_empty());
+    // What a crash left of another one goes, too.
+    fs::create_dir_all(layers.base().join(".y.hayloft-new/new/tree")).unwrap();
+    create(&layers, "z", "dir:/etc/apt", &CreateOptions::default()).unwrap();
+    assert_eq!(names(layers.base()), ["z"]);
+}
+
+#[test]
+fn archives_of_every_kind_are_unpacked() {
+    let (dir, _) = place();
+    let folder = dir.path().join("folder");
+    with_everything(&folder);
+    without_sockets(&folder);
+    let xattrs = ["--format=posix", "--xattrs", "--xattrs-include=*"];
+    for (at, more) in [&[][..], &["--gzip"], &["--bzip2"], &["--xz"], &["--sparse"]].iter().enumerate() {
+        let (archive, into) = (dir.path().join(format!("{at}.tar")), dir.path().join(format!("out{at}")));
+        tar(&[&xattrs[..], more].concat(), &folder, &archive);
+        fs::create_dir(&into).unwrap();
+        unpack(&archive, &into, &|_, _| {}).unwrap();
+        assert_same(&folder, &into);
+        let blocks = std::os::unix::fs::MetadataExt::blocks(&into.join("etc/sparse").metadata().unwrap());
+        assert!(blocks * 512 < 200_000, "{at}: {blocks}");
+    }
+    // zstd, by the library: tar(1) would need the program.
+    let (archive, into) = (dir.path().join("z.tar"), dir.path().join("z"));
+    let plain = fs::read(dir.path().join("0.tar")).unwrap();
+    fs::write(&archive, zstd::encode_all(&plain[..], 1).unwrap()).unwrap();
+    fs::create_dir(&into).unwrap();
+    unpack(&archive, &into, &|_, _| {}).unwrap();
+    assert_same(&folder, &into);
+    // The format of GNU tar, with its own kind of sparse files; it knows no attributes and no fractions of seconds.
+    let (archive, into) = (dir.path().join("gnu.tar"), dir.path().join("gnu"));
+    tar(&["--format=gnu", "--sparse"], &folder, &archive);
+    fs::create_dir(&into).unwrap();
+    unpack(&archive, &into, &|_, _| {}).unwrap();
+    assert_eq!(fs::read(folder.join("etc/sparse")).unwrap(), fs::read(into.join("etc/sparse")).unwrap());
+    assert_eq!(seen(&folder).keys().collect::<Vec<_>>(), seen(&into).keys().collect::<Vec<_>>());
+    // Damaged at its end.
+    let archive = dir.path().join("1.tar");
+    let whole = fs::read(&archive).unwrap();
+    fs::write(&archive, &whole[..whole.len() - 20]).unwrap();
+    let into = dir.path().join("damaged");
+    fs::create_dir(&into).unwrap();
+    unpack(&archive, &into, &|_, _| {}).unwrap_err();
+}
+
+/// An archive with these entries: a path and a link's target, or a file's content.
+fn crafted(path: &Path, entries: &[(&str, tar::EntryType, &str)]) {
+    let mut builder = tar::Builder::new(fs::File::create(path).unwrap());
+    for (name, kind, text) in entries {
+        let mut header = tar::Header::new_gnu();
+        header.set_entry_type(*kind);
+        header.set_mode(0o644);
+        header.set_uid(0);
+        header.set_gid(0);
+        // As an evil one writes it: `set_path` would refuse.
+        header.as_old_mut().name[..name.len()].copy_from_slice(name.as_bytes());
+        let content = if kind.is_file() { text.as_bytes() } else { b"" };
+        if !kind.is_file() {
+            header.as_old_mut().linkname[..text.len()].copy_from_slice(text.as_bytes());
+        }
+        header.set_size(content.len() as u64);
+        header.set_cksum();
+        builder.append(&header, content).unwrap();
+    }
+    builder.into_inner().unwrap().flush().unwrap();
+}
+
+#[test]
+fn no_archive_writes_outside_its_tree() {
+    use tar::EntryType::{Link, Regular, Symlink};
+    let (dir, _) = place();
+    let (archive, into, outside) =
+        (dir.path().join("evil.tar"), dir.path().join("into"), dir.path().join("outside"));
+    fs::create_dir(&into).unwrap();
+    fs::create_dir(&outside).unwrap();
+    fs::write(outside.join("secret"), "secret").unwrap();
+    let to_outside = outside.to_str().unwrap();
+    crafted(
+        &archive,
+        &[
+            ("../outside/a", Regular, "a"),
+            ("/outside/b", Regular, "b"),
+            ("link", Symlink, to_outside),
+            ("up", Symlink, "../outside"),
+        ],
+    );
+    unpack(&archive, &into, &|_, _| {}).unwrap();
+    // Links are followed as if the tree was all there is.
+    for (entry, kind, text) in [
+        ("link/c", Regular, "c"),
+        ("up/d", Regular, "d"),
+        ("stolen", Link, "link/secret"),
+        ("stolen", Link, "../outside/secret"),
+    ] {
+        let more = dir.path().join("more.tar");
+        crafted(&more, &[(entry, kind, text)]);
+        let _ = unpack(&more, &into, &|_, _| {});
+    }
+    assert_eq!(names(&outside), ["secret"]);
+    assert_eq!(fs::read_to_string(into.join("outside/a")).unwrap(), "a");
+    assert_eq!(fs::read_to_string(into.join("outside/b")).unwrap(), "b");
+    assert!(!into.join("stolen").exists());
+}
+
+#[test]
+fn an_archive_is_unpacked_once() {
+    let (dir, layers) = place();
+    let (folder, archive) = (dir.path().join("folder"), dir.path().join("a.tgz"));
+    with_everything(&folder);
+    without_sockets(&folder);
+    tar(&["--gzip", "--format=posix", "--xattrs", "--xattrs-include=*"], &folder, &archive);
+    let spec = archive.to_str().unwrap();
+    let unpacked = AtomicU64::new(0);
+    let trees: Vec<PathBuf> = std::thread::scope(|scope| {
+        let all: Vec<_> = (0..4)
+            .map(|_| {
+                scope.spawn(|| {
+                    resolve_with(spec, &layers, &|done, _| {
+                        // Once in the beginning of each archive.
+                        if done > 0 {
+                            unpacked.fetch_add(1, Ordering::Relaxed);
+                        }
+                    })
+                    .unwrap()
+                })
+            })
+            .collect();
+        all.into_iter().map(|one| one.join().unwrap()).collect()
+    });
+    assert!(trees.iter().all(|tree| tree == &trees[0]));
+    assert_eq!(unpacked.load(Ordering::Relaxed), 1);
+    assert_same(&folder, &trees[0]);
+    assert_eq!(resolve(spec, &layers).unwrap(), trees[0]);
+    // A new version is another one.
+    fs::write(folder.join("etc/more"), "x").unwrap();
+    tar(&["--gzip", "--format=posix", "--xattrs", "--xattrs-include=*"], &folder, &archive);
+    let newer = resolve(spec, &layers).unwrap();
+    assert_ne!(newer, trees[0]);
+    assert_same(&folder, &newer);
+    // The cache is no layer.
+    assert!(layers.list().unwrap().is_empty());
+}
+
+#[test]
+fn names_paths_and_images_are_told_apart() {
+    let (dir, layers) = place();
+    assert_eq!(resolve(dir.path().to_str().unwrap(), &layers).unwrap(), dir.path().canonicalize().unwrap());
+    let error = resolve("none", &layers).unwrap_err();
+    assert!(matches!(error, LayerError::NoLayer { .. }), "{error}");
+    let image = dir.path().join("image");
+    let mut content = vec![0; 2048];
+    content[..4].copy_from_slice(b"hsqs");
+    fs::write(&image, &content).unwrap();
+    assert_eq!(resolve(image.to_str().unwrap(), &layers).unwrap(), image.canonicalize().unwrap());
+    content[..4].copy_from_slice(b"none");
+    fs::write(&image, &content).unwrap();
+    let error = resolve(image.to_str().unwrap(), &layers).unwrap_err();
+    assert!(matches!(error, LayerError::NotALayer { .. }), "{error}");
+    resolve("/nowhere/at/all", &layers).unwrap_err();
+}
