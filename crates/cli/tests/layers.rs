@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::process::Command;
 
 /// A crate, and the crates of this workspace that it may use.
-const MAY_USE: [(&str, &[&str]); 8] = [
+const MAY_USE: [(&str, &[&str]); 9] = [
     ("hayloft-model", &[]),
     ("hayloft-wire", &["hayloft-model"]),
     ("hayloft-store", &["hayloft-model"]),
@@ -12,6 +12,7 @@ const MAY_USE: [(&str, &[&str]); 8] = [
     ("hayloft-fuse", &[]),
     ("hayloft-mount", &["hayloft-model", "hayloft-wire", "hayloft-store", "hayloft-fuse"]),
     ("hayloft-layer", &[]),
+    ("hayloft-root", &["hayloft-model"]),
     (
         "hayloft",
         &[
@@ -22,6 +23,7 @@ const MAY_USE: [(&str, &[&str]); 8] = [
             "hayloft-fuse",
             "hayloft-mount",
             "hayloft-layer",
+            "hayloft-root",
         ],
     ),
 ];
