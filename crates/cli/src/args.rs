@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
 
+use crate::layer_args::{RootCreateArgs, RootDiffArgs, RootPublishArgs};
 use crate::units::parse_size;
 
 const ABOUT: &str = "Mounted trees for build farms: many hosts share one tree at local speed.";
@@ -57,6 +58,8 @@ pub(crate) enum Verb {
     Sync(SyncArgs),
     /// Show what a mount or a server has done
     Stats(StatsArgs),
+    /// Make layers, and look after build roots
+    Root(RootArgs),
     /// Build a real program on a throw-away volume and compare the times with disk and memory
     Try(TryArgs),
 }
@@ -316,6 +319,31 @@ pub(crate) struct StatsArgs {
     #[arg(long, value_name = "SECONDS", default_value = "2", requires = "watch")]
     #[arg(value_parser = clap::value_parser!(u64).range(1..=86_400))]
     pub interval: u64,
+}
+
+/// `hayloft root`.
+#[derive(Debug, Args)]
+#[command(subcommand_required = true, arg_required_else_help = true, disable_help_subcommand = true)]
+#[command(after_help = "\
+Examples:
+  hayloft root create bookworm --from debian:bookworm,build-essential
+  hayloft root diff build7
+  hayloft root publish build7 /mnt/builds:nightly")]
+pub(crate) struct RootArgs {
+    /// What to do.
+    #[command(subcommand)]
+    pub verb: RootVerb,
+}
+
+/// The verbs of `hayloft root`.
+#[derive(Debug, Subcommand)]
+pub(crate) enum RootVerb {
+    /// Make a layer that `hayloft run --root NAME` finds
+    Create(RootCreateArgs),
+    /// Show what a root has changed against its layers
+    Diff(RootDiffArgs),
+    /// Put what a root has changed into a volume, all of it at once
+    Publish(RootPublishArgs),
 }
 
 /// `hayloft try`.

@@ -21,6 +21,8 @@ const SYSTEM_FILE: &str = "/etc/hayloft/hayloft.toml";
 pub(crate) struct Config {
     /// Address of the server that administration talks to, `HOST:PORT`.
     pub server: Option<String>,
+    /// Folder of the layers that have a name.
+    pub layers: Option<PathBuf>,
     /// For `hayloft serve`.
     pub serve: ServeConfig,
     /// For `hayloft mount`.
@@ -83,6 +85,7 @@ impl Config {
     fn over(self, below: Config) -> Config {
         Config {
             server: self.server.or(below.server),
+            layers: self.layers.or(below.layers),
             serve: ServeConfig {
                 store: self.serve.store.or(below.serve.store),
                 listen: self.serve.listen.or(below.serve.listen),

@@ -5,9 +5,12 @@ mod args;
 mod config;
 mod exit;
 mod helper;
+mod layer_args;
+mod layers;
 mod mount;
 mod mountinfo;
 mod notify;
+mod publish;
 mod remount;
 mod serve;
 mod signals;
@@ -24,7 +27,7 @@ use std::process::ExitCode;
 
 use clap::Parser;
 
-use crate::args::{Cli, Verb};
+use crate::args::{Cli, RootVerb, Verb};
 use crate::config::Config;
 
 fn main() -> ExitCode {
@@ -44,6 +47,14 @@ fn run(cli: Cli) -> anyhow::Result<u8> {
         Verb::Umount(args) => umount::run(&args),
         Verb::Sync(args) => sync::run(&args),
         Verb::Stats(args) => stats::run(&args),
+        Verb::Root(args) => {
+            let roots = hayloft_root::Roots::of_this_user()?;
+            match args.verb {
+                RootVerb::Create(args) => layers::run_create(&args, &config()?),
+                RootVerb::Diff(args) => layers::run_diff(&args, &roots),
+                RootVerb::Publish(args) => publish::run(&args, &roots, cli.config.as_deref()),
+            }
+        }
         Verb::Try(args) => trial::run(args),
     }
 }

@@ -27,7 +27,7 @@ pub enum Form {
 }
 
 /// A function that waits until what was written to a folder's file system is durable.
-pub type Durable = dyn Fn(&Path) -> io::Result<()>;
+pub type Durable<'a> = dyn Fn(&Path) -> io::Result<()> + 'a;
 
 /// How to publish.
 #[derive(Default)]
@@ -38,7 +38,7 @@ pub struct PublishOptions<'a> {
     pub only: &'a [PathBuf],
     /// Waits until what was written to the target's file system is durable. Called with a folder in it, before and
     /// after the new version takes its place. Without it syncfs(2) is called.
-    pub durable: Option<&'a Durable>,
+    pub durable: Option<&'a Durable<'a>>,
     /// Called now and then with the number of changes applied so far.
     pub progress: Option<&'a dyn Fn(u64)>,
 }

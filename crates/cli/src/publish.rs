@@ -1,0 +1,262 @@
+//! `hayloft root publish`, and `--publish` of `hayloft run`.
+
+use std::io;
+use std::path::{Component, Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use anyhow::Context;
+use hayloft_layer::{Durable, Form, PublishOptions, Published, publish};
+use hayloft_root::{RootInfo, Roots};
+use tempfile::TempDir;
+
+use crate::exit::{Exit, failure};
+use crate::layer_args::{PublicationArgs, RootPublishArgs};
+use crate::layers::{Progress, as_failure, stack};
+use crate::mountinfo::{self, MountEntry};
+use crate::sync;
+use crate::units::{show_count, show_size};
+
+/// Runs `hayloft root publish`.
+///
+/// # Errors
+/// When there is no such root, or nothing could be published.
+pub(crate) fn run(args: &RootPublishArgs, roots: &Roots, config: Option<&Path>) -> anyhow::Result<u8> {
+    let destination = Destination::parse(&args.to, &args.name)?;
+    let info = roots.load(&args.name)?;
+    let published = publish_root(&info, &destination, &args.what, config)?;
+    if args.json {
+        println!("{}", serde_json::to_string(&published)?);
+    } else {
+        println!("{}", summary(&published, &args.to));
+    }
+    Ok(0)
+}
+
+/// One line that says what was published.
+pub(crate) fn summary(published: &Published, to: &str) -> String {
+    let (written, removed) = (show_count(published.written), show_count(published.removed));
+    format!("published to {to}: {written} written ({}), {removed} removed", show_size(published.bytes))
+}
+
+/// Publishes what a root has changed; returns when it is durable.
+///
+/// # Errors
+/// When the destination cannot be reached, or the root not be read; the destination is as it was then.
+pub(crate) fn publish_root(
+    info: &RootInfo,
+    destination: &Destination,
+    what: &PublicationArgs,
+    config: Option<&Path>,
+) -> anyhow::Result<Published> {
+    let stack = stack(info)?;
+    let place = Place::reach(&destination.volume, config)?;
+    let target = place.path().join(&destination.path);
+    let ours = hayloft_mount_of(place.path())?;
+    let flush = |_: &Path| match &ours {
+        Some(entry) => {
+            sync::flush(&entry.mount_point).map_err(|error| io::Error::other(format!("{error:#}")))
+        }
+        None => Ok(()),
+    };
+    let progress = Progress::new();
+    let say = |done: u64| progress.say(&format!("publishing: {} changes", show_count(done)));
+    let options = PublishOptions {
+        form: if what.as_layer { Form::Layer } else { Form::Merged },
+        only: &what.only,
+        durable: ours.is_some().then_some(&flush as &Durable<'_>),
+        progress: Some(&say),
+    };
+    let outcome = publish(&stack, &target, &options);
+    progress.end();
+    let published = outcome.map_err(as_failure)?;
+    place.leave()?;
+    warn_of_losses(&published);
+    Ok(published)
+}
+
+fn warn_of_losses(published: &Published) {
+    let lost = published.lost;
+    let parts = [(lost.owners, "owners"), (lost.xattrs, "attributes"), (lost.devices, "device nodes")];
+    let lost: Vec<String> =
+        parts.iter().filter(|(count, _)| *count > 0).map(|(count, of)| format!("{count} {of}")).collect();
+    if !lost.is_empty() {
+        eprintln!("hayloft: without root rights these are not kept: {}", lost.join(", "));
+    }
+}
+
+/// Where something is published to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Destination {
+    volume: Volume,
+    /// The folder in it.
+    path: PathBuf,
+}
+
+/// What `VOLUME` says.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Volume {
+    /// A folder, on a mount or anywhere.
+    Folder(PathBuf),
+    /// `HOST:PORT/NAME`.
+    Remote(String),
+}
+
+impl Destination {
+    /// Reads `VOLUME[:PATH]`; without PATH it is the root's name.
+    ///
+    /// # Errors
+    /// When it is neither a folder nor a server's volume, or PATH leads out of it.
+    pub(crate) fn parse(text: &str, root: &str) -> anyhow::Result<Destination> {
+        let wrong = |why: &str| failure(Exit::Usage, format!("cannot publish to '{text}': {why}"));
+        let (volume, path) = match text.starts_with(['/', '.']) {
+            true => {
+                let (folder, path) = text.split_once(':').map_or((text, None), |(a, b)| (a, Some(b)));
+                (Volume::Folder(folder.into()), path)
+            }
+            false => {
+                // The first ':' is the port's, unless the address has brackets; the one after the name is ours.
+                let Some((server, rest)) = text.split_once('/') else {
+                    return Err(wrong("write a folder with a '/', or HOST:PORT/NAME"));
+                };
+                let (name, path) = rest.split_once(':').map_or((rest, None), |(a, b)| (a, Some(b)));
+                if !server.contains(':') || name.is_empty() || name.contains('/') {
+                    return Err(wrong("write an absolute path, one with './', or HOST:PORT/NAME"));
+                }
+                (Volume::Remote(format!("{server}/{name}")), path)
+            }
+        };
+        let path = Path::new(path.unwrap_or(root));
+        let inside: PathBuf = path.components().filter(|step| matches!(step, Component::Normal(_))).collect();
+        if inside.as_os_str().is_empty() {
+            return Err(wrong(
+                "a volume's top folder cannot be exchanged: name a folder in it, as in VOLUME:out",
+            ));
+        }
+        if path.components().any(|step| step == Component::ParentDir) {
+            return Err(wrong("'..' leads out of the volume"));
+        }
+        Ok(Destination { volume, path: inside })
+    }
+}
+
+/// A folder to publish into, mounted for the time being when it has to be.
+struct Place {
+    folder: PathBuf,
+    mounted: Option<TempDir>,
+}
+
+impl Place {
+    fn reach(volume: &Volume, config: Option<&Path>) -> anyhow::Result<Place> {
+        match volume {
+            Volume::Folder(folder) => {
+                let found =
+                    folder.canonicalize().with_context(|| format!("cannot publish to {}", folder.display()));
+                let folder = found.map_err(|error| failure(Exit::NoVolume, format!("{error:#}")))?;
+                Ok(Place { folder, mounted: None })
+            }
+            Volume::Remote(source) => {
+                // A volume that this host has mounted is reached there.
+                let mounts = mountinfo::all()?;
+                let there = mounts.iter().rev().find(|entry| entry.is_ours() && entry.volume() == *source);
+                if let Some(entry) = there {
+                    return Ok(Place { folder: entry.mount_point.clone(), mounted: None });
+                }
+                mount(source, config)
+            }
+        }
+    }
+
+    fn path(&self) -> &Path {
+        &self.folder
+    }
+
+    /// Leaves the mount, if it was made for this.
+    fn leave(mut self) -> anyhow::Result<()> {
+        match self.mounted.take() {
+            Some(dir) => {
+                let left =
+                    itself(["umount"]).arg(&self.folder).status().context("cannot run this program")?;
+                if !left.success() {
+                    // It must not be taken for a folder to be removed.
+                    let kept = dir.keep();
+                    return Err(failure(Exit::Failed, format!("the mount on {} stays", kept.display())));
+                }
+                Ok(())
+            }
+            None => Ok(()),
+        }
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        if let Some(dir) = self.mounted.take() {
+            let left = itself(["umount", "--lazy"]).arg(&self.folder).status();
+            if !left.is_ok_and(|status| status.success()) {
+                let _ = dir.keep();
+            }
+        }
+    }
+}
+
+fn mount(source: &str, config: Option<&Path>) -> anyhow::Result<Place> {
+    let dir =
+        tempfile::Builder::new().prefix("hayloft-publish-").tempdir().context("cannot make a folder")?;
+    let folder = dir.path().join("mnt");
+    std::fs::create_dir(&folder)?;
+    let mut command = itself(["mount", source]);
+    command.arg(&folder).arg("--log-dir").arg(dir.path());
+    if let Some(config) = config {
+        command.arg("--config").arg(config);
+    }
+    let output = command.stdout(Stdio::null()).output().context("cannot run this program")?;
+    if !output.status.success() {
+        let said = String::from_utf8_lossy(&output.stderr);
+        let code = output.status.code().and_then(|code| u8::try_from(code).ok()).unwrap_or(1);
+        let said = said.trim().trim_start_matches("hayloft: ");
+        return Err(failure(Exit::from_code(code), format!("cannot publish to {source}: {said}")));
+    }
+    Ok(Place { folder, mounted: Some(dir) })
+}
+
+/// This program again.
+fn itself<const N: usize>(args: [&str; N]) -> Command {
+    let mut command = Command::new("/proc/self/exe");
+    command.args(args).stdin(Stdio::null());
+    command
+}
+
+/// The Hayloft mount that a folder is on.
+fn hayloft_mount_of(folder: &Path) -> anyhow::Result<Option<MountEntry>> {
+    let folder = folder.canonicalize()?;
+    // The longest mount point is the one that counts, and of the same the last.
+    let mounts = mountinfo::all()?;
+    let on = mounts.into_iter().filter(|entry| folder.starts_with(&entry.mount_point));
+    Ok(on.max_by_key(|entry| entry.mount_point.components().count()).filter(MountEntry::is_ours))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn destinations_are_read() {
+        let to = |volume, path: &str| Destination { volume, path: path.into() };
+        let folder = |path: &str| Volume::Folder(path.into());
+        let remote = |source: &str| Volume::Remote(source.to_owned());
+        for (text, expected) in [
+            ("/mnt/v", to(folder("/mnt/v"), "build")),
+            ("/mnt/v:a/b", to(folder("/mnt/v"), "a/b")),
+            ("./v:/a//b/", to(folder("./v"), "a/b")),
+            ("farm1:7440/v", to(remote("farm1:7440/v"), "build")),
+            ("farm1:7440/v:a", to(remote("farm1:7440/v"), "a")),
+            ("[::1]:7440/v:a", to(remote("[::1]:7440/v"), "a")),
+        ] {
+            assert_eq!(Destination::parse(text, "build").unwrap(), expected, "{text}");
+        }
+        for text in ["v", "v:a", "v/x", "/mnt/v:", "/mnt/v:/", "/mnt/v:../x", "h:1/", "h:1/a/b:c", ""] {
+            let error = Destination::parse(text, "build").unwrap_err();
+            assert_eq!(crate::exit::exit_of(&error), Exit::Usage, "{text}: {error}");
+        }
+    }
+}
