@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
 
+use crate::root_args::{RootArgs, RunArgs};
 use crate::units::parse_size;
 
 const ABOUT: &str = "Mounted trees for build farms: many hosts share one tree at local speed.";
@@ -27,7 +28,8 @@ Examples:
   hayloft volume create builds
   hayloft mount 127.0.0.1:7440/builds /mnt/builds
   hayloft stats /mnt/builds
-  hayloft umount /mnt/builds";
+  hayloft umount /mnt/builds
+  hayloft run --root /mnt/builds/sysroot -- make -j4";
 
 /// See [`ABOUT`].
 #[derive(Debug, Parser)]
@@ -57,6 +59,10 @@ pub(crate) enum Verb {
     Sync(SyncArgs),
     /// Show what a mount or a server has done
     Stats(StatsArgs),
+    /// Run a command in a build root in memory
+    Run(RunArgs),
+    /// List, show, enter and remove build roots
+    Root(RootArgs),
     /// Build a real program on a throw-away volume and compare the times with disk and memory
     Try(TryArgs),
 }
@@ -357,7 +363,8 @@ pub(crate) struct TryArgs {
     pub command: Vec<std::ffi::OsString>,
 }
 
-fn parse_mode(text: &str) -> Result<u32, String> {
+/// Permission bits, octal.
+pub(crate) fn parse_mode(text: &str) -> Result<u32, String> {
     match u32::from_str_radix(text, 8) {
         Ok(mode) if mode <= 0o7777 => Ok(mode),
         _ => Err(format!("'{text}' are no permission bits: write them in octal, as in 0755")),

@@ -9,6 +9,9 @@ mod mount;
 mod mountinfo;
 mod notify;
 mod remount;
+mod root;
+mod root_args;
+mod run;
 mod serve;
 mod signals;
 mod stats;
@@ -44,6 +47,8 @@ fn run(cli: Cli) -> anyhow::Result<u8> {
         Verb::Umount(args) => umount::run(&args),
         Verb::Sync(args) => sync::run(&args),
         Verb::Stats(args) => stats::run(&args),
+        Verb::Run(args) => run::run(args, &config()?),
+        Verb::Root(args) => root::run(args, &config()?),
         Verb::Try(args) => trial::run(args),
     }
 }
