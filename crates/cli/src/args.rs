@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
 
-use crate::layer_args::{RootCreateArgs, RootDiffArgs, RootPublishArgs};
+use crate::root_args::{RootArgs, RunArgs};
 use crate::units::parse_size;
 
 const ABOUT: &str = "Mounted trees for build farms: many hosts share one tree at local speed.";
@@ -28,7 +28,8 @@ Examples:
   hayloft volume create builds
   hayloft mount 127.0.0.1:7440/builds /mnt/builds
   hayloft stats /mnt/builds
-  hayloft umount /mnt/builds";
+  hayloft umount /mnt/builds
+  hayloft run --root /mnt/builds/sysroot -- make -j4";
 
 /// See [`ABOUT`].
 #[derive(Debug, Parser)]
@@ -58,7 +59,9 @@ pub(crate) enum Verb {
     Sync(SyncArgs),
     /// Show what a mount or a server has done
     Stats(StatsArgs),
-    /// Make layers, and look after build roots
+    /// Run a command in a build root in memory
+    Run(RunArgs),
+    /// Make layers; list, show, enter, compare, publish and remove build roots
     Root(RootArgs),
     /// Build a real program on a throw-away volume and compare the times with disk and memory
     Try(TryArgs),
@@ -321,31 +324,6 @@ pub(crate) struct StatsArgs {
     pub interval: u64,
 }
 
-/// `hayloft root`.
-#[derive(Debug, Args)]
-#[command(subcommand_required = true, arg_required_else_help = true, disable_help_subcommand = true)]
-#[command(after_help = "\
-Examples:
-  hayloft root create bookworm --from debian:bookworm,build-essential
-  hayloft root diff build7
-  hayloft root publish build7 /mnt/builds:nightly")]
-pub(crate) struct RootArgs {
-    /// What to do.
-    #[command(subcommand)]
-    pub verb: RootVerb,
-}
-
-/// The verbs of `hayloft root`.
-#[derive(Debug, Subcommand)]
-pub(crate) enum RootVerb {
-    /// Make a layer that `hayloft run --root NAME` finds
-    Create(RootCreateArgs),
-    /// Show what a root has changed against its layers
-    Diff(RootDiffArgs),
-    /// Put what a root has changed into a volume, all of it at once
-    Publish(RootPublishArgs),
-}
-
 /// `hayloft try`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
@@ -385,7 +363,8 @@ pub(crate) struct TryArgs {
     pub command: Vec<std::ffi::OsString>,
 }
 
-fn parse_mode(text: &str) -> Result<u32, String> {
+/// Permission bits, octal.
+pub(crate) fn parse_mode(text: &str) -> Result<u32, String> {
     match u32::from_str_radix(text, 8) {
         Ok(mode) if mode <= 0o7777 => Ok(mode),
         _ => Err(format!("'{text}' are no permission bits: write them in octal, as in 0755")),

@@ -21,12 +21,12 @@ const SYSTEM_FILE: &str = "/etc/hayloft/hayloft.toml";
 pub(crate) struct Config {
     /// Address of the server that administration talks to, `HOST:PORT`.
     pub server: Option<String>,
-    /// Folder of the layers that have a name.
-    pub layers: Option<PathBuf>,
     /// For `hayloft serve`.
     pub serve: ServeConfig,
     /// For `hayloft mount`.
     pub mount: MountConfig,
+    /// For `hayloft run` and `hayloft root`.
+    pub run: RunConfig,
 }
 
 /// The table `[serve]`.
@@ -57,6 +57,24 @@ pub(crate) struct MountConfig {
     pub log_dir: Option<PathBuf>,
 }
 
+/// The table `[run]`.
+#[derive(Debug, Default, Deserialize, PartialEq)]
+#[serde(deny_unknown_fields, default)]
+pub(crate) struct RunConfig {
+    /// Folder of named layers.
+    pub layers: Option<PathBuf>,
+    /// Folder for the state of roots.
+    pub state_dir: Option<PathBuf>,
+    /// Folder for swap files.
+    pub spill_dir: Option<PathBuf>,
+    /// What a root may keep resident, a size.
+    pub memory: Option<String>,
+    /// What may spill: a size, `zram:SIZE` or `none`.
+    pub spill: Option<String>,
+    /// Free memory without which no root starts, a size.
+    pub require_free: Option<String>,
+}
+
 impl Config {
     /// Reads the file that `--config` or `HAYLOFT_CONFIG` names; without one, the machine's file and then
     /// the user's, key by key, as far as they exist.
@@ -85,7 +103,6 @@ impl Config {
     fn over(self, below: Config) -> Config {
         Config {
             server: self.server.or(below.server),
-            layers: self.layers.or(below.layers),
             serve: ServeConfig {
                 store: self.serve.store.or(below.serve.store),
                 listen: self.serve.listen.or(below.serve.listen),
@@ -97,6 +114,14 @@ impl Config {
                 options: self.mount.options.or(below.mount.options),
                 cache_dir: self.mount.cache_dir.or(below.mount.cache_dir),
                 log_dir: self.mount.log_dir.or(below.mount.log_dir),
+            },
+            run: RunConfig {
+                layers: self.run.layers.or(below.run.layers),
+                state_dir: self.run.state_dir.or(below.run.state_dir),
+                spill_dir: self.run.spill_dir.or(below.run.spill_dir),
+                memory: self.run.memory.or(below.run.memory),
+                spill: self.run.spill.or(below.run.spill),
+                require_free: self.run.require_free.or(below.run.require_free),
             },
         }
     }

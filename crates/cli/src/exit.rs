@@ -13,7 +13,7 @@ pub(crate) enum Exit {
     Usage = 2,
     /// Nobody answers at the server's address.
     Unreachable = 3,
-    /// There is no such volume.
+    /// There is no such volume, root or layer.
     NoVolume = 4,
     /// The volume, the folder or the mount is in use.
     Busy = 5,
@@ -21,14 +21,14 @@ pub(crate) enum Exit {
     Denied = 6,
     /// This machine lacks something: FUSE, a program.
     Missing = 7,
-    /// The store is full or the quota is used up.
+    /// The store is full or the quota is used up; a root finds too little memory.
     NoSpace = 8,
     /// A volume of that name exists.
     Exists = 9,
     /// A check found damage.
     Damaged = 10,
-    /// `try -- COMMAND` itself failed, not the command.
-    Try = 125,
+    /// `run` or `try -- COMMAND` itself failed, not the command.
+    Run = 125,
 }
 
 impl Exit {
@@ -40,7 +40,7 @@ impl Exit {
     /// The exit with this number; [`Exit::Failed`] for any other.
     pub(crate) fn from_code(code: u8) -> Exit {
         use Exit::*;
-        [Usage, Unreachable, NoVolume, Busy, Denied, Missing, NoSpace, Exists, Damaged, Try]
+        [Usage, Unreachable, NoVolume, Busy, Denied, Missing, NoSpace, Exists, Damaged, Run]
             .into_iter()
             .find(|exit| exit.code() == code)
             .unwrap_or(Failed)

@@ -13,6 +13,7 @@ use serde_json::json;
 use crate::config::Config;
 use crate::exit::{Exit, failure};
 use crate::layer_args::{LayersArgs, RootCreateArgs, RootDiffArgs};
+use crate::root::root_failure;
 use crate::units::{show_count, show_size};
 
 /// Between two updates of a line of progress.
@@ -20,7 +21,7 @@ const PROGRESS_EVERY: Duration = Duration::from_millis(100);
 
 /// The folder of the layers with a name: flag or variable, file, default.
 pub(crate) fn layers_dir(args: &LayersArgs, config: &Config) -> LayersDir {
-    match args.dir.clone().or_else(|| config.layers.clone()) {
+    match args.dir.clone().or_else(|| config.run.layers.clone()) {
         Some(dir) => LayersDir::new(dir),
         None => LayersDir::of_this_user(),
     }
@@ -54,7 +55,7 @@ pub(crate) fn run_create(args: &RootCreateArgs, config: &Config) -> anyhow::Resu
 /// # Errors
 /// When there is no such root, or it cannot be read.
 pub(crate) fn run_diff(args: &RootDiffArgs, roots: &Roots) -> anyhow::Result<u8> {
-    let info = roots.load(&args.name)?;
+    let info = roots.load(&args.name).map_err(root_failure)?;
     let found: Result<Vec<Change>, LayerError> = changes(&stack(&info)?).collect();
     let mut found = found.map_err(as_failure)?;
     found.retain(|change| args.times || !change.is_only_a_folders_time());
@@ -126,6 +127,7 @@ pub(crate) fn as_failure(error: LayerError) -> anyhow::Error {
         LayerError::Name(_) | LayerError::Source { .. } | LayerError::Target { .. } => Exit::Usage,
         LayerError::Missing { .. } => Exit::Missing,
         LayerError::Io { source, .. } => match source.kind() {
+            io::ErrorKind::NotFound => Exit::NoVolume,
             io::ErrorKind::PermissionDenied => Exit::Denied,
             io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => Exit::NoSpace,
             _ => Exit::Failed,

@@ -12,6 +12,9 @@ mod mountinfo;
 mod notify;
 mod publish;
 mod remount;
+mod root;
+mod root_args;
+mod run;
 mod serve;
 mod signals;
 mod stats;
@@ -27,7 +30,7 @@ use std::process::ExitCode;
 
 use clap::Parser;
 
-use crate::args::{Cli, RootVerb, Verb};
+use crate::args::{Cli, Verb};
 use crate::config::Config;
 
 fn main() -> ExitCode {
@@ -47,14 +50,8 @@ fn run(cli: Cli) -> anyhow::Result<u8> {
         Verb::Umount(args) => umount::run(&args),
         Verb::Sync(args) => sync::run(&args),
         Verb::Stats(args) => stats::run(&args),
-        Verb::Root(args) => {
-            let roots = hayloft_root::Roots::of_this_user()?;
-            match args.verb {
-                RootVerb::Create(args) => layers::run_create(&args, &config()?),
-                RootVerb::Diff(args) => layers::run_diff(&args, &roots),
-                RootVerb::Publish(args) => publish::run(&args, &roots, cli.config.as_deref()),
-            }
-        }
+        Verb::Run(args) => run::run(args, &config()?, cli.config.as_deref()),
+        Verb::Root(args) => root::run(args, &config()?, cli.config.as_deref()),
         Verb::Try(args) => trial::run(args),
     }
 }

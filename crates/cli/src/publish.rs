@@ -1,5 +1,6 @@
 //! `hayloft root publish`, and `--publish` of `hayloft run`.
 
+use std::fmt;
 use std::io;
 use std::path::{Component, Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -13,6 +14,7 @@ use crate::exit::{Exit, failure};
 use crate::layer_args::{PublicationArgs, RootPublishArgs};
 use crate::layers::{Progress, as_failure, stack};
 use crate::mountinfo::{self, MountEntry};
+use crate::root::root_failure;
 use crate::sync;
 use crate::units::{show_count, show_size};
 
@@ -22,18 +24,18 @@ use crate::units::{show_count, show_size};
 /// When there is no such root, or nothing could be published.
 pub(crate) fn run(args: &RootPublishArgs, roots: &Roots, config: Option<&Path>) -> anyhow::Result<u8> {
     let destination = Destination::parse(&args.to, &args.name)?;
-    let info = roots.load(&args.name)?;
+    let info = roots.load(&args.name).map_err(root_failure)?;
     let published = publish_root(&info, &destination, &args.what, config)?;
     if args.json {
         println!("{}", serde_json::to_string(&published)?);
     } else {
-        println!("{}", summary(&published, &args.to));
+        println!("{}", summary(&published, &destination));
     }
     Ok(0)
 }
 
 /// One line that says what was published.
-pub(crate) fn summary(published: &Published, to: &str) -> String {
+pub(crate) fn summary(published: &Published, to: &Destination) -> String {
     let (written, removed) = (show_count(published.written), show_count(published.removed));
     format!("published to {to}: {written} written ({}), {removed} removed", show_size(published.bytes))
 }
@@ -101,7 +103,30 @@ enum Volume {
     Remote(String),
 }
 
+impl fmt::Display for Destination {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.volume {
+            Volume::Folder(folder) => write!(f, "{}", folder.join(&self.path).display()),
+            Volume::Remote(source) => write!(f, "{source}:{}", self.path.display()),
+        }
+    }
+}
+
 impl Destination {
+    /// Says early what would fail in the end.
+    ///
+    /// # Errors
+    /// When its folder is not there.
+    pub(crate) fn check(&self) -> anyhow::Result<()> {
+        match &self.volume {
+            Volume::Folder(folder) if !folder.is_dir() => Err(failure(
+                Exit::NoVolume,
+                format!("cannot publish to {}: no such folder", folder.display()),
+            )),
+            _ => Ok(()),
+        }
+    }
+
     /// Reads `VOLUME[:PATH]`; without PATH it is the root's name.
     ///
     /// # Errors

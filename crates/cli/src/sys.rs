@@ -110,6 +110,18 @@ pub(crate) fn mount_tmpfs(dir: &Path) -> io::Result<()> {
     check(unsafe { libc::mount(kind.as_ptr(), dir.as_ptr(), kind.as_ptr(), 0, options.as_ptr().cast()) })
 }
 
+/// How many bytes the file system at a path holds.
+///
+/// # Errors
+/// As statvfs(3) says.
+pub(crate) fn used_bytes(path: &Path) -> io::Result<u64> {
+    let path = c_path(path)?;
+    // SAFETY: zero is a valid value of every field; string and structure live until the call returns.
+    let mut stat: libc::statvfs = unsafe { std::mem::zeroed() };
+    check(unsafe { libc::statvfs(path.as_ptr(), &raw mut stat) })?;
+    Ok((stat.f_blocks - stat.f_bfree) * stat.f_frsize)
+}
+
 /// Sets the modification time of a file or link itself.
 ///
 /// # Errors

@@ -26,6 +26,15 @@ pub enum Error {
     /// Memory, swap or disk does not suffice: wait for other roots, or ask for less.
     #[error("{0}")]
     NoRoom(String),
+    /// The command is not in the root.
+    #[error("{0}")]
+    NoCommand(String),
+    /// The command is there and cannot be run.
+    #[error("{0}")]
+    CannotRun(String),
+    /// Anything else, from another process.
+    #[error("{0}")]
+    Failed(String),
     /// A system call failed in a way that has no better name.
     #[error("cannot {what}")]
     System {

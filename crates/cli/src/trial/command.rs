@@ -20,7 +20,7 @@ pub(super) fn run(runner: &Runner, work: &Work, args: &TryArgs) -> anyhow::Resul
     let here = std::env::current_dir().context("cannot tell the current folder")?;
     if work.path().starts_with(&here) {
         return Err(failure(
-            Exit::Try,
+            Exit::Run,
             format!("{} holds temporary files; run this in a smaller folder", here.display()),
         ));
     }
@@ -29,10 +29,10 @@ pub(super) fn run(runner: &Runner, work: &Work, args: &TryArgs) -> anyhow::Resul
     let mut copy = Command::new("cp");
     copy.arg("-a").arg("--").arg(here.join(".")).arg(&farm.mount_point).stdin(Stdio::null());
     if !runner.run(&mut copy)?.success() {
-        return Err(failure(Exit::Try, format!("cannot copy {}", here.display())));
+        return Err(failure(Exit::Run, format!("cannot copy {}", here.display())));
     }
     let [program, rest @ ..] = args.command.as_slice() else {
-        return Err(failure(Exit::Try, "no command"));
+        return Err(failure(Exit::Run, "no command"));
     };
     let mut command = Command::new(program);
     command.args(rest).current_dir(&farm.mount_point).env("PWD", &farm.mount_point);

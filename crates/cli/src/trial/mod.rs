@@ -20,7 +20,7 @@ use runner::{Interrupted, Runner};
 /// Runs the command.
 ///
 /// # Errors
-/// What went wrong; with a command to run always with [`Exit::Try`].
+/// What went wrong; with a command to run always with [`Exit::Run`].
 pub(crate) fn run(args: TryArgs) -> anyhow::Result<u8> {
     let runner = Runner::new()?;
     let runs_command = !args.command.is_empty();
@@ -33,7 +33,7 @@ pub(crate) fn run(args: TryArgs) -> anyhow::Result<u8> {
         return Ok(128 + u8::try_from(*signal).unwrap_or(0));
     }
     match runs_command {
-        true => Err(failure(Exit::Try, format!("{error:#}"))),
+        true => Err(failure(Exit::Run, format!("{error:#}"))),
         false => Err(error),
     }
 }

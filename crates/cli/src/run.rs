@@ -1,0 +1,319 @@
+//! `hayloft run`.
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::io::Write;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::Context;
+use hayloft_layer::{LayersDir, Published};
+use hayloft_root::{Error, Layer, Network, Outcome, RootInfo, Roots, Spec, Spill, Task};
+use serde_json::{Value, json};
+
+use crate::config::Config;
+use crate::exit::{Exit, failure};
+use crate::layers::{Progress, as_failure, layers_dir};
+use crate::publish::Destination;
+use crate::root::{root_failure, roots};
+use crate::root_args::{NetworkArg, RunArgs, parse_spill};
+use crate::units::parse_size;
+use crate::{mountinfo, publish, stats};
+
+/// Where swap files are made when nothing says otherwise.
+const DEFAULT_SPILL_DIR: &str = "/var/lib/hayloft/spill";
+/// What of the host's own tree is not shown when that is the layer: other roots' files and the store.
+const HOST_MASKED: [&str; 2] = ["/var/lib/hayloft", "/run/hayloft"];
+/// Exit codes of a command that was not found or could not be run, as shells have them.
+const NOT_FOUND: u8 = 127;
+const CANNOT_RUN: u8 = 126;
+
+/// Runs the command. Gives the exit code of what ran in the root.
+///
+/// # Errors
+/// When the root could not be made: with [`Exit::Run`].
+pub(crate) fn run(args: RunArgs, config: &Config, config_file: Option<&Path>) -> anyhow::Result<u8> {
+    let outcome = run_in_root(&args, config, config_file);
+    let (report, result) = match outcome {
+        Ok((report, code)) => (report, Ok(code)),
+        Err(error) => {
+            let code = match error.downcast_ref::<Error>() {
+                Some(Error::NoCommand(_)) => NOT_FOUND,
+                Some(Error::CannotRun(_)) => CANNOT_RUN,
+                _ => Exit::Run.code(),
+            };
+            let error = match error.downcast::<Error>() {
+                Ok(error) => root_failure(error),
+                Err(error) => error,
+            };
+            let kind = crate::exit::exit_of(&error).code();
+            let report =
+                json!({ "exit_code": code, "error": { "code": kind, "message": format!("{error:#}") } });
+            (report, Err((error, code)))
+        }
+    };
+    if let Some(target) = &args.json {
+        write_report(target, &report)?;
+    }
+    match result {
+        Ok(code) => Ok(code),
+        Err((error, code)) => {
+            eprintln!("hayloft: {error:#}");
+            Ok(code)
+        }
+    }
+}
+
+fn run_in_root(args: &RunArgs, config: &Config, config_file: Option<&Path>) -> anyhow::Result<(Value, u8)> {
+    let roots = roots(args.state_dir.as_deref(), &config.run)?;
+    // What is wrong with it is to be known before the build, not after.
+    if let Some(to) = &args.publish {
+        Destination::parse(to, args.name.as_deref().unwrap_or("root"))?.check()?;
+    } else if args.publication.as_layer || !args.publication.only.is_empty() {
+        return Err(failure(Exit::Usage, "--only and --as-layer say what is published: add --publish"));
+    }
+    let spec = spec(args, config, &roots)?;
+    let before = operations(&spec);
+    let mut running = hayloft_root::start(&roots, &spec)?;
+    let outcome = running.wait()?;
+    let (collected, mut problem) = collect(args, running.info().merged.as_path(), outcome.end.exit_code == 0);
+    let mut published = None;
+    if let Some(to) = args.publish.as_ref().filter(|_| outcome.end.exit_code == 0) {
+        match publish_to(to, args, running.info(), config_file) {
+            Ok(done) => published = Some(done),
+            Err(error) => problem = problem.or(Some(error)),
+        }
+    }
+    if outcome.out_of_memory_kills > 0 {
+        eprintln!(
+            "hayloft: the root's memory was used up: {} of its processes were killed; --memory gives it more",
+            outcome.out_of_memory_kills
+        );
+    }
+    let name = running.info().name.clone();
+    // A root that was killed because it did not end has nothing left to look at.
+    let kept = match args.keep {
+        true => running.keep().map(|_| true),
+        false => running.end().map(|()| false),
+    };
+    let kept = kept.unwrap_or_else(|error| {
+        eprintln!("hayloft: {:#}", root_failure(error));
+        false
+    });
+    if kept {
+        eprintln!("hayloft: the root is kept as {name}: hayloft root enter {name}, hayloft root rm {name}");
+    }
+    let mut report = report(&name, &outcome);
+    report["kept"] = json!(kept);
+    report["collected"] = json!(collected);
+    report["published"] = json!(published);
+    report["operations"] = json!(difference(&before, &operations(&spec)));
+    let mut code = exit_code(&outcome);
+    if let Some(error) = problem {
+        eprintln!("hayloft: {error:#}");
+        report["error"] = json!({ "code": Exit::Failed.code(), "message": format!("{error:#}") });
+        code = if code == 0 { Exit::Run.code() } else { code };
+    }
+    Ok((report, code))
+}
+
+fn publish_to(
+    to: &str,
+    args: &RunArgs,
+    info: &RootInfo,
+    config_file: Option<&Path>,
+) -> anyhow::Result<Published> {
+    let destination = Destination::parse(to, &info.name)?;
+    let published = publish::publish_root(info, &destination, &args.publication, config_file)?;
+    eprintln!("hayloft: {}", publish::summary(&published, &destination));
+    Ok(published)
+}
+
+fn exit_code(outcome: &Outcome) -> u8 {
+    u8::try_from(outcome.end.exit_code).unwrap_or(u8::MAX)
+}
+
+fn report(name: &str, outcome: &Outcome) -> Value {
+    let ms = |duration: Duration| (duration.as_secs_f64() * 1e6).round() / 1e3;
+    json!({
+        "root": name,
+        "exit_code": outcome.end.exit_code,
+        "signal": outcome.end.signal,
+        "start_ms": ms(outcome.start),
+        "wall_ms": ms(outcome.wall),
+        "cpu_user_ms": outcome.end.cpu_user_us as f64 / 1e3,
+        "cpu_system_ms": outcome.end.cpu_system_us as f64 / 1e3,
+        "memory_peak_bytes": outcome.memory_peak,
+        "spilled_bytes": outcome.spilled,
+        "major_faults": outcome.end.major_faults,
+        "out_of_memory_kills": outcome.out_of_memory_kills,
+    })
+}
+
+fn write_report(target: &Path, report: &Value) -> anyhow::Result<()> {
+    let text = serde_json::to_string_pretty(report)? + "\n";
+    match target.as_os_str().as_bytes() {
+        b"-" => Ok(std::io::stdout().write_all(text.as_bytes())?),
+        _ => std::fs::write(target, text).with_context(|| format!("cannot write {}", target.display())),
+    }
+}
+
+/// Copies out what was asked for. After a failed command what is not there is no error: it may not have come to it.
+fn collect(args: &RunArgs, merged: &Path, succeeded: bool) -> (Vec<PathBuf>, Option<anyhow::Error>) {
+    let (mut copies, mut problem) = (Vec::new(), None);
+    for pattern in &args.collect {
+        match hayloft_root::collect(merged, pattern, &args.output) {
+            Ok(paths) => copies.extend(paths),
+            Err(Error::NotFound(_)) if !succeeded => (),
+            Err(error) => problem = problem.or(Some(root_failure(error))),
+        }
+    }
+    (copies, problem)
+}
+
+fn spec(args: &RunArgs, config: &Config, roots: &Roots) -> anyhow::Result<Spec> {
+    let layers_dir = layers_dir(&args.layers_dir, config);
+    let config = &config.run;
+    let usage = |error: String| failure(Exit::Usage, error);
+    let setting = |text: &Option<String>| text.as_deref().map(parse_size).transpose().map_err(usage);
+    let spill = match (args.spill, &config.spill) {
+        (Some(spill), _) => spill,
+        (None, Some(text)) => parse_spill(text).map_err(usage)?,
+        (None, None) => Spill::None,
+    };
+    let (mut masked, mut folders) = (Vec::new(), Vec::from_iter(args.chdir.clone()));
+    let mut layers =
+        args.layers.iter().map(|layer| resolve(layer, &layers_dir)).collect::<anyhow::Result<Vec<_>>>()?;
+    let spill_dir =
+        args.spill_dir.clone().or(config.spill_dir.clone()).unwrap_or_else(|| DEFAULT_SPILL_DIR.into());
+    if layers.is_empty() {
+        layers.push(Layer::Folder("/".into()));
+        masked.extend(HOST_MASKED.map(PathBuf::from));
+        masked.extend([roots.folder().to_owned(), layers_dir.base().to_owned(), spill_dir.clone()]);
+        if folders.is_empty() {
+            folders.extend(std::env::current_dir());
+        }
+    }
+    masked.retain(|folder| folder.is_dir());
+    if args.chdir.is_none() {
+        folders.push("/".into());
+    }
+    Ok(Spec {
+        name: args.name.clone(),
+        layers,
+        binds: args.binds.clone(),
+        scratch: args.scratch.clone(),
+        masked,
+        memory: args.memory.or(setting(&config.memory)?),
+        spill,
+        spill_dir,
+        tmp: args.tmp,
+        require_free: args.require_free.or(setting(&config.require_free)?),
+        mode: args.mode,
+        keep: args.keep,
+        network: match args.network {
+            NetworkArg::None => Network::None,
+            NetworkArg::Host => Network::Host,
+        },
+        cpus: args.cpus,
+        fsync: args.fsync,
+        task: Task {
+            command: args.command.clone(),
+            user: args.user.clone(),
+            folders,
+            env: environment(&args.env),
+            new_privileges: args.setuid,
+        },
+    })
+}
+
+/// The layer that a text names: the name of one, or the path of a folder, an archive or an image.
+fn resolve(text: &str, layers: &LayersDir) -> anyhow::Result<Layer> {
+    let progress = Progress::new();
+    let unpacking = |done: u64, all: u64| {
+        progress.say(&format!("unpacking {text}: {} %", (done * 100).checked_div(all).unwrap_or(100)));
+    };
+    let found = hayloft_layer::resolve_with(text, layers, &unpacking);
+    progress.end();
+    let path = found.map_err(as_failure)?;
+    Ok(if path.is_dir() { Layer::Folder(path) } else { Layer::Image(path) })
+}
+
+/// The variables of `--env`, after a few that programs expect.
+pub(crate) fn environment(given: &[OsString]) -> Vec<(OsString, OsString)> {
+    let mut env: Vec<(OsString, OsString)> = vec![("LANG".into(), "C.UTF-8".into())];
+    env.extend(std::env::var_os("TERM").map(|term| ("TERM".into(), term)));
+    for variable in given {
+        match variable.as_bytes().iter().position(|byte| *byte == b'=') {
+            Some(at) => {
+                let (key, value) = variable.as_bytes().split_at(at);
+                env.push((OsString::from_vec(key.to_vec()), OsString::from_vec(value[1..].to_vec())));
+            }
+            None => env.extend(std::env::var_os(variable).map(|value| (variable.clone(), value))),
+        }
+    }
+    env
+}
+
+/// For each Hayloft mount that is seen in the root: what its process and the server have answered so far.
+fn operations(spec: &Spec) -> BTreeMap<PathBuf, (u64, u64)> {
+    let Ok(mounts) = mountinfo::all() else { return BTreeMap::new() };
+    let layers = spec.layers.iter().map(|layer| match layer {
+        Layer::Folder(path) | Layer::Image(path) => path,
+    });
+    let paths = layers.chain(spec.binds.iter().map(|bind| &bind.source));
+    let on = |path: &PathBuf| {
+        let path = path.canonicalize().ok()?;
+        let deepest = mounts.iter().filter(|mount| path.starts_with(&mount.mount_point));
+        deepest.max_by_key(|mount| mount.mount_point.as_os_str().len()).filter(|mount| mount.is_ours())
+    };
+    let mut found = BTreeMap::new();
+    for mount in paths.filter_map(on) {
+        if let Ok(stats) = stats::of_mount(&mount.mount_point) {
+            let total = |key| stats::number(&stats, key).unwrap_or(0);
+            found.insert(
+                mount.mount_point.clone(),
+                (total("fuse.requests.total"), total("server.requests.total")),
+            );
+        }
+    }
+    found
+}
+
+fn difference(
+    before: &BTreeMap<PathBuf, (u64, u64)>,
+    after: &BTreeMap<PathBuf, (u64, u64)>,
+) -> BTreeMap<String, Value> {
+    let changes = after.iter().map(|(mount, (fuse, server))| {
+        let (fuse_before, server_before) = before.get(mount).copied().unwrap_or_default();
+        let change = json!({ "fuse": fuse.saturating_sub(fuse_before), "server": server.saturating_sub(server_before) });
+        (mount.display().to_string(), change)
+    });
+    changes.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn variables_are_split_at_the_first_sign() {
+        let env = environment(&["A=b=c".into(), "EMPTY=".into(), "HAYLOFT_TEST_NOT_THERE".into()]);
+        assert!(env.contains(&("A".into(), "b=c".into())) && env.contains(&("EMPTY".into(), "".into())));
+        assert!(!env.iter().any(|(key, _)| key == "HAYLOFT_TEST_NOT_THERE"));
+    }
+
+    #[test]
+    fn a_layer_is_a_name_before_it_is_a_path() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::create_dir_all(dir.path().join("bookworm/tree")).unwrap();
+        let layers = LayersDir::new(dir.path());
+        let named = resolve("bookworm", &layers).unwrap();
+        assert_eq!(named, Layer::Folder(dir.path().join("bookworm/tree")));
+        assert_eq!(resolve("/usr", &layers).unwrap(), Layer::Folder("/usr".into()));
+        for none in ["none", "./none"] {
+            assert_eq!(crate::exit::exit_of(&resolve(none, &layers).unwrap_err()), Exit::NoVolume);
+        }
+    }
+}

@@ -1,0 +1,194 @@
+//! Copies files out of a root. Paths are followed inside the root only: a symbolic link to `/etc/passwd` means the
+//! root's.
+
+use std::ffi::{OsStr, OsString};
+use std::fs::{self, File};
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{Dir, FileType, Mode, OFlags, Stat, Timespec, Timestamps};
+
+use crate::error::{Error, Result, Trying};
+use crate::tree::open_inside;
+
+/// Copies what a path inside a root names (`*` and `?` stand for any characters of a name) into a folder outside, and
+/// gives the copies' paths. Mode and times are kept; the owner is who calls. Devices and the like are left out.
+///
+/// # Errors
+/// When nothing is there, or the folder cannot be written.
+pub fn collect(merged: &Path, pattern: &Path, output: &Path) -> Result<Vec<PathBuf>> {
+    let what = || format!("collect {}", pattern.display());
+    let top = rustix::fs::open(merged, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).trying(what)?;
+    let names: Vec<&OsStr> = pattern
+        .components()
+        .filter_map(|part| if let std::path::Component::Normal(name) = part { Some(name) } else { None })
+        .collect();
+    let mut found = vec![PathBuf::from("/")];
+    for name in names {
+        let mut next = Vec::new();
+        for folder in &found {
+            if !name.as_bytes().iter().any(|byte| b"*?".contains(byte)) {
+                next.push(folder.join(name));
+                continue;
+            }
+            let Ok(open) = open_inside(top.as_fd(), folder, OFlags::RDONLY | OFlags::DIRECTORY) else {
+                continue;
+            };
+            let mut matching = entries(open).trying(what)?;
+            matching.retain(|entry| matches(name.as_bytes(), entry.as_bytes()));
+            matching.sort();
+            next.extend(matching.into_iter().map(|entry| folder.join(entry)));
+        }
+        found = next;
+    }
+    let mut copies = Vec::new();
+    for path in found {
+        let Ok(source) = open_inside(top.as_fd(), &path, OFlags::PATH) else { continue };
+        let Some(name) = path.file_name() else {
+            return Err(Error::Usage("--collect takes a path in the root, not the whole of it".to_owned()));
+        };
+        fs::create_dir_all(output).trying(|| format!("make {}", output.display()))?;
+        let target = output.join(name);
+        copy(source.as_fd(), &target)
+            .trying(|| format!("copy {} out of the root to {}", path.display(), target.display()))?;
+        copies.push(target);
+    }
+    match copies.is_empty() {
+        true => Err(Error::NotFound(format!("there is no {} in the root to collect", pattern.display()))),
+        false => Ok(copies),
+    }
+}
+
+/// Copies what a descriptor (O_PATH) names.
+fn copy(source: BorrowedFd<'_>, target: &Path) -> io::Result<()> {
+    let stat = rustix::fs::fstat(source)?;
+    match FileType::from_raw_mode(stat.st_mode) {
+        FileType::RegularFile => copy_file(source, target, &stat),
+        FileType::Directory => copy_folder(source, target, &stat),
+        FileType::Symlink => {
+            let link = rustix::fs::readlinkat(source, "", Vec::new())?;
+            remove_old(target)?;
+            std::os::unix::fs::symlink(OsStr::from_bytes(link.as_bytes()), target)
+        }
+        _ => Ok(()),
+    }
+}
+
+fn remove_old(target: &Path) -> io::Result<()> {
+    match fs::remove_file(target) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        other => other,
+    }
+}
+
+fn copy_file(source: BorrowedFd<'_>, target: &Path, stat: &Stat) -> io::Result<()> {
+    let mut from = reopen(source, OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY).map(File::from)?;
+    remove_old(target)?;
+    // Nobody else writes to it before it has its mode; setuid bits stay inside.
+    let mut to = File::options().write(true).create_new(true).mode(0o600).open(target)?;
+    io::copy(&mut from, &mut to)?;
+    to.set_permissions(fs::Permissions::from_mode(stat.st_mode & 0o777))?;
+    rustix::fs::futimens(&to, &times(stat))?;
+    Ok(())
+}
+
+fn copy_folder(source: BorrowedFd<'_>, target: &Path, stat: &Stat) -> io::Result<()> {
+    match fs::create_dir(target) {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists && target.symlink_metadata()?.is_dir() => {
+            ()
+        }
+        other => other?,
+    }
+    for name in entries(reopen(source, OFlags::RDONLY | OFlags::DIRECTORY)?)? {
+        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let entry = rustix::fs::openat(source, &name, flags, Mode::empty())?;
+        copy(entry.as_fd(), &target.join(&name))?;
+    }
+    fs::set_permissions(target, fs::Permissions::from_mode(stat.st_mode & 0o777 | 0o700))?;
+    let folder = File::open(target)?;
+    rustix::fs::futimens(&folder, &times(stat))?;
+    Ok(())
+}
+
+/// Opens what an O_PATH descriptor names; the path that leads there may have changed.
+fn reopen(source: BorrowedFd<'_>, flags: OFlags) -> io::Result<OwnedFd> {
+    use std::os::fd::AsRawFd;
+    let path = format!("/proc/self/fd/{}", source.as_raw_fd());
+    Ok(rustix::fs::open(path, flags | OFlags::CLOEXEC, Mode::empty())?)
+}
+
+fn entries(folder: OwnedFd) -> io::Result<Vec<OsString>> {
+    let mut names = Vec::new();
+    for entry in Dir::new(folder)? {
+        let name = entry?.file_name().to_bytes().to_vec();
+        if name != b"." && name != b".." {
+            names.push(std::os::unix::ffi::OsStringExt::from_vec(name));
+        }
+    }
+    Ok(names)
+}
+
+fn times(stat: &Stat) -> Timestamps {
+    let time = Timespec { tv_sec: stat.st_mtime, tv_nsec: stat.st_mtime_nsec as _ };
+    Timestamps { last_access: time, last_modification: time }
+}
+
+/// Whether a name fits a pattern: `*` is any characters, `?` is one; a name that begins with a dot only if the
+/// pattern does.
+fn matches(pattern: &[u8], name: &[u8]) -> bool {
+    fn fits(pattern: &[u8], name: &[u8]) -> bool {
+        match (pattern.split_first(), name.split_first()) {
+            (None, None) => true,
+            (Some((b'*', rest)), _) => {
+                fits(rest, name) || name.split_first().is_some_and(|(_, tail)| fits(pattern, tail))
+            }
+            (Some((b'?', rest)), Some((_, tail))) => fits(rest, tail),
+            (Some((a, rest)), Some((b, tail))) => a == b && fits(rest, tail),
+            _ => false,
+        }
+    }
+    (name.first() != Some(&b'.') || pattern.first() == Some(&b'.')) && fits(pattern, name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn patterns() {
+        for (pattern, name, fits) in [
+            ("*.deb", "hello_1.deb", true),
+            ("*.deb", "hello.changes", false),
+            ("*", ".hidden", false),
+            (".*", ".hidden", true),
+            ("h?llo*", "hello", true),
+            ("a*b*c", "aXbXc", true),
+        ] {
+            assert_eq!(matches(pattern.as_bytes(), name.as_bytes()), fits, "{pattern} {name}");
+        }
+    }
+
+    #[test]
+    fn links_lead_nowhere_outside() {
+        let dir = tempfile::tempdir().unwrap();
+        let (root, out) = (dir.path().join("root"), dir.path().join("out"));
+        fs::create_dir_all(root.join("etc")).unwrap();
+        fs::create_dir_all(root.join("build/tree/sub")).unwrap();
+        fs::write(root.join("etc/passwd"), "inside").unwrap();
+        fs::write(root.join("build/a.deb"), "deb").unwrap();
+        fs::write(root.join("build/tree/sub/f"), "f").unwrap();
+        std::os::unix::fs::symlink("/etc/passwd", root.join("build/link")).unwrap();
+        std::os::unix::fs::symlink("../../../../../etc/passwd", root.join("build/tree/up")).unwrap();
+        collect(&root, Path::new("/build/link"), &out).unwrap();
+        assert_eq!(fs::read_to_string(out.join("link")).unwrap(), "inside");
+        let copies = collect(&root, Path::new("/build/*.deb"), &out).unwrap();
+        assert_eq!(copies, [out.join("a.deb")]);
+        collect(&root, Path::new("build/tree"), &out).unwrap();
+        assert_eq!(fs::read_to_string(out.join("tree/sub/f")).unwrap(), "f");
+        assert!(out.join("tree/up").symlink_metadata().unwrap().is_symlink());
+        assert!(matches!(collect(&root, Path::new("/none"), &out), Err(Error::NotFound(_))));
+    }
+}

@@ -1,0 +1,207 @@
+//! Swap space that a root brings along: a sparse file behind a loop device (a swap file itself must not have holes), or
+//! a compressed device in memory.
+//!
+//! Swap belongs to the host: pages of one root may lie on the device that another brought. Each root
+//! brings as much as it may swap, so that when a device goes, the others have room for what is on it. A device
+//! with much of others on it stays until the last root with swap ends.
+
+use std::fs::{self, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+
+use crate::error::{Error, Result, Trying};
+use crate::spec::Spill;
+use crate::state::SpillInfo;
+use crate::{loops, sys};
+
+/// Up to so many bytes are brought back to memory when a device goes while others still swap.
+const BRING_BACK_BYTES_MAX: u64 = 64 << 20;
+/// Less than this is no swap space to the kernel.
+const SIZE_MIN: u64 = 1 << 20;
+/// `TMPFS_MAGIC` and `RAMFS_MAGIC` of statfs(2): file systems in memory.
+const IN_MEMORY: [i64; 2] = [0x0102_1994, 0x8584_58f6_u32 as i64];
+
+/// What is recorded before anything is made.
+pub(crate) fn plan(spill: Spill, folder: &Path, name: &str) -> Result<Option<SpillInfo>> {
+    if spill == Spill::None {
+        return Ok(None);
+    }
+    let size = spill.bytes();
+    if size < SIZE_MIN {
+        return Err(Error::Usage(format!("--spill is too small: at least {} MiB", SIZE_MIN >> 20)));
+    }
+    if !rustix::process::geteuid().is_root() {
+        return Err(Error::Denied(
+            "only root may swap: leave --spill out, and the root is full at --memory".to_owned(),
+        ));
+    }
+    let file = matches!(spill, Spill::File(_)).then(|| folder.join(format!("{name}.swap")));
+    Ok(Some(SpillInfo { device: PathBuf::new(), file, size }))
+}
+
+/// Makes the swap space and has the kernel use it.
+///
+/// # Errors
+/// When the disk has no room for it or is none, or the machine has no loop device or zram.
+pub(crate) fn create(info: &mut SpillInfo, mut record: impl FnMut(&SpillInfo) -> Result<()>) -> Result<()> {
+    // Holds the loop device until the kernel swaps to it.
+    let mut attached = None;
+    match &info.file {
+        Some(path) => {
+            let device = attach_file(path, info.size)?;
+            info.device = device.path.clone();
+            attached = Some(device);
+        }
+        None => {
+            info.device = hot_add()?;
+            record(info)?;
+            set_size(&info.device, info.size)?;
+        }
+    }
+    record(info)?;
+    write_header(&info.device, info.size)?;
+    sys::swap_on(&info.device).trying(|| format!("swap to {}", info.device.display()))?;
+    drop(attached);
+    Ok(())
+}
+
+fn attach_file(path: &Path, size: u64) -> Result<loops::LoopDevice> {
+    let what = || format!("make the swap file {}", path.display());
+    let folder = path.parent().expect("made by plan()");
+    fs::create_dir_all(folder).trying(what)?;
+    let stat = rustix::fs::statfs(folder).trying(what)?;
+    if IN_MEMORY.contains(&(stat.f_type as i64)) {
+        return Err(Error::Usage(format!(
+            "{} is in memory: name a folder on a disk for --spill (--spill-dir)",
+            folder.display()
+        )));
+    }
+    let free = stat.f_bavail as u64 * stat.f_bsize as u64;
+    if free < size {
+        return Err(Error::NoRoom(format!(
+            "{} has room for {} MiB, and --spill asks for {} MiB: ask for less, or name another folder (--spill-dir)",
+            folder.display(),
+            free >> 20,
+            size >> 20
+        )));
+    }
+    let file =
+        OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(path).trying(what)?;
+    file.set_len(size).trying(what)?;
+    // Without direct I/O (the file system may lack it) pages on their way to the disk would be in memory twice.
+    loops::attach(&file, sys::LO_FLAGS_DIRECT_IO).or_else(|_| loops::attach(&file, 0))
+}
+
+fn hot_add() -> Result<PathBuf> {
+    let number =
+        fs::read_to_string("/sys/class/zram-control/hot_add").map_err(|error| match error.kind() {
+            io::ErrorKind::NotFound => Error::Missing(
+                "there is no zram here: load the module (modprobe zram), or spill to a file".to_owned(),
+            ),
+            _ => Error::system("make a zram device", error),
+        })?;
+    Ok(PathBuf::from(format!("/dev/zram{}", number.trim())))
+}
+
+fn set_size(device: &Path, size: u64) -> Result<()> {
+    let file = sysfs(device).join("disksize");
+    fs::write(&file, size.to_string()).trying(|| format!("write {}", file.display()))
+}
+
+fn sysfs(device: &Path) -> PathBuf {
+    Path::new("/sys/block").join(device.file_name().unwrap_or_default())
+}
+
+/// What mkswap(8) writes: the header is the first page, `union swap_header` of the kernel's `swap.h`.
+fn header(size: u64, page: usize) -> Vec<u8> {
+    let mut header = vec![0; page];
+    let pages = size / page as u64;
+    header[1024..1028].copy_from_slice(&1u32.to_ne_bytes());
+    header[1028..1032]
+        .copy_from_slice(&(pages.saturating_sub(1).min(u64::from(u32::MAX)) as u32).to_ne_bytes());
+    header[page - 10..].copy_from_slice(b"SWAPSPACE2");
+    header
+}
+
+fn write_header(device: &Path, size: u64) -> Result<()> {
+    let what = || format!("prepare {} for swapping", device.display());
+    let mut file = OpenOptions::new().write(true).open(device).trying(what)?;
+    file.write_all(&header(size, rustix::param::page_size())).trying(what)?;
+    file.sync_data().trying(what)
+}
+
+/// Bytes written to a device so far.
+pub(crate) fn written(device: &Path) -> u64 {
+    let text = fs::read_to_string(sysfs(device).join("stat")).unwrap_or_default();
+    // The seventh figure, in sectors of 512 bytes (the kernel's `block/stat`).
+    text.split_whitespace().nth(6).and_then(|text| text.parse::<u64>().ok()).unwrap_or(0) * 512
+}
+
+/// Bytes that lie on a device, if the kernel swaps to it.
+fn used(device: &Path) -> Option<u64> {
+    let text = fs::read_to_string("/proc/swaps").ok()?;
+    let line = text.lines().find(|line| line.split_whitespace().next() == device.to_str())?;
+    line.split_whitespace().nth(3)?.parse::<u64>().ok().map(|kib| kib * 1024)
+}
+
+/// Takes the swap space away. With `others` still swapping it stays when much lies on it: false.
+///
+/// # Errors
+/// When memory has no room for what lies on it.
+pub(crate) fn remove(info: &SpillInfo, others: bool) -> Result<bool> {
+    let devices = match &info.file {
+        // Known by its file: the device may have been given to it after the last record was written.
+        Some(file) => loops::devices_of(file),
+        None if info.device.as_os_str().is_empty() => Vec::new(),
+        None => vec![info.device.clone()],
+    };
+    for device in &devices {
+        match used(device) {
+            Some(bytes) if others && bytes > BRING_BACK_BYTES_MAX => return Ok(false),
+            Some(_) => sys::swap_off(device).trying(|| format!("stop swapping to {}", device.display()))?,
+            None => (),
+        }
+        if info.file.is_none() {
+            remove_zram(device, info.size)?;
+        }
+    }
+    match info.file.as_deref().map(fs::remove_file) {
+        Some(Err(error)) if error.kind() != io::ErrorKind::NotFound => {
+            Err(error).trying(|| "remove a swap file".to_owned())
+        }
+        _ => Ok(true),
+    }
+}
+
+/// Removes a zram device if it is still the one that we made: of our size, or of none yet.
+fn remove_zram(device: &Path, size: u64) -> Result<()> {
+    let Ok(found) = fs::read_to_string(sysfs(device).join("disksize")) else { return Ok(()) };
+    let found: u64 = found.trim().parse().unwrap_or(0);
+    // The kernel rounds up to whole pages.
+    if found != 0 && found.abs_diff(size) >= rustix::param::page_size() as u64 {
+        return Ok(());
+    }
+    let number = device.to_string_lossy().trim_start_matches("/dev/zram").to_owned();
+    let _ = fs::write(sysfs(device).join("reset"), "1");
+    fs::write("/sys/class/zram-control/hot_remove", number).trying(|| format!("remove {}", device.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_header_as_mkswap_writes_it() {
+        let header = header(1 << 20, 4096);
+        assert_eq!(&header[4086..], b"SWAPSPACE2");
+        assert_eq!(header[1024..1032], [1, 0, 0, 0, 255, 0, 0, 0]);
+    }
+
+    #[test]
+    fn nothing_is_no_swap_space() {
+        assert_eq!(plan(Spill::None, Path::new("/x"), "r").unwrap(), None);
+        assert!(matches!(plan(Spill::File(1), Path::new("/x"), "r"), Err(Error::Usage(_))));
+        assert!(used(Path::new("/dev/hayloft-none")).is_none());
+    }
+}

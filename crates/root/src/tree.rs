@@ -1,0 +1,554 @@
+//! The tree of a root, built inside its new mount namespace.
+//!
+//! The **stage** is one tmpfs that holds everything the root keeps in memory: the overlay's `upper` and `work`, `tmp`,
+//! `run`, `shm`, `scratch/N` and `dev`; so one size bounds them all, and a folder that no layer fills is a plain
+//! folder of it. On `root` the overlay is mounted, and on that all the rest. The namespace's first process
+//! has the stage as its root folder; the command's namespace is a copy of it whose root is `root`: nothing of the
+//! stage, and nothing of the host, is in reach there. Other processes reach the stage as `/proc/PID/root`.
+
+use std::fs::{self, File};
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{CWD, FileType, Mode, OFlags, ResolveFlags};
+use rustix::mount::{
+    FsMountFlags, FsOpenFlags, MountAttrFlags, MountPropagationFlags, MoveMountFlags, OpenTreeFlags,
+    UnmountFlags,
+};
+
+use crate::budget::Budget;
+use crate::error::{Error, Result, Trying};
+use crate::spec::{Bind, Layer};
+use crate::{loops, sys};
+
+/// Where the merged tree is, in the stage.
+pub(crate) const MERGED: &str = "root";
+/// Where the overlay's upper folder is, in the stage.
+pub(crate) const UPPER: &str = "upper";
+/// Longest string that fsconfig(2) takes.
+const FSCONFIG_BYTES_MAX: usize = 255;
+
+const RDONLY: u64 = libc::MOUNT_ATTR_RDONLY;
+const NOSUID: u64 = libc::MOUNT_ATTR_NOSUID;
+const NODEV: u64 = libc::MOUNT_ATTR_NODEV;
+const NOEXEC: u64 = libc::MOUNT_ATTR_NOEXEC;
+
+/// Devices that every program may expect.
+const DEVICES: [(&str, u32, u32); 6] =
+    [("null", 1, 3), ("zero", 1, 5), ("full", 1, 7), ("random", 1, 8), ("urandom", 1, 9), ("tty", 5, 0)];
+const DEVICE_LINKS: [(&str, &str); 5] = [
+    ("fd", "/proc/self/fd"),
+    ("stdin", "/proc/self/fd/0"),
+    ("stdout", "/proc/self/fd/1"),
+    ("stderr", "/proc/self/fd/2"),
+    ("ptmx", "pts/ptmx"),
+];
+/// What of /proc tells of the host or reaches it: looks empty.
+const PROC_HIDDEN: [&str; 9] =
+    ["acpi", "asound", "kcore", "keys", "latency_stats", "sched_debug", "scsi", "timer_list", "timer_stats"];
+/// What of /proc sets the host's properties: can only be read.
+const PROC_READ_ONLY: [&str; 5] = ["bus", "fs", "irq", "sys", "sysrq-trigger"];
+
+/// What to build.
+#[derive(Debug)]
+pub(crate) struct Plan {
+    /// An empty folder, to mount the stage on.
+    pub stage: PathBuf,
+    pub budget: Budget,
+    /// Whether the stage may be swapped.
+    pub swap: bool,
+    pub layers: Vec<Layer>,
+    pub binds: Vec<Bind>,
+    pub scratch: Vec<PathBuf>,
+    pub masked: Vec<PathBuf>,
+    pub mode: Option<u32>,
+    pub fsync: bool,
+    /// Whether an ordinary user builds it, in a user namespace.
+    pub in_user_namespace: bool,
+}
+
+/// Builds the tree and makes the stage this process's root folder. The host's mounts are gone from this
+/// namespace then.
+///
+/// # Errors
+/// When a layer or a bind is not there or the kernel refuses a mount.
+pub(crate) fn build(plan: &Plan) -> Result<()> {
+    rustix::process::umask(Mode::empty());
+    rustix::mount::mount_change("/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC)
+        .trying(|| "separate the root's mounts from the host's".to_owned())?;
+    mount_stage(plan)?;
+    let stage = &plan.stage;
+    let folders = [("upper", 0o755), ("work", 0o755), ("points", 0o755), ("empty", 0o555), ("lower", 0o755)];
+    let shared = [("scratch", 0o755), ("dev", 0o755), ("shm", 0o1777), ("run", 0o755), ("run/lock", 0o1777)];
+    for (name, mode) in folders.into_iter().chain(shared).chain([(MERGED, 0o755), ("tmp", 0o1777)]) {
+        make_folder(&stage.join(name), mode)?;
+    }
+    let lower = mount_layers(plan)?;
+    make_points(plan)?;
+    set_top(plan, lower.first())?;
+    mount_overlay(plan, &lower)?;
+    fill(plan)?;
+    enter(stage)
+}
+
+/// Makes a folder this process's root and lets go of everything above it.
+///
+/// # Errors
+/// When the folder is no mount point.
+pub(crate) fn enter(folder: &Path) -> Result<()> {
+    rustix::process::chdir(folder)
+        // The old root comes to lie on the new one, at the same place, and is taken off there (pivot_root(2)).
+        .and_then(|()| rustix::process::pivot_root(".", "."))
+        .and_then(|()| rustix::mount::unmount(".", UnmountFlags::DETACH))
+        .and_then(|()| rustix::process::chdir("/"))
+        .trying(|| "change into the root".to_owned())
+}
+
+fn make_folder(path: &Path, mode: u32) -> Result<()> {
+    rustix::fs::mkdir(path, Mode::from_raw_mode(mode)).trying(|| format!("make {}", path.display()))
+}
+
+/// A new instance of a file system that is made from options.
+fn new_file_system(kind: &str, options: &[(&str, &str)], attributes: u64) -> rustix::io::Result<OwnedFd> {
+    let context = rustix::mount::fsopen(kind, FsOpenFlags::FSOPEN_CLOEXEC)?;
+    for (key, value) in options {
+        match value.is_empty() {
+            true => rustix::mount::fsconfig_set_flag(context.as_fd(), *key)?,
+            false => rustix::mount::fsconfig_set_string(context.as_fd(), *key, *value)?,
+        }
+    }
+    rustix::mount::fsconfig_create(context.as_fd())?;
+    let attributes = MountAttrFlags::from_bits_retain(attributes as _);
+    rustix::mount::fsmount(context.as_fd(), FsMountFlags::FSMOUNT_CLOEXEC, attributes)
+}
+
+fn attach(mount: &OwnedFd, folder: impl AsFd) -> rustix::io::Result<()> {
+    let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH | MoveMountFlags::MOVE_MOUNT_T_EMPTY_PATH;
+    rustix::mount::move_mount(mount.as_fd(), "", folder.as_fd(), "", flags)
+}
+
+fn open_path(path: &Path) -> rustix::io::Result<OwnedFd> {
+    rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())
+}
+
+/// A second view of what is at a path, with everything that is mounted below it.
+fn view(path: &Path, attributes: u64, recursive: bool) -> io::Result<OwnedFd> {
+    let flags =
+        OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC | OpenTreeFlags::AT_RECURSIVE;
+    let mount = rustix::mount::open_tree(CWD, path, flags)?;
+    sys::set_mount_attributes(mount.as_fd(), attributes, recursive)?;
+    Ok(mount)
+}
+
+fn mount_stage(plan: &Plan) -> Result<()> {
+    let size = plan.budget.files.to_string();
+    let inodes = plan.budget.inodes.to_string();
+    let mut options =
+        vec![("size", &*size), ("nr_inodes", &*inodes), ("mode", "0755"), ("source", "hayloft")];
+    if !plan.swap && !plan.in_user_namespace {
+        options.push(("noswap", ""));
+    }
+    let stage = match new_file_system("tmpfs", &options, 0) {
+        // Before Linux 6.4 a tmpfs cannot be kept from swap; the memory group's limit of swap is what is left.
+        Err(rustix::io::Errno::INVAL) => new_file_system("tmpfs", &options[..4], 0),
+        other => other,
+    };
+    stage
+        .and_then(|stage| attach(&stage, open_path(&plan.stage)?))
+        .trying(|| "mount the root's memory (tmpfs)".to_owned())
+}
+
+/// Mounts the images among the layers and gives all layers as folders, topmost first.
+fn mount_layers(plan: &Plan) -> Result<Vec<PathBuf>> {
+    let mut folders = Vec::new();
+    for (at, layer) in plan.layers.iter().enumerate() {
+        folders.push(match layer {
+            Layer::Folder(folder) => folder.clone(),
+            Layer::Image(image) => {
+                let folder = plan.stage.join(image_folder(at));
+                make_folder(&folder, 0o755)?;
+                mount_image(image, &folder)?;
+                folder
+            }
+        });
+    }
+    Ok(folders)
+}
+
+/// Where the image that is layer number `at` is mounted, in the stage.
+pub(crate) fn image_folder(at: usize) -> PathBuf {
+    Path::new("lower").join(at.to_string())
+}
+
+fn mount_image(image: &Path, folder: &Path) -> Result<()> {
+    let what = || format!("mount the image {}", image.display());
+    let file = File::open(image).trying(what)?;
+    let mut start = [0; 2048];
+    let read = file.read_at(&mut start, 0).trying(what)?;
+    let has = |at: usize, magic: &[u8]| start[..read].get(at..at + magic.len()) == Some(magic);
+    let (kind, options): (&str, &[(&str, &str)]) = match () {
+        () if has(1024, &[0xe2, 0xe1, 0xf5, 0xe0]) => ("erofs", &[]),
+        () if has(0, b"hsqs") => ("squashfs", &[]),
+        // Its log may be unfinished, and must not be written to.
+        () if has(1080, &[0x53, 0xef]) => ("ext4", &[("noload", "")]),
+        () => {
+            return Err(Error::Usage(format!(
+                "{} is no layer: neither a folder nor an erofs, squashfs or ext4 image",
+                image.display()
+            )));
+        }
+    };
+    let open = |source: &Path| {
+        let source = source.to_string_lossy();
+        let mut all = vec![("source", &*source), ("ro", "")];
+        all.extend(options);
+        new_file_system(kind, &all, RDONLY | NODEV)
+    };
+    // erofs reads its image without a block device, on some file systems (Linux 6.12).
+    let direct = (kind == "erofs").then(|| open(image).ok()).flatten();
+    let (mount, _device) = match direct {
+        Some(mount) => (mount, None),
+        None => {
+            let device = loops::attach(&file, sys::LO_FLAGS_READ_ONLY)?;
+            (open(&device.path).trying(what)?, Some(device))
+        }
+    };
+    open_path(folder).and_then(|folder| attach(&mount, folder)).trying(what)
+}
+
+/// The places inside the root where something will be mounted, and whether each is a folder.
+fn places(plan: &Plan) -> Vec<(PathBuf, bool)> {
+    let own = ["proc", "sys", "dev", "tmp", "run"].map(|name| (PathBuf::from(name), true));
+    let inside = |path: &Path| path.strip_prefix("/").unwrap_or(path).to_owned();
+    let folders = plan.scratch.iter().chain(&plan.masked).map(|path| (inside(path), true));
+    let binds = plan.binds.iter().map(|bind| (inside(&bind.target), bind.source.is_dir()));
+    own.into_iter().chain(folders).chain(binds).collect()
+}
+
+/// Makes the places in a layer of their own below all others, so that the upper folder holds what the command has
+/// changed and nothing else.
+fn make_points(plan: &Plan) -> Result<()> {
+    let points = plan.stage.join("points");
+    for (place, is_folder) in places(plan) {
+        make_place(&points, &place, is_folder).trying(|| format!("make /{}", place.display()))?;
+    }
+    Ok(())
+}
+
+fn make_place(below: &Path, place: &Path, is_folder: bool) -> io::Result<()> {
+    let mut path = below.to_owned();
+    let names: Vec<_> = place.iter().collect();
+    for (at, name) in names.iter().enumerate() {
+        path.push(name);
+        if path.symlink_metadata().is_ok() {
+            continue;
+        }
+        if at + 1 == names.len() && !is_folder {
+            File::create(&path)?.set_permissions(fs::Permissions::from_mode(0o644))?;
+        } else {
+            rustix::fs::mkdir(&path, Mode::from_raw_mode(0o755))?;
+        }
+    }
+    Ok(())
+}
+
+/// The top folder is the upper folder's: it gets what was asked for, or what the topmost layer has.
+fn set_top(plan: &Plan, topmost: Option<&PathBuf>) -> Result<()> {
+    let upper = plan.stage.join(UPPER);
+    let what = || "set the mode of the root's top folder".to_owned();
+    let mut mode = 0o755;
+    if let Some(layer) = topmost {
+        let meta = fs::metadata(layer).trying(|| format!("look at the layer {}", layer.display()))?;
+        if !meta.is_dir() {
+            return Err(Error::Usage(format!("the layer {} is no folder", layer.display())));
+        }
+        mode = meta.mode() & 0o7777;
+        if !plan.in_user_namespace {
+            std::os::unix::fs::chown(&upper, Some(meta.uid()), Some(meta.gid())).trying(what)?;
+        }
+    }
+    fs::set_permissions(&upper, fs::Permissions::from_mode(plan.mode.unwrap_or(mode))).trying(what)
+}
+
+fn mount_overlay(plan: &Plan, layers: &[PathBuf]) -> Result<()> {
+    let stage = &plan.stage;
+    let points = stage.join("points");
+    let all: Vec<&Path> = layers.iter().chain([&points]).map(PathBuf::as_path).collect();
+    let mut flags = Vec::new();
+    if !plan.fsync {
+        flags.push("volatile");
+    }
+    if plan.in_user_namespace {
+        flags.push("userxattr");
+    }
+    let mount = match overlay_by_parts(stage, &all, &flags) {
+        // Before Linux 6.8 layers are named in one option.
+        Err(rustix::io::Errno::INVAL) => overlay_by_text(stage, &all, &flags),
+        other => other,
+    };
+    mount
+        .and_then(|mount| attach(&mount, open_path(&stage.join(MERGED))?))
+        .map_err(|error| match error {
+            rustix::io::Errno::NODEV => Error::Missing("this kernel has no overlayfs: load the module (modprobe overlay)".to_owned()),
+            rustix::io::Errno::LOOP | rustix::io::Errno::INVAL => Error::Usage(format!(
+                "the kernel does not accept these layers together ({error}): is one named twice, or inside another, or itself an overlay of two?"
+            )),
+            error => Error::system("mount the overlay of the layers", error),
+        })
+}
+
+fn overlay_by_parts(stage: &Path, layers: &[&Path], flags: &[&str]) -> rustix::io::Result<OwnedFd> {
+    let context = rustix::mount::fsopen("overlay", FsOpenFlags::FSOPEN_CLOEXEC)?;
+    let context = context.as_fd();
+    let set = |key: &str, path: &Path| {
+        if path.as_os_str().len() <= FSCONFIG_BYTES_MAX {
+            return rustix::mount::fsconfig_set_string(context, key, path);
+        }
+        use std::os::fd::AsRawFd;
+        let open = open_path(path)?;
+        rustix::mount::fsconfig_set_string(context, key, format!("/proc/self/fd/{}", open.as_raw_fd()))
+    };
+    rustix::mount::fsconfig_set_string(context, "source", "hayloft")?;
+    for layer in layers {
+        set("lowerdir+", layer)?;
+    }
+    set("upperdir", &stage.join(UPPER))?;
+    set("workdir", &stage.join("work"))?;
+    // What changes the meaning of the upper folder is off, whatever the kernel's default: it is read by others.
+    for key in ["redirect_dir", "metacopy", "index"] {
+        rustix::mount::fsconfig_set_string(context, key, "off")?;
+    }
+    for flag in flags {
+        rustix::mount::fsconfig_set_flag(context, *flag)?;
+    }
+    rustix::mount::fsconfig_create(context)?;
+    let nodev = MountAttrFlags::from_bits_retain(NODEV as _);
+    rustix::mount::fsmount(context, FsMountFlags::FSMOUNT_CLOEXEC, nodev)
+}
+
+fn overlay_by_text(stage: &Path, layers: &[&Path], flags: &[&str]) -> rustix::io::Result<OwnedFd> {
+    let escaped = |path: &Path| {
+        let text = path.to_string_lossy();
+        text.chars().fold(String::new(), |mut out, c| {
+            if "\\:,".contains(c) {
+                out.push('\\');
+            }
+            out.push(c);
+            out
+        })
+    };
+    let lower: Vec<String> = layers.iter().map(|layer| escaped(layer)).collect();
+    let mut options = format!(
+        "lowerdir={},upperdir={},workdir={},redirect_dir=off,metacopy=off,index=off",
+        lower.join(":"),
+        escaped(&stage.join(UPPER)),
+        escaped(&stage.join("work"))
+    );
+    for flag in flags {
+        options.push(',');
+        options.push_str(flag);
+    }
+    let merged = stage.join(MERGED);
+    let data = std::ffi::CString::new(options).map_err(|_| rustix::io::Errno::INVAL)?;
+    rustix::mount::mount("hayloft", &merged, "overlay", rustix::mount::MountFlags::NODEV, Some(&*data))?;
+    let again = rustix::mount::open_tree(
+        CWD,
+        &merged,
+        OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC,
+    )?;
+    rustix::mount::unmount(&merged, UnmountFlags::empty())?;
+    Ok(again)
+}
+
+/// The merged tree, as something to mount in.
+struct Merged {
+    top: OwnedFd,
+}
+
+impl Merged {
+    /// The place at a path; symbolic links are those of the root and never lead out of it.
+    fn place(&self, path: &Path) -> rustix::io::Result<OwnedFd> {
+        let flags = OFlags::PATH | OFlags::CLOEXEC;
+        rustix::fs::openat2(&self.top, path, flags, Mode::empty(), ResolveFlags::IN_ROOT)
+    }
+
+    fn mount(&self, mount: &OwnedFd, path: &Path) -> rustix::io::Result<()> {
+        attach(mount, self.place(path)?)
+    }
+
+    /// A view of what is at `path` in the stage, mounted at `place`.
+    fn view(&self, path: &Path, place: &str, attributes: u64) -> io::Result<()> {
+        Ok(self.mount(&view(path, attributes, false)?, Path::new(place))?)
+    }
+}
+
+/// Mounts everything that is not from the layers.
+fn fill(plan: &Plan) -> Result<()> {
+    let stage = &plan.stage;
+    let merged = Merged { top: open_path(&stage.join(MERGED)).trying(|| "open the root".to_owned())? };
+    fill_dev(plan, &merged)?;
+    fill_proc(plan, &merged)?;
+    fill_sys(plan, &merged)?;
+    if let Some(size) = plan.budget.tmp {
+        let size = size.to_string();
+        let mut options = vec![("size", &*size), ("mode", "1777"), ("source", "hayloft")];
+        if !plan.swap && !plan.in_user_namespace {
+            options.push(("noswap", ""));
+        }
+        new_file_system("tmpfs", &options, 0)
+            .or_else(|_| new_file_system("tmpfs", &options[..3], 0))
+            .and_then(|tmp| attach(&tmp, open_path(&stage.join("tmp"))?))
+            .trying(|| "mount /tmp".to_owned())?;
+    }
+    for name in ["tmp", "run"] {
+        merged.view(&stage.join(name), name, NOSUID | NODEV).trying(|| format!("mount /{name}"))?;
+    }
+    for path in &plan.masked {
+        // One that lies under another that is masked has nothing to hide.
+        if let Ok(place) = merged.place(path) {
+            view(&stage.join("empty"), RDONLY | NOSUID | NODEV, false)
+                .and_then(|empty| Ok(attach(&empty, place)?))
+                .trying(|| format!("cover {}", path.display()))?;
+        }
+    }
+    for (at, path) in plan.scratch.iter().enumerate() {
+        fill_scratch(plan, &merged, at, path)?;
+    }
+    plan.binds.iter().try_for_each(|bind| fill_bind(&merged, bind))
+}
+
+fn fill_scratch(plan: &Plan, merged: &Merged, at: usize, path: &Path) -> Result<()> {
+    let what = || format!("mount memory on {}", path.display());
+    let folder = plan.stage.join("scratch").join(at.to_string());
+    make_folder(&folder, 0o755)?;
+    let place = merged.place(path).trying(what)?;
+    let stat = rustix::fs::fstat(&place).trying(what)?;
+    fs::set_permissions(&folder, fs::Permissions::from_mode(stat.st_mode & 0o7777)).trying(what)?;
+    if !plan.in_user_namespace {
+        std::os::unix::fs::chown(&folder, Some(stat.st_uid), Some(stat.st_gid)).trying(what)?;
+    }
+    view(&folder, NODEV, false).and_then(|mount| Ok(attach(&mount, place)?)).trying(what)
+}
+
+fn fill_bind(merged: &Merged, bind: &Bind) -> Result<()> {
+    let attributes = NODEV | NOSUID | if bind.writable { 0 } else { RDONLY };
+    let source = view(&bind.source, attributes, true)
+        .trying(|| format!("look at {}, which is to be bound", bind.source.display()))?;
+    merged.mount(&source, &bind.target).map_err(|error| match error {
+        rustix::io::Errno::NOENT | rustix::io::Errno::NOTDIR => Error::Usage(format!(
+            "{} cannot be bound to {}: a layer has something else there than {}",
+            bind.source.display(),
+            bind.target.display(),
+            if bind.source.is_dir() { "a folder" } else { "a file" }
+        )),
+        error => Error::system(format!("bind {} to {}", bind.source.display(), bind.target.display()), error),
+    })
+}
+
+/// /dev: nothing but the few devices, and read-only, so that no other device is ever made there; everywhere else
+/// devices do not work.
+fn fill_dev(plan: &Plan, merged: &Merged) -> Result<()> {
+    let dev = plan.stage.join("dev");
+    for (name, major, minor) in DEVICES {
+        let path = dev.join(name);
+        let mode = Mode::from_raw_mode(0o666);
+        let made = rustix::fs::mknodat(
+            CWD,
+            &path,
+            FileType::CharacterDevice,
+            mode,
+            rustix::fs::makedev(major, minor),
+        );
+        if made.is_err() {
+            // An ordinary user makes no devices, but may look at those of the host.
+            File::create(&path)
+                .and_then(|_| view(&Path::new("/dev").join(name), 0, false))
+                .and_then(|device| Ok(attach(&device, open_path(&path)?)?))
+                .trying(|| format!("make /dev/{name}"))?;
+        }
+    }
+    for (name, target) in DEVICE_LINKS {
+        rustix::fs::symlink(target, dev.join(name)).trying(|| format!("make /dev/{name}"))?;
+    }
+    for name in ["pts", "shm", "mqueue"] {
+        make_folder(&dev.join(name), 0o755)?;
+    }
+    merged.view(&dev, "dev", RDONLY | NOSUID | NOEXEC).trying(|| "mount /dev".to_owned())?;
+    let mut options = vec![("ptmxmode", "0666"), ("mode", "0620")];
+    if !plan.in_user_namespace {
+        // The group "tty" has this number on all common distributions.
+        options.push(("gid", "5"));
+    }
+    new_file_system("devpts", &options, NOSUID | NOEXEC)
+        .and_then(|pts| merged.mount(&pts, Path::new("dev/pts")))
+        .trying(|| "mount /dev/pts".to_owned())?;
+    // Not every kernel has message queues, and few programs miss them.
+    if let Ok(queues) = new_file_system("mqueue", &[], NOSUID | NODEV | NOEXEC) {
+        merged.mount(&queues, Path::new("dev/mqueue")).trying(|| "mount /dev/mqueue".to_owned())?;
+    }
+    merged.view(&plan.stage.join("shm"), "dev/shm", NOSUID | NODEV).trying(|| "mount /dev/shm".to_owned())
+}
+
+fn fill_proc(plan: &Plan, merged: &Merged) -> Result<()> {
+    new_file_system("proc", &[], NOSUID | NODEV | NOEXEC)
+        .and_then(|proc| merged.mount(&proc, Path::new("proc")))
+        .map_err(|error| match (error, plan.in_user_namespace) {
+            (rustix::io::Errno::PERM, true) => Error::Denied(
+                "the kernel lets no ordinary user mount /proc here, because parts of the host's /proc are covered (as in a container): run as root"
+                    .to_owned(),
+            ),
+            (error, _) => Error::system("mount /proc", error),
+        })?;
+    let proc = plan.stage.join(MERGED).join("proc");
+    for name in PROC_READ_ONLY {
+        let path = proc.join(name);
+        if path.exists() {
+            merged
+                .view(&path, &format!("proc/{name}"), RDONLY | NOSUID | NODEV | NOEXEC)
+                .trying(|| format!("make /proc/{name} read-only"))?;
+        }
+    }
+    for name in PROC_HIDDEN {
+        let Ok(meta) = fs::metadata(proc.join(name)) else { continue };
+        let cover = plan.stage.join(if meta.is_dir() { "empty" } else { "dev/null" });
+        merged
+            .view(&cover, &format!("proc/{name}"), RDONLY | NOSUID)
+            .trying(|| format!("cover /proc/{name}"))?;
+    }
+    Ok(())
+}
+
+fn fill_sys(plan: &Plan, merged: &Merged) -> Result<()> {
+    let attributes = RDONLY | NOSUID | NODEV | NOEXEC;
+    new_file_system("sysfs", &[], attributes)
+        .map_err(io::Error::from)
+        // An ordinary user may mount it only along with a network namespace.
+        .or_else(|_| view(Path::new("/sys"), attributes, true))
+        .and_then(|sys| Ok(merged.mount(&sys, Path::new("sys"))?))
+        .trying(|| "mount /sys".to_owned())?;
+    // Variables of the firmware, and what it knows of the machine.
+    let firmware = plan.stage.join(MERGED).join("sys/firmware");
+    if firmware.is_dir() {
+        merged
+            .view(&plan.stage.join("empty"), "sys/firmware", attributes)
+            .trying(|| "cover /sys/firmware".to_owned())?;
+    }
+    Ok(())
+}
+
+/// Opens a place inside a tree by its path, following symbolic links only inside.
+///
+/// # Errors
+/// As openat2(2) says.
+pub(crate) fn open_inside(top: BorrowedFd<'_>, path: &Path, flags: OFlags) -> io::Result<OwnedFd> {
+    let flags = flags | OFlags::CLOEXEC;
+    Ok(rustix::fs::openat2(
+        top,
+        path,
+        flags,
+        Mode::empty(),
+        ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS,
+    )?)
+}
