@@ -16,8 +16,10 @@ use crate::layer_args::{LayersArgs, RootCreateArgs, RootDiffArgs};
 use crate::root::root_failure;
 use crate::units::{show_count, show_size};
 
-/// Between two updates of a line of progress.
+/// Between two updates of a line of progress on a terminal.
 const PROGRESS_EVERY: Duration = Duration::from_millis(100);
+/// Between two lines of progress elsewhere.
+const PROGRESS_LINES_EVERY: Duration = Duration::from_secs(5);
 
 /// The folder of the layers with a name: flag or variable, file, default.
 pub(crate) fn layers_dir(args: &LayersArgs, config: &Config) -> LayersDir {
@@ -140,21 +142,27 @@ pub(crate) fn as_failure(error: LayerError) -> anyhow::Error {
 /// What is being done: one line that changes on a terminal, a line each otherwise.
 pub(crate) struct Progress {
     terminal: bool,
-    last: Cell<Option<Instant>>,
+    last: Cell<Instant>,
+    shown: Cell<bool>,
 }
 
 impl Progress {
     pub(crate) fn new() -> Progress {
-        Progress { terminal: io::stderr().is_terminal(), last: Cell::new(None) }
+        Progress {
+            terminal: io::stderr().is_terminal(),
+            last: Cell::new(Instant::now()),
+            shown: Cell::new(false),
+        }
     }
 
-    /// Says it, unless something was said just now.
+    /// Says it, unless something was said just now or it has only begun.
     pub(crate) fn say(&self, text: &str) {
-        let often = self.last.get().is_some_and(|last| last.elapsed() < PROGRESS_EVERY);
-        if often {
+        let every = if self.terminal { PROGRESS_EVERY } else { PROGRESS_LINES_EVERY };
+        if self.last.get().elapsed() < every {
             return;
         }
-        self.last.set(Some(Instant::now()));
+        self.shown.set(true);
+        self.last.set(Instant::now());
         if self.terminal {
             eprint!("\r\x1b[K{text}");
             let _ = io::stderr().flush();
@@ -165,7 +173,7 @@ impl Progress {
 
     /// Clears the line.
     pub(crate) fn end(&self) {
-        if self.terminal && self.last.get().is_some() {
+        if self.terminal && self.shown.get() {
             eprint!("\r\x1b[K");
             let _ = io::stderr().flush();
         }
