@@ -97,7 +97,9 @@ fn copy_file(source: BorrowedFd<'_>, target: &Path, stat: &Stat) -> io::Result<(
 
 fn copy_folder(source: BorrowedFd<'_>, target: &Path, stat: &Stat) -> io::Result<()> {
     match fs::create_dir(target) {
-        Err(error) if error.kind() == io::ErrorKind::AlreadyExists && target.symlink_metadata()?.is_dir() => (),
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists && target.symlink_metadata()?.is_dir() => {
+            ()
+        }
         other => other?,
     }
     for name in entries(reopen(source, OFlags::RDONLY | OFlags::DIRECTORY)?)? {
