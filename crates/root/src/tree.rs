@@ -51,6 +51,9 @@ const PROC_HIDDEN: [&str; 9] =
 /// What of /proc sets the host's properties: can only be read.
 const PROC_READ_ONLY: [&str; 5] = ["bus", "fs", "irq", "sys", "sysrq-trigger"];
 
+/// What would change the meaning of the upper folder is off, whatever the kernel's default: others read it, too.
+const PLAIN_UPPER: [(&str, &str); 3] = [("redirect_dir", "nofollow"), ("metacopy", "off"), ("index", "off")];
+
 /// What to build.
 #[derive(Debug)]
 pub(crate) struct Plan {
@@ -292,6 +295,10 @@ fn mount_overlay(plan: &Plan, layers: &[PathBuf]) -> Result<()> {
         .and_then(|mount| attach(&mount, open_path(&stage.join(MERGED))?))
         .map_err(|error| match error {
             rustix::io::Errno::NODEV => Error::Missing("this kernel has no overlayfs: load the module (modprobe overlay)".to_owned()),
+            rustix::io::Errno::INVAL if plan.in_user_namespace => Error::Denied(
+                "the kernel lets no ordinary user have a layer in which other file systems are mounted, such as /: name a folder without (--root DIR), or run as root"
+                    .to_owned(),
+            ),
             rustix::io::Errno::LOOP | rustix::io::Errno::INVAL => Error::Usage(format!(
                 "the kernel does not accept these layers together ({error}): is one named twice, or inside another, or itself an overlay of two?"
             )),
@@ -316,9 +323,8 @@ fn overlay_by_parts(stage: &Path, layers: &[&Path], flags: &[&str]) -> rustix::i
     }
     set("upperdir", &stage.join(UPPER))?;
     set("workdir", &stage.join("work"))?;
-    // What changes the meaning of the upper folder is off, whatever the kernel's default: it is read by others.
-    for key in ["redirect_dir", "metacopy", "index"] {
-        rustix::mount::fsconfig_set_string(context, key, "off")?;
+    for (key, value) in PLAIN_UPPER {
+        rustix::mount::fsconfig_set_string(context, key, value)?;
     }
     for flag in flags {
         rustix::mount::fsconfig_set_flag(context, *flag)?;
@@ -341,11 +347,14 @@ fn overlay_by_text(stage: &Path, layers: &[&Path], flags: &[&str]) -> rustix::io
     };
     let lower: Vec<String> = layers.iter().map(|layer| escaped(layer)).collect();
     let mut options = format!(
-        "lowerdir={},upperdir={},workdir={},redirect_dir=off,metacopy=off,index=off",
+        "lowerdir={},upperdir={},workdir={}",
         lower.join(":"),
         escaped(&stage.join(UPPER)),
         escaped(&stage.join("work"))
     );
+    for (key, value) in PLAIN_UPPER {
+        options.push_str(&format!(",{key}={value}"));
+    }
     for flag in flags {
         options.push(',');
         options.push_str(flag);

@@ -1,0 +1,239 @@
+//! `hayloft run` and `hayloft root`: what a command sees, and what is left of it.
+
+use std::fs;
+use std::io::Read;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::time::Duration;
+
+use crate::farm::{kill, run, run_failing, sh, wait_until};
+use crate::root_box::{RootBox, processes, small_layer, wait_no_process};
+
+#[test]
+fn what_is_written_stays_in_the_root() {
+    let roots = RootBox::new();
+    let probe = roots.dir().join("probe");
+    fs::write(&probe, "before").unwrap();
+    let path = probe.display();
+    let script =
+        format!("cat {path}; echo after >{path}; rm -rf /usr/share/doc; cat {path}; echo x >/tmp/x; ls /tmp");
+    assert_eq!(run(&mut roots.run([], &script)), "beforeafter\nx\n");
+    assert_eq!(fs::read_to_string(&probe).unwrap(), "before");
+    assert_eq!(roots.leftovers(&[]), [""; 0]);
+}
+
+#[test]
+fn exit_codes_and_signals_are_passed_on() {
+    let roots = RootBox::new();
+    for (script, code) in [("exit 7", 7), ("exit 255", 255), ("kill -TERM $$", 143), ("kill -KILL $$", 137)] {
+        assert_eq!(roots.report([], script)["exit_code"], code, "{script}");
+    }
+    let (code, said) =
+        run_failing(roots.hayloft(["run", "--", "no-such-program"]).stdin(std::process::Stdio::null()));
+    assert_eq!(code, 127);
+    assert!(said.contains("there is no 'no-such-program' in the root"), "{said}");
+    let (code, said) = run_failing(&mut roots.hayloft(["run", "--", "/etc/passwd"]));
+    assert_eq!(code, 126);
+    assert!(said.contains("cannot run /etc/passwd"), "{said}");
+}
+
+#[test]
+fn a_command_hears_signals_and_ends_with_its_caller() {
+    let roots = RootBox::new();
+    let mut started = roots.start([], "trap 'echo heard; exit 9' TERM; sleep 4711.1 & wait");
+    kill(started.child.id(), libc::SIGTERM);
+    assert_eq!(started.child.wait().unwrap().code(), Some(9));
+    let mut rest = String::new();
+    started.out.read_to_string(&mut rest).unwrap();
+    assert_eq!(rest, "heard\n");
+    // One that does not want to end is ended at the second call.
+    let mut started = roots.start([], "trap '' INT; echo deaf; while :; do sleep 4711.2; done");
+    kill(started.child.id(), libc::SIGINT);
+    std::thread::sleep(Duration::from_millis(100));
+    kill(started.child.id(), libc::SIGINT);
+    assert_eq!(started.child.wait().unwrap().code(), Some(130));
+    wait_no_process("4711.2");
+    assert_eq!(roots.leftovers(&[]), [""; 0]);
+}
+
+#[test]
+fn nothing_outlives_its_root() {
+    let roots = RootBox::new();
+    run(&mut roots.run([], "setsid sleep 4712.1 & (setsid sleep 4712.1 &) ; sleep 0.1"));
+    assert_eq!(processes("4712.1"), 0);
+}
+
+#[test]
+fn a_kept_root_is_entered_and_removed() {
+    let roots = RootBox::new();
+    let report = roots.report(["--keep", "--name", "look"], "echo made >/made; exit 3");
+    assert_eq!((&report["exit_code"], &report["kept"]), (&3.into(), &true.into()));
+    let info = roots.show("look");
+    assert_eq!((&info["state"], &info["exit_code"]), (&"kept".into(), &3.into()));
+    let upper = std::path::Path::new(info["upper"].as_str().unwrap());
+    assert_eq!(fs::read_to_string(upper.join("made")).unwrap(), "made\n");
+    let entered = run(&mut roots.hayloft([
+        "root",
+        "enter",
+        "look",
+        "--",
+        "sh",
+        "-c",
+        "cat /made; echo two >/two; echo $$",
+    ]));
+    assert!(
+        entered.starts_with("made\n") && entered.trim().len() < 12,
+        "{entered}: a number of the root's own"
+    );
+    assert_eq!(run(&mut roots.hayloft(["root", "enter", "look", "--", "cat", "/two"])), "two\n");
+    let (code, _) = run_failing(&mut roots.hayloft(["root", "enter", "look", "--", "sh", "-c", "exit 5"]));
+    assert_eq!(code, 5);
+    let (code, said) = run_failing(&mut roots.run(["--name", "look"], "true"));
+    assert!(code == 125 && said.contains("a root 'look' exists"), "{said}");
+    let groups = roots.groups();
+    run(&mut roots.hayloft(["root", "rm", "look"]));
+    assert!(roots.list().is_empty());
+    assert_eq!(roots.leftovers(&groups), [""; 0]);
+    assert_eq!(run_failing(&mut roots.hayloft(["root", "enter", "look"])).0, 4);
+}
+
+#[test]
+fn a_running_root_is_listed_entered_and_guarded() {
+    let roots = RootBox::new();
+    let mut started = roots.start(["--name", "busy"], "echo one >/one; sleep 4713.1");
+    wait_until("the file is there", Duration::from_secs(10), || {
+        roots.hayloft(["root", "enter", "busy", "--", "test", "-e", "/one"]).status().unwrap().success()
+    });
+    assert_eq!(roots.list()[0]["state"], "running");
+    let (code, said) = run_failing(&mut roots.hayloft(["root", "rm", "busy"]));
+    assert!(code == 5 && said.contains("--force"), "{said}");
+    run(&mut roots.hayloft(["root", "rm", "--force", "busy"]));
+    assert!(!started.child.wait().unwrap().success());
+    wait_no_process("4713.1");
+    assert_eq!(roots.leftovers(&[]), [""; 0]);
+}
+
+#[test]
+fn layers_lie_on_each_other_and_binds_above() {
+    let roots = RootBox::new();
+    let layer = small_layer(roots.dir());
+    let top = roots.dir().join("top");
+    fs::create_dir_all(top.join("etc")).unwrap();
+    fs::set_permissions(&top, fs::Permissions::from_mode(0o751)).unwrap();
+    fs::write(top.join("etc/top"), "top").unwrap();
+    let shared = roots.dir().join("shared");
+    fs::create_dir(&shared).unwrap();
+    fs::write(shared.join("in"), "in").unwrap();
+    let (layer, top, shared) = (layer.to_str().unwrap(), top.to_str().unwrap(), shared.to_str().unwrap());
+    let (read, write) = (format!("{shared}:/deep/in"), format!("{shared}:/out:rw"));
+    let flags = [
+        "--root",
+        top,
+        "--root",
+        layer,
+        "--bind",
+        "/usr:/usr",
+        "--bind",
+        &read,
+        "--bind",
+        &write,
+        "--scratch",
+        "/build",
+    ];
+    let script = "cat /etc/top; id -un; stat -c %a /; cat /deep/in/in; echo out >/out/out
+        ! echo no 2>/dev/null >/deep/in/no; stat -f -c %T /build /; ls -a /sys /proc/self >/dev/null; pwd";
+    assert_eq!(run(&mut roots.run(flags, script)), "toproot\n751\nintmpfs\noverlayfs\n/\n");
+    assert_eq!(fs::read_to_string(format!("{shared}/out")).unwrap(), "out\n");
+    assert!(!std::path::Path::new(shared).join("no").exists());
+    // Where something is mounted is no change of the root.
+    let keep =
+        ["--keep", "--name", "k", "--mode", "0700", "--root", layer, "--bind", "/usr:/usr", "--bind", &read];
+    run(&mut roots.run(keep, "true"));
+    let upper = roots.show("k")["upper"].as_str().unwrap().to_owned();
+    assert_eq!(fs::read_dir(&upper).unwrap().count(), 0);
+    assert_eq!(fs::metadata(&upper).unwrap().mode() & 0o7777, 0o700);
+}
+
+#[test]
+fn users_variables_and_folders() {
+    let roots = RootBox::new();
+    let layer = small_layer(roots.dir());
+    let layer = ["--root", layer.to_str().unwrap(), "--bind", "/usr:/usr"];
+    let [a, b, c, d] = layer;
+    let script = "echo $(id -u) $(id -g) $HOME $USER $A:${HAYLOFT_STATE_DIR-none}; pwd; touch /x 2>/dev/null || echo no";
+    let flags = [a, b, c, d, "--user", "builder", "--env", "A=b c", "--chdir", "/tmp"];
+    assert_eq!(run(&mut roots.run(flags, script)), "1234 1234 /home builder b c:none\n/tmp\nno\n");
+    assert_eq!(run(&mut roots.run([a, b, c, d, "--user", "77:88"], "id -u; id -g")), "77\n88\n");
+    let (code, said) = run_failing(&mut roots.run([a, b, c, d, "--user", "nobody-here"], "true"));
+    assert!(code == 125 && said.contains("no user 'nobody-here'"), "{said}");
+    let (code, said) = run_failing(&mut roots.run([a, b, c, d, "--chdir", "/none"], "true"));
+    assert!(code == 125 && said.contains("/none"), "{said}");
+    let here = run(roots.run([], "pwd").current_dir("/usr/lib"));
+    assert_eq!(here, "/usr/lib\n");
+}
+
+#[test]
+fn what_is_collected_is_copied() {
+    let roots = RootBox::new();
+    let out = roots.dir().join("out");
+    let make =
+        "mkdir -p /b/tree; echo a >/b/a.deb; echo c >/b/c.deb; echo t >/b/tree/t; ln -s /etc/hostname /b/name
+        ln -s /b /tmp/way; chmod 640 /b/a.deb";
+    let flags = ["--collect", "/b/*.deb", "--collect", "/tmp/way/tree", "--output", out.to_str().unwrap()];
+    let report = roots.report(flags, make);
+    assert_eq!(report["collected"].as_array().unwrap().len(), 3);
+    assert_eq!(fs::read_to_string(out.join("tree/t")).unwrap(), "t\n");
+    assert_eq!(fs::metadata(out.join("a.deb")).unwrap().mode() & 0o777, 0o640);
+    let (code, said) = run_failing(&mut roots.run(["--collect", "/none"], "true"));
+    assert!(code == 125 && said.contains("no /none in the root"), "{said}");
+    assert_eq!(run_failing(&mut roots.run(["--collect", "/none"], "exit 4")).0, 4);
+}
+
+#[test]
+fn the_report_says_what_it_took() {
+    let roots = RootBox::new();
+    let report =
+        roots.report(["--name", "told"], "dd if=/dev/zero of=/file bs=1M count=20 2>/dev/null; exit 3");
+    assert_eq!(
+        (&report["root"], &report["exit_code"], &report["kept"]),
+        (&"told".into(), &3.into(), &false.into())
+    );
+    assert!(report["memory_peak_bytes"].as_u64().unwrap() >= 20 << 20, "{report}");
+    assert!(
+        report["wall_ms"].as_f64().unwrap() > 0.0 && report["start_ms"].as_f64().unwrap() > 0.0,
+        "{report}"
+    );
+    let report = roots.report(["--root", "/none-such"], "true");
+    assert_eq!((&report["exit_code"], &report["error"]["code"]), (&125.into(), &4.into()), "{report}");
+}
+
+#[test]
+fn wrong_requests_are_refused_in_one_sentence() {
+    let roots = RootBox::new();
+    for (flags, sentence) in [
+        (["--memory", "1M"], "--memory is too small"),
+        (["--spill", "1G"], "--spill needs --memory"),
+        (["--name", "a/b"], "'a/b' cannot name a root"),
+        (["--bind", "/none-such:/x"], "cannot bind /none-such"),
+        (["--bind", "/usr:/../x"], "'/../x' is no place in a root"),
+        (["--scratch", "relative"], "'relative' is no place in a root"),
+        (["--cpus", "0"], "--cpus takes a number"),
+        (["--root", "/etc/passwd"], "is no layer"),
+    ] {
+        let (code, said) = run_failing(&mut roots.run(flags, "true"));
+        assert_eq!(code, 125, "{flags:?}: {said}");
+        assert!(said.contains(sentence) && said.trim_end().lines().count() == 1, "{flags:?}: {said}");
+    }
+    assert_eq!(roots.leftovers(&[]), [""; 0]);
+}
+
+#[test]
+fn an_image_is_a_layer() {
+    let roots = RootBox::new();
+    let layer = small_layer(roots.dir());
+    let image = roots.dir().join("image.ext4");
+    let image = image.to_str().unwrap();
+    run(sh("mkfs.ext4 -q -d \"$0\" \"$1\" 8M").arg(&layer).arg(image));
+    let flags = ["--root", image, "--bind", "/usr:/usr"];
+    assert_eq!(run(&mut roots.run(flags, "grep -c builder /etc/passwd; echo x >>/etc/passwd")), "1\n");
+    assert_eq!(roots.leftovers(&[]), [""; 0]);
+}

@@ -1,0 +1,261 @@
+//! What a command in a root tries in vain: to leave it, to see others, to mount, to stay.
+//!
+//! The attempts are system calls: this test program itself runs in the root, with the test `inside` as its only one.
+
+use std::ffi::CString;
+use std::fs;
+use std::io::Write;
+use std::net::{TcpListener, TcpStream};
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+
+use crate::farm::{run, run_failing};
+use crate::root_box::RootBox;
+
+/// Runs the attempts that `inside` knows under this name, in a root.
+fn attempt<const N: usize>(roots: &RootBox, name: &str, flags: [&str; N], env: &str) -> String {
+    let program = format!("{}:/attempt", std::env::current_exe().unwrap().display());
+    let mut command = roots.hayloft(["run", "--bind", &program]);
+    command.args(flags).args(["--env", &format!("ATTEMPT={name}"), "--env", env]);
+    command.args(["--", "/attempt", "--exact", "roots_isolation::inside", "--ignored", "--nocapture"]);
+    run(&mut command)
+}
+
+fn errno() -> i32 {
+    std::io::Error::last_os_error().raw_os_error().unwrap()
+}
+
+/// The error of a system call.
+fn call(number: libc::c_long, args: [usize; 5]) -> i32 {
+    let [a, b, c, d, e] = args;
+    // SAFETY: the arguments are numbers or pointers to strings that live until the call returns.
+    match unsafe { libc::syscall(number, a, b, c, d, e) } {
+        -1 => errno(),
+        _ => 0,
+    }
+}
+
+#[test]
+#[ignore = "runs inside a root, started by the other tests here"]
+fn inside() {
+    match std::env::var("ATTEMPT").unwrap_or_default().as_str() {
+        "mounts" => mounts(),
+        "kernel" => kernel(),
+        "leave" => leave(),
+        "others" => others(),
+        "network" => network(),
+        other => panic!("no attempt '{other}'"),
+    }
+}
+
+fn mounts() {
+    let (kind, tmp, root) = (c"tmpfs".as_ptr() as usize, c"/tmp".as_ptr() as usize, c"/".as_ptr() as usize);
+    assert_eq!(call(libc::SYS_mount, [kind, tmp, kind, 0, 0]), libc::EPERM);
+    assert_eq!(
+        call(libc::SYS_mount, [0, root, 0, (libc::MS_REMOUNT | libc::MS_BIND) as usize, 0]),
+        libc::EPERM
+    );
+    assert_eq!(call(libc::SYS_umount2, [c"/proc".as_ptr() as usize, 2, 0, 0, 0]), libc::EPERM);
+    assert_eq!(call(libc::SYS_pivot_root, [tmp, tmp, 0, 0, 0]), libc::EPERM);
+    assert_eq!(call(libc::SYS_fsopen, [kind, 0, 0, 0, 0]), libc::EPERM);
+    assert_eq!(call(libc::SYS_open_tree, [libc::AT_FDCWD as usize, root, 1, 0, 0]), libc::EPERM);
+    for flag in [libc::CLONE_NEWUSER, libc::CLONE_NEWNS, libc::CLONE_NEWPID, libc::CLONE_NEWNET] {
+        assert_eq!(call(libc::SYS_unshare, [flag as usize, 0, 0, 0, 0]), libc::EPERM, "{flag:x}");
+    }
+    assert_eq!(call(libc::SYS_clone3, [0, 0, 0, 0, 0]), libc::ENOSYS);
+    use std::os::fd::AsRawFd;
+    let own = fs::File::open("/proc/self/ns/mnt").unwrap();
+    assert_eq!(call(libc::SYS_setns, [own.as_raw_fd() as usize, 0, 0, 0, 0]), libc::EPERM);
+}
+
+fn kernel() {
+    for path in [
+        "/proc/sys/kernel/core_pattern",
+        "/proc/sysrq-trigger",
+        "/proc/sys/vm/drop_caches",
+        "/sys/kernel/profiling",
+    ] {
+        let Err(error) = fs::OpenOptions::new().write(true).open(path) else {
+            panic!("{path} can be written")
+        };
+        assert!(
+            matches!(error.raw_os_error(), Some(libc::EROFS | libc::ENOENT | libc::EACCES)),
+            "{path}: {error}"
+        );
+    }
+    assert_eq!(fs::read("/proc/timer_list").unwrap_or_default(), b"");
+    assert_eq!(call(libc::SYS_swapoff, [c"/dev/loop0".as_ptr() as usize, 0, 0, 0, 0]), libc::EPERM);
+    assert_eq!(call(libc::SYS_bpf, [0; 5]), libc::EPERM);
+    assert_eq!(call(libc::SYS_keyctl, [0; 5]), libc::EPERM);
+    assert_eq!(call(libc::SYS_init_module, [0; 5]), libc::EPERM);
+    assert_eq!(call(libc::SYS_open_by_handle_at, [0; 5]), libc::EPERM);
+    assert_eq!(call(libc::SYS_reboot, [0; 5]), libc::EPERM);
+    assert_eq!(call(libc::SYS_sethostname, [c"x".as_ptr() as usize, 1, 0, 0, 0]), libc::EPERM);
+    let status = fs::read_to_string("/proc/self/status").unwrap();
+    let figure =
+        |key: &str| status.lines().find_map(|line| line.strip_prefix(key)).unwrap().trim().to_owned();
+    assert_eq!((figure("NoNewPrivs:"), figure("Seccomp:")), ("1".to_owned(), "2".to_owned()));
+    let held = u64::from_str_radix(&figure("CapEff:"), 16).unwrap();
+    // SYS_ADMIN, SYS_MODULE, SYS_RAWIO, SYS_PTRACE, NET_ADMIN, DAC_READ_SEARCH.
+    for capability in [21, 16, 17, 19, 12, 2] {
+        assert_eq!(held & (1 << capability), 0, "{capability}");
+    }
+    // What installing packages takes works: owners, devices (which open nowhere).
+    fs::write("/owned", "").unwrap();
+    std::os::unix::fs::chown("/owned", Some(77), Some(88)).unwrap();
+    assert_eq!(fs::metadata("/owned").unwrap().uid(), 77);
+    for folder in ["/", "/tmp", "/run", "/dev/shm"] {
+        let path = Path::new(folder).join("disk");
+        let name = CString::new(path.to_str().unwrap()).unwrap();
+        // SAFETY: the string lives until the call returns.
+        assert_eq!(
+            unsafe { libc::mknod(name.as_ptr(), libc::S_IFCHR | 0o600, libc::makedev(1, 5)) },
+            0,
+            "{folder}"
+        );
+        assert_eq!(fs::File::open(&path).unwrap_err().raw_os_error(), Some(libc::EACCES), "{folder}");
+    }
+    // SAFETY: as above.
+    assert_eq!(unsafe { libc::mknod(c"/dev/disk".as_ptr(), libc::S_IFCHR | 0o600, libc::makedev(1, 5)) }, -1);
+    assert_eq!(errno(), libc::EROFS);
+    fs::OpenOptions::new().write(true).open("/dev/null").unwrap().write_all(b"x").unwrap();
+}
+
+fn leave() {
+    let inode = |path: &str| fs::metadata(path).map(|meta| (meta.dev(), meta.ino())).unwrap();
+    let before = inode("/");
+    // The classic way out of chroot: a folder open above the new root.
+    fs::create_dir("/jail").unwrap();
+    let top = fs::File::open("/").unwrap();
+    use std::os::fd::AsRawFd;
+    // SAFETY: strings and descriptors live until the calls return.
+    unsafe {
+        assert_eq!(libc::chroot(c"/jail".as_ptr()), 0);
+        assert_eq!(libc::fchdir(top.as_raw_fd()), 0);
+        for _ in 0..100 {
+            assert_eq!(libc::chdir(c"..".as_ptr()), 0);
+        }
+        assert_eq!(libc::chroot(c".".as_ptr()), 0);
+    }
+    assert_eq!(inode("/"), before);
+    assert_eq!(inode("/.."), before);
+    // The first process has more to see, and shows it to nobody.
+    for name in ["root", "cwd", "exe", "environ", "mem", "fd/3", "ns/mnt", "map_files"] {
+        let path = Path::new("/proc/1").join(name);
+        // Of a folder that cannot be read the second try says that it is one.
+        let Err(error) = fs::read_dir(&path)
+            .and_then(|mut entries| entries.next().transpose())
+            .map(drop)
+            .or_else(|_| fs::read(&path).map(drop))
+        else {
+            panic!("{} can be read", path.display())
+        };
+        assert!(
+            matches!(error.raw_os_error(), Some(libc::EACCES | libc::EPERM | libc::ENOTDIR)),
+            "{name}: {error}"
+        );
+    }
+    // SAFETY: plain numbers.
+    unsafe {
+        assert_eq!(libc::ptrace(libc::PTRACE_ATTACH, 1, 0, 0), -1);
+        assert_eq!(
+            libc::kill(1, libc::SIGKILL),
+            0,
+            "a signal to the first process is taken and does nothing"
+        );
+        assert_eq!(libc::kill(1, libc::SIGSTOP), 0);
+    }
+}
+
+fn others() {
+    let numbers = fs::read_dir("/proc").unwrap().flatten();
+    let pids: Vec<String> = numbers
+        .map(|entry| entry.file_name().into_string().unwrap())
+        .filter(|name| name.parse::<u32>().is_ok())
+        .collect();
+    assert_eq!(pids.len(), 2, "the first process and this one: {pids:?}");
+    let state = std::env::var("STATE").unwrap();
+    assert_eq!(fs::read_dir(&state).map(Iterator::count).unwrap_or(0), 0, "{state} shows other roots");
+    assert!(!Path::new("/run/hayloft").exists());
+    assert_eq!(fs::read_dir("/sys/fs/cgroup").map(Iterator::count).unwrap_or(0), 0);
+    // SAFETY: plain numbers. A segment that the test outside has made.
+    assert_eq!(unsafe { libc::shmget(0x4a79_0001, 0, 0) }, -1);
+    assert_eq!(errno(), libc::ENOENT);
+}
+
+fn network() {
+    let address = std::env::var("ADDRESS").unwrap();
+    println!("reached: {}", TcpStream::connect(&address).is_ok());
+    let own = TcpListener::bind("127.0.0.1:0").unwrap();
+    TcpStream::connect(own.local_addr().unwrap()).expect("a loopback interface that is up");
+}
+
+#[test]
+fn nothing_is_mounted_and_no_namespace_is_made() {
+    attempt(&RootBox::new(), "mounts", [], "X=");
+}
+
+#[test]
+fn the_kernel_and_its_settings_are_out_of_reach() {
+    attempt(&RootBox::new(), "kernel", [], "X=");
+}
+
+#[test]
+fn there_is_no_way_out_of_the_root() {
+    attempt(&RootBox::new(), "leave", [], "X=");
+}
+
+#[test]
+fn other_roots_and_the_host_are_not_seen() {
+    let roots = RootBox::new();
+    let other = roots.start(["--name", "other"], "echo secret >/secret; sleep 4719.1");
+    // SAFETY: plain numbers; removed below.
+    let segment = unsafe { libc::shmget(0x4a79_0001, 4096, libc::IPC_CREAT | 0o600) };
+    attempt(&roots, "others", [], &format!("STATE={}", roots.state().display()));
+    // SAFETY: as above.
+    unsafe { libc::shmctl(segment, libc::IPC_RMID, std::ptr::null_mut()) };
+    drop(other);
+}
+
+#[test]
+fn the_network_is_the_hosts_only_when_asked() {
+    let roots = RootBox::new();
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = format!("ADDRESS={}", listener.local_addr().unwrap());
+    assert!(attempt(&roots, "network", [], &address).contains("reached: false"));
+    assert!(attempt(&roots, "network", ["--network", "host"], &address).contains("reached: true"));
+}
+
+#[test]
+fn setuid_programs_give_rights_only_when_asked() {
+    let roots = RootBox::new();
+    let script = "cp /usr/bin/id /home/id; chmod 4755 /home/id; exec setpriv --reuid 1234 --regid 1234 --clear-groups /home/id -u";
+    assert_eq!(run(&mut roots.run([], script)), "1234\n");
+    assert_eq!(run(&mut roots.run(["--setuid"], script)), "0\n");
+}
+
+#[test]
+fn what_is_bound_read_only_stays_so() {
+    let roots = RootBox::new();
+    let shared = roots.dir().join("shared");
+    fs::create_dir(&shared).unwrap();
+    let bind = format!("{}:/shared", shared.display());
+    run_failing(&mut roots.run(["--bind", &bind], "touch /shared/x"));
+    run_failing(&mut roots.run(["--bind", &bind], "mount -o remount,rw /shared"));
+    assert_eq!(fs::read_dir(&shared).unwrap().count(), 0);
+}
+
+#[test]
+fn a_link_in_a_layer_does_not_lead_mounts_to_the_host() {
+    let roots = RootBox::new();
+    let layer = crate::root_box::small_layer(roots.dir());
+    let outside = roots.dir().join("outside");
+    fs::create_dir(&outside).unwrap();
+    std::os::unix::fs::symlink(&outside, layer.join("way")).unwrap();
+    fs::create_dir_all(layer.join(outside.strip_prefix("/").unwrap())).unwrap();
+    let layer = layer.to_str().unwrap();
+    let flags = ["--root", layer, "--bind", "/usr:/usr", "--bind", "/etc:/way"];
+    let inside = format!("test -e {}/passwd", outside.display());
+    run(&mut roots.run(flags, &inside));
+    assert_eq!(fs::read_dir(&outside).unwrap().count(), 0);
+}

@@ -1,0 +1,97 @@
+//! The memory of a root: bounds, spill, and what is refused early.
+
+use crate::farm::{run, run_failing};
+use crate::root_box::RootBox;
+
+#[test]
+fn a_root_grows_to_four_times_its_memory() {
+    let roots = RootBox::new();
+    let script = "dd if=/dev/urandom of=/big bs=1M count=256 2>/dev/null; a=$(cksum </big); b=$(cksum </big)
+        [ \"$a\" = \"$b\" ]; cp /big /tmp/part; cmp /big /tmp/part; df --output=avail / /tmp | sort -u | wc -l";
+    let report = roots.report(["--memory", "64M", "--spill", "640M"], script);
+    assert_eq!(report["exit_code"], 0, "{report}");
+    assert!(report["memory_peak_bytes"].as_u64().unwrap() <= 64 << 20, "{report}");
+    assert!(report["spilled_bytes"].as_u64().unwrap() >= 190 << 20, "{report}");
+    assert_eq!(report["out_of_memory_kills"], 0, "{report}");
+    assert_eq!(roots.leftovers(&[]), [""; 0]);
+}
+
+#[test]
+fn compressed_memory_takes_the_spill_as_well() {
+    if !std::path::Path::new("/sys/class/zram-control").exists() {
+        eprintln!("skipped: this kernel has no zram");
+        return;
+    }
+    let roots = RootBox::new();
+    let script = "yes hayloft | head -c 128M >/big; [ $(wc -c </big) = 134217728 ]; grep -c zram /proc/swaps";
+    let report = roots.report(["--memory", "64M", "--spill", "zram:256M"], script);
+    assert_eq!((&report["exit_code"], &report["out_of_memory_kills"]), (&0.into(), &0.into()), "{report}");
+}
+
+#[test]
+fn without_spill_a_full_root_says_so_and_nobody_is_killed() {
+    let roots = RootBox::new();
+    let script = "dd if=/dev/zero of=/big bs=1M 2>&1 | grep -c 'No space left'
+        dd if=/dev/zero of=/tmp/more bs=1M 2>&1 | grep -c 'No space left'; rm /big; echo fits >/big; cat /big";
+    let file = roots.dir().join("report.json");
+    let flags = ["--memory", "64M", "--json", file.to_str().unwrap()];
+    assert_eq!(run(&mut roots.run(flags, script)), "1\n1\nfits\n");
+    let report: serde_json::Value = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
+    assert_eq!(
+        (&report["out_of_memory_kills"], &report["spilled_bytes"]),
+        (&0.into(), &0.into()),
+        "{report}"
+    );
+}
+
+#[test]
+fn a_greedy_process_dies_in_its_root_alone() {
+    let roots = RootBox::new();
+    let other = roots.start(["--name", "other"], "sleep 4714.1");
+    // tail keeps a line in memory until it ends, and this one does not.
+    let report = roots.report(["--memory", "32M"], "tail /dev/zero || exit 9");
+    assert_eq!(report["exit_code"], 9, "{report}");
+    assert!(report["out_of_memory_kills"].as_u64().unwrap() >= 1, "{report}");
+    assert_eq!(roots.list().len(), 1);
+    drop(other);
+}
+
+#[test]
+fn tmp_has_a_size_of_its_own_when_asked() {
+    let roots = RootBox::new();
+    let script = "df --output=size -m /tmp / | tail -n +2 | tr -d ' '";
+    assert_eq!(run(&mut roots.run(["--memory", "64M", "--tmp", "10M"], script)), "10\n38\n");
+}
+
+#[test]
+fn a_root_that_does_not_fit_is_refused_early() {
+    let roots = RootBox::new();
+    let meminfo = std::fs::read_to_string("/proc/meminfo").unwrap();
+    let line = meminfo.lines().find_map(|line| line.strip_prefix("MemAvailable:")).unwrap();
+    let available: u64 = line.trim().trim_end_matches(" kB").parse().unwrap();
+    let half = format!("{}K", available / 2);
+    run(&mut roots.run(["--require-free", &half], "true"));
+    let other = roots.start(["--memory", &format!("{}K", available / 4 * 3)], "sleep 4714.2");
+    let (code, said) = run_failing(&mut roots.run(["--require-free", &half], "true"));
+    assert_eq!(code, 125);
+    assert!(said.contains("one other root may still claim"), "{said}");
+    drop(other);
+    run(&mut roots.run(["--require-free", &half], "true"));
+}
+
+#[test]
+fn processors_are_bounded() {
+    let roots = RootBox::new();
+    let report = roots.report(["--cpus", "0.2"], "timeout 2 sh -c 'while :; do :; done' || true");
+    let used = report["cpu_user_ms"].as_f64().unwrap() + report["cpu_system_ms"].as_f64().unwrap();
+    assert!(used < 0.5 * report["wall_ms"].as_f64().unwrap(), "{report}");
+}
+
+#[test]
+fn spill_to_memory_is_refused() {
+    let roots = RootBox::new();
+    let flags = ["--memory", "64M", "--spill", "64M", "--spill-dir", "/dev/shm"];
+    let (code, said) = run_failing(&mut roots.run(flags, "true"));
+    assert!(code == 125 && said.contains("is in memory"), "{said}");
+    assert_eq!(roots.leftovers(&[]), [""; 0]);
+}

@@ -1,0 +1,78 @@
+//! Roots of an ordinary user, in a user namespace.
+
+use std::os::unix::fs::{PermissionsExt, chown};
+use std::process::Command;
+
+use crate::farm::{HAYLOFT, run, run_failing};
+use crate::root_box::{RootBox, small_layer};
+
+/// A user who is nobody in particular.
+const USER: u32 = 54_321;
+
+/// `hayloft run` of a script by that user. The program is copied to where he may run it.
+fn by_user<const N: usize>(roots: &RootBox, args: [&str; N]) -> Command {
+    let program = roots.dir().join("hayloft");
+    if !program.exists() {
+        std::fs::set_permissions(roots.dir(), std::fs::Permissions::from_mode(0o755)).unwrap();
+        std::fs::copy(HAYLOFT, &program).unwrap();
+        std::fs::create_dir(roots.state()).unwrap();
+        chown(roots.state(), Some(USER), Some(USER)).unwrap();
+    }
+    let mut command = Command::new("setpriv");
+    command.args(["--reuid", &USER.to_string(), "--regid", &USER.to_string(), "--clear-groups"]);
+    command.arg(program).args(args).current_dir("/");
+    command.env("HAYLOFT_CONFIG", "/dev/null").env("HAYLOFT_STATE_DIR", roots.state());
+    command
+}
+
+#[test]
+fn an_ordinary_user_has_roots_too() {
+    let roots = RootBox::new();
+    let layer = small_layer(roots.dir());
+    // What is not his own in a layer he may read, and no more.
+    run(Command::new("chown").args(["-hR", &USER.to_string()]).arg(&layer));
+    let layer = layer.to_str().unwrap();
+    let script =
+        "id -u; echo x >/etc/passwd; rm /sbin; mkdir /new; ls /proc | grep -c '^[0-9]'; echo >/dev/null
+        touch /usr/x 2>/dev/null || echo no; unshare -m true 2>/dev/null || echo no; hostname";
+    let base = ["run", "--root", layer, "--bind", "/usr:/usr", "--", "sh", "-c", script];
+    let out = run(&mut by_user(&roots, base));
+    assert!(out.starts_with("0\n") && out.ends_with("no\nno\nhayloft\n"), "{out}");
+    let keep = [
+        "run",
+        "--keep",
+        "--name",
+        "u",
+        "--root",
+        layer,
+        "--bind",
+        "/usr:/usr",
+        "--",
+        "sh",
+        "-c",
+        "echo y >/y",
+    ];
+    run(&mut by_user(&roots, keep));
+    assert_eq!(run(&mut by_user(&roots, ["root", "enter", "u", "--", "cat", "/y"])), "y\n");
+    run(&mut by_user(&roots, ["root", "rm", "u"]));
+    assert_eq!(roots.leftovers(&[]), [""; 0]);
+}
+
+#[test]
+fn what_an_ordinary_user_cannot_have_is_said() {
+    let roots = RootBox::new();
+    let layer = small_layer(roots.dir());
+    let layer = layer.to_str().unwrap();
+    for (flags, sentence) in [
+        (["--env", "A=b"], "name a folder without (--root DIR)"),
+        (["--memory", "64M"], "--memory needs the memory controller"),
+        (["--root", "/etc/passwd"], "only root may mount the image"),
+    ] {
+        let mut command = by_user(&roots, ["run"]);
+        let (code, said) = run_failing(command.args(flags).args(["--", "true"]));
+        assert!(code == 125 && said.contains(sentence), "{flags:?}: {said}");
+    }
+    let user = ["run", "--user", "builder", "--root", layer, "--bind", "/usr:/usr", "--", "true"];
+    let (code, said) = run_failing(&mut by_user(&roots, user));
+    assert!(code == 125 && said.contains("/etc/subuid"), "{said}");
+}

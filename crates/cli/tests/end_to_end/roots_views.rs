@@ -1,0 +1,95 @@
+//! A view of a mounted volume in a root costs what it costs outside (a chroot with null mounts over NFS, reported
+//! in 2006, sent 2,136 lookups for the second `find` over such a tree).
+
+use std::fs;
+use std::path::Path;
+
+use crate::farm::{Farm, Mount, number, run, sh};
+use crate::root_box::RootBox;
+
+/// 302 directories and 1,016 files, with long paths.
+fn tree(top: &Path) {
+    for at in 0..298 {
+        let dir = top.join(format!("package-category-{}/long-package-name-{at}", at / 100));
+        fs::create_dir_all(&dir).unwrap();
+        let files = 3 + usize::from(at < 122);
+        for file in 0..files {
+            fs::write(dir.join(format!("Makefile.{file}")), vec![b'x'; 100 + at]).unwrap();
+        }
+    }
+}
+
+const PASS: &str = "find . -exec stat -c %i {} + >/dev/null; ! test -e package-category-0/missing.h";
+
+fn requests(mount: &Mount) -> (u64, u64) {
+    let stats = mount.stats();
+    (number(&stats, "fuse.requests.total"), number(&stats, "server.requests.total"))
+}
+
+#[test]
+fn a_bind_and_a_layer_send_nothing_the_second_time() {
+    let (farm, mount) = Farm::mounted("v");
+    tree(mount.path());
+    let count = run(sh("find . -type f | wc -l; find . -type d | wc -l").current_dir(mount.path()));
+    assert_eq!(count, "1016\n302\n");
+    mount.unmount();
+    let roots = RootBox::new();
+    let passes = |mount: &Mount, inside: Option<&[&str]>| {
+        let mut costs = Vec::new();
+        for _ in 0..3 {
+            let before = requests(mount);
+            match inside {
+                None => drop(run(sh(PASS).current_dir(mount.path()))),
+                Some(flags) => {
+                    let mut command = roots.hayloft(["run"]);
+                    run(command.args(flags).args(["--chdir", "/src", "--", "sh", "-euc", PASS]));
+                }
+            }
+            let after = requests(mount);
+            costs.push((after.0 - before.0, after.1 - before.1));
+        }
+        costs
+    };
+    let mount = farm.mount("v", "");
+    let outside = passes(&mount, None);
+    mount.unmount();
+    let mount = farm.mount("v", "");
+    let bind = format!("{}:/src", mount.path().display());
+    let bound = passes(&mount, Some(&["--bind", &bind]));
+    mount.unmount();
+    // Once warm, find(1) itself asks for the file system's size, outside as well, and nothing else is asked.
+    assert_eq!(outside[2], (1, 0), "{outside:?}");
+    assert_eq!(bound[1..], outside[1..], "{bound:?} {outside:?}");
+    // The way to the mount itself is looked up once.
+    assert!(bound[0].0 <= outside[0].0 + 4 && bound[0].1 <= outside[0].1 + 1, "{bound:?} {outside:?}");
+}
+
+#[test]
+fn a_volume_is_a_layer() {
+    let (farm, mount) = Farm::mounted("v");
+    tree(mount.path());
+    fs::create_dir(mount.path().join("usr")).unwrap();
+    run(sh("for name in bin lib lib64 sbin; do ln -s usr/$name $name; done").current_dir(mount.path()));
+    mount.unmount();
+    let mount = farm.mount("v", "");
+    let roots = RootBox::new();
+    let layer = mount.path().to_str().unwrap();
+    let find = "find /package-category-* -exec stat -c %i {} + >/dev/null";
+    let flags = ["--root", layer, "--bind", "/usr:/usr", "--keep", "--name", "r"];
+    let report = roots.report(flags, find);
+    assert_eq!(report["exit_code"], 0, "{report}");
+    assert!(report["operations"][layer]["fuse"].as_u64().unwrap() > 302, "{report}");
+    // Once more: the folders' listings are kept from the second time on.
+    for _ in 0..2 {
+        run(&mut roots.hayloft(["root", "enter", "r", "--", "sh", "-euc", find]));
+    }
+    let before = requests(&mount);
+    run(&mut roots.hayloft(["root", "enter", "r", "--", "sh", "-euc", find]));
+    assert_eq!(requests(&mount), before, "{}", mount.stats()["fuse"]["requests"]);
+    let change =
+        "echo changed >/package-category-0/long-package-name-0/Makefile.0; rm -r /package-category-1";
+    run(&mut roots.hayloft(["root", "enter", "r", "--", "sh", "-euc", change]));
+    let file = mount.path().join("package-category-0/long-package-name-0/Makefile.0");
+    assert_eq!(fs::read(file).unwrap(), vec![b'x'; 100]);
+    assert!(mount.path().join("package-category-1").exists());
+}
