@@ -10,6 +10,8 @@ set -uo pipefail
 PACKAGE=${PACKAGE:-hello}
 SUITE=bookworm
 farm_start
+# What the comparison mounts goes first.
+trap 'status=$?; leave_all; (exit "$status"); farm_stop' EXIT
 
 run() { timeout 1200 "$HAYLOFT" run --config /dev/null --layers "$WORK/layers" "$@"; }
 root() { timeout 1200 "$HAYLOFT" root "$@"; }
@@ -162,7 +164,7 @@ no_network() {
 # EXT is an ext4 file system in a file, used for nothing else: what is written there is what this writes.
 compare() {
     local rounds=$1 round way
-    truncate -s 8G "$WORK/image" && mkfs.ext4 -q -F "$WORK/image" && mkdir "$WORK/ext4" "$WORK/tmpfs" &&
+    truncate -s 8G "$WORK/image" && mkfs.ext4 -q -F "$WORK/image" && mkdir "$WORK/ext4" &&
         mount -o loop "$WORK/image" "$WORK/ext4" || return 1
     EXT=$WORK/ext4
     DEVICE=$(basename "$(findmnt -no SOURCE "$EXT")")
@@ -179,10 +181,10 @@ SCRIPT
     : >"$WORK/table"
     for round in $(seq "$rounds"); do
         for way in copy overlay tmpfs hayloft; do
-            measure "$way" >>"$WORK/table" || { leave "$EXT"; return 1; }
+            measure "$way" >>"$WORK/table" || return 1
         done
     done
-    leave "$EXT"
+    leave_all
     python3 - "$WORK/table" "$PACKAGE" "$rounds" <<'PYTHON'
 import statistics, sys
 rows = {}
@@ -244,8 +246,14 @@ measure() {
 }
 
 now() { date +%s.%N; }
-written() { awk '{ print $7 * 512 }' "/sys/block/$DEVICE/stat"; }
+written() { awk '{ printf "%d", $7 * 512 }' "/sys/block/$DEVICE/stat"; }
 leave() { if mountpoint -q "$1"; then umount "$1" || umount -l "$1"; fi; }
+
+leave_all() {
+    cd /
+    for way in overlay/root tmpfs; do leave "$WORK/ext4/$way"; done
+    leave "$WORK/ext4"
+}
 
 # The namespaces of a build root, made with util-linux.
 in_chroot() {

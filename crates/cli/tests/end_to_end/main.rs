@@ -16,6 +16,7 @@ mod posix_files;
 mod posix_rights;
 mod posix_xattr;
 mod root_box;
+mod root_layers;
 mod roots;
 mod roots_crash;
 mod roots_isolation;

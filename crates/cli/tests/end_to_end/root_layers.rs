@@ -1,0 +1,284 @@
+//! Layers by name, what a root has changed, and publishing it.
+
+use std::fs;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::time::Duration;
+
+use serde_json::Value;
+
+use crate::farm::{Farm, run, run_failing, sh};
+use crate::root_box::{RootBox, small_layer};
+
+/// Roots with a small layer by the name of `small`, and programs from the host.
+struct Layers {
+    roots: RootBox,
+}
+
+impl Layers {
+    fn new() -> Layers {
+        let roots = RootBox::new();
+        let folder = small_layer(roots.dir());
+        fs::create_dir(folder.join("old")).unwrap();
+        fs::write(folder.join("old/inside"), "old").unwrap();
+        let layers = Layers { roots };
+        layers.create("small", &format!("dir:{}", folder.display()), &[]);
+        layers
+    }
+
+    fn dir(&self) -> &Path {
+        self.roots.dir()
+    }
+
+    fn hayloft<const N: usize>(&self, args: [&str; N]) -> std::process::Command {
+        let mut command = self.roots.hayloft(args);
+        command.env("HAYLOFT_LAYERS", self.dir().join("layers"));
+        command
+    }
+
+    fn create(&self, name: &str, from: &str, more: &[&str]) {
+        run(self.hayloft(["root", "create", name, "--from", from]).args(more));
+    }
+
+    /// `hayloft run` of a shell script in a root of the small layer.
+    fn run(&self, flags: &[&str], script: &str) -> std::process::Command {
+        let mut command = self.hayloft(["run"]);
+        command.args(flags).args(["--root", "small", "--bind", "/usr:/usr"]);
+        command.args(["--", "sh", "-euc", script]);
+        command
+    }
+}
+
+fn text(path: PathBuf) -> String {
+    path.to_str().unwrap().to_owned()
+}
+
+fn names(folder: &Path) -> Vec<String> {
+    let mut names: Vec<_> = fs::read_dir(folder)
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .collect();
+    names.sort();
+    names
+}
+
+#[test]
+fn layers_have_names() {
+    let layers = Layers::new();
+    assert_eq!(run(&mut layers.run(&[], "ls -d /etc/passwd")), "/etc/passwd\n");
+    // An archive, with a name and as it is.
+    fs::create_dir_all(layers.dir().join("more/opt")).unwrap();
+    fs::write(layers.dir().join("more/opt/tool"), "tool").unwrap();
+    run(sh("tar -C \"$0/more\" -czf \"$0/more.tar.gz\" .").arg(layers.dir()));
+    let archive = text(layers.dir().join("more.tar.gz"));
+    layers.create("more", &format!("tar:{archive}"), &[]);
+    for layer in ["more", &archive, &archive] {
+        assert_eq!(run(&mut layers.run(&["--root", layer], "cat /opt/tool")), "tool");
+    }
+    // What is wrong is said.
+    let create = |name: &str, from: &str| {
+        let mut command = layers.hayloft(["root", "create", name, "--from", from]);
+        run_failing(&mut command)
+    };
+    let (code, said) = create("more", &format!("tar:{archive}"));
+    assert!(code == 9 && said.contains("--force"), "{code}: {said}");
+    layers.create("more", &format!("dir:{}/more/opt", layers.dir().display()), &["--force"]);
+    assert_eq!(names(&layers.dir().join("layers/more/tree")), ["tool"]);
+    for (name, from, expected) in
+        [("a/b", "dir:/", 2), ("x", "zip:/", 2), ("x", "dir:/nowhere", 4), ("x", "tar:/etc/passwd", 1)]
+    {
+        let (code, said) = create(name, from);
+        assert_eq!((code, said.lines().count()), (expected, 1), "{said}");
+    }
+    let (code, said) = run_failing(&mut layers.run(&["--root", "none"], "true"));
+    assert!(code == 125 && said.contains("hayloft root create none"), "{code}: {said}");
+    assert_eq!(names(&layers.dir().join("layers")), [".cache", "more", "small"]);
+}
+
+#[test]
+fn a_difference_is_shown() {
+    let layers = Layers::new();
+    let script = "echo >>/etc/passwd; chmod 700 /etc; mkdir -p /new/dir; : >/new/file; rm -r /old; : >/old
+        chown 5:6 /new/file; cat /etc/passwd >/dev/null";
+    run(&mut layers.run(&["--keep", "--name", "d"], script));
+    let shown = run(&mut layers.hayloft(["root", "diff", "d"]));
+    assert_eq!(
+        shown,
+        "changed  /etc (mode 0755 -> 0700)\n\
+         changed  /etc/passwd (content, time)\n\
+         added    /new\n\
+         added    /new/dir\n\
+         added    /new/file\n\
+         type     /old\n"
+    );
+    let lines = run(&mut layers.hayloft(["root", "diff", "d", "--json"]));
+    let lines: Vec<Value> = lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!(lines[0]["path"], "/etc");
+    assert_eq!((&lines[0]["old"]["mode"], &lines[0]["new"]["mode"]), (&"0755".into(), &"0700".into()));
+    assert_eq!((&lines[4]["new"]["uid"], &lines[4]["type"]), (&5.into(), &"file".into()));
+    let (code, _) = run_failing(&mut layers.hayloft(["root", "diff", "none"]));
+    assert_eq!(code, 4);
+    run(&mut layers.hayloft(["root", "rm", "d"]));
+    assert_eq!(layers.roots.leftovers(&[]), [""; 0]);
+}
+
+/// One of everything that a build may leave.
+const EVERYTHING: &str = "mkdir /out; cd /out; echo text >file; ln file link; ln -s file symlink; mkfifo fifo
+    chown 1234:5 file; chmod 6755 file; mkdir -m 1770 dir; truncate -s 1000000 sparse; echo end >>sparse
+    setfattr -n user.note -v here dir; touch -d '2001-02-03 04:05:06.789 UTC' dir";
+
+fn has_everything(out: &Path) {
+    assert_eq!(names(out), ["dir", "fifo", "file", "link", "sparse", "symlink"]);
+    let meta = |name: &str| out.join(name).symlink_metadata().unwrap();
+    let file = meta("file");
+    assert_eq!((file.mode() & 0o7777, file.uid(), file.gid(), file.nlink()), (0o6755, 1234, 5, 2));
+    assert_eq!(file.ino(), meta("link").ino());
+    assert!(meta("fifo").file_type().is_fifo());
+    assert_eq!(fs::read_link(out.join("symlink")).unwrap(), Path::new("file"));
+    assert_eq!((meta("dir").mode() & 0o7777, meta("dir").mtime()), (0o1770, 981_173_106));
+    assert_eq!(meta("dir").mtime_nsec(), 789_000_000);
+    assert_eq!(
+        (meta("sparse").len(), &fs::read(out.join("sparse")).unwrap()[1_000_000..]),
+        (1_000_004, &b"end\n"[..])
+    );
+    let note = run(sh("getfattr --only-values -n user.note \"$0\"").arg(out.join("dir")));
+    assert_eq!(note, "here");
+}
+
+#[test]
+fn a_volume_gets_what_was_changed() {
+    let layers = Layers::new();
+    let (farm, mount) = Farm::mounted("v");
+    let to = format!("{}:a/nightly", mount.path().display());
+    run(&mut layers.run(&["--publish", &to], EVERYTHING));
+    let target = mount.path().join("a/nightly");
+    has_everything(&target.join("out"));
+    assert_eq!(names(&target), ["out"]);
+    assert_eq!(names(&mount.path().join("a")), ["nightly"]);
+    // It is durable: the client and the server die.
+    crate::farm::kill(mount.pid(), libc::SIGKILL);
+    let mut farm = farm;
+    farm.kill_server();
+    mount.kill();
+    farm.start_server();
+    let mount = farm.mount("v", "");
+    has_everything(&mount.path().join("a/nightly/out"));
+    // Another root adds to it, and a removal removes.
+    let small = text(layers.dir().join("layers/small/tree"));
+    let out = text(mount.path().join("a/nightly"));
+    let script = "rm -r /out/dir /out/fifo; echo new >/out/file";
+    run(layers
+        .hayloft(["run", "--root", &out, "--root", &small, "--bind", "/usr:/usr", "--publish", &to])
+        .args(["--", "sh", "-euc", script]));
+    assert_eq!(names(&mount.path().join("a/nightly/out")), ["file", "link", "sparse", "symlink"]);
+    assert_eq!(fs::read_to_string(mount.path().join("a/nightly/out/file")).unwrap(), "new\n");
+    mount.unmount();
+}
+
+#[test]
+fn a_servers_volume_is_mounted_for_the_time() {
+    let layers = Layers::new();
+    let mut farm = Farm::new();
+    farm.create("v");
+    let to = format!("{}/v:nightly", farm.address);
+    let report = layers.dir().join("report.json");
+    let flags = ["--publish", &to, "--only", "/out/file", "--json", report.to_str().unwrap()];
+    run(&mut layers.run(&flags, EVERYTHING));
+    let report: Value = serde_json::from_slice(&fs::read(&report).unwrap()).unwrap();
+    assert_eq!(report["published"]["written"], 1);
+    // Nothing of the mount is left, and nothing is lost with the server.
+    let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap();
+    assert!(!mounts.contains(&format!("{}/v", farm.address)), "{mounts}");
+    farm.kill_server();
+    farm.start_server();
+    let mount = farm.mount("v", "");
+    assert_eq!(names(&mount.path().join("nightly/out")), ["file"]);
+    // One that is mounted is taken as it is; without a path the root's name is one.
+    let to = format!("{}/v", farm.address);
+    run(&mut layers.run(&["--publish", &to, "--name", "byname"], "mkdir /x"));
+    assert_eq!(names(&mount.path().join("byname")), ["x"]);
+    mount.unmount();
+    let (code, said) = run_failing(&mut layers.run(&["--publish", "127.0.0.1:1/v:x"], "mkdir /x"));
+    assert!(code == 125 && said.contains("cannot publish to 127.0.0.1:1/v"), "{code}: {said}");
+}
+
+#[test]
+fn a_failed_command_publishes_nothing() {
+    let layers = Layers::new();
+    let volume = layers.dir().join("volume");
+    fs::create_dir(&volume).unwrap();
+    let to = format!("{}:out", volume.display());
+    let flags = ["--publish", &to, "--keep", "--name", "f"];
+    let (code, _) = run_failing(&mut layers.run(&flags, "echo half >/half; exit 7"));
+    assert_eq!((code, names(&volume)), (7, vec![]));
+    // It can be looked at, put right, and published.
+    run(layers.hayloft(["root", "enter", "f", "--", "sh", "-euc"]).arg("cat /half; echo whole >/half"));
+    run(&mut layers.hayloft(["root", "publish", "f", &to]));
+    assert_eq!(fs::read_to_string(volume.join("out/half")).unwrap(), "whole\n");
+    run(&mut layers.hayloft(["root", "rm", "f"]));
+    // What is wrong with the destination is said before the command runs.
+    for (to, expected) in [("/nowhere/at/all:x", 125), ("word", 125), ("/tmp:..", 125)] {
+        let (code, said) = run_failing(&mut layers.run(&["--publish", to], "echo it ran >&2"));
+        assert!(code == expected && !said.contains("it ran"), "{to}: {code}: {said}");
+    }
+    let (code, said) = run_failing(&mut layers.run(&["--publish", &to, "--only", "/none"], "true"));
+    assert!(code == 125 && said.contains("/none"), "{code}: {said}");
+    assert_eq!(names(&volume), ["out"]);
+}
+
+#[test]
+fn a_layer_is_published_and_used_again() {
+    let layers = Layers::new();
+    let volume = layers.dir().join("volume");
+    fs::create_dir(&volume).unwrap();
+    let to = format!("{}:layer", volume.display());
+    let script = format!("rm /etc/passwd; {EVERYTHING}; rm -r /old; mkdir /old; echo >/old/only");
+    run(&mut layers.run(&["--publish", &to, "--as-layer", "--keep", "--name", "one"], &script));
+    let layer = text(volume.join("layer"));
+    assert!(volume.join("layer/etc/passwd").symlink_metadata().unwrap().file_type().is_char_device());
+    let look = "test ! -e /etc/passwd; ls /old; test /out/file -ef /out/link; stat -c %a:%u:%g /out/file";
+    assert_eq!(run(&mut layers.run(&["--root", &layer], look)), "only\n6755:1234:5\n");
+    // Once more with what a second root changes, from both layers.
+    let to = format!("{}:second", volume.display());
+    let flags = ["--root", &layer, "--publish", &to, "--as-layer"];
+    run(&mut layers.run(&flags, "rm -r /out; mkdir /out; echo back >/etc/passwd"));
+    let second = text(volume.join("second"));
+    let look = "cat /etc/passwd; ls /out; ls /old";
+    assert_eq!(run(&mut layers.run(&["--root", &second, "--root", &layer], look)), "back\nonly\n");
+    run(&mut layers.hayloft(["root", "rm", "one"]));
+}
+
+#[test]
+fn killed_while_publishing_it_is_all_or_nothing() {
+    let layers = Layers::new();
+    let volume = layers.dir().join("volume");
+    fs::create_dir_all(volume.join("out")).unwrap();
+    fs::write(volume.join("out/version"), "old").unwrap();
+    let script = "mkdir /files; for at in $(seq 1500); do echo $at >/files/$at; done; printf new >/version";
+    run(&mut layers.run(&["--keep", "--name", "k"], script));
+    let to = format!("{}:out", volume.display());
+    let (mut killed, mut delay) = (0, Duration::from_millis(3));
+    for _ in 0..25 {
+        let mut command = layers.hayloft(["root", "publish", "k", &to]);
+        let mut child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+        std::thread::sleep(delay);
+        delay = delay.mul_f64(1.3);
+        child.kill().unwrap();
+        let status = child.wait().unwrap();
+        killed += usize::from(!status.success());
+        let version = fs::read_to_string(volume.join("out/version")).unwrap();
+        match version.as_str() {
+            "old" => assert_eq!(names(&volume.join("out")), ["version"]),
+            _ => assert_eq!(fs::read_dir(volume.join("out/files")).unwrap().count(), 1500),
+        }
+        if status.success() {
+            break;
+        }
+    }
+    assert!(killed > 0);
+    run(&mut layers.hayloft(["root", "publish", "k", &to]));
+    assert_eq!(names(&volume), ["out"]);
+    assert_eq!(fs::read_dir(volume.join("out/files")).unwrap().count(), 1500);
+    run(&mut layers.hayloft(["root", "rm", "k"]));
+}
