@@ -6,7 +6,7 @@ use std::path::{Component, Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use anyhow::Context;
-use hayloft_layer::{Durable, Form, PublishOptions, Published, publish};
+use hayloft_layer::{Durable, Form, PublishOptions, Published, mounted_below, publish};
 use hayloft_root::{RootInfo, Roots};
 use tempfile::TempDir;
 
@@ -51,6 +51,7 @@ pub(crate) fn publish_root(
     config: Option<&Path>,
 ) -> anyhow::Result<Published> {
     let stack = stack(info)?;
+    let mounted = mounted_below(&info.merged, &what.only).map_err(as_failure)?;
     let place = Place::reach(&destination.volume, config)?;
     let target = place.path().join(&destination.path);
     let ours = hayloft_mount_of(place.path())?;
@@ -65,6 +66,7 @@ pub(crate) fn publish_root(
     let options = PublishOptions {
         form: if what.as_layer { Form::Layer } else { Form::Merged },
         only: &what.only,
+        mounted: &mounted,
         durable: ours.is_some().then_some(&flush as &Durable<'_>),
         progress: Some(&say),
     };

@@ -127,6 +127,10 @@ pub(crate) struct Walk<'s> {
     stack: &'s Stack,
     /// As a layer needs it: nothing is told of what a folder hides, and everything of what it holds.
     as_layer: bool,
+    /// Where the top is, for the paths that are told.
+    at: PathBuf,
+    /// Folders that lead to none of these are not looked into, nor what is not in one of these; unless there are none.
+    only: Vec<PathBuf>,
     ready: VecDeque<Result<Change>>,
     pending: Vec<Pending>,
     started: bool,
@@ -134,13 +138,32 @@ pub(crate) struct Walk<'s> {
 
 impl<'s> Walk<'s> {
     pub(crate) fn new(stack: &'s Stack, as_layer: bool) -> Walk<'s> {
-        Walk { stack, as_layer, ready: VecDeque::new(), pending: Vec::new(), started: false }
+        Walk {
+            stack,
+            as_layer,
+            at: PathBuf::new(),
+            only: Vec::new(),
+            ready: VecDeque::new(),
+            pending: Vec::new(),
+            started: false,
+        }
+    }
+
+    /// The same for a folder that is at `at`, as far as these paths go.
+    pub(crate) fn below(mut self, at: &Path, only: &[PathBuf]) -> Walk<'s> {
+        at.clone_into(&mut self.at);
+        only.clone_into(&mut self.only);
+        self
+    }
+
+    fn leads_somewhere(&self, path: &Path) -> bool {
+        self.only.is_empty() || self.only.iter().any(|only| only.starts_with(path) || path.starts_with(only))
     }
 
     fn start(&mut self) -> Result<()> {
         let Some(new) = self.stack.top(0)? else { return Ok(()) };
         let old = self.stack.top(1)?;
-        self.consider(PathBuf::new(), Some(new), old)
+        self.consider(self.at.clone(), Some(new), old)
     }
 
     /// Looks into a folder: the changes in it are ready, and folders in it wait.
@@ -202,7 +225,7 @@ impl<'s> Walk<'s> {
         if let Some(new) = new.filter(|new| new.meta.is_folder()) {
             let old = old.filter(|old| old.meta.is_folder() && !(replaced && self.as_layer));
             let untouched = old.as_ref().is_some_and(|old| old.places == new.places);
-            if !untouched {
+            if !untouched && self.leads_somewhere(&path) {
                 self.pending.push(Pending { path, new, old });
             }
         }

@@ -36,6 +36,9 @@ pub struct PublishOptions<'a> {
     pub form: Form,
     /// Only what is at or below these paths of the root; all changes when empty.
     pub only: &'a [PathBuf],
+    /// Folders of the root that are no part of the overlay, each with where it is in the root: see [`mounted_below`].
+    /// What is chosen in them is published as it is.
+    pub mounted: &'a [(PathBuf, Stack)],
     /// Waits until what was written to the target's file system is durable. Called with a folder in it, before and
     /// after the new version takes its place. Without it syncfs(2) is called.
     pub durable: Option<&'a Durable<'a>>,
@@ -97,18 +100,23 @@ pub(crate) fn stage(
     let only: Vec<PathBuf> = options.only.iter().map(|path| below_top(path)).collect();
     let mut used = vec![false; only.len()];
     let mut applied = 0;
-    for change in Walk::new(stack, options.form == Form::Layer) {
-        let change = change?;
-        let chosen = only.iter().position(|path| change.path.starts_with(path));
-        if let Some(chosen) = chosen {
-            used[chosen] = true;
-        } else if !only.is_empty() {
-            continue;
-        }
-        tree.apply(&change)?;
-        applied += 1;
-        if let Some(progress) = options.progress.filter(|_| applied % 256 == 0) {
-            progress(applied);
+    let as_layer = options.form == Form::Layer;
+    let main = (Path::new(""), stack);
+    let mounted = options.mounted.iter().map(|(at, stack)| (at.as_path(), stack));
+    for (at, stack) in std::iter::once(main).chain(mounted) {
+        for change in Walk::new(stack, as_layer).below(at, &only) {
+            let change = change?;
+            let chosen = only.iter().position(|path| change.path.starts_with(path));
+            if let Some(chosen) = chosen {
+                used[chosen] = true;
+            } else if !only.is_empty() {
+                continue;
+            }
+            tree.apply(&change, stack)?;
+            applied += 1;
+            if let Some(progress) = options.progress.filter(|_| applied % 256 == 0) {
+                progress(applied);
+            }
         }
     }
     if let Some(unused) = used.iter().position(|used| !used) {
@@ -118,12 +126,43 @@ pub(crate) fn stage(
     Ok((staging, published))
 }
 
+/// Folders that are mounted in a root's tree and that chosen paths lead into: memory of their own, or binds. Overlayfs
+/// knows nothing of what is in them.
+///
+/// # Errors
+/// When the tree cannot be opened.
+pub fn mounted_below(merged: &Path, only: &[PathBuf]) -> Result<Vec<(PathBuf, Stack)>> {
+    let top = Folder::open(merged).context("open", merged)?;
+    let mut found: Vec<(PathBuf, Stack)> = Vec::new();
+    for path in only {
+        let (mut at, mut mounted) = (PathBuf::new(), None);
+        let mut device = top.own_meta().context("look at", merged)?.inode.0;
+        for name in &below_top(path) {
+            at.push(name);
+            // A file, or nothing: told later when it has not changed.
+            let Ok(folder) = top.sub(&at) else { break };
+            let meta = folder.own_meta().context("look at", merged.join(&at))?;
+            if meta.inode.0 != device {
+                device = meta.inode.0;
+                mounted = Some((at.clone(), folder));
+            }
+        }
+        if let Some((at, folder)) = mounted
+            && found.iter().all(|(other, _)| *other != at)
+        {
+            let stack = Stack::of_folder(folder, merged.join(&at));
+            found.push((at, stack));
+        }
+    }
+    Ok(found)
+}
+
 /// Copies everything in a stack's view into an empty folder.
 pub(crate) fn copy_tree(stack: &Stack, into: &Path, progress: &dyn Fn(u64)) -> Result<()> {
     let options = PublishOptions { durable: Some(&|_| Ok(())), ..Default::default() };
     let mut tree = Tree::new(stack, Folder::open(into).context("open", into)?, &options)?;
     for (at, change) in Walk::new(stack, false).enumerate() {
-        tree.apply(&change?)?;
+        tree.apply(&change?, stack)?;
         if at % 256 == 0 {
             progress(at as u64);
         }
@@ -151,7 +190,10 @@ fn below_top(path: &Path) -> PathBuf {
 
 /// The tree that is being made.
 pub(crate) struct Tree<'s> {
+    /// The root's own.
     stack: &'s Stack,
+    /// Folders that are mounted in the root.
+    mounted: &'s [(PathBuf, Stack)],
     top: Folder,
     form: Form,
     copier: Copier,
@@ -165,20 +207,21 @@ pub(crate) struct Tree<'s> {
 
 impl<'s> Tree<'s> {
     /// An empty one in `staging`.
-    pub(crate) fn make(stack: &'s Stack, staging: &Folder, options: &PublishOptions<'_>) -> Result<Tree<'s>> {
+    pub(crate) fn make(stack: &'s Stack, staging: &Folder, options: &PublishOptions<'s>) -> Result<Tree<'s>> {
         let name = Staging::new_name();
         fs::mkdirat(staging, name, Mode::RWXU).context("make", Path::new(name))?;
         let top = staging.sub(Path::new(name)).context("open", Path::new(name))?;
         Tree::new(stack, top, options)
     }
 
-    fn new(stack: &'s Stack, top: Folder, options: &PublishOptions<'_>) -> Result<Tree<'s>> {
+    fn new(stack: &'s Stack, top: Folder, options: &PublishOptions<'s>) -> Result<Tree<'s>> {
         let mut copier = Copier::new();
         // syncfs(2) does nothing on most FUSE file systems.
         let fuse = || is_fuse(&top).context("look at", Path::new("the new version"));
         copier.fsync_each = options.durable.is_none() && fuse()?;
         let mut tree = Tree {
             stack,
+            mounted: options.mounted,
             top,
             form: options.form,
             copier,
@@ -187,7 +230,7 @@ impl<'s> Tree<'s> {
             published: Published::default(),
         };
         if let Some(entry) = stack.top(0)? {
-            let attributes = tree.attributes(&entry)?;
+            let attributes = tree.attributes(&entry, stack)?;
             tree.folders.insert(PathBuf::new(), attributes);
         }
         Ok(tree)
@@ -224,12 +267,12 @@ impl<'s> Tree<'s> {
         }
     }
 
-    /// Does to the tree what was done to the root.
-    pub(crate) fn apply(&mut self, change: &Change) -> Result<()> {
+    /// Does to the tree what was done to the root, or a folder in it, that the stack is of.
+    pub(crate) fn apply(&mut self, change: &Change, stack: &Stack) -> Result<()> {
         let path = &change.path;
         match (&change.new, change.kind) {
-            (Some(new), _) if new.meta.is_folder() => self.apply_folder(change, new),
-            (Some(new), _) => self.write(path, new).context("publish", Path::new("/").join(path)),
+            (Some(new), _) if new.meta.is_folder() => self.apply_folder(change, new, stack),
+            (Some(new), _) => self.write(path, new, stack).context("publish", Path::new("/").join(path)),
             (None, _) => self.remove(path).context("publish the removal of", Path::new("/").join(path)),
         }
     }
@@ -275,10 +318,10 @@ impl<'s> Tree<'s> {
         }
     }
 
-    fn apply_folder(&mut self, change: &Change, new: &Entry) -> Result<()> {
+    fn apply_folder(&mut self, change: &Change, new: &Entry, stack: &Stack) -> Result<()> {
         let path = &change.path;
         let shown = Path::new("/").join(path);
-        let mut wanted = self.attributes(new)?;
+        let mut wanted = self.attributes(new, stack)?;
         let was_there = self.folder_at(path).context("publish", &shown)?;
         if self.form == Form::Layer && change.hides && !path.as_os_str().is_empty() {
             let mark = format!("{}opaque", self.stack.marks().prefix());
@@ -323,8 +366,7 @@ impl<'s> Tree<'s> {
             return Ok(());
         };
         self.folders_above(above)?;
-        let entry = self.entry_at(above).map_err(io::Error::other)?;
-        let attributes = self.attributes(&entry).map_err(io::Error::other)?;
+        let attributes = self.attributes_at(above).map_err(io::Error::other)?;
         let (parent, name) = self.top.parent_of(above)?;
         parent.remove(name)?;
         fs::mkdirat(&parent, name, Mode::RWXU)?;
@@ -332,18 +374,26 @@ impl<'s> Tree<'s> {
         Ok(())
     }
 
-    /// What is at `path` of the root.
-    fn entry_at(&self, path: &Path) -> Result<Entry> {
-        let gone = || LayerError::NotChanged(path.to_owned());
-        let mut entry = self.stack.top(0)?.ok_or_else(gone)?;
-        for name in path {
-            entry = self.stack.lookup(&entry, name)?.ok_or_else(gone)?;
+    /// What the folder at `path` of the root is like.
+    fn attributes_at(&self, path: &Path) -> Result<Attributes> {
+        let inside = self.mounted.iter().find_map(|(at, stack)| Some((stack, path.strip_prefix(at).ok()?)));
+        let (stack, rest) = inside.unwrap_or((self.stack, path));
+        let mut entry = stack.top(0)?;
+        for name in rest {
+            entry = match entry.filter(|entry| entry.meta.is_folder()) {
+                Some(folder) => stack.lookup(&folder, name)?,
+                None => None,
+            };
         }
-        Ok(entry)
+        match entry {
+            Some(entry) => self.attributes(&entry, stack),
+            // Made only to mount something below it.
+            None => Ok(Attributes { mode: 0o755, uid: 0, gid: 0, mtime: (0, 0), xattrs: Default::default() }),
+        }
     }
 
-    fn attributes(&self, entry: &Entry) -> Result<Attributes> {
-        let mut xattrs = self.stack.xattrs(entry)?;
+    fn attributes(&self, entry: &Entry, stack: &Stack) -> Result<Attributes> {
+        let mut xattrs = stack.xattrs(entry)?;
         if self.form == Form::Layer {
             // What looks like a mark and is none is escaped again.
             let prefix = self.stack.marks().prefix();
@@ -361,7 +411,7 @@ impl<'s> Tree<'s> {
         Ok(Attributes::new(&entry.meta, xattrs))
     }
 
-    fn write(&mut self, path: &Path, entry: &Entry) -> io::Result<()> {
+    fn write(&mut self, path: &Path, entry: &Entry, stack: &Stack) -> io::Result<()> {
         self.folders_above(path)?;
         let (to, name) = self.top.parent_of(path)?;
         if to.meta(name)?.is_some() {
@@ -374,9 +424,9 @@ impl<'s> Tree<'s> {
             let (from, from_name) = self.top.parent_of(first)?;
             return Ok(fs::linkat(&from, from_name, &to, name, AtFlags::empty())?);
         }
-        let attributes = self.attributes(entry).map_err(io::Error::other)?;
+        let attributes = self.attributes(entry, stack).map_err(io::Error::other)?;
         let place = entry.content_place();
-        let (from, from_name) = self.stack.parent(place).map_err(io::Error::other)?;
+        let (from, from_name) = stack.parent(place).map_err(io::Error::other)?;
         let source = Source { meta: &entry.meta, content: (&from, from_name) };
         self.copier.copy(source, &attributes, &to, name)?;
         if several && entry.meta.kind != FileKind::Folder && to.meta(name)?.is_some() {

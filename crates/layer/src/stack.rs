@@ -94,6 +94,11 @@ impl Stack {
         Ok(Stack { layers: all.map(open).collect::<Result<_>>()?, marks })
     }
 
+    /// A folder that is all there is.
+    pub(crate) fn of_folder(folder: Folder, path: PathBuf) -> Stack {
+        Stack { layers: vec![(folder, path)], marks: Marks::Trusted }
+    }
+
     /// The marks' home.
     pub(crate) fn marks(&self) -> Marks {
         self.marks

@@ -217,6 +217,17 @@ fn a_failed_command_publishes_nothing() {
     run(&mut layers.hayloft(["root", "publish", "f", &to]));
     assert_eq!(fs::read_to_string(volume.join("out/half")).unwrap(), "whole\n");
     run(&mut layers.hayloft(["root", "rm", "f"]));
+    // What is in memory of its own, or comes from the host, is published when it is chosen.
+    fs::create_dir(layers.dir().join("bound")).unwrap();
+    fs::write(layers.dir().join("bound/input"), "input").unwrap();
+    let bind = format!("{}:/deep/bound", layers.dir().join("bound").display());
+    let scratch = format!("{}:scratch", volume.display());
+    let flags = ["--publish", &scratch, "--scratch", "/build", "--bind", &bind, "--only", "/build/out"];
+    let flags = [&flags[..], &["--only", "/deep/bound/input", "--only", "/tmp/t"]].concat();
+    run(&mut layers
+        .run(&flags, "mkdir -m 700 /build/out; echo x >/build/out/a; echo y >/build/b; echo z >/tmp/t"));
+    let found = run(sh("cd \"$0\"; find . -type f | sort; stat -c %a build/out").arg(volume.join("scratch")));
+    assert_eq!(found, "./build/out/a\n./deep/bound/input\n./tmp/t\n700\n");
     // What is wrong with the destination is said before the command runs.
     for (to, expected) in [("/nowhere/at/all:x", 125), ("word", 125), ("/tmp:..", 125)] {
         let (code, said) = run_failing(&mut layers.run(&["--publish", to], "echo it ran >&2"));
@@ -224,7 +235,7 @@ fn a_failed_command_publishes_nothing() {
     }
     let (code, said) = run_failing(&mut layers.run(&["--publish", &to, "--only", "/none"], "true"));
     assert!(code == 125 && said.contains("/none"), "{code}: {said}");
-    assert_eq!(names(&volume), ["out"]);
+    assert_eq!(names(&volume), ["out", "scratch"]);
 }
 
 #[test]
