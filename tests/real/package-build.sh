@@ -246,7 +246,7 @@ measure() {
 }
 
 now() { date +%s.%N; }
-written() { awk '{ printf "%d", $7 * 512 }' "/sys/block/$DEVICE/stat"; }
+written() { awk '{ printf "%.0f", $7 * 512 }' "/sys/block/$DEVICE/stat"; }
 leave() { if mountpoint -q "$1"; then umount "$1" || umount -l "$1"; fi; }
 
 leave_all() {

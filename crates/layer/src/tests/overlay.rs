@@ -115,7 +115,7 @@ fn reproduces(lower_ops: &[Op], middle_ops: &[Op], upper_ops: &[Op], options: &s
 const OPTIONS: [&str; 3] = ["", ",redirect_dir=on", ",redirect_dir=on,metacopy=on"];
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 256, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 128, ..ProptestConfig::default() })]
 
     #[test]
     fn publishing_reproduces_what_an_overlay_shows(
