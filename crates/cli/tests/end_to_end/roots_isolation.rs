@@ -151,7 +151,7 @@ fn leave() {
             panic!("{} can be read", path.display())
         };
         assert!(
-            matches!(error.raw_os_error(), Some(libc::EACCES | libc::EPERM | libc::ENOTDIR)),
+            matches!(error.raw_os_error(), Some(libc::EACCES | libc::EPERM | libc::EISDIR)),
             "{name}: {error}"
         );
     }
