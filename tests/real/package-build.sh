@@ -13,7 +13,7 @@ farm_start
 # What the comparison mounts goes first.
 trap 'status=$?; leave_all; (exit "$status"); farm_stop' EXIT
 
-run() { timeout 1200 "$HAYLOFT" run --config /dev/null --layers "$WORK/layers" "$@"; }
+run() { timeout 1200 "$HAYLOFT" run --config /dev/null --layers-dir "$WORK/layers" "$@"; }
 root() { timeout 1200 "$HAYLOFT" root "$@"; }
 
 fetch() {
@@ -24,7 +24,7 @@ fetch() {
 }
 
 make_layer() {
-    root create "$SUITE" --from "debian:$SUITE,build-essential" --layers "$WORK/layers" --config /dev/null &&
+    root create "$SUITE" --from "debian:$SUITE,build-essential" --layers-dir "$WORK/layers" --config /dev/null &&
         test -x "$WORK/layers/$SUITE/tree/usr/bin/gcc" &&
         test ! -e "$WORK/layers/.$SUITE.hayloft-new"
 }
@@ -151,7 +151,7 @@ rpm_root() {
         return 0
     fi
     createrepo_c --quiet "$WORK/rpms" &&
-        root create from-rpm --from "rpm:file://$WORK/rpms,$PACKAGE" --layers "$WORK/layers" --config /dev/null \
+        root create from-rpm --from "rpm:file://$WORK/rpms,$PACKAGE" --layers-dir "$WORK/layers" --config /dev/null \
             2>"$WORK/dnf.log" && test -x "$WORK/layers/from-rpm/tree/usr/bin/$PACKAGE" &&
         run --root from-rpm --root "$SUITE" -- "$PACKAGE" --version >/dev/null
 }

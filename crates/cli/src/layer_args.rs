@@ -8,7 +8,7 @@ use clap::Args;
 #[derive(Debug, Args)]
 pub(crate) struct LayersArgs {
     /// Folder of the layers that have a name [default: /var/lib/hayloft/layers for root, else ~/.local/share/hayloft/layers]
-    #[arg(long = "layers", value_name = "DIR", env = "HAYLOFT_LAYERS")]
+    #[arg(long = "layers-dir", value_name = "DIR", env = "HAYLOFT_LAYERS")]
     pub dir: Option<PathBuf>,
 }
 

@@ -14,7 +14,7 @@ use crate::config::Config;
 use crate::exit::{Exit, failure};
 use crate::layer_args::{LayersArgs, RootCreateArgs, RootDiffArgs};
 use crate::root::root_failure;
-use crate::units::{show_count, show_size};
+use crate::units::{show_count, show_size, show_utc};
 
 /// Between two updates of a line of progress on a terminal.
 const PROGRESS_EVERY: Duration = Duration::from_millis(100);
@@ -49,6 +49,46 @@ pub(crate) fn run_create(args: &RootCreateArgs, config: &Config) -> anyhow::Resu
         let (files, bytes) = (show_count(info.files), show_size(info.bytes));
         println!("created the layer {}: {files} files, {bytes}, in {}", args.name, tree.display());
     }
+    Ok(0)
+}
+
+/// Runs `hayloft root list --layers`.
+///
+/// # Errors
+/// When they cannot be listed.
+pub(crate) fn list(layers: &LayersDir, as_json: bool) -> anyhow::Result<u8> {
+    let all = layers.list().map_err(as_failure)?;
+    if as_json {
+        let all: Vec<_> = all
+            .iter()
+            .map(|(name, info)| {
+                let tree = layers.tree(name).ok();
+                json!({ "name": name, "tree": tree, "from": info.from, "created": info.created,
+                    "files": info.files, "bytes": info.bytes })
+            })
+            .collect();
+        println!("{}", serde_json::to_string_pretty(&all)?);
+        return Ok(0);
+    }
+    println!("{:24} {:>10} {:>10}  {:23}  FROM", "NAME", "FILES", "SIZE", "MADE");
+    for (name, info) in &all {
+        let (files, bytes) = (show_count(info.files), show_size(info.bytes));
+        println!("{name:24} {files:>10} {bytes:>10}  {:23}  {}", show_utc(info.created), info.from);
+    }
+    Ok(0)
+}
+
+/// Runs `hayloft root rm --layer`.
+///
+/// # Errors
+/// When there is no such layer, or a root uses it.
+pub(crate) fn remove(layers: &LayersDir, name: &str, roots: &Roots) -> anyhow::Result<u8> {
+    let tree = layers.tree(name).map_err(as_failure)?;
+    let users = roots.list().map_err(root_failure)?;
+    if let Some(user) = users.iter().find(|root| root.layers.contains(&tree)) {
+        return Err(failure(Exit::Busy, format!("the layer '{name}' is in use by the root '{}'", user.name)));
+    }
+    layers.remove(name).map_err(as_failure)?;
     Ok(0)
 }
 

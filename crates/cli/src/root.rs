@@ -22,7 +22,10 @@ pub(crate) fn run(args: RootArgs, config: &Config, config_file: Option<&Path>) -
     match args.verb {
         RootVerb::List(list_args) => {
             sys::default_sigpipe();
-            list(&roots, list_args.json)
+            match list_args.layers {
+                true => layers::list(&layers::layers_dir(&list_args.layers_dir, config), list_args.json),
+                false => list(&roots, list_args.json),
+            }
         }
         RootVerb::Show(show_args) => {
             sys::default_sigpipe();
@@ -36,6 +39,9 @@ pub(crate) fn run(args: RootArgs, config: &Config, config_file: Option<&Path>) -
             layers::run_diff(&diff_args, &roots)
         }
         RootVerb::Publish(publish_args) => publish::run(&publish_args, &roots, config_file),
+        RootVerb::Rm(rm_args) if rm_args.layer => {
+            layers::remove(&layers::layers_dir(&rm_args.layers_dir, config), &rm_args.name, &roots)
+        }
         RootVerb::Rm(rm_args) => {
             hayloft_root::remove(&roots, &rm_args.name, rm_args.force).map_err(root_failure)?;
             Ok(0)

@@ -147,7 +147,8 @@ pub(crate) enum RootVerb {
     #[command(after_help = "\
 Examples:
   hayloft root list
-  hayloft root list --json")]
+  hayloft root list --json
+  hayloft root list --layers")]
     List(ListArgs),
     /// Show one root
     #[command(after_help = "\
@@ -169,6 +170,7 @@ Examples:
     #[command(after_help = "\
 Examples:
   hayloft root rm look
+  hayloft root rm --layer sdk
   hayloft root rm --force stuck     (also when its command still runs: ends it)")]
     Rm(RmArgs),
 }
@@ -176,6 +178,12 @@ Examples:
 /// `hayloft root list`.
 #[derive(Debug, Args)]
 pub(crate) struct ListArgs {
+    /// List the layers that have a name instead
+    #[arg(long)]
+    pub layers: bool,
+    /// Where layers are.
+    #[command(flatten)]
+    pub layers_dir: LayersArgs,
     /// Print JSON
     #[arg(long)]
     pub json: bool,
@@ -218,6 +226,12 @@ pub(crate) struct EnterArgs {
 pub(crate) struct RmArgs {
     /// The root
     pub name: String,
+    /// Remove the layer of this name instead; roots must not use it any more
+    #[arg(long, conflicts_with = "force")]
+    pub layer: bool,
+    /// Where layers are.
+    #[command(flatten)]
+    pub layers_dir: LayersArgs,
     /// Also when its command still runs
     #[arg(long, short = 'f')]
     pub force: bool,

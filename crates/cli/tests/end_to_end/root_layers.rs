@@ -94,6 +94,20 @@ fn layers_have_names() {
     let (code, said) = run_failing(&mut layers.run(&["--root", "none"], "true"));
     assert!(code == 125 && said.contains("hayloft root create none"), "{code}: {said}");
     assert_eq!(names(&layers.dir().join("layers")), [".cache", "more", "small"]);
+    // Listed, and removed when no root uses it.
+    let listed = run(&mut layers.hayloft(["root", "list", "--layers", "--json"]));
+    let listed: Value = serde_json::from_str(&listed).unwrap();
+    assert_eq!(
+        (&listed[0]["name"], &listed[0]["files"], listed.as_array().unwrap().len()),
+        (&"more".into(), &1.into(), 2)
+    );
+    run(&mut layers.run(&["--root", "more", "--keep", "--name", "user"], "true"));
+    let remove = || layers.hayloft(["root", "rm", "--layer", "more"]);
+    let (code, said) = run_failing(&mut remove());
+    assert!(code == 5 && said.contains("'user'"), "{code}: {said}");
+    run(&mut layers.hayloft(["root", "rm", "user"]));
+    run(&mut remove());
+    assert_eq!(run_failing(&mut remove()).0, 4);
 }
 
 #[test]
@@ -258,6 +272,23 @@ fn a_layer_is_published_and_used_again() {
     let look = "cat /etc/passwd; ls /out; ls /old";
     assert_eq!(run(&mut layers.run(&["--root", &second, "--root", &layer], look)), "back\nonly\n");
     run(&mut layers.hayloft(["root", "rm", "one"]));
+}
+
+#[test]
+fn an_ordinary_user_publishes_as_far_as_may_be() {
+    let layers = Layers::new();
+    let home = layers.dir().join("home");
+    run(sh("chmod 755 \"$0\"; mkdir -p \"$0/home/vol\" \"$0/home/run\"; chown -R 1000:1000 \"$0/home\"")
+        .arg(layers.dir()));
+    let script = "cd \"$1\"; run() { \"$0\" run --root base --bind /usr:/usr \"$@\"; }
+        \"$0\" root create base --from \"dir:$2\" >/dev/null
+        run --publish ./vol:out --as-layer -- sh -euc 'rm -r /old; mkdir /old; echo 1 >/old/new; rm /etc/passwd'
+        \"$0\" run --root ./vol/out --root base --bind /usr:/usr -- sh -euc 'ls /old /etc'";
+    let mut setpriv = std::process::Command::new("setpriv");
+    setpriv.args(["--reuid", "1000", "--regid", "1000", "--clear-groups", "sh", "-euc", script]);
+    setpriv.args([crate::farm::HAYLOFT.as_ref(), home.as_os_str(), layers.dir().join("layer").as_os_str()]);
+    setpriv.env("HOME", &home).env("XDG_RUNTIME_DIR", home.join("run")).env("HAYLOFT_CONFIG", "/dev/null");
+    assert_eq!(run(setpriv.stdin(Stdio::null())), "/etc:\n\n/old:\nnew\n");
 }
 
 #[test]
