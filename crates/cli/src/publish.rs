@@ -84,7 +84,7 @@ fn warn_of_losses(published: &Published) {
     let lost: Vec<String> =
         parts.iter().filter(|(count, _)| *count > 0).map(|(count, of)| format!("{count} {of}")).collect();
     if !lost.is_empty() {
-        eprintln!("hayloft: without root rights these are not kept: {}", lost.join(", "));
+        eprintln!("hayloft: not kept, without root rights or on that file system: {}", lost.join(", "));
     }
 }
 

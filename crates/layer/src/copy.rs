@@ -26,12 +26,12 @@ impl Attributes {
     }
 }
 
-/// What could not be kept because the caller is not root.
+/// What could not be kept: because the caller is not root, or the file system does not have it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize)]
 pub struct Lost {
     /// Files that belong to whoever publishes now.
     pub owners: u64,
-    /// Extended attributes: capabilities and others that only root sets.
+    /// Extended attributes: capabilities and others that only root sets, access control lists where there are none.
     pub xattrs: u64,
     /// Device nodes.
     pub devices: u64,
@@ -142,20 +142,31 @@ impl Copier {
                 other => other?,
             }
         }
-        self.set_xattrs(folder, name, wanted)?;
+        let mut mode = wanted.mode;
+        if self.set_xattrs(folder, name, wanted)? {
+            // Without the list the bits of the group are its mask, which may be more than the group had.
+            let list = wanted.xattrs.get(OsStr::new(ACCESS_LIST)).map_or(&[][..], Vec::as_slice);
+            mode &= !0o070 | group_of(list).unwrap_or(0) << 3;
+        }
         if kind != FileKind::Symlink {
-            fs::chmodat(folder, name, Mode::from_raw_mode(wanted.mode), AtFlags::empty())?;
+            fs::chmodat(folder, name, Mode::from_raw_mode(mode), AtFlags::empty())?;
         }
         folder.set_mtime(name, wanted.mtime)
     }
 
-    fn set_xattrs(&mut self, folder: &Folder, name: &OsStr, wanted: &Attributes) -> io::Result<()> {
+    /// Gives whether an access control list is lost.
+    fn set_xattrs(&mut self, folder: &Folder, name: &OsStr, wanted: &Attributes) -> io::Result<bool> {
         let now = folder.xattrs(name)?;
+        let mut list_lost = false;
         for (attribute, value) in &wanted.xattrs {
             if now.get(attribute) == Some(value) {
                 continue;
             }
             match folder.set_xattr(name, attribute, value) {
+                Err(error) if is_list(attribute) && error.kind() == io::ErrorKind::Unsupported => {
+                    list_lost |= attribute == OsStr::new(ACCESS_LIST);
+                    self.lost.xattrs += 1;
+                }
                 Err(error) if !self.strict || is_host_label(attribute) => {
                     tracing::debug!(?attribute, %error, "an attribute is lost");
                     self.lost.xattrs += u64::from(!is_host_label(attribute));
@@ -172,7 +183,7 @@ impl Copier {
                 other => other?,
             }
         }
-        Ok(())
+        Ok(list_lost)
     }
 }
 
@@ -182,6 +193,22 @@ pub(crate) struct Source<'a> {
     pub meta: &'a Meta,
     /// The folder that has the content, and its name there.
     pub content: (&'a Folder, &'a OsStr),
+}
+
+/// The access control list of a file, acl(5).
+const ACCESS_LIST: &str = "system.posix_acl_access";
+
+fn is_list(attribute: &OsStr) -> bool {
+    [ACCESS_LIST, "system.posix_acl_default"].iter().any(|name| attribute == OsStr::new(name))
+}
+
+/// What the owning group may do by an access control list, as the kernel keeps it: a version, then entries of tag, rights
+/// (2 bytes each) and id (4 bytes), little-endian (linux/posix_acl_xattr.h).
+fn group_of(list: &[u8]) -> Option<u32> {
+    const GROUP_OBJ: u16 = 0x04;
+    let number = |bytes: &[u8]| u16::from_le_bytes([bytes[0], bytes[1]]);
+    let mut entries = list.get(4..)?.chunks_exact(8);
+    entries.find(|entry| number(entry) == GROUP_OBJ).map(|entry| u32::from(number(&entry[2..])) & 7)
 }
 
 /// Labels that a host's policy gives to files: they mean nothing elsewhere.

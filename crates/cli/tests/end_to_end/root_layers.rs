@@ -191,6 +191,28 @@ fn a_volume_gets_what_was_changed() {
 }
 
 #[test]
+fn access_control_lists_are_lost_on_a_volume_and_give_nobody_more() {
+    let layers = Layers::new();
+    let (_farm, mount) = Farm::mounted("v");
+    let to = format!("{}:out", mount.path().display());
+    let script = "mkdir /x; echo >/x/file; chmod 640 /x/file; setfacl -m u:7:rwx /x/file; stat -c %a /x/file";
+    let output = layers.run(&["--publish", &to], script).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success() && said.contains("1 attributes"), "{said}");
+    assert_eq!(output.stdout, b"670\n");
+    assert_eq!(mount.path().join("out/x/file").metadata().unwrap().mode() & 0o7777, 0o640);
+    // A local folder has them.
+    let folder = layers.dir().join("folder");
+    fs::create_dir(&folder).unwrap();
+    run(&mut layers.run(&["--publish", &format!("{}:out", folder.display())], script));
+    let list =
+        run(sh("getfacl --numeric --omit-header --absolute-names \"$0\"").arg(folder.join("out/x/file")));
+    assert!(list.contains("user:7:rwx"), "{list}");
+    assert_eq!(folder.join("out/x/file").metadata().unwrap().mode() & 0o7777, 0o670);
+    mount.unmount();
+}
+
+#[test]
 fn a_servers_volume_is_mounted_for_the_time() {
     let layers = Layers::new();
     let mut farm = Farm::new();
