@@ -108,7 +108,7 @@ pub fn create(layers: &LayersDir, name: &str, from: &str, options: &CreateOption
             .map(drop)
         }
         LayerSource::Dir(folder) => {
-            let stack = Stack::open(folder, &[], Marks::Trusted)?;
+            let stack = Stack::open(folder, &[], Marks::None)?;
             copy_tree(&stack, tree, &|files| say(&format!("copying {}: {files} files", folder.display())))
         }
     })

@@ -277,7 +277,12 @@ pub(crate) fn check_name(name: &str) -> Result<()> {
 /// Files and bytes below a folder.
 fn measure(folder: &Path) -> io::Result<(u64, u64)> {
     let (mut files, mut bytes) = (0, 0);
-    for entry in fs::read_dir(folder)? {
+    let entries = match fs::read_dir(folder) {
+        // A folder that an ordinary user has made for another one.
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => return Ok((0, 0)),
+        other => other?,
+    };
+    for entry in entries {
         let entry = entry?;
         let meta = entry.metadata()?;
         files += 1;

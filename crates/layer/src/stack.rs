@@ -20,6 +20,8 @@ pub enum Marks {
     Trusted,
     /// `user.overlay.*`: mounted with `userxattr`, in a user namespace.
     User,
+    /// In none: everything is what it looks like. For copies of folders that may be layers themselves.
+    None,
 }
 
 impl Marks {
@@ -28,11 +30,8 @@ impl Marks {
         match self {
             Marks::Trusted => "trusted.overlay.",
             Marks::User => "user.overlay.",
+            Marks::None => "none.",
         }
-    }
-
-    fn name(self, mark: &str) -> String {
-        format!("{}{mark}", self.prefix())
     }
 }
 
@@ -96,7 +95,7 @@ impl Stack {
 
     /// A folder that is all there is.
     pub(crate) fn of_folder(folder: Folder, path: PathBuf) -> Stack {
-        Stack { layers: vec![(folder, path)], marks: Marks::Trusted }
+        Stack { layers: vec![(folder, path)], marks: Marks::None }
     }
 
     /// The marks' home.
@@ -264,11 +263,17 @@ impl Stack {
     }
 
     fn mark(&self, folder: &Folder, name: &OsStr, mark: &str) -> io::Result<Option<Vec<u8>>> {
-        folder.xattr(name, &self.marks.name(mark))
+        match self.marks {
+            Marks::None => Ok(None),
+            marks => folder.xattr(name, &format!("{}{mark}", marks.prefix())),
+        }
     }
 
     /// A character device 0/0, or an empty file marked so in a folder that says that it has such.
     fn is_whiteout(&self, folder: &Folder, name: &OsStr, meta: &Meta) -> io::Result<bool> {
+        if self.marks == Marks::None {
+            return Ok(false);
+        }
         if meta.is_whiteout() {
             return Ok(true);
         }
