@@ -10,14 +10,15 @@ use crate::config::{Config, RunConfig};
 use crate::exit::{Exit, failure};
 use crate::root_args::{EnterArgs, RootArgs, RootVerb};
 use crate::run::environment;
-use crate::sys;
 use crate::units::{show_duration, show_size, show_utc};
+use crate::{serve, sys};
 
 /// Runs the command.
 ///
 /// # Errors
 /// When there is no such root, or something in the way.
 pub(crate) fn run(args: RootArgs, config: &Config) -> anyhow::Result<u8> {
+    serve::init_log("warn");
     let roots = roots(args.state_dir.as_deref(), &config.run)?;
     match args.verb {
         RootVerb::List(list_args) => {

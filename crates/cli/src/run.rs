@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::Context;
-use hayloft_root::{Error, Layer, Network, Outcome, Roots, Spec, Spill, Task};
+use hayloft_root::{Bind, Error, Layer, Network, Outcome, Roots, Spec, Spill, Task};
 use serde_json::{Value, json};
 
 use crate::config::{Config, RunConfig};
@@ -16,7 +16,7 @@ use crate::exit::{Exit, failure};
 use crate::root::{root_failure, roots};
 use crate::root_args::{NetworkArg, RunArgs, parse_spill};
 use crate::units::parse_size;
-use crate::{mountinfo, stats};
+use crate::{mountinfo, serve, stats};
 
 /// Where named layers are when nothing says otherwise.
 const DEFAULT_LAYERS: &str = "/var/lib/hayloft/layers";
@@ -33,6 +33,7 @@ const CANNOT_RUN: u8 = 126;
 /// # Errors
 /// When the root could not be made: with [`Exit::Run`].
 pub(crate) fn run(args: RunArgs, config: &Config) -> anyhow::Result<u8> {
+    serve::init_log("warn");
     let outcome = run_in_root(&args, &config.run);
     let (report, result) = match outcome {
         Ok((report, code)) => (report, Ok(code)),
@@ -167,6 +168,10 @@ fn spec(args: &RunArgs, config: &RunConfig, roots: &Roots) -> anyhow::Result<Spe
             folders.extend(std::env::current_dir());
         }
     }
+    let mut binds = args.binds.clone();
+    if matches!(args.network, NetworkArg::Host) {
+        binds.splice(0..0, name_service(&layers));
+    }
     masked.retain(|folder| folder.is_dir());
     if args.chdir.is_none() {
         folders.push("/".into());
@@ -174,7 +179,7 @@ fn spec(args: &RunArgs, config: &RunConfig, roots: &Roots) -> anyhow::Result<Spe
     Ok(Spec {
         name: args.name.clone(),
         layers,
-        binds: args.binds.clone(),
+        binds,
         scratch: args.scratch.clone(),
         masked,
         memory: args.memory.or(setting(&config.memory)?),
@@ -198,6 +203,17 @@ fn spec(args: &RunArgs, config: &RunConfig, roots: &Roots) -> anyhow::Result<Spe
             new_privileges: args.setuid,
         },
     })
+}
+
+/// With the host's network its way to resolve names, unless a layer has a link there: that leads to what
+/// a service in the root would have to fill.
+fn name_service(layers: &[Layer]) -> Option<Bind> {
+    let file = Path::new("/etc/resolv.conf");
+    let linked = layers.iter().any(|layer| match layer {
+        Layer::Folder(path) => path.join("etc/resolv.conf").is_symlink(),
+        Layer::Image(_) => true,
+    });
+    (file.is_file() && !linked).then(|| Bind { source: file.into(), target: file.into(), writable: false })
 }
 
 /// The layer that a text names: the name of one, or the path of a folder or an image.
