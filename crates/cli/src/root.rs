@@ -11,13 +11,14 @@ use crate::exit::{Exit, failure};
 use crate::root_args::{EnterArgs, RootArgs, RootVerb};
 use crate::run::environment;
 use crate::units::{show_duration, show_size, show_utc};
-use crate::{layers, publish, sys};
+use crate::{layers, publish, serve, sys};
 
 /// Runs the command.
 ///
 /// # Errors
 /// When there is no such root, or something in the way.
 pub(crate) fn run(args: RootArgs, config: &Config, config_file: Option<&Path>) -> anyhow::Result<u8> {
+    serve::init_log("warn");
     let roots = roots(args.state_dir.as_deref(), &config.run)?;
     match args.verb {
         RootVerb::List(list_args) => {

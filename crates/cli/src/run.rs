@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use anyhow::Context;
 use hayloft_layer::{LayersDir, Published};
-use hayloft_root::{Error, Layer, Network, Outcome, RootInfo, Roots, Spec, Spill, Task};
+use hayloft_root::{Bind, Error, Layer, Network, Outcome, RootInfo, Roots, Spec, Spill, Task};
 use serde_json::{Value, json};
 
 use crate::config::Config;
@@ -19,7 +19,7 @@ use crate::publish::Destination;
 use crate::root::{root_failure, roots};
 use crate::root_args::{NetworkArg, RunArgs, parse_spill};
 use crate::units::parse_size;
-use crate::{mountinfo, publish, stats};
+use crate::{mountinfo, publish, serve, stats};
 
 /// Where swap files are made when nothing says otherwise.
 const DEFAULT_SPILL_DIR: &str = "/var/lib/hayloft/spill";
@@ -34,6 +34,7 @@ const CANNOT_RUN: u8 = 126;
 /// # Errors
 /// When the root could not be made: with [`Exit::Run`].
 pub(crate) fn run(args: RunArgs, config: &Config, config_file: Option<&Path>) -> anyhow::Result<u8> {
+    serve::init_log("warn");
     let outcome = run_in_root(&args, config, config_file);
     let (report, result) = match outcome {
         Ok((report, code)) => (report, Ok(code)),
@@ -195,6 +196,10 @@ fn spec(args: &RunArgs, config: &Config, roots: &Roots) -> anyhow::Result<Spec> 
             folders.extend(std::env::current_dir());
         }
     }
+    let mut binds = args.binds.clone();
+    if matches!(args.network, NetworkArg::Host) {
+        binds.splice(0..0, name_service(&layers));
+    }
     masked.retain(|folder| folder.is_dir());
     if args.chdir.is_none() {
         folders.push("/".into());
@@ -202,7 +207,7 @@ fn spec(args: &RunArgs, config: &Config, roots: &Roots) -> anyhow::Result<Spec> 
     Ok(Spec {
         name: args.name.clone(),
         layers,
-        binds: args.binds.clone(),
+        binds,
         scratch: args.scratch.clone(),
         masked,
         memory: args.memory.or(setting(&config.memory)?),
@@ -226,6 +231,17 @@ fn spec(args: &RunArgs, config: &Config, roots: &Roots) -> anyhow::Result<Spec> 
             new_privileges: args.setuid,
         },
     })
+}
+
+/// With the host's network its way to resolve names, unless a layer has a link there: that leads to what
+/// a service in the root would have to fill.
+fn name_service(layers: &[Layer]) -> Option<Bind> {
+    let file = Path::new("/etc/resolv.conf");
+    let linked = layers.iter().any(|layer| match layer {
+        Layer::Folder(path) => path.join("etc/resolv.conf").is_symlink(),
+        Layer::Image(_) => true,
+    });
+    (file.is_file() && !linked).then(|| Bind { source: file.into(), target: file.into(), writable: false })
 }
 
 /// The layer that a text names: the name of one, or the path of a folder, an archive or an image.

@@ -21,6 +21,7 @@ mod roots;
 mod roots_crash;
 mod roots_isolation;
 mod roots_memory;
+mod roots_terminal;
 mod roots_user;
 mod roots_views;
 mod server_loss;
