@@ -63,10 +63,12 @@ fn what_an_ordinary_user_cannot_have_is_said() {
     let roots = RootBox::new();
     let layer = small_layer(roots.dir());
     let layer = layer.to_str().unwrap();
+    let image = roots.dir().join("image");
+    std::fs::write(&image, b"hsqs".repeat(512)).unwrap();
     for (flags, sentence) in [
         (["--env", "A=b"], "name a folder without (--root DIR)"),
         (["--memory", "64M"], "--memory needs the memory controller"),
-        (["--root", "/etc/passwd"], "only root may mount the image"),
+        (["--root", image.to_str().unwrap()], "only root may mount the image"),
     ] {
         let mut command = by_user(&roots, ["run"]);
         let (code, said) = run_failing(command.args(flags).args(["--", "true"]));
