@@ -47,7 +47,7 @@ fn run(cli: Cli) -> anyhow::Result<u8> {
         Verb::Umount(args) => umount::run(&args),
         Verb::Sync(args) => sync::run(&args),
         Verb::Stats(args) => stats::run(&args),
-        Verb::Run(args) => run::run(args, &config()?),
+        Verb::Run(args) => run::run(&args, &config()?),
         Verb::Root(args) => root::run(args, &config()?),
         Verb::Try(args) => trial::run(args),
     }
