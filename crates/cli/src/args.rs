@@ -60,7 +60,7 @@ pub(crate) enum Verb {
     /// Show what a mount or a server has done
     Stats(StatsArgs),
     /// Run a command in a build root in memory
-    Run(RunArgs),
+    Run(Box<RunArgs>),
     /// Make layers; list, show, enter, compare, publish and remove build roots
     Root(RootArgs),
     /// Build a real program on a throw-away volume and compare the times with disk and memory

@@ -50,7 +50,7 @@ fn run(cli: Cli) -> anyhow::Result<u8> {
         Verb::Umount(args) => umount::run(&args),
         Verb::Sync(args) => sync::run(&args),
         Verb::Stats(args) => stats::run(&args),
-        Verb::Run(args) => run::run(args, &config()?, cli.config.as_deref()),
+        Verb::Run(args) => run::run(&args, &config()?, cli.config.as_deref()),
         Verb::Root(args) => root::run(args, &config()?, cli.config.as_deref()),
         Verb::Try(args) => trial::run(args),
     }

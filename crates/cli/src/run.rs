@@ -33,9 +33,9 @@ const CANNOT_RUN: u8 = 126;
 ///
 /// # Errors
 /// When the root could not be made: with [`Exit::Run`].
-pub(crate) fn run(args: RunArgs, config: &Config, config_file: Option<&Path>) -> anyhow::Result<u8> {
+pub(crate) fn run(args: &RunArgs, config: &Config, config_file: Option<&Path>) -> anyhow::Result<u8> {
     serve::init_log("warn");
-    let outcome = run_in_root(&args, config, config_file);
+    let outcome = run_in_root(args, config, config_file);
     let (report, result) = match outcome {
         Ok((report, code)) => (report, Ok(code)),
         Err(error) => {

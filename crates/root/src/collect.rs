@@ -96,11 +96,10 @@ fn copy_file(source: BorrowedFd<'_>, target: &Path, stat: &Stat) -> io::Result<(
 }
 
 fn copy_folder(source: BorrowedFd<'_>, target: &Path, stat: &Stat) -> io::Result<()> {
-    match fs::create_dir(target) {
-        Err(error) if error.kind() == io::ErrorKind::AlreadyExists && target.symlink_metadata()?.is_dir() => {
-            ()
-        }
-        other => other?,
+    if let Err(error) = fs::create_dir(target)
+        && !target.symlink_metadata().is_ok_and(|meta| meta.is_dir())
+    {
+        return Err(error);
     }
     for name in entries(reopen(source, OFlags::RDONLY | OFlags::DIRECTORY)?)? {
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;

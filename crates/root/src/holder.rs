@@ -3,7 +3,7 @@
 //! root, and the mounts and the memory go with the last of them.
 
 use std::io::{self, PipeReader, Read, Write};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, AsRawFd};
 
 use rustix::event::{PollFd, PollFlags};
 use rustix::process::Signal;
@@ -24,6 +24,8 @@ pub(crate) struct Holding {
     pub task: Task,
     pub host_name: String,
     pub network: Network,
+    /// The locked descriptor that says that the root is alive.
+    pub lock: i32,
 }
 
 /// The whole life of the first process.
@@ -33,7 +35,7 @@ pub(crate) fn run(link: Link, holding: &Holding) -> i32 {
         supervise(&link, &holding.task, terminal.as_ref(), true)?;
         // What the command left running ends with it.
         end_all_others();
-        hold(link.receive::<Order>().ok().flatten(), &link)
+        hold(link.receive::<Order>().ok().flatten(), &link, holding.lock)
     });
     match outcome {
         Ok(()) => 0,
@@ -177,11 +179,13 @@ fn leave_standard_descriptors() -> io::Result<()> {
 }
 
 /// Holds the root without the command: until it is killed when it is to be kept, else not at all.
-fn hold(order: Option<Order>, link: &Link) -> Result<()> {
+fn hold(order: Option<Order>, link: &Link, lock: i32) -> Result<()> {
     let Some(Order::Keep) = order else { return Ok(()) };
     rustix::process::set_parent_process_death_signal(None).trying(|| "keep the root".to_owned())?;
     let signals = sys::signals_by_descriptor(&[libc::SIGCHLD]).trying(|| "keep the root".to_owned())?;
     let _ = link.send(&Said::Kept);
+    // The caller's pipes among them: whoever waits for their end must not wait for this process.
+    sys::close_all_but(&mut [lock, signals.as_raw_fd()]);
     loop {
         let mut ready = [PollFd::new(&signals, PollFlags::IN)];
         let _ = rustix::event::poll(&mut ready, None);

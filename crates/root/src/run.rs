@@ -1,7 +1,7 @@
 //! Makes a root, runs the command in it, and removes or keeps it.
 
 use std::fs::{self, File};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, AsRawFd};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime};
 
@@ -47,7 +47,7 @@ pub struct Running {
     watch: Watch,
     terminal: Option<Joined>,
     /// Held by us and by the first process: the sign of life.
-    _lock: Option<File>,
+    lock: Option<File>,
     spilled_before: u64,
     started: Instant,
     start: Duration,
@@ -71,7 +71,7 @@ pub fn start(roots: &Roots, spec: &Spec) -> Result<Running> {
         child: None,
         watch,
         terminal: None,
-        _lock: Some(lock),
+        lock: Some(lock),
         spilled_before: 0,
         started: begun,
         start: Duration::ZERO,
@@ -246,6 +246,7 @@ impl Running {
             // The same for every unnamed root: builds write it into what they make.
             host_name: spec.name.clone().unwrap_or_else(|| "hayloft".to_owned()),
             network: spec.network,
+            lock: self.lock.as_ref().map_or(-1, |lock| lock.as_raw_fd()),
         }
     }
 
@@ -320,7 +321,7 @@ impl Running {
             let _ = sys::pidfd_kill(child.pidfd.as_fd(), libc::SIGKILL);
             let _ = sys::wait(Some(child.pid), true);
         }
-        self._lock = None;
+        self.lock = None;
         sweep::finish(&self.roots, &self.info.name)
     }
 }
@@ -328,7 +329,7 @@ impl Running {
 impl Drop for Running {
     fn drop(&mut self) {
         // Kept, or removed already.
-        if self._lock.is_none() || (self.child.is_none() && self.info.state == RootState::Kept) {
+        if self.lock.is_none() || (self.child.is_none() && self.info.state == RootState::Kept) {
             return;
         }
         if let Err(error) = self.remove() {

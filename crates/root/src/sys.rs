@@ -370,6 +370,20 @@ pub(crate) fn close_on_exec_from(first: u32) -> io::Result<()> {
         .map(drop)
 }
 
+/// Closes every descriptor from 3 on but these. Only for a process that uses no other one from then on, and ends
+/// without closing any.
+pub(crate) fn close_all_but(keep: &mut [i32]) {
+    keep.sort_unstable();
+    let mut first = 3;
+    for number in keep.iter().copied().chain([i32::MAX]) {
+        if number > first {
+            // SAFETY: plain numbers; whoever owns what is closed here never uses it again, by this function's contract.
+            unsafe { libc::syscall(libc::SYS_close_range, first, number - 1, 0) };
+        }
+        first = first.max(number.saturating_add(1));
+    }
+}
+
 /// Makes one of the standard descriptors the same as another one.
 ///
 /// # Errors

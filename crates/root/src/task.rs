@@ -70,6 +70,10 @@ fn prepare(
         take_terminal(terminal)?;
     }
     let user = users::find(&task.user, &read_users("/etc/passwd")?, &read_users("/etc/group")?)?;
+    if let Some(terminal) = terminal {
+        // Else he could not open /dev/stdout; where users are not mapped it stays root's.
+        let _ = std::os::unix::fs::chown(terminal_path(terminal), Some(user.uid), None);
+    }
     let env = environment(task, &user);
     rustix::process::umask(Mode::from_raw_mode(0o022));
     sys::close_on_exec_from(3).trying(|| "close what the command must not inherit".to_owned())?;
@@ -93,8 +97,12 @@ fn prepare(
     Ok(env)
 }
 
+fn terminal_path(terminal: &Terminal) -> String {
+    format!("/dev/pts/{}", terminal.number)
+}
+
 fn take_terminal(terminal: &Terminal) -> Result<()> {
-    let path = format!("/dev/pts/{}", terminal.number);
+    let path = terminal_path(terminal);
     let what = || format!("open {path}");
     let file =
         OpenOptions::new().read(true).write(true).custom_flags(libc::O_NOCTTY).open(&path).trying(what)?;

@@ -90,3 +90,26 @@ fn sweeping_leaves_what_is_alive_or_not_ours() {
     drop(alive);
     std::fs::remove_dir_all(&strange).unwrap();
 }
+
+#[test]
+fn a_kept_root_holds_nothing_of_its_caller() {
+    let roots = RootBox::new();
+    // The shell's pipe ends when every holder of its other end has gone, a descriptor of no meaning to us included.
+    let script =
+        format!("exec 9>&1; {} run --keep --name k -- true 2>/dev/null; echo done", crate::farm::HAYLOFT);
+    let mut command = crate::farm::sh(&script);
+    command.env("HAYLOFT_STATE_DIR", roots.state()).env("HAYLOFT_CONFIG", "/dev/null");
+    assert_eq!(run(&mut command), "done\n");
+    assert_eq!(roots.list().len(), 1);
+}
+
+#[test]
+fn twenty_roots_start_at_once() {
+    let roots = RootBox::new();
+    let flags = ["--memory", "32M", "--spill", "32M", "--require-free", "64M"];
+    let all: Vec<_> = (0..20).map(|_| roots.run(flags, "echo x >/x; sleep 0.2").spawn().unwrap()).collect();
+    for mut child in all {
+        assert!(child.wait().unwrap().success());
+    }
+    assert_eq!(roots.leftovers(&[]), [""; 0]);
+}
