@@ -194,6 +194,11 @@ pub(crate) fn swapped_out(paths: &[PathBuf]) -> Option<u64> {
     keyed(paths, &["memory.stat"], "pswpout").map(|pages| pages * rustix::param::page_size() as u64)
 }
 
+/// Bytes that are in swap now, as cgroup v1 says it (v2 counts what was written: [`swapped_out`]).
+pub(crate) fn swapped_now(paths: &[PathBuf]) -> u64 {
+    keyed(paths, &["memory.stat"], "swap").unwrap_or(0)
+}
+
 fn keyed(paths: &[PathBuf], files: &[&str], key: &str) -> Option<u64> {
     let candidates = paths.iter().flat_map(|path| files.iter().map(move |file| path.join(file)));
     candidates.filter_map(|file| fs::read_to_string(file).ok()).find_map(|text| {
@@ -340,6 +345,7 @@ mod tests {
         fs::write(dir.path().join("memory.oom_control"), "under_oom 0\noom_kill 3\n").unwrap();
         fs::write(dir.path().join("memory.stat"), "swap 1\npswpout 2\n").unwrap();
         assert_eq!((peak(&paths), out_of_memory_kills(&paths)), (Some(77), 3));
+        assert_eq!(swapped_now(&paths), 1);
         assert_eq!(swapped_out(&paths), Some(2 * rustix::param::page_size() as u64));
     }
 

@@ -13,6 +13,8 @@ mod error;
 mod holder;
 mod loops;
 mod mapping;
+mod mounts;
+mod overlay;
 mod report;
 mod run;
 mod seccomp;

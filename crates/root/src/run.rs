@@ -31,7 +31,8 @@ pub struct Outcome {
     pub wall: Duration,
     /// Most bytes that were resident at a time, where a memory group says so.
     pub memory_peak: Option<u64>,
-    /// Bytes written to swap. Where the memory group does not say (cgroup v1), what the root's own swap space took.
+    /// Bytes written to swap. Where the memory group does not say (cgroup v1), what the root's own swap space took, or
+    /// what lies in swap at the end if that is more.
     pub spilled: u64,
     /// How many processes were killed because the root's memory was used up.
     pub out_of_memory_kills: u64,
@@ -280,8 +281,11 @@ impl Running {
             start: self.start,
             wall: self.started.elapsed(),
             memory_peak: cgroup::peak(&self.info.cgroups),
-            spilled: cgroup::swapped_out(&self.info.cgroups)
-                .unwrap_or(device.saturating_sub(self.spilled_before)),
+            spilled: cgroup::swapped_out(&self.info.cgroups).unwrap_or_else(|| {
+                // Its pages may be on a device that another root brought.
+                let own = device.saturating_sub(self.spilled_before);
+                own.max(cgroup::swapped_now(&self.info.cgroups))
+            }),
             out_of_memory_kills: cgroup::out_of_memory_kills(&self.info.cgroups),
             end,
         })

@@ -8,18 +8,17 @@
 
 use std::fs::{self, File};
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{CWD, FileType, Mode, OFlags, ResolveFlags};
-use rustix::mount::{
-    FsMountFlags, FsOpenFlags, MountAttrFlags, MountPropagationFlags, MoveMountFlags, OpenTreeFlags,
-    UnmountFlags,
-};
+use rustix::mount::{MountPropagationFlags, UnmountFlags};
 
 use crate::budget::Budget;
 use crate::error::{Error, Result, Trying};
+use crate::mounts::{attach, new_file_system, open_path, view};
+use crate::overlay::mount_overlay;
 use crate::spec::{Bind, Layer};
 use crate::{loops, sys};
 
@@ -27,9 +26,6 @@ use crate::{loops, sys};
 pub(crate) const MERGED: &str = "root";
 /// Where the overlay's upper folder is, in the stage.
 pub(crate) const UPPER: &str = "upper";
-/// Longest string that fsconfig(2) takes.
-const FSCONFIG_BYTES_MAX: usize = 255;
-
 const RDONLY: u64 = libc::MOUNT_ATTR_RDONLY;
 const NOSUID: u64 = libc::MOUNT_ATTR_NOSUID;
 const NODEV: u64 = libc::MOUNT_ATTR_NODEV;
@@ -50,9 +46,6 @@ const PROC_HIDDEN: [&str; 9] =
     ["acpi", "asound", "kcore", "keys", "latency_stats", "sched_debug", "scsi", "timer_list", "timer_stats"];
 /// What of /proc sets the host's properties: can only be read.
 const PROC_READ_ONLY: [&str; 5] = ["bus", "fs", "irq", "sys", "sysrq-trigger"];
-
-/// What would change the meaning of the upper folder is off, whatever the kernel's default: others read it, too.
-const PLAIN_UPPER: [(&str, &str); 3] = [("redirect_dir", "nofollow"), ("metacopy", "off"), ("index", "off")];
 
 /// What to build.
 #[derive(Debug)]
@@ -111,38 +104,6 @@ pub(crate) fn enter(folder: &Path) -> Result<()> {
 
 fn make_folder(path: &Path, mode: u32) -> Result<()> {
     rustix::fs::mkdir(path, Mode::from_raw_mode(mode)).trying(|| format!("make {}", path.display()))
-}
-
-/// A new instance of a file system that is made from options.
-fn new_file_system(kind: &str, options: &[(&str, &str)], attributes: u64) -> rustix::io::Result<OwnedFd> {
-    let context = rustix::mount::fsopen(kind, FsOpenFlags::FSOPEN_CLOEXEC)?;
-    for (key, value) in options {
-        match value.is_empty() {
-            true => rustix::mount::fsconfig_set_flag(context.as_fd(), *key)?,
-            false => rustix::mount::fsconfig_set_string(context.as_fd(), *key, *value)?,
-        }
-    }
-    rustix::mount::fsconfig_create(context.as_fd())?;
-    let attributes = MountAttrFlags::from_bits_retain(attributes as _);
-    rustix::mount::fsmount(context.as_fd(), FsMountFlags::FSMOUNT_CLOEXEC, attributes)
-}
-
-fn attach(mount: &OwnedFd, folder: impl AsFd) -> rustix::io::Result<()> {
-    let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH | MoveMountFlags::MOVE_MOUNT_T_EMPTY_PATH;
-    rustix::mount::move_mount(mount.as_fd(), "", folder.as_fd(), "", flags)
-}
-
-fn open_path(path: &Path) -> rustix::io::Result<OwnedFd> {
-    rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())
-}
-
-/// A second view of what is at a path, with everything that is mounted below it.
-fn view(path: &Path, attributes: u64, recursive: bool) -> io::Result<OwnedFd> {
-    let flags =
-        OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC | OpenTreeFlags::AT_RECURSIVE;
-    let mount = rustix::mount::open_tree(CWD, path, flags)?;
-    sys::set_mount_attributes(mount.as_fd(), attributes, recursive)?;
-    Ok(mount)
 }
 
 fn mount_stage(plan: &Plan) -> Result<()> {
@@ -273,102 +234,6 @@ fn set_top(plan: &Plan, topmost: Option<&PathBuf>) -> Result<()> {
         }
     }
     fs::set_permissions(&upper, fs::Permissions::from_mode(plan.mode.unwrap_or(mode))).trying(what)
-}
-
-fn mount_overlay(plan: &Plan, layers: &[PathBuf]) -> Result<()> {
-    let stage = &plan.stage;
-    let points = stage.join("points");
-    let all: Vec<&Path> = layers.iter().chain([&points]).map(PathBuf::as_path).collect();
-    let mut flags = Vec::new();
-    if !plan.fsync {
-        flags.push("volatile");
-    }
-    if plan.in_user_namespace {
-        flags.push("userxattr");
-    }
-    let mount = match overlay_by_parts(stage, &all, &flags) {
-        // Before Linux 6.8 layers are named in one option.
-        Err(rustix::io::Errno::INVAL) => overlay_by_text(stage, &all, &flags),
-        other => other,
-    };
-    mount
-        .and_then(|mount| attach(&mount, open_path(&stage.join(MERGED))?))
-        .map_err(|error| match error {
-            rustix::io::Errno::NODEV => Error::Missing("this kernel has no overlayfs: load the module (modprobe overlay)".to_owned()),
-            rustix::io::Errno::INVAL if plan.in_user_namespace => Error::Denied(
-                "the kernel lets no ordinary user have a layer in which other file systems are mounted, such as /: name a folder without (--root DIR), or run as root"
-                    .to_owned(),
-            ),
-            rustix::io::Errno::LOOP | rustix::io::Errno::INVAL => Error::Usage(format!(
-                "the kernel does not accept these layers together ({error}): is one named twice, or inside another, or itself an overlay of two?"
-            )),
-            error => Error::system("mount the overlay of the layers", error),
-        })
-}
-
-fn overlay_by_parts(stage: &Path, layers: &[&Path], flags: &[&str]) -> rustix::io::Result<OwnedFd> {
-    let context = rustix::mount::fsopen("overlay", FsOpenFlags::FSOPEN_CLOEXEC)?;
-    let context = context.as_fd();
-    let set = |key: &str, path: &Path| {
-        if path.as_os_str().len() <= FSCONFIG_BYTES_MAX {
-            return rustix::mount::fsconfig_set_string(context, key, path);
-        }
-        use std::os::fd::AsRawFd;
-        let open = open_path(path)?;
-        rustix::mount::fsconfig_set_string(context, key, format!("/proc/self/fd/{}", open.as_raw_fd()))
-    };
-    rustix::mount::fsconfig_set_string(context, "source", "hayloft")?;
-    for layer in layers {
-        set("lowerdir+", layer)?;
-    }
-    set("upperdir", &stage.join(UPPER))?;
-    set("workdir", &stage.join("work"))?;
-    for (key, value) in PLAIN_UPPER {
-        rustix::mount::fsconfig_set_string(context, key, value)?;
-    }
-    for flag in flags {
-        rustix::mount::fsconfig_set_flag(context, *flag)?;
-    }
-    rustix::mount::fsconfig_create(context)?;
-    let nodev = MountAttrFlags::from_bits_retain(NODEV as _);
-    rustix::mount::fsmount(context, FsMountFlags::FSMOUNT_CLOEXEC, nodev)
-}
-
-fn overlay_by_text(stage: &Path, layers: &[&Path], flags: &[&str]) -> rustix::io::Result<OwnedFd> {
-    let escaped = |path: &Path| {
-        let text = path.to_string_lossy();
-        text.chars().fold(String::new(), |mut out, c| {
-            if "\\:,".contains(c) {
-                out.push('\\');
-            }
-            out.push(c);
-            out
-        })
-    };
-    let lower: Vec<String> = layers.iter().map(|layer| escaped(layer)).collect();
-    let mut options = format!(
-        "lowerdir={},upperdir={},workdir={}",
-        lower.join(":"),
-        escaped(&stage.join(UPPER)),
-        escaped(&stage.join("work"))
-    );
-    for (key, value) in PLAIN_UPPER {
-        options.push_str(&format!(",{key}={value}"));
-    }
-    for flag in flags {
-        options.push(',');
-        options.push_str(flag);
-    }
-    let merged = stage.join(MERGED);
-    let data = std::ffi::CString::new(options).map_err(|_| rustix::io::Errno::INVAL)?;
-    rustix::mount::mount("hayloft", &merged, "overlay", rustix::mount::MountFlags::NODEV, Some(&*data))?;
-    let again = rustix::mount::open_tree(
-        CWD,
-        &merged,
-        OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC,
-    )?;
-    rustix::mount::unmount(&merged, UnmountFlags::empty())?;
-    Ok(again)
 }
 
 /// The merged tree, as something to mount in.
