@@ -68,7 +68,8 @@ fn remove(roots: &Roots, folder: &Path) -> Result<()> {
         let info = RootInfo::load(folder)?;
         cgroup::remove(&info.cgroups)?;
         if let Some(space) = &info.spill {
-            let others = roots.list()?.iter().any(|root| root.spill.is_some());
+            // This one's lock is held right now, by us: it looks alive.
+            let others = roots.list()?.iter().any(|root| root.spill.is_some() && root.name != info.name);
             if !spill::remove(space, others)? {
                 return Ok(());
             }
