@@ -9,16 +9,21 @@ mod attributes;
 mod evict;
 mod log;
 mod names;
+mod share;
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 
 use rustc_hash::FxBuildHasher;
 
 pub use attributes::AttributeChange;
 pub use log::Cut;
 pub use names::{NewNode, RenameFlags};
+pub use share::Stale;
+pub(crate) use share::object_of;
 
-use crate::{Dentry, FileKind, Ino, InoRange, InodeRow, Missing, Name, Sequence, TreeError, Usage};
+use crate::{
+    Dentry, FileKind, Ino, InoRange, InodeRow, Missing, Name, Sequence, Timestamp, TreeError, Usage,
+};
 
 type Map<K, V> = HashMap<K, V, FxBuildHasher>;
 
@@ -74,6 +79,13 @@ pub struct Tree {
     quota: Usage,
     operations: u64,
     ended: Vec<Ino>,
+    /// Objects that may be changed here; `None`: all.
+    owned: Option<HashSet<Ino, FxBuildHasher>>,
+    /// Inodes that the server was told to be in use, though their name or cover is gone.
+    in_use: HashSet<Ino, FxBuildHasher>,
+    released: Vec<Ino>,
+    /// The latest change that is known of: no later one gets an earlier time.
+    newest: Timestamp,
 }
 
 impl Tree {
@@ -104,6 +116,7 @@ impl Tree {
 
     /// Adds an inode's row as fetched from the server; a row that is here already stays, since it is newer.
     pub fn add_inode(&mut self, ino: Ino, row: InodeRow) {
+        self.newest = self.newest.max(row.ctime);
         self.nodes.entry(ino).or_insert(Node { row, stored: true, dirty: false, cut: Sequence(0) });
     }
 
@@ -205,6 +218,9 @@ impl Tree {
             return false;
         }
         self.lookups.remove(&ino);
+        if self.in_use.remove(&ino) {
+            self.released.push(ino);
+        }
         self.end_if_unused(ino)
     }
 
@@ -213,11 +229,14 @@ impl Tree {
         let unused =
             self.nodes.get(&ino).is_some_and(|node| node.row.nlink == 0) && !self.lookups.contains_key(&ino);
         if unused {
+            let owned = self.owns(ino);
             let node = self.nodes.remove(&ino).expect("just seen");
             self.dirs.remove(&ino);
-            if node.stored {
+            // What others own, or nobody, is the server's to delete.
+            if node.stored && owned {
                 self.changes.deleted.push(ino);
             }
+            self.disown(ino);
             self.ended.push(ino);
         }
         unused

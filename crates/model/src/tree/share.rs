@@ -1,0 +1,270 @@
+//! Sharing a volume with others: what may be changed here, and what others have changed.
+
+use std::collections::HashSet;
+
+use super::{Directory, Node, Tree};
+use crate::grants::{Object, STRAY};
+use crate::{Dentry, FileKind, Ino, InodeRow, Missing, Name, Record, Sequence, Timestamp, TreeError};
+
+/// What the kernel may hold that is no longer so.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Stale {
+    /// Names.
+    pub names: Vec<(Ino, Name)>,
+    /// Inodes of which attributes have changed.
+    pub attributes: Vec<Ino>,
+    /// Inodes of which data, or the listing, has changed as well.
+    pub data: Vec<Ino>,
+    /// Inodes in use here that the server has to keep, see [`Tree::take_released`].
+    pub in_use: Vec<Ino>,
+}
+
+impl Tree {
+    /// From now on only what is owned is changed here; everything else asks for it.
+    pub fn share(&mut self) {
+        self.owned.get_or_insert_default();
+    }
+
+    /// The object may be changed here: it was granted, or made here.
+    pub fn own(&mut self, ino: Ino) {
+        if let Some(owned) = &mut self.owned {
+            owned.insert(ino);
+        }
+    }
+
+    /// The object may not be changed any more; what is known of it stays.
+    pub fn disown(&mut self, ino: Ino) {
+        if let Some(owned) = &mut self.owned {
+            owned.remove(&ino);
+        }
+    }
+
+    /// Whether a directory's names, or an inode's row, may be changed here.
+    pub fn owns(&self, ino: Ino) -> bool {
+        let Some(owned) = &self.owned else { return true };
+        owned.contains(&ino)
+            || self.nodes.get(&ino).is_some_and(|node| {
+                node.row.kind() != FileKind::Directory && owned.contains(&node.row.parent)
+            })
+    }
+
+    /// Everything that is owned by itself: directories, and files that their home does not cover.
+    pub fn owned(&self) -> Vec<Object> {
+        self.owned.iter().flatten().map(|ino| self.object(*ino).unwrap_or(Object::Directory(*ino))).collect()
+    }
+
+    /// The object that an inode is.
+    ///
+    /// # Errors
+    /// Its row is not in memory.
+    pub fn object(&self, ino: Ino) -> Result<Object, TreeError> {
+        let row = self.inode(ino)?;
+        Ok(object_of(ino, row))
+    }
+
+    pub(super) fn need_names(&self, dir: Ino) -> Result<(), TreeError> {
+        match &self.owned {
+            Some(owned) if !owned.contains(&dir) => {
+                Err(TreeError::Missing(Missing::Own(Object::Directory(dir))))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    pub(super) fn need_row(&self, ino: Ino) -> Result<(), TreeError> {
+        let object = self.object(ino)?;
+        if self.owns(ino) { Ok(()) } else { Err(TreeError::Missing(Missing::Own(object))) }
+    }
+
+    /// The time of a change: never before that of a change which is known here.
+    pub(super) fn stamp(&mut self, now: Timestamp) -> Timestamp {
+        self.newest = self.newest.max(now);
+        self.newest
+    }
+
+    /// How many references the kernel has to an inode.
+    pub fn lookups(&self, ino: Ino) -> u64 {
+        self.lookups.get(&ino).copied().unwrap_or(0)
+    }
+
+    /// Names of a directory that lead to inodes which the kernel knows.
+    pub fn known_names(&self, dir: Ino) -> Vec<Name> {
+        let entries = self.dirs.get(&dir).into_iter().flat_map(|directory| &directory.by_name);
+        entries.filter(|(_, dentry)| self.lookups(dentry.ino) > 0).map(|(name, _)| name.clone()).collect()
+    }
+
+    /// Others have changed rows (or rows have become known), and these objects are owned here from now on.
+    pub fn apply(&mut self, records: &[Record], own: &[Object], forget: &[Ino]) -> Stale {
+        let mut stale = Stale::default();
+        for record in records {
+            match record {
+                Record::PutInode(ino, row) if row.nlink == 0 => self.gone(*ino, &mut stale),
+                Record::PutInode(ino, row) => self.replace(*ino, row, &mut stale),
+                Record::DeleteInode(ino) => self.gone(*ino, &mut stale),
+                Record::PutDentry(dir, name, dentry) => {
+                    self.replace_name(*dir, name, Some(*dentry), &mut stale);
+                }
+                Record::DeleteDentry(dir, name) => self.replace_name(*dir, name, None, &mut stale),
+                // Pages are fetched with the file's data, which its row's change drops.
+                Record::PutPage(..) | Record::DeletePages(..) => {}
+            }
+        }
+        forget.iter().for_each(|ino| self.drop_row(*ino, &mut stale));
+        for object in own {
+            self.own(object.ino());
+            // A directory that was just made has no names yet: that is its whole listing.
+            if let Object::Directory(dir) = object
+                && self.nodes.get(dir).is_some_and(|node| node.row.next_cookie == super::FIRST_COOKIE)
+            {
+                self.dirs.entry(*dir).or_default();
+            }
+        }
+        stale
+    }
+
+    fn replace(&mut self, ino: Ino, row: &InodeRow, stale: &mut Stale) {
+        self.newest = self.newest.max(row.ctime);
+        match self.nodes.get_mut(&ino) {
+            // Only the owner changes a row; what it has not shipped is newer.
+            Some(node) if node.dirty => return,
+            Some(node) => {
+                if node.row.content != row.content || node.row.size != row.size {
+                    stale.data.push(ino);
+                }
+                node.row = row.clone();
+                node.stored = true;
+            }
+            None => {
+                let node = Node { row: row.clone(), stored: true, dirty: false, cut: Sequence(0) };
+                self.nodes.insert(ino, node);
+            }
+        }
+        stale.attributes.push(ino);
+    }
+
+    fn replace_name(&mut self, dir: Ino, name: &Name, dentry: Option<Dentry>, stale: &mut Stale) {
+        if let Some(directory) = self.dirs.get_mut(&dir) {
+            directory.remove(name.as_bytes());
+            if let Some(dentry) = dentry {
+                directory.insert(name.clone(), dentry);
+            }
+        }
+        stale.names.push((dir, name.clone()));
+        if stale.data.last() != Some(&dir) {
+            stale.data.push(dir);
+        }
+    }
+
+    /// The inode has no name any more.
+    fn gone(&mut self, ino: Ino, stale: &mut Stale) {
+        self.drop_row(ino, stale);
+        self.disown(ino);
+        self.dirs.remove(&ino);
+        self.report_in_use(ino, stale);
+    }
+
+    fn report_in_use(&mut self, ino: Ino, stale: &mut Stale) {
+        if self.lookups.contains_key(&ino) {
+            self.in_use.insert(ino);
+            stale.in_use.push(ino);
+        }
+    }
+
+    /// The row of an inode may change elsewhere.
+    fn drop_row(&mut self, ino: Ino, stale: &mut Stale) {
+        if self.nodes.get(&ino).is_none_or(|node| !node.dirty) {
+            self.nodes.remove(&ino);
+            stale.attributes.push(ino);
+            stale.data.push(ino);
+        }
+    }
+
+    /// The rows of these inodes may change elsewhere.
+    pub fn drop_rows(&mut self, inos: &[Ino]) -> Stale {
+        let mut stale = Stale::default();
+        inos.iter().for_each(|ino| self.drop_row(*ino, &mut stale));
+        stale
+    }
+
+    /// The object is no longer held at all: what is known of it goes. It is not owned, and all of it is shipped.
+    pub fn uncover(&mut self, object: Object) -> Stale {
+        let mut stale = Stale::default();
+        let ino = object.ino();
+        match (object, self.dirs.remove(&ino)) {
+            (Object::Directory(_), Some(directory)) => self.uncover_files(ino, directory, &mut stale),
+            // The listing has left memory; rows of its files may still be here.
+            (Object::Directory(_), None) => {
+                let files: Vec<Ino> = self
+                    .nodes
+                    .iter()
+                    .filter(|(_, node)| node.row.parent == ino && node.row.kind() != FileKind::Directory)
+                    .map(|(file, _)| *file)
+                    .filter(|file| self.owned.as_ref().is_some_and(|owned| !owned.contains(file)))
+                    .collect();
+                for file in files {
+                    self.drop_row(file, &mut stale);
+                    self.report_in_use(file, &mut stale);
+                }
+            }
+            (Object::File { .. }, _) => {}
+        }
+        self.drop_row(ino, &mut stale);
+        self.report_in_use(ino, &mut stale);
+        stale
+    }
+
+    fn uncover_files(&mut self, dir: Ino, directory: Directory, stale: &mut Stale) {
+        for (name, dentry) in &directory.by_name {
+            if self.lookups.contains_key(&dentry.ino) {
+                stale.names.push((dir, name.clone()));
+            }
+            let at_home = self.nodes.get(&dentry.ino).is_some_and(|node| {
+                node.row.kind() != FileKind::Directory && node.row.parent == dir
+            });
+            let owned = self.owned.as_ref().is_some_and(|owned| owned.contains(&dentry.ino));
+            if at_home && !owned {
+                self.drop_row(dentry.ino, stale);
+                self.report_in_use(dentry.ino, stale);
+            }
+        }
+    }
+
+    /// A new connection: everything that is not owned may have changed, and goes.
+    pub fn uncover_all(&mut self) -> Stale {
+        let mut stale = Stale::default();
+        let Some(owned) = self.owned.clone() else { return stale };
+        let dirs: Vec<Ino> = self.dirs.keys().filter(|dir| !owned.contains(dir)).copied().collect();
+        for dir in dirs {
+            if let Some(directory) = self.dirs.remove(&dir) {
+                self.uncover_files(dir, directory, &mut stale);
+            }
+        }
+        let rows: Vec<Ino> = self.nodes.keys().filter(|ino| !self.owns(**ino)).copied().collect();
+        let reported: HashSet<Ino> = stale.in_use.iter().copied().collect();
+        for ino in rows {
+            self.drop_row(ino, &mut stale);
+            if !reported.contains(&ino) {
+                self.report_in_use(ino, &mut stale);
+            }
+        }
+        stale
+    }
+
+    /// Inodes whose names or cover are gone, and that the kernel knows.
+    pub fn in_use(&self) -> impl Iterator<Item = Ino> + '_ {
+        self.in_use.iter().copied()
+    }
+
+    /// Inodes that were reported in use, and are not any more, since this was asked last.
+    pub fn take_released(&mut self) -> Vec<Ino> {
+        std::mem::take(&mut self.released)
+    }
+}
+
+/// The object that an inode's row says it is.
+pub(crate) fn object_of(ino: Ino, row: &InodeRow) -> Object {
+    match row.kind() {
+        FileKind::Directory => Object::Directory(ino),
+        _ => Object::File { ino, home: if row.nlink == 0 { STRAY } else { row.parent } },
+    }
+}
