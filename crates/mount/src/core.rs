@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, AtomicUsize, Ordering};
+use std::sync::mpsc::Sender;
 use std::time::Duration;
 
 use hayloft_model::tree::Tree;
@@ -15,9 +16,11 @@ use rustc_hash::FxBuildHasher;
 use crate::clock::Clock;
 use crate::committer::Ledger;
 use crate::data::{File, FileData};
-use crate::fault::Faults;
+use crate::fault::{Bundle, Faults};
+use crate::kernel::{KernelNames, Word};
 use crate::link::Link;
 use crate::options::MountOptions;
+use crate::sharing::Recalled;
 use crate::stats::Stats;
 
 /// The tree and the files' data.
@@ -27,6 +30,7 @@ pub(crate) struct Core {
     /// Files with data in memory. A clone of an `Arc` is only taken under the core's lock, so that a count
     /// of one means that nobody else has it.
     pub(crate) files: HashMap<Ino, Arc<File>, FxBuildHasher>,
+    pub(crate) names: KernelNames,
 }
 
 impl Core {
@@ -133,6 +137,14 @@ pub(crate) struct Client {
     pub(crate) dirty_rows: AtomicUsize,
     /// How often rows were evicted: what was asked for before may be outdated.
     pub(crate) evictions: AtomicU64,
+    /// What the kernel has to be told, see [`crate::kernel`].
+    pub(crate) words: Sender<Word>,
+    /// What others need, see [`crate::sharing`].
+    pub(crate) recalls: Sender<Recalled>,
+    /// Answers of which parts are still to come, by request; only the thread that reads the stream uses it.
+    pub(crate) partial: Mutex<HashMap<u64, Bundle>>,
+    /// Others have changed something since the server said how full the volume is.
+    pub(crate) others_changed: AtomicBool,
 }
 
 impl Client {
@@ -144,6 +156,7 @@ impl Client {
         options: MountOptions,
         status: VolumeStatus,
         rescue: (PathBuf, String),
+        (words, recalls): (Sender<Word>, Sender<Recalled>),
     ) -> Client {
         Client {
             core: Mutex::new(core),
@@ -160,6 +173,10 @@ impl Client {
             room_wanted: AtomicBool::new(false),
             dirty_rows: AtomicUsize::new(0),
             evictions: AtomicU64::new(0),
+            words,
+            recalls,
+            partial: Mutex::default(),
+            others_changed: AtomicBool::new(false),
         }
     }
 
@@ -192,6 +209,13 @@ impl Client {
         *self.status.lock() = status;
         let quota = Usage { bytes: status.quota_bytes, inodes: status.quota_inodes };
         self.core().tree.set_quota(quota);
+    }
+
+    /// The server's account of the usage, while no batch is under way: what others use counts too.
+    pub(crate) fn set_usage(&self, status: VolumeStatus) {
+        self.set_status(status);
+        self.others_changed.store(false, Ordering::Relaxed);
+        self.core().tree.set_usage(status.used());
     }
 
     /// So much unshipped data is shipped before its time; writers go on meanwhile with the other half.

@@ -17,6 +17,8 @@ pub(crate) struct File {
     pub(crate) data: Mutex<FileData>,
     /// Where the last read ended: a read from there on is a sequential one.
     read_end: AtomicU64,
+    /// Writes that have been admitted and are not in the tree yet: they belong to what is owned.
+    pub(crate) writes: AtomicU64,
 }
 
 /// Blocks fetched ahead of a sequential reader.
@@ -24,7 +26,7 @@ const READ_AHEAD: u64 = 32;
 
 impl File {
     pub(crate) fn new(data: FileData) -> File {
-        File { data: Mutex::new(data), read_end: AtomicU64::new(0) }
+        File { data: Mutex::new(data), read_end: AtomicU64::new(0), writes: AtomicU64::new(0) }
     }
 
     /// How many blocks to fetch ahead when `[offset, offset + len)` is read.

@@ -14,11 +14,13 @@ mod error;
 mod fault;
 mod fs;
 mod host;
+mod kernel;
 mod link;
 mod mount;
 mod options;
 mod reader;
 mod rescue;
+mod sharing;
 mod stats;
 
 pub use error::MountError;

@@ -5,11 +5,14 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::mpsc::Receiver;
 use std::thread::JoinHandle;
 
 use hayloft_fuse::{Config, Control, Session, SessionHandle, Transport};
 use hayloft_model::tree::Tree;
-use hayloft_model::{Ino, InoRange, InodeRow, Usage};
+use hayloft_model::{InoRange, Usage};
+use hayloft_wire::client_message::Body as Ask;
+use hayloft_wire::{Bury, LostPeer};
 
 use crate::clock::Clock;
 use crate::control::Listener;
@@ -19,7 +22,9 @@ use crate::fs::VolumeFs;
 use crate::link::Link;
 use crate::options::{MountOptions, TransportOption};
 use crate::stats::Stats;
-use crate::{committer, control};
+use crate::sharing::Recalled;
+use crate::kernel::Word;
+use crate::{committer, control, host, kernel, sharing};
 
 /// What to mount, and where.
 #[derive(Clone, Debug)]
@@ -87,6 +92,17 @@ fn teach_kernel(point: &Path) {
     }
 }
 
+/// Clients of this host that have ended without a word hold up others for as long as their lease: the server learns
+/// that they are dead.
+fn bury_the_dead(client: &Client, lost: &[LostPeer]) {
+    let host_id = host::id();
+    for peer in lost.iter().filter(|peer| peer.host_id == host_id && host::is_dead(peer.pid)) {
+        if let Err(error) = client.link.call(Ask::Bury(Bury { session: peer.session }), None) {
+            tracing::debug!(%error, session = peer.session, "a dead client's session ends with its lease");
+        }
+    }
+}
+
 impl Mount {
     /// Connects and mounts; returns when the mount is usable.
     ///
@@ -112,15 +128,23 @@ impl Mount {
         if let Some(range) = &welcome.inos {
             tree.add_numbers(InoRange::try_from(range).map_err(|_| invalid("range of inode numbers"))?);
         }
-        let root = welcome.root.as_ref().and_then(|row| InodeRow::try_from(row).ok());
-        tree.add_inode(Ino::ROOT, root.ok_or_else(|| invalid("root directory"))?);
+        tree.share();
         let core = Core { tree, ..Core::default() };
         let fsname = format!("{server}/{volume}");
         let folder = cache_dir.unwrap_or_else(default_state_folder).join("unsent");
         let rescue = (folder, format!("{volume}-{}", welcome.volume_id));
-        let client = Arc::new(Client::new(core, opened.link, clock, stats, options, status, rescue));
-        match Mount::start_session(&client, &mount_point, fsname) {
-            Ok((session, listener)) => Mount::start_threads(client, session, listener),
+        let (words, to_say) = std::sync::mpsc::channel();
+        let (recalls, to_recall) = std::sync::mpsc::channel();
+        let speech = (words, recalls);
+        let client = Arc::new(Client::new(core, opened.link, clock, stats, options, status, rescue, speech));
+        let receiver: Arc<dyn crate::link::Receiver> = Arc::clone(&client) as _;
+        client
+            .link
+            .start(opened.reader, receiver)
+            .map_err(|source| MountError::Unreachable { address: server.clone(), source })?;
+        bury_the_dead(&client, &welcome.lost);
+        match Mount::start_session(&client, &mount_point, fsname, to_say, to_recall) {
+            Ok((session, listener, committer)) => Ok(Mount { client, session, committer, listener }),
             Err(error) => {
                 client.link.close();
                 Err(error)
@@ -132,7 +156,9 @@ impl Mount {
         client: &Arc<Client>,
         mount_point: &Path,
         fsname: String,
-    ) -> Result<(SessionHandle, Listener), MountError> {
+        to_say: Receiver<Word>,
+        to_recall: Receiver<Recalled>,
+    ) -> Result<(SessionHandle, Listener, JoinHandle<()>), MountError> {
         let options = &client.options;
         let fuse_options = hayloft_fuse::MountOptions {
             fsname,
@@ -152,7 +178,7 @@ impl Mount {
                 TransportOption::Dev => Transport::DevFuse,
                 TransportOption::Uring => Transport::IoUring,
             },
-            // One client a volume: its locks and open files are this kernel's own business.
+            // That files are open here is nobody else's business: what is in use is kept until the kernel forgets it.
             no_open: true,
             no_opendir: true,
             ..Config::default()
@@ -161,29 +187,28 @@ impl Mount {
             .map_err(|error| MountError::Session(error.to_string()))?
             .spawn()
             .map_err(|error| MountError::Session(error.to_string()))?;
+        let notifier = session.notifier();
+        client.core().names.epochs = notifier.inc_epoch().is_ok();
+        let (speaking, giving_way) = (Arc::clone(client), Arc::clone(client));
+        let thread = |name: &str| std::thread::Builder::new().name(name.to_string());
+        thread("hayloft-words")
+            .spawn(move || kernel::run(&speaking, &notifier, &to_say))
+            .and_then(|_| thread("hayloft-recall").spawn(move || sharing::run(&giving_way, &to_recall)))
+            .map_err(|error| MountError::Session(error.to_string()))?;
+        let shipping = Arc::clone(client);
+        let committer = thread("hayloft-commit")
+            .spawn(move || committer::run(&shipping))
+            .map_err(|error| MountError::Session(error.to_string()))?;
         if !options.read_only {
             teach_kernel(mount_point);
         }
         match control::listen(mount_point, Arc::clone(client), session.control()) {
-            Ok(listener) => Ok((session, listener)),
+            Ok(listener) => Ok((session, listener, committer)),
             Err(error) => {
                 let _ = session.unmount(true);
                 Err(error)
             }
         }
-    }
-
-    fn start_threads(
-        client: Arc<Client>,
-        session: SessionHandle,
-        listener: Listener,
-    ) -> Result<Mount, MountError> {
-        let shipping = Arc::clone(&client);
-        let committer = std::thread::Builder::new()
-            .name("hayloft-commit".to_string())
-            .spawn(move || committer::run(&shipping))
-            .map_err(|error| MountError::Session(error.to_string()))?;
-        Ok(Mount { client, session, committer, listener })
     }
 
     /// A handle that ends the mount.
@@ -213,6 +238,8 @@ impl Mount {
         self.client.ledger.stop();
         let _ = self.committer.join();
         self.client.link.close();
+        self.client.tell_kernel(Word::End);
+        let _ = self.client.recalls.send(Recalled::end());
         self.listener.end(shipped.as_ref().err().cloned());
         served.map_err(|error| MountError::Session(error.to_string()))?;
         shipped.map_err(|reason| {

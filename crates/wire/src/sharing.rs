@@ -221,6 +221,9 @@ pub struct Apply {
     /// Inodes whose rows changed in a way that the session is not told: it forgets them.
     #[prost(uint64, repeated, tag = "3")]
     pub forget: Vec<u64>,
+    /// It is what the session asked for itself: the kernel that did the call knows of it.
+    #[prost(bool, tag = "4")]
+    pub asked: bool,
 }
 
 /// Rows to forget.

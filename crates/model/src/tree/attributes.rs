@@ -81,7 +81,8 @@ impl Tree {
         Ok(())
     }
 
-    /// A file's data was written: its size is at least `end` now, and `allocated` bytes take room.
+    /// A file's data was written: its size is at least `end` now, and `allocated` bytes take room. Whether it may be
+    /// written was asked before, see [`Tree::check_owned`].
     ///
     /// # Errors
     /// The file would be too large, or the row is missing.
@@ -94,7 +95,6 @@ impl Tree {
         now: Timestamp,
     ) -> Result<(), TreeError> {
         let size = self.inode(ino)?.size.max(end);
-        self.need_row(ino)?;
         let now = self.stamp(now);
         self.set_size(ino, size, allocated, now)?;
         if kill_privileges {

@@ -24,6 +24,17 @@ impl Changes {
     pub(super) fn new(usage: Usage) -> Changes {
         Changes { usage, ..Changes::default() }
     }
+
+    /// The usage at the last cut is this; returns what `now` is then.
+    pub(super) fn rebase(&mut self, usage: Usage, now: Usage) -> Usage {
+        let since = |now: u64, cut: u64| now as i64 - cut as i64;
+        let delta = UsageDelta {
+            bytes: since(now.bytes, self.usage.bytes),
+            inodes: since(now.inodes, self.usage.inodes),
+        };
+        self.usage = usage;
+        usage.after(delta)
+    }
 }
 
 /// A cut of the log: the batch that brings the server to the state of this moment. Rows of files whose

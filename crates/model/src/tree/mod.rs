@@ -276,6 +276,11 @@ impl Tree {
         self.usage
     }
 
+    /// What the volume's files take by the server's account, all cuts included: others change it too.
+    pub fn set_usage(&mut self, usage: Usage) {
+        self.usage = self.changes.rebase(usage, self.usage);
+    }
+
     /// How much they may take; 0 for no limit.
     pub fn quota(&self) -> Usage {
         self.quota

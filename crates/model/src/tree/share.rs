@@ -71,6 +71,14 @@ impl Tree {
         }
     }
 
+    /// Whether an inode's row may be changed here, for a change that is made in two steps.
+    ///
+    /// # Errors
+    /// [`Missing::Own`], or its row is not in memory.
+    pub fn check_owned(&self, ino: Ino) -> Result<(), TreeError> {
+        self.need_row(ino)
+    }
+
     pub(super) fn need_row(&self, ino: Ino) -> Result<(), TreeError> {
         let object = self.object(ino)?;
         if self.owns(ino) { Ok(()) } else { Err(TreeError::Missing(Missing::Own(object))) }
@@ -85,6 +93,11 @@ impl Tree {
     /// How many references the kernel has to an inode.
     pub fn lookups(&self, ino: Ino) -> u64 {
         self.lookups.get(&ino).copied().unwrap_or(0)
+    }
+
+    /// All inodes that the kernel has references to.
+    pub fn known(&self) -> Vec<Ino> {
+        self.lookups.keys().copied().collect()
     }
 
     /// Names of a directory that lead to inodes which the kernel knows.
@@ -144,6 +157,11 @@ impl Tree {
 
     fn replace_name(&mut self, dir: Ino, name: &Name, dentry: Option<Dentry>, stale: &mut Stale) {
         if let Some(directory) = self.dirs.get_mut(&dir) {
+            if let Some(before) = directory.by_name.get(name)
+                && Some(*before) == dentry
+            {
+                return;
+            }
             directory.remove(name.as_bytes());
             if let Some(dentry) = dentry {
                 directory.insert(name.clone(), dentry);

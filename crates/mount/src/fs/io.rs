@@ -1,6 +1,7 @@
 //! Requests about data.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use hayloft_fuse::{Interrupt, Pace, Reply, SetAttr, Validity, write_flags};
 use hayloft_model::tree::{AttributeChange, Tree};
@@ -11,6 +12,23 @@ use super::error::FsError;
 use super::{Done, Need, Stop, VolumeFs, attr};
 use crate::core::Core;
 use crate::data::{File, FileData, Lacking};
+
+/// A write that the file's owner has admitted: who needs the file waits until it is in the tree.
+struct Admitted(Arc<File>);
+
+impl Admitted {
+    /// To be called with the core's lock held.
+    fn new(file: Arc<File>) -> Admitted {
+        file.writes.fetch_add(1, Ordering::AcqRel);
+        Admitted(file)
+    }
+}
+
+impl Drop for Admitted {
+    fn drop(&mut self) {
+        self.0.writes.fetch_sub(1, Ordering::AcqRel);
+    }
+}
 
 impl VolumeFs {
     pub(super) fn read(&self, ino: Ino, offset: u64, size: u32, reply: &mut Reply<'_>) -> Done {
@@ -67,12 +85,14 @@ impl VolumeFs {
         }
         let file = {
             let mut core = self.client.core();
+            core.tree.check_owned(ino)?;
             let file = core.file(ino)?;
             let growth = self.with_data(ino, &file, |data| data.growth(offset, bytes.len() as u64))?;
             self.check_room(&core, ino, growth, bytes.len() as u64, status_asked)?;
-            file
+            Admitted::new(file)
         };
-        self.with_data(ino, &file, |data| data.write(offset, bytes))?;
+        let file = &file.0;
+        self.with_data(ino, file, |data| data.write(offset, bytes))?;
         let mut core = self.client.core();
         let allocated = file.data.lock().allocated();
         core.tree.wrote(ino, end, allocated, flags & write_flags::KILL_SUIDGID != 0, self.now())?;
@@ -116,6 +136,7 @@ impl VolumeFs {
         if size > Tree::size_max() {
             return Err(TreeError::TooLarge.into());
         }
+        core.tree.check_owned(ino)?;
         let file = core.file(ino)?;
         self.with_data(ino, &file, |data| data.truncate(size))?;
         let allocated = file.data.lock().allocated();
@@ -159,6 +180,7 @@ impl VolumeFs {
             return Err(TreeError::TooLarge.into());
         }
         let mut core = self.client.core();
+        core.tree.check_owned(ino)?;
         let size = core.tree.inode(ino)?.size;
         let file = core.file(ino)?;
         if mode & (PUNCH_HOLE | ZERO_RANGE) != 0 {

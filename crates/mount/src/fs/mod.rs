@@ -3,13 +3,14 @@
 mod error;
 mod io;
 mod names;
+mod request;
 mod xattrs;
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use hayloft_fuse::{
-    Attr, Entry, Failure, FileSystem, Forget, Interrupt, Operation, Pace, Reply, Request, SetAttr, Statfs,
+    Attr, Entry, Errno, Failure, FileSystem, Forget, Interrupt, Operation, Pace, Reply, Request, SetAttr, Statfs,
     TimeOrNow, Validity,
 };
 use hayloft_model::tree::AttributeChange;
@@ -18,6 +19,7 @@ use hayloft_model::{BLOCK_SIZE, FileKind, Ino, InodeRow, Missing, Timestamp, Tre
 use self::error::FsError;
 use crate::core::{Client, Core};
 use crate::data::{File, Lacking};
+use crate::link::Condition;
 
 /// A volume as a file system.
 pub(crate) struct VolumeFs {
@@ -61,12 +63,28 @@ impl FileSystem for VolumeFs {
     fn handle(&self, request: &Request<'_>, reply: &mut Reply<'_>, pace: Pace<'_>) -> Result<(), Failure> {
         let mut status_asked = false;
         loop {
+            match (self.client.link.condition(), pace) {
+                (Condition::Live, _) => {}
+                (Condition::Ended, _) => return Err(Failure::Errno(Errno::EIO)),
+                (Condition::Lapsed, Pace::Fast) => return Err(Failure::Again),
+                (Condition::Lapsed, Pace::Patient(interrupt)) => {
+                    self.client.link.await_lease(interrupt).map_err(|_| Failure::Errno(Errno::EINTR))?;
+                    continue;
+                }
+            }
             match self.answer(request, reply, pace, status_asked) {
                 Ok(()) => return Ok(()),
                 Err(Stop::Error(error)) => return Err(Failure::Errno(error.errno())),
                 Err(Stop::Need(need)) => match pace {
                     Pace::Fast => return Err(Failure::Again),
                     Pace::Patient(interrupt) => {
+                        if let Need::Row(missing @ (Missing::Own(_) | Missing::Executor)) = need {
+                            match self.obtain(request, missing, reply, interrupt) {
+                                Ok(true) => return Ok(()),
+                                Ok(false) => continue,
+                                Err(error) => return Err(Failure::Errno(error.errno())),
+                            }
+                        }
                         status_asked |= matches!(need, Need::Status);
                         self.satisfy(need, interrupt).map_err(|error| Failure::Errno(error.errno()))?;
                     }
@@ -81,8 +99,9 @@ impl FileSystem for VolumeFs {
             core.tree.forget(Ino(forget.nodeid), forget.nlookup);
         }
         self.client.drop_ended(&mut core);
-        let dirty = core.tree.is_dirty();
+        let (dirty, released) = (core.tree.is_dirty(), core.tree.take_released());
         drop(core);
+        self.client.tell_released(released);
         if dirty {
             self.client.ledger.touch();
         }
@@ -128,9 +147,6 @@ impl VolumeFs {
         status_asked: bool,
     ) -> Done {
         let ino = Ino(request.nodeid);
-        if self.client.link.ended().is_some() && changes(&request.op) {
-            return Err(FsError::Ended(String::new()).into());
-        }
         if self.client.dirty_rows.load(Ordering::Relaxed) > DIRTY_ROWS_MAX && adds_rows(&request.op) {
             return Err(Stop::Need(Need::Room));
         }
@@ -165,7 +181,7 @@ impl VolumeFs {
             Operation::Fsync { .. } | Operation::Fsyncdir { .. } | Operation::Syncfs => self.sync(pace),
             Operation::Readdir { offset, .. } => self.readdir(ino, offset, false, reply),
             Operation::Readdirplus { offset, .. } => self.readdir(ino, offset, true, reply),
-            Operation::Statfs => self.statfs(reply),
+            Operation::Statfs => self.statfs(status_asked, reply),
             Operation::Setxattr { name, value, flags, .. } => self.set_xattr(ino, name, value, flags),
             Operation::Getxattr { name, size } => self.get_xattr(ino, name, size, reply),
             Operation::Listxattr { size } => self.list_xattrs(ino, size, reply),
@@ -226,7 +242,10 @@ impl VolumeFs {
         Ok(())
     }
 
-    fn statfs(&self, reply: &mut Reply<'_>) -> Done {
+    fn statfs(&self, status_asked: bool, reply: &mut Reply<'_>) -> Done {
+        if !status_asked && self.client.others_changed.load(Ordering::Relaxed) {
+            return Err(Stop::Need(Need::Status));
+        }
         let status = self.client.status();
         let (used, quota) = {
             let core = self.client.core();
@@ -319,12 +338,12 @@ fn attr(ino: Ino, row: &InodeRow) -> Attr {
     }
 }
 
-/// A name's answer: the client owns the directory, so the kernel may keep it until told otherwise.
-fn entry(ino: Ino, row: &InodeRow) -> Entry {
+/// A name's answer. The kernel may keep the attributes until told otherwise.
+fn entry(ino: Ino, row: &InodeRow, entry_valid: Validity) -> Entry {
     Entry {
         nodeid: ino.0,
         generation: 0,
-        entry_valid: Validity::FOREVER,
+        entry_valid,
         attr_valid: Validity::FOREVER,
         attr: attr(ino, row),
     }

@@ -10,12 +10,12 @@ use super::{Done, Stop, VolumeFs, entry};
 use crate::core::Core;
 
 /// Longest target of a symbolic link, as everywhere on Linux.
-const TARGET_MAX: usize = 4095;
-const RENAME_NOREPLACE: u32 = 1;
-const RENAME_EXCHANGE: u32 = 2;
-const RENAME_WHITEOUT: u32 = 4;
+pub(super) const TARGET_MAX: usize = 4095;
+pub(super) const RENAME_NOREPLACE: u32 = 1;
+pub(super) const RENAME_EXCHANGE: u32 = 2;
+pub(super) const RENAME_WHITEOUT: u32 = 4;
 /// Files stay in the kernel's cache until told otherwise, and their close sends nothing.
-const OPEN_FLAGS: u32 = open_flags::KEEP_CACHE | open_flags::NOFLUSH;
+pub(super) const OPEN_FLAGS: u32 = open_flags::KEEP_CACHE | open_flags::NOFLUSH;
 
 impl VolumeFs {
     pub(super) fn lookup(&self, dir: Ino, name: &[u8], reply: &mut Reply<'_>) -> Done {
@@ -28,11 +28,11 @@ impl VolumeFs {
         };
         match found {
             Some(ino) => {
-                let entry = entry(ino, core.tree.inode(ino)?);
+                let entry = entry(ino, core.tree.inode(ino)?, core.validity(dir));
                 core.tree.remember(ino);
                 reply.entry(&entry);
             }
-            None => reply.entry(&Entry::negative(Validity::FOREVER)),
+            None => reply.entry(&Entry::negative(core.absence(dir, name))),
         }
         Ok(())
     }
@@ -40,9 +40,11 @@ impl VolumeFs {
     fn make(&self, request: &Request<'_>, name: &[u8], new: NewNode) -> Result<Entry, Stop> {
         self.check_not_full()?;
         let mut core = self.client.core();
-        let ino = core.tree.create(Ino(request.nodeid), name, new, self.now())?;
+        let dir = Ino(request.nodeid);
+        let ino = core.tree.create(dir, name, new, self.now())?;
+        core.names.exists(dir, name);
         core.tree.remember(ino);
-        let entry = entry(ino, core.tree.inode(ino)?);
+        let entry = entry(ino, core.tree.inode(ino)?, core.validity(dir));
         self.changed(&mut core);
         Ok(entry)
     }
@@ -116,7 +118,7 @@ impl VolumeFs {
             self.set_size(&mut core, dentry.ino, 0, false)?;
             self.changed(&mut core);
         }
-        let entry = entry(dentry.ino, core.tree.inode(dentry.ino)?);
+        let entry = entry(dentry.ino, core.tree.inode(dentry.ino)?, core.validity(dir));
         core.tree.remember(dentry.ino);
         Ok(entry)
     }
@@ -127,7 +129,7 @@ impl VolumeFs {
         let mut core = self.client.core();
         let ino = core.tree.create_unnamed(Ino(request.nodeid), new, self.now())?;
         core.tree.remember(ino);
-        reply.create(&entry(ino, core.tree.inode(ino)?), 0, OPEN_FLAGS);
+        reply.create(&entry(ino, core.tree.inode(ino)?, Validity::FOREVER), 0, OPEN_FLAGS);
         Ok(())
     }
 
@@ -135,8 +137,9 @@ impl VolumeFs {
         self.check_not_full()?;
         let mut core = self.client.core();
         core.tree.link(ino, dir, name, self.now())?;
+        core.names.exists(dir, name);
         core.tree.remember(ino);
-        reply.entry(&entry(ino, core.tree.inode(ino)?));
+        reply.entry(&entry(ino, core.tree.inode(ino)?, core.validity(dir)));
         self.changed(&mut core);
         Ok(())
     }
@@ -166,6 +169,7 @@ impl VolumeFs {
         };
         let mut core = self.client.core();
         core.tree.rename(from, to, flags, self.now())?;
+        core.names.exists(to.0, to.1);
         self.changed(&mut core);
         Ok(())
     }
@@ -181,13 +185,10 @@ impl VolumeFs {
     pub(super) fn readdir(&self, dir: Ino, offset: u64, plus: bool, reply: &mut Reply<'_>) -> Done {
         let mut core = self.client.core();
         let parent = core.tree.inode(dir)?.parent;
+        let validity = core.validity(dir);
         let mut known = Vec::new();
         {
             let Core { tree, .. } = &mut *core;
-            if plus {
-                // All rows have to be here before anything is written, and before the kernel gets references.
-                check_rows(tree, dir, offset)?;
-            }
             let mut writer = reply.directory();
             let kind = FileKind::Directory.bits() >> 12;
             let dots = [(1, &b"."[..], dir), (2, &b".."[..], parent)];
@@ -211,16 +212,24 @@ impl VolumeFs {
                 .collect();
             for (name, dentry) in entries {
                 let kind = dentry.kind.bits() >> 12;
-                let added = if plus {
-                    let entry = entry(dentry.ino, tree.inode(dentry.ino)?);
-                    writer.add_plus(&entry, dentry.cookie, kind, name.as_bytes())
-                } else {
-                    writer.add(dentry.ino.0, dentry.cookie, kind, name.as_bytes())
+                // A row that is not here (others own it) is looked up when it is asked for.
+                let row = tree.inode(dentry.ino).ok().filter(|_| plus);
+                let added = match row {
+                    Some(row) => {
+                        let entry = entry(dentry.ino, row, validity);
+                        writer.add_plus(&entry, dentry.cookie, kind, name.as_bytes())
+                    }
+                    None if plus => {
+                        let mut entry = Entry::negative(Validity::ZERO);
+                        (entry.attr.ino, entry.attr.mode) = (dentry.ino.0, dentry.kind.bits());
+                        writer.add_plus(&entry, dentry.cookie, kind, name.as_bytes())
+                    }
+                    None => writer.add(dentry.ino.0, dentry.cookie, kind, name.as_bytes()),
                 };
                 if !added {
                     break;
                 }
-                if plus {
+                if row.is_some() {
                     known.push(dentry.ino);
                 }
             }
@@ -238,15 +247,6 @@ impl VolumeFs {
 /// More entries than fit one answer of 1 MiB: the shortest takes 24 bytes, and the kernel asks for less.
 const ENTRIES_MAX: usize = 4096;
 
-fn check_rows(tree: &mut hayloft_model::tree::Tree, dir: Ino, offset: u64) -> Done {
-    let inos: Vec<Ino> =
-        tree.entries(dir, offset.max(2))?.take(ENTRIES_MAX).map(|(_, dentry)| dentry.ino).collect();
-    for ino in inos {
-        tree.inode(ino)?;
-    }
-    Ok(())
-}
-
-fn owned_by(request: &Request<'_>) -> NewNode {
+pub(super) fn owned_by(request: &Request<'_>) -> NewNode {
     NewNode { uid: request.uid, gid: request.gid, ..NewNode::default() }
 }

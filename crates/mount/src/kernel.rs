@@ -1,0 +1,266 @@
+//! What the kernel holds of the volume, and how it is told that it is no longer so.
+//!
+//! The kernel may keep names without a time limit where the client hears of every change. To drop a name takes the
+//! directory's lock, which a local call may hold that waits for the server, which may wait for this very word. So
+//! words are spoken by threads that hold no lock of ours, and one that does not come through is replaced by raising
+//! the epoch, which needs no lock (`docs/sharing.md`).
+
+use std::collections::{HashMap, HashSet};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::time::Duration;
+
+use hayloft_fuse::{Notifier, Validity};
+use hayloft_model::tree::{Stale, Tree};
+use hayloft_model::{Ino, Name};
+use hayloft_wire::{Ack, client_message::Body as Ask};
+use rustc_hash::FxBuildHasher;
+
+use crate::core::{Client, Core};
+
+/// How long a name's lock is waited for before the epoch is raised.
+const PATIENCE: Duration = Duration::from_millis(10);
+/// Most absent names of one directory that the kernel is told without a time limit.
+const ABSENT_MAX: usize = 1 << 16;
+
+/// Names that the kernel holds without a time limit, as far as the tree does not say it.
+#[derive(Debug, Default)]
+pub(crate) struct KernelNames {
+    /// Names that do not exist, by directory.
+    absent: HashMap<Ino, HashSet<Name, FxBuildHasher>, FxBuildHasher>,
+    /// Directories that this host changes by request: their names are handed out for one use. With those names
+    /// that were handed out before, and that the kernel may still hold.
+    hot: HashMap<Ino, HashSet<Name, FxBuildHasher>, FxBuildHasher>,
+    /// The kernel can be told to look up everything anew (Linux 6.16).
+    pub(crate) epochs: bool,
+}
+
+impl KernelNames {
+    /// Whether names of a directory may be kept by the kernel.
+    fn lasting(&self, tree: &Tree, dir: Ino) -> bool {
+        !self.hot.contains_key(&dir) && (self.epochs || tree.owns(dir))
+    }
+
+    /// A directory's listing has come.
+    pub(crate) fn listed(&mut self, dir: Ino, own: bool) {
+        if own {
+            self.cool(dir);
+        }
+    }
+
+    /// The directory is owned: the kernel may keep its names again.
+    pub(crate) fn cool(&mut self, dir: Ino) {
+        if let Some(left) = self.hot.remove(&dir)
+            && !left.is_empty()
+        {
+            self.absent.entry(dir).or_default().extend(left);
+        }
+    }
+
+    pub(crate) fn is_hot(&self, dir: Ino) -> bool {
+        self.hot.contains_key(&dir)
+    }
+
+    /// The name exists now.
+    pub(crate) fn exists(&mut self, dir: Ino, name: &[u8]) {
+        if let Some(absent) = self.absent.get_mut(&dir) {
+            absent.remove(name);
+        }
+    }
+}
+
+impl Core {
+    /// How long the kernel may keep a name that exists.
+    pub(crate) fn validity(&self, dir: Ino) -> Validity {
+        if self.names.lasting(&self.tree, dir) { Validity::FOREVER } else { Validity::ZERO }
+    }
+
+    /// How long the kernel may keep it that a name does not exist.
+    pub(crate) fn absence(&mut self, dir: Ino, name: &[u8]) -> Validity {
+        if !self.names.lasting(&self.tree, dir) {
+            return Validity::ZERO;
+        }
+        let absent = self.names.absent.entry(dir).or_default();
+        if absent.len() >= ABSENT_MAX && !absent.contains(name) {
+            return Validity::ZERO;
+        }
+        absent.insert(Name::new(name));
+        Validity::FOREVER
+    }
+
+    /// This host is going to change the directory by request: its names are handed out for one use from now on.
+    /// Returns what the kernel holds of it, to be expired when its lock is free.
+    pub(crate) fn heat(&mut self, dir: Ino) -> Vec<(Ino, Name)> {
+        if self.names.hot.contains_key(&dir) {
+            return Vec::new();
+        }
+        let mut held: HashSet<Name, FxBuildHasher> = self.tree.known_names(dir).into_iter().collect();
+        held.extend(self.names.absent.remove(&dir).unwrap_or_default());
+        let names = held.iter().map(|name| (dir, name.clone())).collect();
+        self.names.hot.insert(dir, held);
+        names
+    }
+
+    /// Which of these names the kernel may hold; they are on their way out of it.
+    fn held(&mut self, names: Vec<(Ino, Name)>) -> Vec<(Ino, Name)> {
+        names
+            .into_iter()
+            .filter(|(dir, name)| match self.names.hot.get_mut(dir) {
+                Some(held) => held.remove(name),
+                None => {
+                    if let Some(absent) = self.names.absent.get_mut(dir) {
+                        absent.remove(name);
+                    }
+                    true
+                }
+            })
+            .collect()
+    }
+
+    /// All absent names that the kernel was told of a directory; they are on their way out of it.
+    pub(crate) fn take_absent(&mut self, dir: Ino) -> Vec<(Ino, Name)> {
+        let absent = self.names.absent.remove(&dir).unwrap_or_default();
+        let hot = self.names.hot.remove(&dir).unwrap_or_default();
+        absent.into_iter().chain(hot).map(|name| (dir, name)).collect()
+    }
+
+    /// All absent names, of all directories.
+    pub(crate) fn take_all_absent(&mut self) -> Vec<(Ino, Name)> {
+        let dirs: Vec<Ino> = self.names.absent.keys().chain(self.names.hot.keys()).copied().collect();
+        dirs.into_iter().flat_map(|dir| self.take_absent(dir)).collect()
+    }
+
+    /// The word about what is stale.
+    pub(crate) fn word(&mut self, stale: Stale, more: Vec<(Ino, Name)>, ack: Option<(u64, u64)>) -> Word {
+        let known = |ino: &Ino| self.tree.lookups(*ino) > 0 || *ino == Ino::ROOT;
+        let attributes = stale.attributes.into_iter().filter(known).collect();
+        let data = stale.data.into_iter().filter(known).collect();
+        let mut names = self.held(stale.names);
+        names.extend(more);
+        Word::Stale { names, attributes, data, in_use: stale.in_use, ack }
+    }
+}
+
+/// Something to tell the kernel.
+#[derive(Debug)]
+pub(crate) enum Word {
+    /// This is no longer so; afterwards the event is acknowledged on its connection.
+    Stale {
+        names: Vec<(Ino, Name)>,
+        attributes: Vec<Ino>,
+        data: Vec<Ino>,
+        in_use: Vec<Ino>,
+        /// Connection and event.
+        ack: Option<(u64, u64)>,
+    },
+    /// Nothing can be relied upon.
+    Everything,
+    /// These can go when it is convenient.
+    Expire(Vec<(Ino, Name)>),
+    /// These have to go before the sender goes on.
+    ExpireNow(Vec<(Ino, Name)>, Sender<()>),
+    /// The mount is gone.
+    End,
+}
+
+/// What may have to wait for a lock, and where to say that it is done.
+struct Slow {
+    names: Vec<(Ino, Name)>,
+    data: Vec<Ino>,
+    done: Sender<()>,
+}
+
+/// Tells the kernel, in order, until the end.
+pub(crate) fn run(client: &Client, notifier: &Notifier, words: &Receiver<Word>) {
+    let mut speaker: Option<Sender<Slow>> = None;
+    for word in words {
+        match word {
+            Word::Stale { names, attributes, data, in_use, ack } => {
+                for ino in attributes {
+                    let _ = notifier.inval_inode(ino.0, -1, 0);
+                }
+                if !names.is_empty() || !data.is_empty() {
+                    speak(notifier, &mut speaker, names, data);
+                }
+                if let Some((connection, event)) = ack {
+                    let in_use = in_use.into_iter().map(|ino| ino.0).collect();
+                    // On another connection it counts as acknowledged.
+                    let _ = client.link.send_on(connection, Ask::Ack(Ack { event, in_use }));
+                }
+            }
+            Word::Everything => {
+                let (known, absent) = {
+                    let mut core = client.core();
+                    (core.tree.known(), core.take_all_absent())
+                };
+                let _ = notifier.inc_epoch();
+                for ino in &known {
+                    let _ = notifier.inval_inode(ino.0, -1, 0);
+                }
+                speak(notifier, &mut speaker, absent, known);
+            }
+            Word::Expire(names) => {
+                // Nobody waits for it: on a thread of its own, as long as it takes.
+                let notifier = notifier.clone();
+                let _ = std::thread::Builder::new().name("hayloft-expire".to_string()).spawn(move || {
+                    for (dir, name) in names {
+                        let _ = notifier.expire_entry(dir.0, name.as_bytes());
+                    }
+                });
+            }
+            Word::ExpireNow(names, done) => {
+                speak(notifier, &mut speaker, names, Vec::new());
+                let _ = done.send(());
+            }
+            Word::End => return,
+        }
+    }
+}
+
+/// Says what may have to wait for a lock. When it does not come through, the epoch is raised instead; the rest is
+/// said by the thread that waits.
+fn speak(notifier: &Notifier, speaker: &mut Option<Sender<Slow>>, names: Vec<(Ino, Name)>, data: Vec<Ino>) {
+    let (done, wait) = channel();
+    let slow = Slow { names, data, done };
+    let slow = match speaker {
+        Some(to) => to.send(slow).err().map(|error| error.0),
+        None => Some(slow),
+    };
+    if let Some(slow) = slow {
+        let (to, from) = channel::<Slow>();
+        let speaking = notifier.clone();
+        let spawned = std::thread::Builder::new()
+            .name("hayloft-kernel".to_string())
+            .spawn(move || from.iter().for_each(|slow| say(&speaking, slow)));
+        match spawned {
+            Ok(_) => {
+                let _ = to.send(slow);
+                *speaker = Some(to);
+            }
+            Err(error) => {
+                tracing::warn!(%error, "no thread to expire names with");
+                let _ = notifier.inc_epoch();
+                return;
+            }
+        }
+    }
+    match wait.recv_timeout(PATIENCE) {
+        Ok(()) => {}
+        Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => {
+            // It ends by itself when the lock is free; until then another thread speaks.
+            *speaker = None;
+            if notifier.inc_epoch().is_err() {
+                let _ = wait.recv();
+            }
+        }
+    }
+}
+
+fn say(notifier: &Notifier, slow: Slow) {
+    for (dir, name) in slow.names {
+        let _ = notifier.expire_entry(dir.0, name.as_bytes());
+    }
+    for ino in slow.data {
+        let _ = notifier.inval_inode(ino.0, 0, 0);
+    }
+    let _ = slow.done.send(());
+}

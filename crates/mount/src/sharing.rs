@@ -1,0 +1,289 @@
+//! Sharing the volume with other hosts: what they change, what they need, and what is asked of the server for it.
+//! The rules are in `docs/sharing.md`.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::sync::mpsc::Receiver;
+use std::time::Duration;
+
+use hayloft_fuse::Interrupt;
+use hayloft_model::grants::Object;
+use hayloft_model::tree::Stale;
+use hayloft_model::{Change, Ino, Record, TreeError};
+use hayloft_wire::client_message::Body as Ask;
+use hayloft_wire::event::Body as Told;
+use hayloft_wire::server_message::Body as Answer;
+use hayloft_wire::{Acquire, Apply, ChangeRequest, Claim, Event, InvalidMessage, LetGo, ObjectMessage, error_of};
+
+use crate::committer::FlushError;
+use crate::core::{Client, Core};
+use crate::fault::FaultError;
+use crate::kernel::Word;
+use crate::link::{Arrival, Receiver as LinkReceiver};
+
+/// How long to wait before a log that cannot be shipped is tried again.
+const AGAIN: Duration = Duration::from_millis(200);
+/// How long to wait for writes under way to reach the tree.
+const WRITES_PAUSE: Duration = Duration::from_micros(50);
+
+/// An object that somebody else needs.
+#[derive(Debug)]
+pub(crate) struct Recalled {
+    connection: u64,
+    event: u64,
+    object: Object,
+    keep_read: bool,
+}
+
+/// What the server made of a change.
+#[derive(Debug)]
+pub(crate) enum Outcome {
+    /// It did it; with the inode that was made.
+    Done(Option<Ino>),
+    /// The directories are owned now: do it here.
+    Yours,
+    /// It refused.
+    Refused(TreeError),
+}
+
+impl LinkReceiver for Client {
+    fn receive(&self, at: Arrival, body: Answer) {
+        let received = match body {
+            Answer::Event(event) => self.receive_event(at.connection, event),
+            Answer::Listings(listings) => self.receive_listings(at.request, listings, at.mark),
+            Answer::Inode(answer) => self.receive_inode(&answer, at.mark),
+            _ => Ok(()),
+        };
+        if let Err(error) = received {
+            tracing::error!(%error, "the server said something without sense; connecting anew");
+            self.link.abandon(at.connection);
+        }
+    }
+
+    fn renew(&self) -> Claim {
+        self.partial.lock().clear();
+        let mut core = self.core();
+        let stale = core.tree.uncover_all();
+        self.drop_data(&mut core, &stale);
+        let own = core.tree.owned().into_iter().map(ObjectMessage::from).collect();
+        let in_use = core.tree.in_use().map(|ino| ino.0).collect();
+        let absent = core.take_all_absent();
+        let word = core.word(Stale { in_use: Vec::new(), ..stale }, absent, None);
+        drop(core);
+        self.tell_kernel(word);
+        Claim { own, in_use, locks: Vec::new() }
+    }
+
+    fn lapse(&self) {
+        self.tell_kernel(Word::Everything);
+    }
+}
+
+impl Client {
+    pub(crate) fn tell_kernel(&self, word: Word) {
+        // The other end is there as long as the mount.
+        let _ = self.words.send(word);
+    }
+
+    /// Data of files that have changed elsewhere leaves memory.
+    fn drop_data(&self, core: &mut Core, stale: &Stale) {
+        stale.data.iter().for_each(|ino| self.drop_file(core, *ino));
+    }
+
+    fn receive_event(&self, connection: u64, event: Event) -> Result<(), FaultError> {
+        let ack = (connection, event.number);
+        match event.body {
+            Some(Told::Apply(apply)) => self.apply(ack, &apply),
+            Some(Told::Drop(drop)) => {
+                let inos: Vec<Ino> = drop.inos.into_iter().map(Ino).collect();
+                let mut core = self.core();
+                let stale = core.tree.drop_rows(&inos);
+                self.finish_event(core, stale, ack);
+                Ok(())
+            }
+            Some(Told::Recall(recall)) => {
+                let object = Object::try_from(&recall.object.unwrap_or_default())?;
+                let recalled =
+                    Recalled { connection, event: event.number, object, keep_read: recall.keep_read };
+                self.stats.recalls.add(1);
+                let _ = self.recalls.send(recalled);
+                Ok(())
+            }
+            None => Err(FaultError::Broken("an unknown event".to_string())),
+        }
+    }
+
+    fn apply(&self, ack: (u64, u64), apply: &Apply) -> Result<(), FaultError> {
+        let records: Vec<Record> =
+            apply.records.iter().map(Record::try_from).collect::<Result<_, InvalidMessage>>()?;
+        let own: Vec<Object> =
+            apply.own.iter().map(Object::try_from).collect::<Result<_, InvalidMessage>>()?;
+        let forget: Vec<Ino> = apply.forget.iter().copied().map(Ino).collect();
+        self.stats.events_applied.add(1);
+        self.others_changed.store(true, Ordering::Relaxed);
+        let mut core = self.core();
+        let stale = core.tree.apply(&records, &own, &forget);
+        for object in &own {
+            if let Object::Directory(dir) = object {
+                core.names.cool(*dir);
+            }
+        }
+        if apply.asked {
+            self.drop_data(&mut core, &stale);
+            let stale = Stale { in_use: stale.in_use, ..Stale::default() };
+            self.finish_event(core, stale, ack);
+        } else {
+            self.finish_event(core, stale, ack);
+        }
+        Ok(())
+    }
+
+    fn finish_event(
+        &self,
+        mut core: parking_lot::MutexGuard<'_, Core>,
+        stale: Stale,
+        ack: (u64, u64),
+    ) {
+        self.drop_data(&mut core, &stale);
+        let word = core.word(stale, Vec::new(), Some(ack));
+        drop(core);
+        self.tell_kernel(word);
+    }
+
+    /// Inodes that are not in use any more, of which the server was told that they are.
+    pub(crate) fn tell_released(&self, inos: Vec<Ino>) {
+        if inos.is_empty() {
+            return;
+        }
+        let inos = inos.into_iter().map(|ino| ino.0).collect();
+        // On a broken connection the claim of the next one says it.
+        if let Some(connection) = self.link.connected() {
+            let _ = self.link.send_on(connection, Ask::LetGo(LetGo { inos }));
+        }
+    }
+
+    /// Wants to own an object. Returns whether it is owned; else others use it too.
+    pub(crate) fn acquire(&self, object: Object, interrupt: Option<&Interrupt>) -> Result<bool, FaultError> {
+        let ask = Ask::Acquire(Acquire { object: Some(object.into()) });
+        match self.ask(ask, interrupt)?.into_iter().next() {
+            Some(Answer::Acquired(acquired)) => Ok(acquired.owned),
+            _ => Err(FaultError::Broken("the server's answer is of another kind than asked for".to_string())),
+        }
+    }
+
+    /// Has the server execute a change. Its names are handed to the kernel for one use from now on.
+    pub(crate) fn change(&self, change: &Change, execute: bool) -> Result<Outcome, FaultError> {
+        let mut expire = Vec::new();
+        {
+            let mut core = self.core();
+            for dir in change.directories() {
+                expire.extend(core.heat(dir));
+            }
+        }
+        if !expire.is_empty() {
+            self.tell_kernel(Word::Expire(expire));
+        }
+        let operation = Some(change.into());
+        let ask = Ask::Change(ChangeRequest { forget_below: 0, execute, operation });
+        match self.ask(ask, None)?.into_iter().next() {
+            Some(Answer::Changed(changed)) if changed.error != 0 => {
+                Ok(Outcome::Refused(error_of(changed.error)?))
+            }
+            Some(Answer::Changed(changed)) if changed.yours => Ok(Outcome::Yours),
+            Some(Answer::Changed(changed)) => {
+                Ok(Outcome::Done((changed.ino != 0).then_some(Ino(changed.ino))))
+            }
+            _ => Err(FaultError::Broken("the server's answer is of another kind than asked for".to_string())),
+        }
+    }
+
+    /// Waits until writes that were admitted while the object was owned are in the tree.
+    fn await_writes(&self, object: Object) {
+        let files: Vec<Arc<crate::data::File>> = {
+            let core = self.core();
+            let of_object = core.files.iter().filter(|(ino, file)| {
+                let at_home = || core.tree.inode(**ino).is_ok_and(|row| row.parent == object.ino());
+                file.writes.load(Ordering::Acquire) > 0 && (**ino == object.ino() || at_home())
+            });
+            of_object.map(|(_, file)| Arc::clone(file)).collect()
+        };
+        for file in files {
+            while file.writes.load(Ordering::Acquire) > 0 {
+                std::thread::sleep(WRITES_PAUSE);
+            }
+        }
+    }
+
+    /// Makes durable whatever was changed so far, however long that takes. `false`: the session is over.
+    fn ship_all(&self) -> bool {
+        loop {
+            match self.ledger.flush(None) {
+                Ok(()) => return true,
+                Err(FlushError::Ended(_)) => return false,
+                Err(error) => {
+                    tracing::warn!(?error, "another host waits for changes that cannot be shipped yet");
+                    std::thread::sleep(AGAIN);
+                }
+            }
+        }
+    }
+
+    fn give_way(&self, recalled: &[Recalled]) {
+        if !self.core().names.epochs {
+            // Names that the kernel keeps only go with its directory's lock: as long as the directory is owned nobody
+            // holds that and waits.
+            self.expire_before(recalled);
+        }
+        {
+            let mut core = self.core();
+            recalled.iter().for_each(|recalled| core.tree.disown(recalled.object.ino()));
+        }
+        recalled.iter().for_each(|recalled| self.await_writes(recalled.object));
+        if !self.ship_all() {
+            return;
+        }
+        for Recalled { connection, event, object, keep_read } in recalled {
+            let mut core = self.core();
+            // Granted again meanwhile, on another connection.
+            let (stale, absent) = if *keep_read || core.tree.owns(object.ino()) {
+                (Stale::default(), Vec::new())
+            } else {
+                (core.tree.uncover(*object), core.take_absent(object.ino()))
+            };
+            self.drop_data(&mut core, &stale);
+            let word = core.word(stale, absent, Some((*connection, *event)));
+            drop(core);
+            self.tell_kernel(word);
+        }
+    }
+
+    fn expire_before(&self, recalled: &[Recalled]) {
+        for recalled in recalled {
+            if let Object::Directory(dir) = recalled.object {
+                let names = self.core().heat(dir);
+                let (done, wait) = std::sync::mpsc::channel();
+                self.tell_kernel(Word::ExpireNow(names, done));
+                let _ = wait.recv();
+            }
+        }
+    }
+}
+
+/// Gives way to others, until the mount is gone.
+pub(crate) fn run(client: &Client, recalls: &Receiver<Recalled>) {
+    while let Ok(first) = recalls.recv() {
+        let mut recalled = vec![first];
+        recalled.extend(recalls.try_iter());
+        if recalled.iter().any(|recalled| recalled.connection == 0) {
+            return;
+        }
+        client.give_way(&recalled);
+    }
+}
+
+impl Recalled {
+    /// The mark that ends the thread.
+    pub(crate) fn end() -> Recalled {
+        Recalled { connection: 0, event: 0, object: Object::Directory(Ino::ROOT), keep_read: true }
+    }
+}
