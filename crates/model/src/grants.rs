@@ -338,8 +338,7 @@ impl Grants {
     /// Whether another request claims the directory in a way that conflicts with reading it.
     fn is_wanted(&self, ticket: Ticket, dir: Ino) -> bool {
         self.requests.iter().any(|(other, waiting)| {
-            *other != ticket
-                && waiting.claims().any(|(ino, mode)| ino == dir && mode.conflicts(Mode::Read))
+            *other != ticket && waiting.claims().any(|(ino, mode)| ino == dir && mode.conflicts(Mode::Read))
         })
     }
 
@@ -347,7 +346,9 @@ impl Grants {
     /// gets an event number. Directories: their readers; files: readers of their home; strays: everybody. The
     /// asker is among them, and is not waited for: its answer comes after the event.
     pub fn publish(&mut self, ticket: Ticket, objects: &[Object]) -> Vec<(SessionId, u64)> {
-        let Some(asker) = self.requests.get(&ticket).map(|waiting| waiting.session) else { return Vec::new() };
+        let Some(asker) = self.requests.get(&ticket).map(|waiting| waiting.session) else {
+            return Vec::new();
+        };
         let mut to = BTreeSet::from([asker]);
         for object in objects {
             if object.is_stray() {
@@ -773,8 +774,10 @@ impl Grants {
             Some(home) => self.objects.get(&home).map(|of| of.readers.clone()).unwrap_or_default(),
             None => self.peers.keys().copied().collect(),
         };
-        let readers: BTreeSet<SessionId> =
-            readers.into_iter().filter(|reader| *reader != session && self.peers.contains_key(reader)).collect();
+        let readers: BTreeSet<SessionId> = readers
+            .into_iter()
+            .filter(|reader| *reader != session && self.peers.contains_key(reader))
+            .collect();
         for reader in &readers {
             let event = self.number(*reader, Awaited::Drop(ticket));
             self.outputs.push(Output::Order { to: *reader, event, order: Order::Drop(ino) });
@@ -820,9 +823,7 @@ impl Waiting {
         };
         let of_objects = objects.iter().flat_map(move |object| match object {
             Object::Directory(dir) => [Some((*dir, dir_mode)), None],
-            Object::File { ino, .. } => {
-                [Some((*ino, file_mode)), object.home().map(|home| (home, below))]
-            }
+            Object::File { ino, .. } => [Some((*ino, file_mode)), object.home().map(|home| (home, below))],
         });
         let along = self.along.iter().map(|dir| Some((*dir, Mode::Read)));
         of_objects.chain(along).flatten().filter(move |_| !settling)

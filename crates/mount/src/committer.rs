@@ -105,6 +105,11 @@ impl Ledger {
         self.full.load(Ordering::Relaxed)
     }
 
+    /// Whether a batch is under way: the server's account of the usage may have it, or not.
+    pub(crate) fn is_shipping(&self) -> bool {
+        self.account.lock().shipping_since.is_some()
+    }
+
     /// Age of the oldest change that is not known to be durable.
     pub(crate) fn oldest_age(&self) -> Duration {
         let account = self.account.lock();
@@ -213,7 +218,7 @@ pub(crate) fn run(client: &Client) {
                 settle(client, &shipment);
                 client.ledger.succeeded(ticket, Some(sequence));
                 if let Some(status) = committed.and_then(|committed| committed.status) {
-                    client.set_status(status);
+                    client.set_usage(status);
                 }
                 client.trim();
             }

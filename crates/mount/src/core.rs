@@ -193,6 +193,11 @@ impl Client {
         }
     }
 
+    /// Whether this is still the file's data.
+    pub(crate) fn is_current(&self, ino: Ino, file: &Arc<File>) -> bool {
+        self.core().files.get(&ino).is_some_and(|current| Arc::ptr_eq(current, file))
+    }
+
     /// A file whose data is all elsewhere leaves memory.
     pub(crate) fn drop_file(&self, core: &mut Core, ino: Ino) {
         if let Some(file) = core.files.remove(&ino) {

@@ -232,8 +232,8 @@ impl Link {
                 self.stats.count_request(&Ask::Ping(Ping {}));
                 let request = self.enlist(Ask::Ping(Ping {}));
                 // An error shows on the reading side as well.
-                let _ = self
-                    .write(&ClientMessage { request, body: Some(Ask::Ping(Ping {})) }, Some(connection));
+                let _ =
+                    self.write(&ClientMessage { request, body: Some(Ask::Ping(Ping {})) }, Some(connection));
                 if silence > self.lease * 2 {
                     self.abandon(connection);
                 }

@@ -19,11 +19,11 @@ use crate::control::Listener;
 use crate::core::{Client, Core};
 use crate::error::MountError;
 use crate::fs::VolumeFs;
+use crate::kernel::Word;
 use crate::link::Link;
 use crate::options::{MountOptions, TransportOption};
-use crate::stats::Stats;
 use crate::sharing::Recalled;
-use crate::kernel::Word;
+use crate::stats::Stats;
 use crate::{committer, control, host, kernel, sharing};
 
 /// What to mount, and where.

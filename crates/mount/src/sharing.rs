@@ -13,7 +13,9 @@ use hayloft_model::{Change, Ino, Record, TreeError};
 use hayloft_wire::client_message::Body as Ask;
 use hayloft_wire::event::Body as Told;
 use hayloft_wire::server_message::Body as Answer;
-use hayloft_wire::{Acquire, Apply, ChangeRequest, Claim, Event, InvalidMessage, LetGo, ObjectMessage, error_of};
+use hayloft_wire::{
+    Acquire, Apply, ChangeRequest, Claim, Event, InvalidMessage, LetGo, ObjectMessage, error_of,
+};
 
 use crate::committer::FlushError;
 use crate::core::{Client, Core};
@@ -138,12 +140,7 @@ impl Client {
         Ok(())
     }
 
-    fn finish_event(
-        &self,
-        mut core: parking_lot::MutexGuard<'_, Core>,
-        stale: Stale,
-        ack: (u64, u64),
-    ) {
+    fn finish_event(&self, mut core: parking_lot::MutexGuard<'_, Core>, stale: Stale, ack: (u64, u64)) {
         self.drop_data(&mut core, &stale);
         let word = core.word(stale, Vec::new(), Some(ack));
         drop(core);

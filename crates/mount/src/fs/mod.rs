@@ -10,8 +10,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use hayloft_fuse::{
-    Attr, Entry, Errno, Failure, FileSystem, Forget, Interrupt, Operation, Pace, Reply, Request, SetAttr, Statfs,
-    TimeOrNow, Validity,
+    Attr, Entry, Errno, Failure, FileSystem, Forget, Interrupt, Operation, Pace, Reply, Request, SetAttr,
+    Statfs, TimeOrNow, Validity,
 };
 use hayloft_model::tree::AttributeChange;
 use hayloft_model::{BLOCK_SIZE, FileKind, Ino, InodeRow, Missing, Timestamp, TreeError};
@@ -19,6 +19,7 @@ use hayloft_model::{BLOCK_SIZE, FileKind, Ino, InodeRow, Missing, Timestamp, Tre
 use self::error::FsError;
 use crate::core::{Client, Core};
 use crate::data::{File, Lacking};
+use crate::fault::FaultError;
 use crate::link::Condition;
 
 /// A volume as a file system.
@@ -117,7 +118,14 @@ impl VolumeFs {
         match need {
             Need::Row(missing) => Ok(self.client.fetch_row(missing, Some(interrupt))?),
             Need::Data(ino, file, lacking) => {
-                Ok(self.client.fetch_data(ino, &file, lacking, Some(interrupt))?)
+                let fetched = self.client.fetch_data(ino, &file, lacking, Some(interrupt));
+                match fetched {
+                    // Another host has changed the file meanwhile: what was asked for is not its data any more.
+                    Err(FaultError::Gone | FaultError::Broken(_)) if !self.client.is_current(ino, &file) => {
+                        Ok(())
+                    }
+                    fetched => Ok(fetched?),
+                }
             }
             Need::Status => {
                 self.client.refresh_status(interrupt);
@@ -340,13 +348,7 @@ fn attr(ino: Ino, row: &InodeRow) -> Attr {
 
 /// A name's answer. The kernel may keep the attributes until told otherwise.
 fn entry(ino: Ino, row: &InodeRow, entry_valid: Validity) -> Entry {
-    Entry {
-        nodeid: ino.0,
-        generation: 0,
-        entry_valid,
-        attr_valid: Validity::FOREVER,
-        attr: attr(ino, row),
-    }
+    Entry { nodeid: ino.0, generation: 0, entry_valid, attr_valid: Validity::FOREVER, attr: attr(ino, row) }
 }
 
 impl Client {
@@ -357,7 +359,7 @@ impl Client {
         if let Ok(answers) = answers
             && let Some(Answer::Status(status)) = answers.into_iter().next()
         {
-            self.set_status(status);
+            if self.ledger.is_shipping() { self.set_status(status) } else { self.set_usage(status) }
         }
     }
 }

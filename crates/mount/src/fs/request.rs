@@ -104,9 +104,7 @@ impl VolumeFs {
                 let (name, value) = (Bytes::copy_from_slice(name), Bytes::copy_from_slice(value));
                 Some(Change::SetXattr(dir, name, value, mode))
             }
-            Operation::Removexattr { name } => {
-                Some(Change::RemoveXattr(dir, Bytes::copy_from_slice(name)))
-            }
+            Operation::Removexattr { name } => Some(Change::RemoveXattr(dir, Bytes::copy_from_slice(name))),
             _ => None,
         }
     }
