@@ -9,7 +9,7 @@ use std::collections::{HashMap, HashSet};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::Duration;
 
-use hayloft_fuse::{Notifier, Validity};
+use hayloft_fuse::{Control, Notifier, Pace, Validity};
 use hayloft_model::tree::{Stale, Tree};
 use hayloft_model::{Ino, Name};
 use hayloft_wire::{Ack, client_message::Body as Ask};
@@ -36,8 +36,10 @@ pub(crate) struct KernelNames {
 
 impl KernelNames {
     /// Whether names of a directory may be kept by the kernel.
-    fn lasting(&self, tree: &Tree, dir: Ino) -> bool {
-        !self.hot.contains_key(&dir) && (self.epochs || tree.owns(dir))
+    fn lasting(&self, tree: &Tree, dir: Ino, pace: Pace<'_>) -> bool {
+        // An answer of a pool thread may be late: after the word that a name has changed.
+        let in_time = matches!(pace, Pace::Fast);
+        tree.owns(dir) || (in_time && self.epochs && !self.hot.contains_key(&dir))
     }
 
     /// A directory's listing has come.
@@ -70,13 +72,13 @@ impl KernelNames {
 
 impl Core {
     /// How long the kernel may keep a name that exists.
-    pub(crate) fn validity(&self, dir: Ino) -> Validity {
-        if self.names.lasting(&self.tree, dir) { Validity::FOREVER } else { Validity::ZERO }
+    pub(crate) fn validity(&self, dir: Ino, pace: Pace<'_>) -> Validity {
+        if self.names.lasting(&self.tree, dir, pace) { Validity::FOREVER } else { Validity::ZERO }
     }
 
     /// How long the kernel may keep it that a name does not exist.
-    pub(crate) fn absence(&mut self, dir: Ino, name: &[u8]) -> Validity {
-        if !self.names.lasting(&self.tree, dir) {
+    pub(crate) fn absence(&mut self, dir: Ino, name: &[u8], pace: Pace<'_>) -> Validity {
+        if !self.names.lasting(&self.tree, dir, pace) {
             return Validity::ZERO;
         }
         let absent = self.names.absent.entry(dir).or_default();
@@ -170,11 +172,16 @@ struct Slow {
 }
 
 /// Tells the kernel, in order, until the end.
-pub(crate) fn run(client: &Client, notifier: &Notifier, words: &Receiver<Word>) {
+pub(crate) fn run(client: &Client, control: &Control, words: &Receiver<Word>) {
+    let notifier = &control.notifier();
     let mut speaker: Option<Sender<Slow>> = None;
     for word in words {
         match word {
             Word::Stale { names, attributes, data, in_use, ack } => {
+                if !names.is_empty() {
+                    // Answers that were made before the names changed are not to arrive after the word.
+                    control.settle();
+                }
                 for ino in attributes {
                     let _ = notifier.inval_inode(ino.0, -1, 0);
                 }
@@ -188,15 +195,27 @@ pub(crate) fn run(client: &Client, notifier: &Notifier, words: &Receiver<Word>) 
                 }
             }
             Word::Everything => {
-                let (known, absent) = {
+                let (known, names) = {
                     let mut core = client.core();
-                    (core.tree.known(), core.take_all_absent())
+                    let mut names = core.tree.all_known_names();
+                    names.extend(core.take_all_absent());
+                    (core.tree.known(), names)
                 };
-                let _ = notifier.inc_epoch();
+                control.settle();
                 for ino in &known {
                     let _ = notifier.inval_inode(ino.0, -1, 0);
                 }
-                speak(notifier, &mut speaker, absent, known);
+                // A directory whose lock is held is in use by a call that waits for the server: others do not wait
+                // for it.
+                let mut of_dir: HashMap<Ino, Vec<(Ino, Name)>> = HashMap::new();
+                names.into_iter().for_each(|(dir, name)| of_dir.entry(dir).or_default().push((dir, name)));
+                let parts = of_dir.into_values().map(|names| (names, Vec::new()));
+                for (names, data) in parts.chain([(Vec::new(), known)]) {
+                    let Some(wait) = entrust(notifier, &mut speaker, names, data) else { continue };
+                    if wait.recv_timeout(PATIENCE).is_err() {
+                        speaker = None;
+                    }
+                }
             }
             Word::Expire(names) => {
                 // Nobody waits for it: on a thread of its own, as long as it takes.
@@ -219,6 +238,29 @@ pub(crate) fn run(client: &Client, notifier: &Notifier, words: &Receiver<Word>) 
 /// Says what may have to wait for a lock. When it does not come through, the epoch is raised instead; the rest is
 /// said by the thread that waits.
 fn speak(notifier: &Notifier, speaker: &mut Option<Sender<Slow>>, names: Vec<(Ino, Name)>, data: Vec<Ino>) {
+    let Some(wait) = entrust(notifier, speaker, names, data) else {
+        let _ = notifier.inc_epoch();
+        return;
+    };
+    match wait.recv_timeout(PATIENCE) {
+        Ok(()) => {}
+        Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => {
+            // It ends by itself when the lock is free; until then another thread speaks.
+            *speaker = None;
+            if notifier.inc_epoch().is_err() {
+                let _ = wait.recv();
+            }
+        }
+    }
+}
+
+/// Has a thread say it; returns what tells that it is done.
+fn entrust(
+    notifier: &Notifier,
+    speaker: &mut Option<Sender<Slow>>,
+    names: Vec<(Ino, Name)>,
+    data: Vec<Ino>,
+) -> Option<Receiver<()>> {
     let (done, wait) = channel();
     let slow = Slow { names, data, done };
     let slow = match speaker {
@@ -238,21 +280,11 @@ fn speak(notifier: &Notifier, speaker: &mut Option<Sender<Slow>>, names: Vec<(In
             }
             Err(error) => {
                 tracing::warn!(%error, "no thread to expire names with");
-                let _ = notifier.inc_epoch();
-                return;
+                return None;
             }
         }
     }
-    match wait.recv_timeout(PATIENCE) {
-        Ok(()) => {}
-        Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => {
-            // It ends by itself when the lock is free; until then another thread speaks.
-            *speaker = None;
-            if notifier.inc_epoch().is_err() {
-                let _ = wait.recv();
-            }
-        }
-    }
+    Some(wait)
 }
 
 fn say(notifier: &Notifier, slow: Slow) {

@@ -187,12 +187,12 @@ impl Mount {
             .map_err(|error| MountError::Session(error.to_string()))?
             .spawn()
             .map_err(|error| MountError::Session(error.to_string()))?;
-        let notifier = session.notifier();
-        client.core().names.epochs = notifier.inc_epoch().is_ok();
+        client.core().names.epochs = session.notifier().inc_epoch().is_ok();
+        let speech = session.control();
         let (speaking, giving_way) = (Arc::clone(client), Arc::clone(client));
         let thread = |name: &str| std::thread::Builder::new().name(name.to_string());
         thread("hayloft-words")
-            .spawn(move || kernel::run(&speaking, &notifier, &to_say))
+            .spawn(move || kernel::run(&speaking, &speech, &to_say))
             .and_then(|_| thread("hayloft-recall").spawn(move || sharing::run(&giving_way, &to_recall)))
             .map_err(|error| MountError::Session(error.to_string()))?;
         let shipping = Arc::clone(client);

@@ -100,6 +100,12 @@ impl Tree {
         self.lookups.keys().copied().collect()
     }
 
+    /// All names in memory that lead to inodes which the kernel knows.
+    pub fn all_known_names(&self) -> Vec<(Ino, Name)> {
+        let dirs = self.dirs.keys();
+        dirs.flat_map(|dir| self.known_names(*dir).into_iter().map(|name| (*dir, name))).collect()
+    }
+
     /// Names of a directory that lead to inodes which the kernel knows.
     pub fn known_names(&self, dir: Ino) -> Vec<Name> {
         let entries = self.dirs.get(&dir).into_iter().flat_map(|directory| &directory.by_name);

@@ -159,7 +159,7 @@ impl VolumeFs {
             return Err(Stop::Need(Need::Room));
         }
         match request.op {
-            Operation::Lookup { name } => self.lookup(ino, name, reply),
+            Operation::Lookup { name } => self.lookup(ino, name, pace, reply),
             Operation::Getattr { .. } => {
                 let attr = attr(ino, self.client.core().tree.inode(ino)?);
                 reply.attr(&attr, Validity::FOREVER);
@@ -167,16 +167,18 @@ impl VolumeFs {
             }
             Operation::Setattr(change) => self.set_attributes(ino, &change, status_asked, reply),
             Operation::Readlink => self.readlink(ino, reply),
-            Operation::Symlink { name, target } => self.symlink(request, name, target, reply),
-            Operation::Mknod { name, mode, rdev, .. } => self.mknod(request, name, mode, rdev, reply),
-            Operation::Mkdir { name, mode, .. } => self.mkdir(request, name, mode, reply),
+            Operation::Symlink { name, target } => self.symlink(request, name, target, pace, reply),
+            Operation::Mknod { name, mode, rdev, .. } => self.mknod(request, name, mode, rdev, pace, reply),
+            Operation::Mkdir { name, mode, .. } => self.mkdir(request, name, mode, pace, reply),
             Operation::Unlink { name } => self.unlink(ino, name),
             Operation::Rmdir { name } => self.rmdir(ino, name),
             Operation::Rename { name, new_parent, new_name, flags } => {
                 self.rename((ino, name), (Ino(new_parent), new_name), flags)
             }
-            Operation::Link { ino: linked, new_name } => self.link(Ino(linked), ino, new_name, reply),
-            Operation::Create { name, mode, flags, .. } => self.create(request, name, mode, flags, reply),
+            Operation::Link { ino: linked, new_name } => self.link(Ino(linked), ino, new_name, pace, reply),
+            Operation::Create { name, mode, flags, .. } => {
+                self.create(request, name, mode, flags, pace, reply)
+            }
             Operation::Tmpfile { mode, .. } => self.create_unnamed(request, mode, reply),
             Operation::Read { offset, size, .. } => self.read(ino, offset, size, reply),
             Operation::Write { offset, data, write_flags, .. } => {
@@ -187,8 +189,8 @@ impl VolumeFs {
             }
             Operation::Lseek { offset, whence, .. } => self.seek(ino, offset, whence, reply),
             Operation::Fsync { .. } | Operation::Fsyncdir { .. } | Operation::Syncfs => self.sync(pace),
-            Operation::Readdir { offset, .. } => self.readdir(ino, offset, false, reply),
-            Operation::Readdirplus { offset, .. } => self.readdir(ino, offset, true, reply),
+            Operation::Readdir { offset, .. } => self.readdir(ino, offset, false, pace, reply),
+            Operation::Readdirplus { offset, .. } => self.readdir(ino, offset, true, pace, reply),
             Operation::Statfs => self.statfs(status_asked, reply),
             Operation::Setxattr { name, value, flags, .. } => self.set_xattr(ino, name, value, flags),
             Operation::Getxattr { name, size } => self.get_xattr(ino, name, size, reply),

@@ -1,7 +1,7 @@
 //! Requests about names and directories.
 
 use bytes::Bytes;
-use hayloft_fuse::{Entry, Reply, Request, Validity, open_flags};
+use hayloft_fuse::{Entry, Pace, Reply, Request, Validity, open_flags};
 use hayloft_model::tree::{NewNode, RenameFlags};
 use hayloft_model::{Content, FileKind, Ino, TreeError};
 
@@ -18,7 +18,7 @@ pub(super) const RENAME_WHITEOUT: u32 = 4;
 pub(super) const OPEN_FLAGS: u32 = open_flags::KEEP_CACHE | open_flags::NOFLUSH;
 
 impl VolumeFs {
-    pub(super) fn lookup(&self, dir: Ino, name: &[u8], reply: &mut Reply<'_>) -> Done {
+    pub(super) fn lookup(&self, dir: Ino, name: &[u8], pace: Pace<'_>, reply: &mut Reply<'_>) -> Done {
         let mut core = self.client.core();
         let found = match name {
             // The kernel asks for these by number when it has lost a directory's entry (exports only).
@@ -28,23 +28,23 @@ impl VolumeFs {
         };
         match found {
             Some(ino) => {
-                let entry = entry(ino, core.tree.inode(ino)?, core.validity(dir));
+                let entry = entry(ino, core.tree.inode(ino)?, core.validity(dir, pace));
                 core.tree.remember(ino);
                 reply.entry(&entry);
             }
-            None => reply.entry(&Entry::negative(core.absence(dir, name))),
+            None => reply.entry(&Entry::negative(core.absence(dir, name, pace))),
         }
         Ok(())
     }
 
-    fn make(&self, request: &Request<'_>, name: &[u8], new: NewNode) -> Result<Entry, Stop> {
+    fn make(&self, request: &Request<'_>, name: &[u8], new: NewNode, pace: Pace<'_>) -> Result<Entry, Stop> {
         self.check_not_full()?;
         let mut core = self.client.core();
         let dir = Ino(request.nodeid);
         let ino = core.tree.create(dir, name, new, self.now())?;
         core.names.exists(dir, name);
         core.tree.remember(ino);
-        let entry = entry(ino, core.tree.inode(ino)?, core.validity(dir));
+        let entry = entry(ino, core.tree.inode(ino)?, core.validity(dir, pace));
         self.changed(&mut core);
         Ok(entry)
     }
@@ -54,6 +54,7 @@ impl VolumeFs {
         request: &Request<'_>,
         name: &[u8],
         target: &[u8],
+        pace: Pace<'_>,
         reply: &mut Reply<'_>,
     ) -> Done {
         if target.len() > TARGET_MAX {
@@ -64,7 +65,7 @@ impl VolumeFs {
             target: Some(Bytes::copy_from_slice(target)),
             ..owned_by(request)
         };
-        reply.entry(&self.make(request, name, new)?);
+        reply.entry(&self.make(request, name, new, pace)?);
         Ok(())
     }
 
@@ -74,15 +75,23 @@ impl VolumeFs {
         name: &[u8],
         mode: u32,
         rdev: u32,
+        pace: Pace<'_>,
         reply: &mut Reply<'_>,
     ) -> Done {
-        reply.entry(&self.make(request, name, NewNode { mode, rdev, ..owned_by(request) })?);
+        reply.entry(&self.make(request, name, NewNode { mode, rdev, ..owned_by(request) }, pace)?);
         Ok(())
     }
 
-    pub(super) fn mkdir(&self, request: &Request<'_>, name: &[u8], mode: u32, reply: &mut Reply<'_>) -> Done {
+    pub(super) fn mkdir(
+        &self,
+        request: &Request<'_>,
+        name: &[u8],
+        mode: u32,
+        pace: Pace<'_>,
+        reply: &mut Reply<'_>,
+    ) -> Done {
         let mode = FileKind::Directory.bits() | (mode & 0o7777);
-        reply.entry(&self.make(request, name, NewNode { mode, ..owned_by(request) })?);
+        reply.entry(&self.make(request, name, NewNode { mode, ..owned_by(request) }, pace)?);
         Ok(())
     }
 
@@ -92,13 +101,14 @@ impl VolumeFs {
         name: &[u8],
         mode: u32,
         flags: u32,
+        pace: Pace<'_>,
         reply: &mut Reply<'_>,
     ) -> Done {
         let mode = FileKind::Regular.bits() | (mode & 0o7777);
-        let entry = match self.make(request, name, NewNode { mode, ..owned_by(request) }) {
+        let entry = match self.make(request, name, NewNode { mode, ..owned_by(request) }, pace) {
             // Somebody else on this host was faster; without O_EXCL theirs is opened.
             Err(Stop::Error(FsError::Tree(TreeError::Exists))) if flags & libc::O_EXCL as u32 == 0 => {
-                self.open_existing(Ino(request.nodeid), name, flags)?
+                self.open_existing(Ino(request.nodeid), name, flags, pace)?
             }
             result => result?,
         };
@@ -106,7 +116,7 @@ impl VolumeFs {
         Ok(())
     }
 
-    fn open_existing(&self, dir: Ino, name: &[u8], flags: u32) -> Result<Entry, Stop> {
+    fn open_existing(&self, dir: Ino, name: &[u8], flags: u32, pace: Pace<'_>) -> Result<Entry, Stop> {
         let mut core = self.client.core();
         let dentry = core.tree.lookup(dir, name)?.ok_or(TreeError::NotFound)?;
         match dentry.kind {
@@ -118,7 +128,7 @@ impl VolumeFs {
             self.set_size(&mut core, dentry.ino, 0, false)?;
             self.changed(&mut core);
         }
-        let entry = entry(dentry.ino, core.tree.inode(dentry.ino)?, core.validity(dir));
+        let entry = entry(dentry.ino, core.tree.inode(dentry.ino)?, core.validity(dir, pace));
         core.tree.remember(dentry.ino);
         Ok(entry)
     }
@@ -133,13 +143,20 @@ impl VolumeFs {
         Ok(())
     }
 
-    pub(super) fn link(&self, ino: Ino, dir: Ino, name: &[u8], reply: &mut Reply<'_>) -> Done {
+    pub(super) fn link(
+        &self,
+        ino: Ino,
+        dir: Ino,
+        name: &[u8],
+        pace: Pace<'_>,
+        reply: &mut Reply<'_>,
+    ) -> Done {
         self.check_not_full()?;
         let mut core = self.client.core();
         core.tree.link(ino, dir, name, self.now())?;
         core.names.exists(dir, name);
         core.tree.remember(ino);
-        reply.entry(&entry(ino, core.tree.inode(ino)?, core.validity(dir)));
+        reply.entry(&entry(ino, core.tree.inode(ino)?, core.validity(dir, pace)));
         self.changed(&mut core);
         Ok(())
     }
@@ -182,10 +199,17 @@ impl VolumeFs {
         Ok(())
     }
 
-    pub(super) fn readdir(&self, dir: Ino, offset: u64, plus: bool, reply: &mut Reply<'_>) -> Done {
+    pub(super) fn readdir(
+        &self,
+        dir: Ino,
+        offset: u64,
+        plus: bool,
+        pace: Pace<'_>,
+        reply: &mut Reply<'_>,
+    ) -> Done {
         let mut core = self.client.core();
         let parent = core.tree.inode(dir)?.parent;
-        let validity = core.validity(dir);
+        let validity = core.validity(dir, pace);
         let mut known = Vec::new();
         {
             let Core { tree, .. } = &mut *core;

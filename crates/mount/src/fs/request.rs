@@ -1,7 +1,7 @@
 //! Operations on what others use too: owned first, or executed by the server.
 
 use bytes::Bytes;
-use hayloft_fuse::{Interrupt, Operation, Reply, Request, TimeOrNow, Validity};
+use hayloft_fuse::{Interrupt, Operation, Pace, Reply, Request, TimeOrNow, Validity};
 use hayloft_model::grants::Object;
 use hayloft_model::tree::{AttributeChange, NewNode, RenameFlags};
 use hayloft_model::{Change, FileKind, Ino, Missing, Name, Timestamp, TreeError};
@@ -126,7 +126,7 @@ impl VolumeFs {
             },
         };
         loop {
-            match self.answer_row(request, ino, reply) {
+            match self.answer_row(request, ino, reply, interrupt) {
                 Ok(()) => return Ok(()),
                 Err(Stop::Error(error)) => return Err(error),
                 // Somebody has changed it in this moment: it is fetched.
@@ -135,17 +135,24 @@ impl VolumeFs {
         }
     }
 
-    fn answer_row(&self, request: &Request<'_>, ino: Ino, reply: &mut Reply<'_>) -> Result<(), Stop> {
+    fn answer_row(
+        &self,
+        request: &Request<'_>,
+        ino: Ino,
+        reply: &mut Reply<'_>,
+        interrupt: &Interrupt,
+    ) -> Result<(), Stop> {
         let mut core = self.client.core();
+        let validity = core.validity(Ino(request.nodeid), Pace::Patient(interrupt));
         let row = core.tree.inode(ino)?;
         match request.op {
             Operation::Setattr(_) => reply.attr(&attr(ino, row), Validity::FOREVER),
             Operation::Create { .. } => {
-                reply.create(&entry(ino, row, core.validity(Ino(request.nodeid))), 0, OPEN_FLAGS);
+                reply.create(&entry(ino, row, validity), 0, OPEN_FLAGS);
                 core.tree.remember(ino);
             }
             _ => {
-                reply.entry(&entry(ino, row, core.validity(Ino(request.nodeid))));
+                reply.entry(&entry(ino, row, validity));
                 core.tree.remember(ino);
             }
         }
