@@ -17,6 +17,7 @@ use hayloft_model::tree::AttributeChange;
 use hayloft_model::{BLOCK_SIZE, FileKind, Ino, InodeRow, Missing, Timestamp, TreeError};
 
 use self::error::FsError;
+use self::io::Write;
 use crate::core::{Client, Core};
 use crate::data::{File, Lacking};
 use crate::fault::FaultError;
@@ -181,8 +182,14 @@ impl VolumeFs {
             }
             Operation::Tmpfile { mode, .. } => self.create_unnamed(request, mode, reply),
             Operation::Read { offset, size, .. } => self.read(ino, offset, size, reply),
-            Operation::Write { offset, data, write_flags, .. } => {
-                self.write(ino, offset, data, write_flags, status_asked, reply)
+            Operation::Write { offset, data, write_flags: kind, flags, .. } => {
+                let write = Write {
+                    offset,
+                    bytes: data,
+                    appends: flags & libc::O_APPEND as u32 != 0 && kind & write_flags::CACHE == 0,
+                    kills_privileges: kind & write_flags::KILL_SUIDGID != 0,
+                };
+                self.write(ino, &write, status_asked, reply)
             }
             Operation::Fallocate { offset, length, mode, .. } => {
                 self.fallocate(ino, offset, length, mode, status_asked)
