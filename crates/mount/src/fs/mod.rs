@@ -11,7 +11,7 @@ use std::sync::atomic::Ordering;
 
 use hayloft_fuse::{
     Attr, Entry, Errno, Failure, FileSystem, Forget, Interrupt, Operation, Pace, Reply, Request, SetAttr,
-    Statfs, TimeOrNow, Validity,
+    Statfs, TimeOrNow, Validity, write_flags,
 };
 use hayloft_model::tree::AttributeChange;
 use hayloft_model::{BLOCK_SIZE, FileKind, Ino, InodeRow, Missing, Timestamp, TreeError};
