@@ -151,15 +151,31 @@ impl Client {
         self.ask_marked(ask, interrupt, 0)
     }
 
+    /// The same for a change, which is executed once however often it is asked for.
+    pub(crate) fn ask_change(&self, ask: &Ask) -> Result<Vec<Answer>, FaultError> {
+        let number = self.link.begin_change();
+        let answers = self.ask_until(None, || self.link.call_change(ask.clone(), number));
+        self.link.end_change(number);
+        answers
+    }
+
     fn ask_marked(
         &self,
         ask: Ask,
         interrupt: Option<&Interrupt>,
         mark: u64,
     ) -> Result<Vec<Answer>, FaultError> {
+        self.ask_until(interrupt, || self.link.call_marked(ask.clone(), interrupt, mark))
+    }
+
+    fn ask_until(
+        &self,
+        interrupt: Option<&Interrupt>,
+        call: impl Fn() -> Result<Vec<Answer>, CallError>,
+    ) -> Result<Vec<Answer>, FaultError> {
         let begun = Instant::now();
         loop {
-            let error = match self.link.call_marked(ask.clone(), interrupt, mark) {
+            let error = match call() {
                 Ok(answers) => return Ok(answers),
                 Err(error) => error,
             };

@@ -1,7 +1,7 @@
 //! The session stream: one connection to the server, kept up. Requests survive a broken connection: they
 //! are sent again on the next one, and their callers just wait.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::io::{self, Write};
 use std::net::{Shutdown, TcpStream, ToSocketAddrs};
 use std::os::fd::AsRawFd;
@@ -96,6 +96,8 @@ struct State {
     waiting: HashMap<u64, Waiting>,
     ended: Option<String>,
     last_sequence: u64,
+    /// Numbers of changes that may be sent again under the same number: they are executed once.
+    changes: BTreeSet<u64>,
     /// When the last message was sent that has been answered: the server has heard of the client since.
     heard: Option<Instant>,
 }
@@ -274,7 +276,26 @@ impl Link {
 
     /// Asks and waits for the whole answer, over as many connections as it takes.
     pub(crate) fn call(&self, ask: Ask, interrupt: Option<&Interrupt>) -> Result<Vec<Answer>, CallError> {
-        self.call_with(ask, interrupt, None, 0)
+        self.call_with(ask, interrupt, None, 0, None)
+    }
+
+    /// A number for a change, under which it is sent until there is a certain answer: the server executes it once.
+    pub(crate) fn begin_change(&self) -> u64 {
+        let mut state = self.state.lock();
+        let number = state.next_request;
+        state.next_request += 1;
+        state.changes.insert(number);
+        number
+    }
+
+    /// There is a certain answer, or nobody will ask again.
+    pub(crate) fn end_change(&self, number: u64) {
+        self.state.lock().changes.remove(&number);
+    }
+
+    /// As [`Link::call`], under the number of a change.
+    pub(crate) fn call_change(&self, ask: Ask, number: u64) -> Result<Vec<Answer>, CallError> {
+        self.call_with(ask, None, None, 0, Some(number))
     }
 
     /// As [`Link::call`]; the receiver gets `mark` with the answer.
@@ -284,13 +305,13 @@ impl Link {
         interrupt: Option<&Interrupt>,
         mark: u64,
     ) -> Result<Vec<Answer>, CallError> {
-        self.call_with(ask, interrupt, None, mark)
+        self.call_with(ask, interrupt, None, mark, None)
     }
 
     /// Asks and waits; fails with [`CallError::Broken`] when the connection breaks, or when the connection is
     /// another one than `connection` already.
     pub(crate) fn call_once(&self, ask: Ask, connection: u64) -> Result<Vec<Answer>, CallError> {
-        self.call_with(ask, None, Some(connection), 0)
+        self.call_with(ask, None, Some(connection), 0, None)
     }
 
     /// `only_on`: the one connection that the question belongs to; it is not asked on another one.
@@ -300,6 +321,7 @@ impl Link {
         interrupt: Option<&Interrupt>,
         only_on: Option<u64>,
         mark: u64,
+        number: Option<u64>,
     ) -> Result<Vec<Answer>, CallError> {
         self.stats.count_request(&ask);
         let (request, connected) = {
@@ -310,11 +332,11 @@ impl Link {
             if only_on.is_some_and(|connection| !state.connected || state.connection != connection) {
                 return Err(CallError::Broken);
             }
-            let request = state.next_request;
-            state.next_request += 1;
+            let request = number.unwrap_or(state.next_request);
+            state.next_request += u64::from(number.is_none());
             let mut message = ClientMessage { request, body: Some(ask) };
             if let Some(Ask::Change(change)) = &mut message.body {
-                change.forget_below = state.waiting.keys().min().map_or(request, |oldest| *oldest);
+                change.forget_below = state.changes.first().copied().unwrap_or(request);
             }
             let waiting = Waiting {
                 message,

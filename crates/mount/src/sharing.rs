@@ -182,7 +182,7 @@ impl Client {
         }
         let operation = Some(change.into());
         let ask = Ask::Change(ChangeRequest { forget_below: 0, execute, operation });
-        match self.ask(ask, None)?.into_iter().next() {
+        match self.ask_change(&ask)?.into_iter().next() {
             Some(Answer::Changed(changed)) if changed.error != 0 => {
                 Ok(Outcome::Refused(error_of(changed.error)?))
             }
