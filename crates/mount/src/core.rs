@@ -148,6 +148,7 @@ pub(crate) struct Client {
 }
 
 impl Client {
+    #[allow(clippy::too_many_arguments)] // all that a client consists of
     pub(crate) fn new(
         core: Core,
         link: Arc<Link>,

@@ -117,11 +117,19 @@ struct Wanted {
     stored: BlockRef,
 }
 
+/// A directory with all its entries.
+#[derive(Debug)]
+struct Listed {
+    dir: Ino,
+    entries: Vec<(Name, Dentry)>,
+    /// It is owned from now on.
+    own: bool,
+}
+
 /// Directories as an answer brings them.
 #[derive(Debug, Default)]
 pub(crate) struct Bundle {
-    /// Directories with their listings, and whether they are owned from now on.
-    dirs: Vec<(Ino, Vec<(Name, Dentry)>, bool)>,
+    dirs: Vec<Listed>,
     /// Entries of directories of which parts are still to come.
     partial: HashMap<u64, Vec<(Name, Dentry)>>,
     rows: Vec<(Ino, InodeRow)>,
@@ -255,7 +263,7 @@ impl Client {
             return Ok(());
         }
         let mut core = self.core();
-        bundle.dirs.iter().filter(|(_, _, own)| *own).for_each(|(dir, ..)| core.tree.own(*dir));
+        bundle.dirs.iter().filter(|listed| listed.own).for_each(|listed| core.tree.own(listed.dir));
         if mark == self.mark() {
             self.add_bundle(&mut core, bundle);
         }
@@ -267,7 +275,7 @@ impl Client {
         let fresh: HashSet<Ino> =
             bundle.rows.iter().map(|(ino, _)| *ino).filter(|ino| !core.tree.has_inode(*ino)).collect();
         bundle.rows.into_iter().for_each(|(ino, row)| core.tree.add_inode(ino, row));
-        for (dir, entries, own) in bundle.dirs {
+        for Listed { dir, entries, own } in bundle.dirs {
             core.names.listed(dir, own);
             core.tree.add_listing(dir, entries);
         }
@@ -404,7 +412,7 @@ impl Bundle {
             }
             if listing.complete {
                 let entries = self.partial.remove(&listing.dir).unwrap_or_default();
-                self.dirs.push((Ino(listing.dir), entries, listing.own));
+                self.dirs.push(Listed { dir: Ino(listing.dir), entries, own: listing.own });
             }
         }
         self.chunks.extend(listings.contents);
