@@ -11,7 +11,7 @@ mod messages;
 mod rows;
 mod sharing;
 
-pub use convert::{InvalidMessage, decode_blocks, encode_blocks};
+pub use convert::{InvalidMessage, decode_blocks, encode_blocks, error_code, error_of};
 pub use messages::*;
 pub use rows::{DentryRow, InodeRowMessage, Xattr};
 pub use sharing::*;

@@ -14,7 +14,10 @@ pub struct ClientMessage {
     #[prost(uint64, tag = "1")]
     pub request: u64,
     /// What is said.
-    #[prost(oneof = "client_message::Body", tags = "2,3,4,5,6,7,8,9,10,11,12,13,14,15,16,17,18,19,20,21,22,23,24,25,26,27,28,29,30,31,32")]
+    #[prost(
+        oneof = "client_message::Body",
+        tags = "2,3,4,5,6,7,8,9,10,11,12,13,14,15,16,17,18,19,20,21,22,23,24,25,26,27,28,29,30,31,32"
+    )]
     pub body: Option<client_message::Body>,
 }
 
