@@ -218,9 +218,10 @@ impl Tree {
             if self.lookups.contains_key(&dentry.ino) {
                 stale.names.push((dir, name.clone()));
             }
-            let at_home = self.nodes.get(&dentry.ino).is_some_and(|node| {
-                node.row.kind() != FileKind::Directory && node.row.parent == dir
-            });
+            let at_home = self
+                .nodes
+                .get(&dentry.ino)
+                .is_some_and(|node| node.row.kind() != FileKind::Directory && node.row.parent == dir);
             let owned = self.owned.as_ref().is_some_and(|owned| owned.contains(&dentry.ino));
             if at_home && !owned {
                 self.drop_row(dentry.ino, stale);
