@@ -565,6 +565,16 @@ impl Grants {
         }
     }
 
+    /// Whether the session has joined and not ended.
+    pub fn knows(&self, session: SessionId) -> bool {
+        self.peers.contains_key(&session)
+    }
+
+    /// Sessions of which it is not known yet what they own and use.
+    pub fn unclaimed(&self) -> Vec<SessionId> {
+        self.peers.iter().filter(|(_, peer)| !peer.claimed).map(|(session, _)| *session).collect()
+    }
+
     /// Who owns an object.
     pub fn owner(&self, ino: Ino) -> Option<SessionId> {
         self.objects.get(&ino)?.owner
