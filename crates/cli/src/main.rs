@@ -2,6 +2,7 @@
 
 mod admin;
 mod args;
+mod clients;
 mod config;
 mod exit;
 mod helper;
@@ -43,6 +44,8 @@ fn run(cli: Cli) -> anyhow::Result<u8> {
         Verb::Umount(args) => umount::run(&args),
         Verb::Sync(args) => sync::run(&args),
         Verb::Stats(args) => stats::run(&args),
+        Verb::Clients(args) => clients::list(&args),
+        Verb::Evict(args) => clients::evict(&args),
         Verb::Try(args) => trial::run(args),
     }
 }

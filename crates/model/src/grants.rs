@@ -10,7 +10,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
-use crate::{Ino, SessionId};
+use crate::{Ino, InodeRow, SessionId};
 
 /// How a session holds a directory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -36,6 +36,11 @@ pub enum Object {
 }
 
 impl Object {
+    /// The object that an inode's row says it is.
+    pub fn of(ino: Ino, row: &InodeRow) -> Object {
+        crate::tree::object_of(ino, row)
+    }
+
     /// The object's inode.
     pub fn ino(self) -> Ino {
         match self {
@@ -309,9 +314,11 @@ impl Grants {
     }
 
     /// A request that is ready turns out to concern more objects: it waits again, for all of them, at its old
-    /// place in line.
+    /// place in line. The request of a session that has ended is void.
     pub fn extend(&mut self, ticket: Ticket, more: impl IntoIterator<Item = Object>) {
-        if let Some(waiting) = self.requests.get_mut(&ticket) {
+        if self.requests.get(&ticket).is_some_and(|waiting| !self.peers.contains_key(&waiting.session)) {
+            self.cancel(ticket);
+        } else if let Some(waiting) = self.requests.get_mut(&ticket) {
             if let Request::Read(objects) | Request::Change { objects, .. } = &mut waiting.request {
                 for object in more {
                     if !objects.contains(&object) {
@@ -327,18 +334,31 @@ impl Grants {
     /// A request that is ready takes along one more directory, if nobody owns it or is about to. Returns how the
     /// session holds it now.
     pub fn read_along(&mut self, ticket: Ticket, dir: Ino) -> Option<Grant> {
-        let session = self.requests.get(&ticket)?.session;
-        if self.owner(dir).is_some_and(|owner| owner != session) || self.is_wanted(ticket, dir) {
-            return None;
-        }
-        self.requests.get_mut(&ticket)?.along.push(dir);
+        let session = self.take_along(ticket, dir)?;
         Some(self.register_reader(session, dir))
     }
 
-    /// Whether another request claims the directory in a way that conflicts with reading it.
-    fn is_wanted(&self, ticket: Ticket, dir: Ino) -> bool {
+    /// The same for a file that no directory covers: nobody owns it, and nobody will while the request is under way.
+    pub fn read_stray_along(&mut self, ticket: Ticket, file: Ino) -> bool {
+        self.take_along(ticket, file).is_some()
+    }
+
+    fn take_along(&mut self, ticket: Ticket, ino: Ino) -> Option<SessionId> {
+        let session = self.requests.get(&ticket)?.session;
+        let foreign = self.owner(ino).is_some_and(|owner| owner != session);
+        if foreign || !self.peers.contains_key(&session) || self.is_wanted(ticket, ino) {
+            return None;
+        }
+        self.requests.get_mut(&ticket)?.along.push(ino);
+        Some(session)
+    }
+
+    /// Whether another request claims the object in a way that conflicts with reading it.
+    fn is_wanted(&self, ticket: Ticket, wanted: Ino) -> bool {
         self.requests.iter().any(|(other, waiting)| {
-            *other != ticket && waiting.claims().any(|(ino, mode)| ino == dir && mode.conflicts(Mode::Read))
+            *other != ticket
+                && !matches!(waiting.request, Request::Read(_))
+                && waiting.claims().any(|(ino, mode)| ino == wanted && mode.conflicts(Mode::Read))
         })
     }
 
@@ -450,6 +470,15 @@ impl Grants {
                 holding.patience = holding.patience.map(|patience| (patience * 2).min(STREAK_MAX));
             }
             holding.streak = None;
+        } else if keep_read && owned {
+            // What it keeps of a file is covered by the home from now on.
+            let home = holding.home.filter(|home| *home != STRAY);
+            if let Some(home) = home {
+                let holding = self.objects.entry(home).or_default();
+                if holding.owner.is_none() {
+                    holding.readers.insert(session);
+                }
+            }
         }
         self.unlist_file(ino);
         self.drop_idle(ino);
@@ -536,6 +565,16 @@ impl Grants {
         }
     }
 
+    /// Whether the session has joined and not ended.
+    pub fn knows(&self, session: SessionId) -> bool {
+        self.peers.contains_key(&session)
+    }
+
+    /// Sessions of which it is not known yet what they own and use.
+    pub fn unclaimed(&self) -> Vec<SessionId> {
+        self.peers.iter().filter(|(_, peer)| !peer.claimed).map(|(session, _)| *session).collect()
+    }
+
     /// Who owns an object.
     pub fn owner(&self, ino: Ino) -> Option<SessionId> {
         self.objects.get(&ino)?.owner
@@ -582,6 +621,26 @@ impl Grants {
         summary
     }
 
+    /// The same of all sessions together.
+    pub fn totals(&self) -> Summary {
+        let mut totals = Summary::default();
+        for holding in self.objects.values() {
+            match (holding.owner, holding.home) {
+                (Some(_), None) => totals.own_directories += 1,
+                (Some(_), Some(_)) => totals.own_files += 1,
+                (None, _) => totals.read_directories += holding.readers.len() as u64,
+            }
+        }
+        totals.events_waiting = self.peers.values().map(|peer| peer.awaited.len() as u64).sum();
+        totals
+    }
+
+    /// How many requests wait for their turn.
+    pub fn requests_waiting(&self) -> usize {
+        let waits = |waiting: &&Waiting| matches!(waiting.stage, Stage::Waiting | Stage::Dropping(_));
+        self.requests.values().filter(waits).count()
+    }
+
     /// What is to be done since the last call.
     pub fn take_outputs(&mut self) -> Vec<Output> {
         std::mem::take(&mut self.outputs)
@@ -599,7 +658,8 @@ impl Grants {
             self.requests.remove(&ticket);
             self.outputs.push(Output::Settled(ticket));
         }
-        if self.peers.values().any(|peer| !peer.claimed) {
+        let waits = |waiting: &Waiting| matches!(waiting.stage, Stage::Waiting | Stage::Dropping(_));
+        if self.peers.values().any(|peer| !peer.claimed) || !self.requests.values().any(waits) {
             return;
         }
         let mut claimed: HashMap<Ino, Vec<Mode>> = HashMap::new();
@@ -607,7 +667,7 @@ impl Grants {
         for ticket in tickets {
             let waiting = &self.requests[&ticket];
             let claims: Vec<(Ino, Mode)> = waiting.claims().collect();
-            let waits = matches!(waiting.stage, Stage::Waiting | Stage::Dropping(_));
+            let waits = waits(waiting);
             let free = claims.iter().all(|(ino, mode)| {
                 claimed.get(ino).is_none_or(|others| !others.iter().any(|other| other.conflicts(*mode)))
             });
@@ -745,11 +805,8 @@ impl Grants {
     fn recall(&mut self, wanted: Vec<(SessionId, Object, bool)>) -> bool {
         let mut seen = HashSet::new();
         for (holder, object, keep_read) in &wanted {
-            if !seen.insert((*holder, object.ino())) {
-                continue;
-            }
-            let Some(peer) = self.peers.get(holder) else {
-                // Cannot be: holders are peers.
+            // Holders are peers.
+            let Some(peer) = self.peers.get(holder).filter(|_| seen.insert((*holder, object.ino()))) else {
                 continue;
             };
             let under_way = peer

@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use bytes::Bytes;
 use common::*;
-use hayloft_model::{BlockRef, Content, ContentHash, FileKind, Ino, Name, Record, Rows};
+use hayloft_model::{BlockRef, Content, ContentHash, FileKind, Ino, InodeRow, Name, Record, Rows};
 use hayloft_wire::client_message::Body as Ask;
 use hayloft_wire::server_message::Body as Answer;
 use hayloft_wire::{CheckVolume, FetchInode, FetchPages, Hello, SweepVolume, encode_blocks};
@@ -80,7 +80,7 @@ impl World {
         block
     }
 
-    fn make_file(&mut self, client: &mut Client, changes: &mut Changes, ino: Ino) {
+    fn make_file(&mut self, client: &mut Client, changes: &mut Changes, dir: Ino, ino: Ino) {
         if let Some(old) = self.rows.inodes.get(&ino) {
             changes.usage.0 -= old.allocated as i64;
         }
@@ -107,6 +107,7 @@ impl World {
             changes.records.push(Record::DeletePages(ino, 1));
         }
         changes.usage.0 += row.allocated as i64;
+        let row = InodeRow { parent: dir, ..row };
         changes.inodes.insert(ino, Some(row));
     }
 
@@ -136,14 +137,14 @@ impl World {
                     FileKind::Directory => {
                         changes.inodes.insert(ino, Some(directory(dir.0, 0, 3)));
                     }
-                    _ => self.make_file(client, changes, ino),
+                    _ => self.make_file(client, changes, dir, ino),
                 }
             }
             (_, None) => {}
             (6 | 7, Some(name)) => {
                 let dentry = self.rows.dentries[&(dir, name)];
                 if dentry.kind == FileKind::Regular && !touched(&dentry.ino, changes) {
-                    self.make_file(client, changes, dentry.ino);
+                    self.make_file(client, changes, dir, dentry.ino);
                 }
             }
             (_, Some(name)) => {
