@@ -141,7 +141,7 @@ impl Volume {
         let mut sharing = self.sharing.lock();
         if let Some(number) = sharing.grants.tell(session) {
             let own = own.iter().map(|object| (*object).into()).collect();
-            sharing.apply(session, number, Apply { records, own, forget: Vec::new() }, now_ms);
+            sharing.apply(session, number, Apply { records, own, ..Apply::default() }, now_ms);
         }
     }
 
@@ -328,6 +328,7 @@ impl Sharing {
     fn seen_by(&self, session: SessionId, executed: &Executed, is_asker: bool) -> Apply {
         let mut apply = Apply::default();
         if is_asker {
+            apply.asked = true;
             apply.own = executed.births.iter().map(|object| (*object).into()).collect();
         }
         let is_born = |ino: Ino| executed.births.iter().any(|object| object.ino() == ino);
