@@ -69,14 +69,11 @@ impl Volume {
         drop(sharing);
         let volume = Arc::clone(self);
         tokio::spawn(async move {
-            let answer = volume.carry_out(&asked).await;
+            let answer = volume.carry_out(&asked).await.inspect_err(|error| volume.note(error));
             let mut sharing = volume.sharing.lock();
             // An outcome that is stored is found again; anything else can be asked for once more.
             if let Some(Progress::UnderWay) = sharing.changes.get(&(session, request)) {
                 sharing.changes.remove(&(session, request));
-            }
-            if let Err(error) = &answer {
-                volume.note(error);
             }
             sharing.answer(session, request, answer.map(Answer::Changed));
             drop(sharing);
@@ -150,6 +147,9 @@ impl Volume {
         loop {
             let turn = self.turn.lock().await;
             let db = self.db()?;
+            if !self.state.lock().sessions.contains_key(&asked.session) {
+                return Err(VolumeError::SessionEnded(asked.session));
+            }
             let executed = match self.execute(&db, &asked.change).await? {
                 Ok(executed) => executed,
                 Err(error) => return Ok(Tried::Refused(error)),
@@ -275,7 +275,6 @@ impl Volume {
         sharing.forgot(session, forgotten);
         sharing.counts.executed += 1;
         let mut state = self.state.lock();
-        state.dead_bytes -= executed.usage.bytes.min(0);
         if let Some(session) = state.sessions.get_mut(&session) {
             session.orphans.extend(&executed.unnamed);
         }

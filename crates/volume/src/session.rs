@@ -46,6 +46,15 @@ pub(crate) struct Session {
     hang_up: Arc<Notify>,
 }
 
+/// An inode without a name that a session has open which ends.
+struct Orphan {
+    ino: Ino,
+    /// Others use it as well; they have, or get, orphan rows of their own.
+    is_used: bool,
+    /// Others who may use it, and have not said so yet.
+    heirs: Vec<SessionId>,
+}
+
 impl Session {
     /// A session found in the tables: as if heard of just now.
     pub(crate) fn found(row: &SessionRow, now_ms: u64) -> Session {
@@ -309,40 +318,28 @@ impl Volume {
     /// Ends a session: what nobody else has open without a name is deleted, what it held is free. The caller has the
     /// turn.
     pub(crate) async fn end_session(self: &Arc<Self>, db: &Db, id: SessionId) -> Result<(), VolumeError> {
-        // What these use is not known yet.
-        let mut unclaimed: Vec<SessionId> = Vec::new();
-        let orphans: Vec<(Ino, Vec<SessionId>)> = {
-            let (sharing, state) = (self.sharing.lock(), self.state.lock());
-            let Some(session) = state.sessions.get(&id) else { return Ok(()) };
-            unclaimed.extend(sharing.grants.unclaimed().iter().filter(|other| **other != id));
-            let with_row = |ino: Ino| {
-                let has = state.sessions.iter().filter(move |(_, found)| found.orphans.contains(&ino));
-                has.map(|(other, _)| *other).filter(|other| *other != id)
-            };
-            let users = |ino: Ino| sharing.uses.others(id, ino).into_iter().chain(with_row(ino)).collect();
-            session.orphans.iter().map(|ino| (*ino, users(*ino))).collect()
+        let orphans = match self.orphans_of(id) {
+            Some(orphans) => orphans,
+            None => return Ok(()),
         };
         let mut batch = WriteBatch::new();
         let (mut deleted, mut inherited) = (Vec::new(), Vec::new());
         let mut bytes = 0;
-        for (ino, others) in orphans {
+        for Orphan { ino, is_used, heirs } in orphans {
             batch.delete(tables::orphan(id, ino));
             let Some(row) = db.get(tables::inode(ino)).await? else { continue };
             let row = database::decode::<InodeRowMessage>(row, "inode")?;
-            // Who else uses it has, or gets, an orphan row of its own.
-            if row.nlink == 0 && others.is_empty() {
-                for other in &unclaimed {
-                    batch.put(tables::orphan(*other, ino), [1]);
-                    inherited.push(ino);
-                }
-                if !unclaimed.is_empty() {
-                    continue;
-                }
+            if row.nlink > 0 {
+                continue;
+            }
+            heirs.iter().for_each(|heir| batch.put(tables::orphan(*heir, ino), [1]));
+            if !is_used && heirs.is_empty() {
                 // It left the usage when it lost its name.
                 batch.delete(tables::inode(ino));
                 bytes += row.allocated;
                 deleted.push(ino);
             }
+            inherited.push((ino, heirs));
         }
         let snapshot = db.snapshot()?;
         let mut outcomes = database::scan(&snapshot, &tables::changes(id)).await?;
@@ -355,13 +352,16 @@ impl Volume {
         let hang_up = {
             let mut state = self.state.lock();
             state.dead_bytes += bytes as i64;
-            for heir in unclaimed {
-                state.sessions.get_mut(&heir).map(|session| session.orphans.extend(&inherited));
+            for (ino, heirs) in &inherited {
+                for heir in heirs {
+                    state.sessions.get_mut(heir).map(|session| session.orphans.insert(*ino));
+                }
             }
             state.sessions.remove(&id).map(|session| session.hang_up)
         };
         {
             let mut sharing = self.sharing.lock();
+            inherited.iter().for_each(|(ino, heirs)| sharing.uses.keep(*ino, heirs));
             deleted.iter().for_each(|ino| sharing.grants.forget(*ino));
             sharing.end(id, now_ms);
         }
@@ -371,6 +371,24 @@ impl Volume {
         self.settle_uses();
         tracing::info!(volume = self.name, session = %id, orphans = deleted.len(), "the session has ended");
         Ok(())
+    }
+
+    /// What a session has open without a name; `None` when there is no such session.
+    fn orphans_of(&self, id: SessionId) -> Option<Vec<Orphan>> {
+        let (sharing, state) = (self.sharing.lock(), self.state.lock());
+        let session = state.sessions.get(&id)?;
+        let others = || state.sessions.iter().filter(|(other, _)| **other != id);
+        let unclaimed = sharing.grants.unclaimed();
+        let orphans = session.orphans.iter().map(|ino| Orphan {
+            ino: *ino,
+            is_used: !sharing.uses.others(id, *ino).is_empty()
+                || others().any(|(_, other)| other.orphans.contains(ino)),
+            heirs: others()
+                .map(|(other, _)| *other)
+                .filter(|other| sharing.uses.is_open(*ino) || unclaimed.contains(other))
+                .collect(),
+        });
+        Some(orphans.collect())
     }
 
     /// The client leaves.

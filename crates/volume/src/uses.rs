@@ -17,9 +17,10 @@ use crate::volume::Volume;
 const SLICE: usize = 256;
 
 /// An inode that a `CHANGE` took the last name of. Until all have said whether they use it, the asker's orphan row
-/// keeps it.
+/// keeps it, or those of others when the asker has ended.
 struct Unnamed {
     asker: SessionId,
+    keepers: Vec<SessionId>,
     /// The asker's own event of it, until that is acknowledged.
     event: Option<u64>,
     /// All others have acknowledged.
@@ -79,7 +80,7 @@ impl Uses {
     /// A `CHANGE` has taken the last name of these; `event` is what the asker is told of it.
     pub(crate) fn unnamed(&mut self, asker: SessionId, inos: &[Ino], event: Option<u64>) {
         for ino in inos {
-            self.unnamed.insert(*ino, Unnamed { asker, event, settled: false });
+            self.unnamed.insert(*ino, Unnamed { asker, keepers: vec![asker], event, settled: false });
         }
     }
 
@@ -114,14 +115,26 @@ impl Uses {
         told.into_iter().for_each(|ino| self.close(ino));
     }
 
-    /// When all have said what they know: the asker's orphan row is its own business from now on.
+    /// When all have said what they know, orphan rows are for those who do.
     fn close(&mut self, ino: Ino) {
-        if let Some(unnamed) =
-            self.unnamed.get(&ino).filter(|unnamed| unnamed.settled && unnamed.event.is_none())
+        let is_closed = |unnamed: &&Unnamed| unnamed.settled && unnamed.event.is_none();
+        if self.unnamed.get(&ino).filter(is_closed).is_some()
+            && let Some(unnamed) = self.unnamed.remove(&ino)
         {
-            self.released.insert((unnamed.asker, ino));
-            self.unnamed.remove(&ino);
+            self.released.extend(unnamed.keepers.into_iter().map(|keeper| (keeper, ino)));
             self.due.insert(ino);
+        }
+    }
+
+    /// Whether not all have said yet whether they use an inode that has lost its last name.
+    pub(crate) fn is_open(&self, ino: Ino) -> bool {
+        self.unnamed.contains_key(&ino)
+    }
+
+    /// The asker ends: these sessions' orphan rows keep the inode now.
+    pub(crate) fn keep(&mut self, ino: Ino, keepers: &[SessionId]) {
+        if let Some(unnamed) = self.unnamed.get_mut(&ino) {
+            unnamed.keepers = keepers.to_vec();
         }
     }
 
