@@ -380,7 +380,7 @@ impl World {
                 }
             }
             ToClient::Refused(sequence) => self.refused(at, sequence),
-            ToClient::Uncertain(_) => {
+            ToClient::Uncertain => {
                 // The batch stays as it is, and goes out again.
                 if let Some((_, batch)) = &self.clients[at].in_flight {
                     let batch = batch.clone();
@@ -574,6 +574,11 @@ impl World {
                 stale.names.clear();
             }
         }
+        let ino = recall.object.ino();
+        if self.clients[at].tree.in_use().any(|used| used == ino) && !stale.in_use.contains(&ino) {
+            // It has no name: whether it stays is the server's business from now on.
+            stale.in_use.push(ino);
+        }
         self.acknowledge(at, recall.event, stale);
     }
 
@@ -620,6 +625,9 @@ impl World {
         }
         let client = &mut self.clients[at];
         let Some(Expiry { mut in_use, .. }) = client.expiries.remove(&event) else { return };
+        // The kernel may have forgotten some while names were expired: the server was told, if it knew.
+        let used: BTreeSet<Ino> = self.clients[at].tree.in_use().collect();
+        in_use.retain(|ino| used.contains(ino));
         if self.is_broken(Rule::ForgetInUse) {
             in_use.clear();
         }

@@ -23,6 +23,7 @@ pub(crate) enum ToServer {
     Commit(Batch),
     Ack { event: u64, in_use: Vec<Ino> },
     LetGo(Vec<Ino>),
+    /// The session is over; nothing of it is left to send.
     Goodbye,
 }
 
@@ -59,6 +60,6 @@ pub(crate) enum ToClient {
     /// Nothing of the batch was applied.
     Refused(Sequence),
     /// Nobody knows.
-    Uncertain(Sequence),
+    Uncertain,
     Event { number: u64, body: Body },
 }

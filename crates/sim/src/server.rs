@@ -240,7 +240,9 @@ impl World {
                 }
             }
             ToServer::LetGo(inos) => {
-                inos.iter().for_each(|ino| drop(live.uses.remove(ino)));
+                inos.iter().for_each(|ino| {
+                    live.uses.remove(ino);
+                });
                 self.server.collect();
             }
             ToServer::Goodbye => self.end_session(session),
@@ -499,7 +501,14 @@ impl World {
         };
         let (connection, request) = (pending.connection, pending.request);
         let message = match send {
-            Send::Listings(listings) => ToClient::Listings { request, listings },
+            Send::Listings(mut listings) => {
+                // A recall may have gone into the stream since they were read.
+                let (grants, session) = (&self.server.grants, pending.session);
+                for listing in &mut listings {
+                    listing.own.retain(|dir| grants.held(session, *dir) == Some(Grant::Own));
+                }
+                ToClient::Listings { request, listings }
+            }
             Send::Row(row) => {
                 let Ask::Fetch(ino) = pending.ask else { return };
                 let own = self.server.grants.held(pending.session, ino) == Some(Grant::Own);
@@ -664,7 +673,9 @@ impl World {
         executed.records.iter().for_each(|record| stored.rows.apply(record));
         stored.usage = stored.usage.after(executed.usage);
         self.judge_execution(session, request, &change, &executed);
-        executed.births.iter().for_each(|birth| drop(self.server.grants.adopt(session, *birth)));
+        for birth in &executed.births {
+            self.server.grants.adopt(session, *birth);
+        }
         self.publish(ticket, session, &mut executed);
         if let Some(pending) = self.server.tickets.get_mut(&ticket) {
             (pending.done, pending.unnamed) = (Some(executed.made), executed.unnamed);
@@ -735,10 +746,10 @@ impl World {
                 return self.to_client(connection, ToClient::Refused(batch.sequence));
             }
             Some(Fault::UncertainLost) => {
-                return self.to_client(connection, ToClient::Uncertain(batch.sequence));
+                return self.to_client(connection, ToClient::Uncertain);
             }
             Some(Fault::UncertainApplied) => {
-                self.to_client(connection, ToClient::Uncertain(batch.sequence));
+                self.to_client(connection, ToClient::Uncertain);
             }
             None => self.to_client(connection, ToClient::Committed(batch.sequence)),
         }
@@ -750,6 +761,8 @@ impl World {
             match record {
                 Record::DeleteInode(ino) => {
                     server.grants.forget(*ino);
+                    // Whoever deletes it has it in use no more.
+                    server.live.entry(session).or_default().uses.remove(ino);
                     let used = server.is_used(*ino);
                     let row = server.stored.rows.inodes.get_mut(ino).filter(|_| used);
                     match row {

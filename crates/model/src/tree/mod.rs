@@ -22,7 +22,7 @@ pub use share::Stale;
 pub(crate) use share::object_of;
 
 use crate::{
-    Dentry, FileKind, Ino, InoRange, InodeRow, Missing, Name, Sequence, Timestamp, TreeError, Usage,
+    Dentry, FileKind, Ino, InoRange, InodeRow, Missing, Name, Sequence, Timestamp, TreeError, Usage, UsageDelta,
 };
 
 type Map<K, V> = HashMap<K, V, FxBuildHasher>;
@@ -91,7 +91,7 @@ pub struct Tree {
 impl Tree {
     /// A tree that knows nothing but how full its volume is; zeros in `quota` mean no limit.
     pub fn new(usage: Usage, quota: Usage) -> Tree {
-        Tree { usage, quota, changes: log::Changes::new(usage), ..Tree::default() }
+        Tree { usage, quota, ..Tree::default() }
     }
 
     /// Adds inode numbers to make new inodes with.
@@ -269,6 +269,13 @@ impl Tree {
             }
         }
         paths
+    }
+
+    /// The volume's files take more (or less) from now on.
+    fn count(&mut self, bytes: i64, inodes: i64) {
+        self.usage = self.usage.after(UsageDelta { bytes, inodes });
+        self.changes.usage.bytes += bytes;
+        self.changes.usage.inodes += inodes;
     }
 
     /// What the volume's files take now.
