@@ -536,9 +536,12 @@ impl Grants {
     fn register_reader(&mut self, session: SessionId, dir: Ino) -> Grant {
         let alone = self.peers.len() == 1 && self.peers.get(&session).is_some_and(|peer| !peer.read_only);
         let foreign_files = self.foreign_file(session, dir).is_some();
+        if let Some(held @ Grant::Own) = self.held(session, dir) {
+            return held;
+        }
         let holding = self.objects.entry(dir).or_default();
         if holding.owner == Some(session) {
-            return Grant::Own;
+            return Grant::Read;
         }
         if alone && !foreign_files {
             self.give(session, Object::Directory(dir));
@@ -580,13 +583,20 @@ impl Grants {
         self.objects.get(&ino)?.owner
     }
 
-    /// How a session holds a directory (or owns a file).
+    /// How a session holds a directory (or owns a file). What it has been told to give back it owns no more, though
+    /// nobody else does yet: to say so behind the recall in its stream would give it back.
     pub fn held(&self, session: SessionId, ino: Ino) -> Option<Grant> {
         let holding = self.objects.get(&ino)?;
         match holding.owner {
-            Some(owner) => (owner == session).then_some(Grant::Own),
+            Some(owner) if owner != session => None,
+            Some(_) if self.is_recalled(session, ino) => Some(Grant::Read),
+            Some(_) => Some(Grant::Own),
             None => holding.readers.contains(&session).then_some(Grant::Read),
         }
+    }
+
+    fn is_recalled(&self, session: SessionId, ino: Ino) -> bool {
+        self.peers.get(&session).is_some_and(|peer| peer.is_recalled(ino))
     }
 
     /// Whether a session may know the row of an object: somebody else's own row it may not.
@@ -662,19 +672,27 @@ impl Grants {
         if self.peers.values().any(|peer| !peer.claimed) || !self.requests.values().any(waits) {
             return;
         }
-        let mut claimed: HashMap<Ino, Vec<Mode>> = HashMap::new();
+        let mut claimed: HashMap<Ino, Vec<(Ticket, Mode)>> = HashMap::new();
+        // What is being carried out comes first, wherever it stands in line: a request that was extended stands before
+        // others that have begun since.
+        for (ticket, begun) in &self.requests {
+            if matches!(begun.stage, Stage::Ready | Stage::Dropping(_)) {
+                begun.claims().for_each(|(ino, mode)| claimed.entry(ino).or_default().push((*ticket, mode)));
+            }
+        }
         let tickets: Vec<Ticket> = self.requests.keys().copied().collect();
         for ticket in tickets {
             let waiting = &self.requests[&ticket];
             let claims: Vec<(Ino, Mode)> = waiting.claims().collect();
             let waits = waits(waiting);
             let free = claims.iter().all(|(ino, mode)| {
-                claimed.get(ino).is_none_or(|others| !others.iter().any(|other| other.conflicts(*mode)))
+                let others = claimed.get(ino).into_iter().flatten();
+                !others.into_iter().any(|(other, theirs)| *other != ticket && theirs.conflicts(*mode))
             });
             if waits && free {
                 self.try_ready(ticket);
             }
-            claims.into_iter().for_each(|(ino, mode)| claimed.entry(ino).or_default().push(mode));
+            claims.into_iter().for_each(|(ino, mode)| claimed.entry(ino).or_default().push((ticket, mode)));
         }
     }
 
@@ -746,7 +764,10 @@ impl Grants {
                     .iter()
                     .flat_map(|object| [Some(*object), object.home().map(Object::Directory)])
                     .flatten()
-                    .filter_map(|object| self.owner(object.ino()).map(|owner| (owner, object, true)))
+                    .filter_map(|object| {
+                        let owner = self.owner(object.ino())?;
+                        Some((owner, object, self.may_keep(owner, object)))
+                    })
                     .collect();
                 if !self.recall(owners) {
                     self.ready(ticket, Outcome::Execute);
@@ -770,9 +791,15 @@ impl Grants {
             .flatten()
             .filter_map(|object| {
                 let owner = self.owner(object.ino())?;
-                (owner != session).then_some((owner, object, true))
+                (owner != session).then(|| (owner, object, self.may_keep(owner, object)))
             })
             .collect()
+    }
+
+    /// Whether an owner stays a reader: of a file it is told by being a reader of its home, which it may not be after a
+    /// reconnection.
+    fn may_keep(&self, owner: SessionId, object: Object) -> bool {
+        object.home().is_none_or(|home| self.held(owner, home).is_some())
     }
 
     /// Everybody else who holds the directory, or a file in it; they have to let go.
@@ -809,11 +836,7 @@ impl Grants {
             let Some(peer) = self.peers.get(holder).filter(|_| seen.insert((*holder, object.ino()))) else {
                 continue;
             };
-            let under_way = peer
-                .awaited
-                .values()
-                .any(|awaited| matches!(awaited, Awaited::Recall(of, _) if of.ino() == object.ino()));
-            if !under_way {
+            if !peer.is_recalled(object.ino()) {
                 if !keep_read && let Some(holding) = self.objects.get_mut(&object.ino()) {
                     holding.patience.get_or_insert(STREAK_MIN);
                 }
@@ -859,6 +882,13 @@ pub struct Summary {
     pub own_files: u64,
     /// Events that it has not acknowledged.
     pub events_waiting: u64,
+}
+
+impl Peer {
+    /// Whether it has been told to give an object back, and has not.
+    fn is_recalled(&self, ino: Ino) -> bool {
+        self.awaited.values().any(|awaited| matches!(awaited, Awaited::Recall(of, _) if of.ino() == ino))
+    }
 }
 
 impl Holding {

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use rustc_hash::FxBuildHasher;
 
 use super::Tree;
-use crate::{Batch, Ino, Missing, Name, Record, Sequence, TreeError, Usage, UsageDelta};
+use crate::{Batch, Ino, Missing, Name, Record, Sequence, TreeError, UsageDelta};
 
 /// Changes since the last cut. What was made and removed between two cuts leaves nothing here.
 #[derive(Debug, Default)]
@@ -16,25 +16,9 @@ pub(super) struct Changes {
     pub(super) deleted: Vec<Ino>,
     /// Names, and whether the server has (or will have, by cuts already made) each of them.
     names: HashMap<(Ino, Name), bool, FxBuildHasher>,
-    /// Usage at the last cut.
-    usage: Usage,
-}
-
-impl Changes {
-    pub(super) fn new(usage: Usage) -> Changes {
-        Changes { usage, ..Changes::default() }
-    }
-
-    /// The usage at the last cut is this; returns what `now` is then.
-    pub(super) fn rebase(&mut self, usage: Usage, now: Usage) -> Usage {
-        let since = |now: u64, cut: u64| now as i64 - cut as i64;
-        let delta = UsageDelta {
-            bytes: since(now.bytes, self.usage.bytes),
-            inodes: since(now.inodes, self.usage.inodes),
-        };
-        self.usage = usage;
-        usage.after(delta)
-    }
+    /// How the usage has changed since the last cut. Counted by itself: others change the volume's usage as well, so
+    /// that what is known of it here may be too low to subtract from.
+    pub(super) usage: UsageDelta,
 }
 
 /// A cut of the log: the batch that brings the server to the state of this moment. Rows of files whose
@@ -115,11 +99,7 @@ impl Tree {
             }
             names.push((dir, name, stored));
         }
-        let usage = UsageDelta {
-            bytes: self.usage.bytes as i64 - self.changes.usage.bytes as i64,
-            inodes: self.usage.inodes as i64 - self.changes.usage.inodes as i64,
-        };
-        self.changes.usage = self.usage;
+        let usage = std::mem::take(&mut self.changes.usage);
         Cut { batch: Batch { sequence, records, usage, orphans }, fresh, names }
     }
 
@@ -155,9 +135,7 @@ impl Tree {
             // What the server had before the refused cut counts, not what it would have had after it.
             self.changes.names.insert((dir, name), stored);
         }
-        self.changes.usage = Usage {
-            bytes: self.changes.usage.bytes.saturating_add_signed(-cut.batch.usage.bytes),
-            inodes: self.changes.usage.inodes.saturating_add_signed(-cut.batch.usage.inodes),
-        };
+        self.changes.usage.bytes += cut.batch.usage.bytes;
+        self.changes.usage.inodes += cut.batch.usage.inodes;
     }
 }

@@ -23,6 +23,7 @@ pub(crate) use share::object_of;
 
 use crate::{
     Dentry, FileKind, Ino, InoRange, InodeRow, Missing, Name, Sequence, Timestamp, TreeError, Usage,
+    UsageDelta,
 };
 
 type Map<K, V> = HashMap<K, V, FxBuildHasher>;
@@ -91,7 +92,7 @@ pub struct Tree {
 impl Tree {
     /// A tree that knows nothing but how full its volume is; zeros in `quota` mean no limit.
     pub fn new(usage: Usage, quota: Usage) -> Tree {
-        Tree { usage, quota, changes: log::Changes::new(usage), ..Tree::default() }
+        Tree { usage, quota, ..Tree::default() }
     }
 
     /// Adds inode numbers to make new inodes with.
@@ -271,6 +272,13 @@ impl Tree {
         paths
     }
 
+    /// The volume's files take more (or less) from now on.
+    fn count(&mut self, bytes: i64, inodes: i64) {
+        self.usage = self.usage.after(UsageDelta { bytes, inodes });
+        self.changes.usage.bytes += bytes;
+        self.changes.usage.inodes += inodes;
+    }
+
     /// What the volume's files take now.
     pub fn usage(&self) -> Usage {
         self.usage
@@ -278,7 +286,7 @@ impl Tree {
 
     /// What the volume's files take by the server's account, all cuts included: others change it too.
     pub fn set_usage(&mut self, usage: Usage) {
-        self.usage = self.changes.rebase(usage, self.usage);
+        self.usage = usage.after(self.changes.usage);
     }
 
     /// How much they may take; 0 for no limit.

@@ -52,7 +52,7 @@ impl Tree {
         let now = self.stamp(now);
         let ino = self.add_new(dir, new, 1, now)?;
         self.add_name(dir, name, ino, now)?;
-        self.usage.inodes += 1;
+        self.count(0, 1);
         Ok(ino)
     }
 
@@ -141,8 +141,7 @@ impl Tree {
                 row.parent = STRAY;
                 self.own(ino);
             }
-            self.usage.bytes -= allocated.min(self.usage.bytes);
-            self.usage.inodes -= 1.min(self.usage.inodes);
+            self.count(-(allocated as i64), -1);
             self.end_if_unused(ino);
         }
         Ok(())
@@ -173,8 +172,7 @@ impl Tree {
         if revived {
             self.check_inode_room()?;
             self.check_room(allocated)?;
-            self.usage.inodes += 1;
-            self.usage.bytes += allocated;
+            self.count(allocated as i64, 1);
         }
         let row = self.change(ino)?;
         row.nlink += 1;

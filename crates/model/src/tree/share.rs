@@ -1,7 +1,5 @@
 //! Sharing a volume with others: what may be changed here, and what others have changed.
 
-use std::collections::HashSet;
-
 use super::{Directory, Node, Tree};
 use crate::grants::{Object, STRAY};
 use crate::{Dentry, FileKind, Ino, InodeRow, Missing, Name, Record, Sequence, Timestamp, TreeError};
@@ -32,10 +30,15 @@ impl Tree {
         }
     }
 
-    /// The object may not be changed any more; what is known of it stays.
+    /// The object may not be changed any more; what is known of it stays. Without a name it is the server's to delete
+    /// from now on: it is among [`Tree::in_use`] while the kernel knows it, and who gives it back says so.
     pub fn disown(&mut self, ino: Ino) {
-        if let Some(owned) = &mut self.owned {
-            owned.remove(&ino);
+        if let Some(owned) = &mut self.owned
+            && owned.remove(&ino)
+            && self.nodes.get(&ino).is_some_and(|node| node.row.nlink == 0)
+            && self.lookups.contains_key(&ino)
+        {
+            self.in_use.insert(ino);
         }
     }
 
@@ -117,7 +120,12 @@ impl Tree {
         let mut stale = Stale::default();
         for record in records {
             match record {
-                Record::PutInode(ino, row) if row.nlink == 0 => self.gone(*ino, &mut stale),
+                // Without a name it stays with whoever is made its owner.
+                Record::PutInode(ino, row)
+                    if row.nlink == 0 && !own.iter().any(|object| object.ino() == *ino) =>
+                {
+                    self.gone(*ino, &mut stale);
+                }
                 Record::PutInode(ino, row) => self.replace(*ino, row, &mut stale),
                 Record::DeleteInode(ino) => self.gone(*ino, &mut stale),
                 Record::PutDentry(dir, name, dentry) => {
@@ -128,7 +136,11 @@ impl Tree {
                 Record::PutPage(..) | Record::DeletePages(..) => {}
             }
         }
-        forget.iter().for_each(|ino| self.drop_row(*ino, &mut stale));
+        for ino in forget {
+            // Its names are elsewhere now, where nobody tells of them.
+            self.drop_row(*ino, &mut stale);
+            self.report_in_use(*ino, &mut stale);
+        }
         for object in own {
             self.own(object.ino());
             // A directory that was just made has no names yet: that is its whole listing.
@@ -137,6 +149,8 @@ impl Tree {
             {
                 self.dirs.entry(*dir).or_default();
             }
+            // The kernel may have forgotten it meanwhile.
+            self.end_if_unused(object.ino());
         }
         stale
     }
@@ -216,19 +230,18 @@ impl Tree {
         let ino = object.ino();
         match (object, self.dirs.remove(&ino)) {
             (Object::Directory(_), Some(directory)) => self.uncover_files(ino, directory, &mut stale),
-            // The listing has left memory; rows of its files may still be here.
+            // The listing has left memory: whatever may be one of its files goes.
             (Object::Directory(_), None) => {
-                let files: Vec<Ino> = self
+                let known = self.lookups.keys().filter(|ino| !self.nodes.contains_key(ino));
+                let files = self
                     .nodes
                     .iter()
-                    .filter(|(_, node)| node.row.parent == ino && node.row.kind() != FileKind::Directory)
-                    .map(|(file, _)| *file)
-                    .filter(|file| self.owned.as_ref().is_some_and(|owned| !owned.contains(file)))
-                    .collect();
-                for file in files {
-                    self.drop_row(file, &mut stale);
-                    self.report_in_use(file, &mut stale);
-                }
+                    .filter(|(_, node)| {
+                        node.row.kind() != FileKind::Directory && [ino, STRAY].contains(&node.row.parent)
+                    })
+                    .map(|(file, _)| file);
+                let files: Vec<Ino> = known.chain(files).copied().collect();
+                files.into_iter().for_each(|file| self.uncover_file(ino, file, &mut stale));
             }
             (Object::File { .. }, _) => {}
         }
@@ -242,16 +255,22 @@ impl Tree {
             if self.lookups.contains_key(&dentry.ino) {
                 stale.names.push((dir, name.clone()));
             }
-            let at_home = self
-                .nodes
-                .get(&dentry.ino)
-                .is_some_and(|node| node.row.kind() != FileKind::Directory && node.row.parent == dir);
-            let owned = self.owned.as_ref().is_some_and(|owned| owned.contains(&dentry.ino));
-            if at_home && !owned {
-                self.drop_row(dentry.ino, stale);
-                self.report_in_use(dentry.ino, stale);
+            if dentry.kind != FileKind::Directory {
+                self.uncover_file(dir, dentry.ino, stale);
             }
         }
+    }
+
+    /// A file has lost the cover of a directory that it has, or may have, a name in: its row goes unless something
+    /// else covers it. Others may remove all its names now without this host being told, even those of a stray.
+    fn uncover_file(&mut self, dir: Ino, file: Ino, stale: &mut Stale) {
+        if self.owned.as_ref().is_some_and(|owned| owned.contains(&file)) {
+            return;
+        }
+        if self.nodes.get(&file).is_none_or(|node| node.row.parent == dir) {
+            self.drop_row(file, stale);
+        }
+        self.report_in_use(file, stale);
     }
 
     /// A new connection: everything that is not owned may have changed, and goes.
@@ -264,18 +283,20 @@ impl Tree {
                 self.uncover_files(dir, directory, &mut stale);
             }
         }
-        let rows: Vec<Ino> = self.nodes.keys().filter(|ino| !self.owns(**ino)).copied().collect();
-        let reported: HashSet<Ino> = stale.in_use.iter().copied().collect();
+        // Rows that were evicted are known to the kernel still.
+        let known = self.lookups.keys().filter(|ino| !self.nodes.contains_key(ino));
+        let rows: Vec<Ino> =
+            self.nodes.keys().chain(known).filter(|ino| !self.owns(**ino)).copied().collect();
         for ino in rows {
             self.drop_row(ino, &mut stale);
-            if !reported.contains(&ino) {
-                self.report_in_use(ino, &mut stale);
-            }
+            self.report_in_use(ino, &mut stale);
         }
+        stale.in_use.sort_unstable();
+        stale.in_use.dedup();
         stale
     }
 
-    /// Inodes whose names or cover are gone, and that the kernel knows.
+    /// Inodes whose names or cover are gone, or that have no name, and that the kernel knows.
     pub fn in_use(&self) -> impl Iterator<Item = Ino> + '_ {
         self.in_use.iter().copied()
     }

@@ -1,0 +1,56 @@
+//! Worlds of clients and a server from a seed: the pure rules of `hayloft-model` under random delays, lost
+//! connections, crashes and restarts, judged by a reference that is written separately. See `README.md`.
+//!
+//! There is no input or output here, no thread and no clock: time is a counter, and one seed is one schedule.
+
+mod client;
+mod kernel;
+mod messages;
+mod operation;
+mod reference;
+mod rng;
+mod server;
+mod world;
+
+pub use world::{Config, Failure, Outcome, run};
+
+/// A rule that is left out, to see that the simulator notices.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Rule {
+    /// Events are acknowledged before tree and kernel have them.
+    AckBeforeApply,
+    /// A recall is acknowledged before the log is shipped.
+    RecallWithoutShip,
+    /// A server that starts serves requests before all sessions have claimed.
+    NoClaimGrace,
+    /// Rule 1: names are handed out without a limit in directories that are changed by request.
+    UnlimitedWhileChanging,
+    /// Rule 1: the kernel's directory lock is waited for, instead of raising the epoch.
+    WaitForLocks,
+    /// A client whose lease has run out goes on answering.
+    NoLease,
+    /// Changes and batches that come again are done again.
+    ReplayTwice,
+    /// Nobody tells the server what is in use.
+    ForgetInUse,
+    /// Changes are requested while older ones are only in memory.
+    ChangeBeforeShip,
+    /// Rows of children are listed whoever owns them.
+    ListUncovered,
+}
+
+impl Rule {
+    /// All, by name.
+    pub const ALL: [(&'static str, Rule); 10] = [
+        ("ack-before-apply", Rule::AckBeforeApply),
+        ("recall-without-ship", Rule::RecallWithoutShip),
+        ("no-claim-grace", Rule::NoClaimGrace),
+        ("unlimited-while-changing", Rule::UnlimitedWhileChanging),
+        ("wait-for-locks", Rule::WaitForLocks),
+        ("no-lease", Rule::NoLease),
+        ("replay-twice", Rule::ReplayTwice),
+        ("forget-in-use", Rule::ForgetInUse),
+        ("change-before-ship", Rule::ChangeBeforeShip),
+        ("list-uncovered", Rule::ListUncovered),
+    ];
+}
