@@ -152,11 +152,13 @@ enum Mode {
 
 impl Mode {
     fn conflicts(self, other: Mode) -> bool {
-        match (self, other) {
-            (Mode::Exclusive, _) | (_, Mode::Exclusive) => true,
-            (Mode::Read, Mode::OwnBelow) | (Mode::OwnBelow, Mode::Read) => true,
-            _ => false,
-        }
+        matches!(
+            (self, other),
+            (Mode::Exclusive, _)
+                | (_, Mode::Exclusive)
+                | (Mode::Read, Mode::OwnBelow)
+                | (Mode::OwnBelow, Mode::Read)
+        )
     }
 }
 

@@ -61,7 +61,9 @@ impl Volume {
         match sharing.changes.get(&(session, request)) {
             Some(Progress::UnderWay) => return Ok(()),
             Some(Progress::Done(changed)) => {
-                sharing.answer(session, request, Ok(Answer::Changed(*changed)));
+                let changed = *changed;
+                drop(sharing);
+                self.answer_again(session, request, changed);
                 return Ok(());
             }
             None => drop(sharing.changes.insert((session, request), Progress::UnderWay)),
@@ -71,15 +73,37 @@ impl Volume {
         tokio::spawn(async move {
             let answer = volume.carry_out(&asked).await.inspect_err(|error| volume.note(error));
             let mut sharing = volume.sharing.lock();
-            // An outcome that is stored is found again; anything else can be asked for once more.
-            if let Some(Progress::UnderWay) = sharing.changes.get(&(session, request)) {
-                sharing.changes.remove(&(session, request));
+            match &answer {
+                // It is stored, and is found again.
+                Ok(changed) if changed.error == 0 && !changed.yours => {
+                    if let Some(progress) = sharing.changes.get_mut(&(session, request)) {
+                        *progress = Progress::Done(*changed);
+                    }
+                }
+                // Nothing was changed: it can be asked for once more.
+                _ => drop(sharing.changes.remove(&(session, request))),
             }
             sharing.answer(session, request, answer.map(Answer::Changed));
             drop(sharing);
             volume.shared.stats.count("CHANGE", started.elapsed());
         });
         Ok(())
+    }
+
+    /// Answers a request that was carried out before. After a restart others may not know of it yet: they do when they
+    /// have claimed, or are ended.
+    fn answer_again(self: &Arc<Self>, session: SessionId, request: u64, changed: Changed) {
+        let volume = Arc::clone(self);
+        tokio::spawn(async move {
+            let all_know = async {
+                let mut pass = volume.request(session, Request::Read(Vec::new()))?;
+                pass.ready().await?;
+                pass.finish();
+                Ok(Answer::Changed(changed))
+            };
+            let answer = all_know.await;
+            volume.sharing.lock().answer(session, request, answer);
+        });
     }
 
     async fn carry_out(self: &Arc<Self>, asked: &Asked) -> Result<Changed, VolumeError> {
@@ -266,12 +290,8 @@ impl Volume {
 
     /// Notes that a change is durable.
     fn stored(&self, asked: &Asked, executed: &Executed, forgotten: &[u64]) {
-        let Asked { session, request, .. } = *asked;
+        let session = asked.session;
         let mut sharing = self.sharing.lock();
-        // Whose session has ended meanwhile does not ask again.
-        if let Some(progress) = sharing.changes.get_mut(&(session, request)) {
-            *progress = Progress::Done(outcome(executed));
-        }
         sharing.forgot(session, forgotten);
         sharing.counts.executed += 1;
         let mut state = self.state.lock();

@@ -6,10 +6,11 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use bytes::Bytes;
 use common::*;
+use hayloft_model::grants::Object;
 use hayloft_model::{BlockRef, Content, ContentHash, FileKind, Ino, InodeRow, Name, Record, Rows};
 use hayloft_wire::client_message::Body as Ask;
 use hayloft_wire::server_message::Body as Answer;
-use hayloft_wire::{CheckVolume, FetchInode, FetchPages, Hello, SweepVolume, encode_blocks};
+use hayloft_wire::{CheckVolume, Claim, FetchInode, FetchPages, Hello, SweepVolume, encode_blocks};
 
 /// A seeded source of small numbers.
 struct Dice(u64);
@@ -250,7 +251,9 @@ fn history(seed: u64, rounds: u64) {
             }
             running = Running::start(config(folder.path()));
             let resume = Hello { resume: true, ..hello(seed) };
-            let (again, welcome) = Client::open(running.address, resume).unwrap();
+            let own = world.directories().into_iter().map(|dir| Object::Directory(dir).into()).collect();
+            let claim = Claim { own, ..Claim::default() };
+            let (again, welcome) = Client::open_with(running.address, resume, claim).unwrap();
             assert_eq!(welcome.last_sequence, world.sequence);
             client = again;
         }
