@@ -8,7 +8,7 @@ use serde_json::Value;
 use crate::farm::{Farm, Mount, number, run, sh};
 
 /// Makes a source tree of so many small files.
-fn tree(dir: &Path, files: usize) {
+pub(crate) fn tree(dir: &Path, files: usize) {
     for at in 0..files {
         let folder = dir.join(format!("part-{}/sub-{}", at / 400, at / 40 % 10));
         if at % 40 == 0 {
@@ -24,12 +24,12 @@ fn tree(dir: &Path, files: usize) {
 }
 
 /// find, stat and read, names that are not there among them.
-const PASS: &str = "find . -type f | wc -l >/dev/null
+pub(crate) const PASS: &str = "find . -type f | wc -l >/dev/null
     find . -exec stat -c %i {} + >/dev/null
     find . -type f -exec cat {} + >/dev/null
     for name in part-0 part-0/sub-1; do ! test -e $name/missing.h; done";
 
-fn lookups(stats: &Value) -> u64 {
+pub(crate) fn lookups(stats: &Value) -> u64 {
     number(stats, "fuse.requests.LOOKUP")
 }
 

@@ -6,16 +6,26 @@
 
 mod caching;
 mod calls;
+mod clients;
+mod coherence;
+mod contention;
+mod costs;
 mod crash;
 mod farm;
+mod hosts;
+mod kinds;
 mod lifecycle;
 mod locks;
 mod model;
+mod net;
 mod posix_dirs;
 mod posix_files;
 mod posix_rights;
 mod posix_xattr;
 mod server_loss;
+mod shared_files;
+mod shared_locks;
 mod space;
 mod trial;
 mod unsent;
+mod watchdog;
