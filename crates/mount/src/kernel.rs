@@ -156,8 +156,6 @@ pub(crate) enum Word {
     },
     /// Nothing can be relied upon.
     Everything,
-    /// These can go when it is convenient.
-    Expire(Vec<(Ino, Name)>),
     /// These have to go before the sender goes on.
     ExpireNow(Vec<(Ino, Name)>, Sender<()>),
     /// The mount is gone.
@@ -216,15 +214,6 @@ pub(crate) fn run(client: &Client, control: &Control, words: &Receiver<Word>) {
                         speaker = None;
                     }
                 }
-            }
-            Word::Expire(names) => {
-                // Nobody waits for it: on a thread of its own, as long as it takes.
-                let notifier = notifier.clone();
-                let _ = std::thread::Builder::new().name("hayloft-expire".to_string()).spawn(move || {
-                    for (dir, name) in names {
-                        let _ = notifier.expire_entry(dir.0, name.as_bytes());
-                    }
-                });
             }
             Word::ExpireNow(names, done) => {
                 speak(notifier, &mut speaker, names, Vec::new());

@@ -170,15 +170,21 @@ impl Client {
 
     /// Has the server execute a change. Its names are handed to the kernel for one use from now on.
     pub(crate) fn change(&self, change: &Change, execute: bool) -> Result<Outcome, FaultError> {
-        let mut expire = Vec::new();
-        {
+        let durable = self.durable();
+        let known_there = {
             let mut core = self.core();
-            for dir in change.directories() {
-                expire.extend(core.heat(dir));
-            }
-        }
-        if !expire.is_empty() {
-            self.tell_kernel(Word::Expire(expire));
+            change.directories().into_iter().for_each(|dir| drop(core.heat(dir)));
+            let named: Vec<Ino> = change
+                .places()
+                .iter()
+                .filter_map(|(dir, name)| core.tree.lookup(*dir, name.as_bytes()).ok().flatten())
+                .map(|dentry| dentry.ino)
+                .collect();
+            let mut all = change.directories().into_iter().chain(change.inode()).chain(named);
+            all.all(|ino| core.tree.is_stored(ino, durable))
+        };
+        if !known_there && !self.ship_all() {
+            return Err(FaultError::Ended("the session is over".to_string()));
         }
         let operation = Some(change.into());
         let ask = Ask::Change(ChangeRequest { forget_below: 0, execute, operation });

@@ -98,6 +98,11 @@ impl Tree {
         self.lookups.get(&ino).copied().unwrap_or(0)
     }
 
+    /// Whether the server has heard of the inode; `durable` is the last batch that it is known to hold.
+    pub fn is_stored(&self, ino: Ino, durable: Sequence) -> bool {
+        self.nodes.get(&ino).is_none_or(|node| node.stored && node.cut <= durable)
+    }
+
     /// All inodes that the kernel has references to.
     pub fn known(&self) -> Vec<Ino> {
         self.lookups.keys().copied().collect()

@@ -27,7 +27,7 @@ impl VolumeFs {
                 return Ok(false);
             }
             // Rows of files are changed by their owner.
-            (Missing::Own(object @ Object::File { .. }), Some(change)) if change.places().is_empty() => {
+            (Missing::Own(object @ Object::File { .. }), Some(_)) => {
                 self.client.acquire(object, Some(interrupt))?;
                 return Ok(false);
             }
