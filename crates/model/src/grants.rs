@@ -624,7 +624,8 @@ impl Grants {
             let waiting = &self.requests[&ticket];
             let claims: Vec<(Ino, Mode)> = waiting.claims().collect();
             let waits = matches!(waiting.stage, Stage::Waiting | Stage::Dropping(_));
-            let free = claims.iter().all(|(ino, mode)| {
+            let begun = matches!(waiting.stage, Stage::Dropping(_));
+            let free = begun || claims.iter().all(|(ino, mode)| {
                 let others = claimed.get(ino).into_iter().flatten();
                 !others.into_iter().any(|(other, theirs)| *other != ticket && theirs.conflicts(*mode))
             });

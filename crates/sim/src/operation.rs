@@ -201,7 +201,8 @@ impl World {
         let kind = self.random_kind(at, process);
         let id = self.new_op();
         let session = self.clients[at].session;
-        self.reference.begin(id, session);
+        let now = self.now;
+        self.reference.begin(id, session, now);
         let walks = match &kind {
             Kind::Make(place, _) | Kind::Remove(place, _) => vec![place.dir.clone()],
             Kind::Link(from, to) => vec![from.path(), to.dir.clone()],
@@ -763,8 +764,7 @@ impl World {
                 return Flow::Wait;
             }
             op.ship = None;
-            let call = op.call;
-            let request = self.ask(at, Ask::Change { change: change.clone(), execute }, call);
+            let request = self.ask(at, Ask::Change { change: change.clone(), execute });
             let session = self.clients[at].session;
             self.reference.requests.insert((session, request), op.id);
             (op.requested, op.waits) = (Some(request), Some(request));

@@ -7,7 +7,7 @@ use hayloft_model::{Ino, SessionId};
 
 use crate::Rule;
 use crate::client::{Client, Late};
-use crate::messages::{ToClient, ToServer};
+use crate::messages::{Ask, ToClient, ToServer};
 use crate::reference::{Reference, Verdict};
 use crate::rng::Rng;
 use crate::server::{Fault, Send, Server};
@@ -98,8 +98,11 @@ pub(crate) struct Connection {
 }
 
 impl Connection {
+    /// Whether nothing is on its way but keep-alives.
     pub(crate) fn is_empty(&self) -> bool {
-        self.to_server.is_empty() && self.to_client.is_empty()
+        let ping = |message: &ToServer| matches!(message, ToServer::Ask { ask: Ask::Ping, .. });
+        let pong = |message: &ToClient| matches!(message, ToClient::Pong { .. });
+        self.to_server.iter().all(ping) && self.to_client.iter().all(pong)
     }
 }
 
@@ -328,7 +331,7 @@ impl World {
 
     fn delay(&mut self) -> u64 {
         let usual = 1 + self.rng.below(self.delay);
-        if self.rng.permille(30) { usual * 8 } else { usual }
+        if self.rng.permille(30) { usual * 4 } else { usual }
     }
 
     pub(crate) fn open(&mut self, client: usize, life: u64, session: SessionId) -> u64 {
@@ -462,7 +465,8 @@ impl World {
             self.fail(format!("c{at} waits for ever: {about}; grants: {:#?}", self.server.grants));
         }
         if self.draining && now > self.server.drain_until {
-            self.fail("it does not come to rest".into());
+            let waits: Vec<String> = self.clients.iter().map(|client| client.waits_for()).collect();
+            self.fail(format!("it does not come to rest: {waits:#?}; {:#?}", self.server.grants));
         }
     }
 }
