@@ -79,6 +79,15 @@ pub enum Request {
     },
 }
 
+impl Request {
+    fn objects(&self) -> &[Object] {
+        match self {
+            Request::Read(objects) | Request::Change { objects, .. } => objects,
+            Request::Own(object) => std::slice::from_ref(object),
+        }
+    }
+}
+
 /// What a request has come to when its turn is there.
 #[derive(Clone, PartialEq, Debug)]
 pub enum Outcome {
@@ -328,7 +337,8 @@ impl Grants {
     /// session holds it now.
     pub fn read_along(&mut self, ticket: Ticket, dir: Ino) -> Option<Grant> {
         let session = self.requests.get(&ticket)?.session;
-        if self.owner(dir).is_some_and(|owner| owner != session) || self.is_wanted(ticket, dir) {
+        let taken = self.owner(dir).is_some_and(|owner| owner != session);
+        if taken || self.is_recalled(session, dir) || self.is_wanted(ticket, dir) {
             return None;
         }
         self.requests.get_mut(&ticket)?.along.push(dir);
@@ -640,6 +650,11 @@ impl Grants {
     fn try_ready(&mut self, ticket: Ticket) {
         let waiting = &self.requests[&ticket];
         let session = waiting.session;
+        let concerned = |object: &Object| [Some(object.ino()), object.home()].into_iter().flatten();
+        if waiting.request.objects().iter().flat_map(concerned).any(|ino| self.is_recalled(session, ino)) {
+            // Its acknowledgement is on its way, and would take what the session is about to be given.
+            return;
+        }
         match waiting.request.clone() {
             Request::Read(objects) => {
                 if self.recall(self.owners_of(session, &objects)) {
@@ -842,14 +857,11 @@ impl Waiting {
     /// What the request claims, and how.
     fn claims(&self) -> impl Iterator<Item = (Ino, Mode)> + '_ {
         let settling = matches!(self.stage, Stage::Settling(_));
-        let (objects, dir_mode, file_mode, below): (&[Object], Mode, Mode, Mode) = match &self.request {
-            Request::Read(objects) => (objects, Mode::Read, Mode::Read, Mode::ReadBelow),
-            Request::Own(object) => {
-                (std::slice::from_ref(object), Mode::Exclusive, Mode::Exclusive, Mode::OwnBelow)
-            }
-            Request::Change { objects, .. } => (objects, Mode::Exclusive, Mode::Exclusive, Mode::OwnBelow),
+        let (dir_mode, file_mode, below) = match &self.request {
+            Request::Read(_) => (Mode::Read, Mode::Read, Mode::ReadBelow),
+            Request::Own(_) | Request::Change { .. } => (Mode::Exclusive, Mode::Exclusive, Mode::OwnBelow),
         };
-        let of_objects = objects.iter().flat_map(move |object| match object {
+        let of_objects = self.request.objects().iter().flat_map(move |object| match object {
             Object::Directory(dir) => [Some((*dir, dir_mode)), None],
             Object::File { ino, .. } => {
                 [Some((*ino, file_mode)), object.home().map(|home| (home, below))]

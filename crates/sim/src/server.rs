@@ -835,10 +835,13 @@ impl World {
             return;
         }
         let now = self.now;
-        let late: Vec<SessionId> = self
-            .server
-            .grants
-            .waited_for()
+        // An answer that waits for all claims waits for those who have not.
+        let replays = !self.server.replays.is_empty();
+        let unclaimed =
+            self.server.live.iter().filter(|(_, live)| replays && !live.ever_claimed).map(|(session, _)| *session);
+        let mut waited_for = self.server.grants.waited_for();
+        waited_for.extend(unclaimed);
+        let late: Vec<SessionId> = waited_for
             .into_iter()
             .filter(|session| {
                 self.server.live.get(session).is_some_and(|live| now - live.heard > LEASE)

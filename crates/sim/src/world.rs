@@ -14,7 +14,7 @@ use crate::server::{Fault, Send, Server};
 
 /// How long a session may be silent.
 pub(crate) const LEASE: u64 = 400;
-/// No operation takes longer.
+/// No operation takes longer after the last fault.
 const PATIENCE: u64 = 8_000;
 /// Steps of a world, at most.
 const STEPS_MAX: u64 = 4_000_000;
@@ -125,6 +125,7 @@ pub(crate) struct World {
     /// How often faults happen; 0: never.
     faults: u64,
     delay: u64,
+    last_fault: u64,
     /// No more operations and faults.
     pub(crate) draining: bool,
 }
@@ -177,6 +178,7 @@ impl World {
             trace: VecDeque::new(),
             faults,
             delay,
+            last_fault: 0,
             draining: false,
         };
         for at in 0..clients as usize {
@@ -420,9 +422,10 @@ impl World {
     }
 
     fn fault(&mut self) {
-        if self.draining {
+        if self.draining || self.ops_left == 0 {
             return;
         }
+        self.last_fault = self.now;
         let next = 1 + self.rng.below(2 * self.faults);
         self.after(next, What::Fault);
         let client = self.rng.below(self.clients.len() as u64) as usize;
@@ -454,12 +457,12 @@ impl World {
     }
 
     fn check_patience(&mut self) {
-        let now = self.now;
+        let (now, last_fault) = (self.now, self.last_fault);
         let late = self
             .clients
             .iter()
             .enumerate()
-            .find_map(|(at, client)| client.oldest_call().filter(|call| now - call > PATIENCE).map(|_| at));
+            .find_map(|(at, client)| client.oldest_call().filter(|call| now - (*call).max(last_fault) > PATIENCE).map(|_| at));
         if let Some(at) = late {
             let about = self.clients[at].waits_for();
             self.fail(format!("c{at} waits for ever: {about}; grants: {:#?}", self.server.grants));
