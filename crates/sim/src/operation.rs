@@ -117,6 +117,8 @@ pub(crate) struct Op {
     /// A change is requested when this is durable.
     ship: Option<(Sequence, bool)>,
     requested: Option<u64>,
+    /// The client was told to do it itself once.
+    was_yours: bool,
     executed: Option<Option<Ino>>,
     synced: Option<Sequence>,
 }
@@ -228,6 +230,7 @@ impl World {
             acquired: BTreeSet::new(),
             ship: None,
             requested: None,
+            was_yours: false,
             executed: None,
             synced: None,
         })
@@ -752,7 +755,7 @@ impl World {
             op.requested = None;
             match result {
                 Err(error) => return Flow::Ready(Answer::Error(error)),
-                Ok(_) if yours => {}
+                Ok(_) if yours => op.was_yours = true,
                 Ok(made) => {
                     op.executed = Some(made);
                     return self.answer_executed(at, op, change, made);
@@ -798,6 +801,9 @@ impl World {
     }
 
     fn request_change(&mut self, at: usize, op: &mut Op, change: &Change, execute: bool) -> Flow<Answer> {
+        // What is its own may not be enough: the row of a directory that is moved or removed is another's. Told so again
+        // and again, it would never end.
+        let execute = execute || op.was_yours;
         let client = &mut self.clients[at];
         client.hot.extend(change.directories());
         let until = self.flush(at);
