@@ -398,7 +398,6 @@ impl World {
         stale.attributes.iter().chain(&stale.data).for_each(|ino| client.kernel.invalidate(*ino));
         client.kernel.raise_epoch();
         client.unlimited.clear();
-        client.tree.take_released();
         let in_use =
             if self.is_broken(Rule::ForgetInUse) { Vec::new() } else { self.clients[at].tree.in_use().collect() };
         if self.clients[at].in_flight.as_ref().is_some_and(|(_, batch)| batch.sequence <= last) {
@@ -489,6 +488,7 @@ impl World {
         client.recalls = rest;
         let ready: Vec<Recall> = ready;
         ready.into_iter().for_each(|recall| self.give_back(at, recall));
+        self.let_go(at);
         self.start_batch(at);
         self.wake_all(at);
     }
@@ -673,10 +673,14 @@ impl World {
 
     /// Tells what is not in use any more; a claim tells what is.
     fn let_go(&mut self, at: usize) {
-        if self.clients[at].link != Link::Up {
+        let client = &mut self.clients[at];
+        // A batch on its way may say that they are in use.
+        if client.link != Link::Up || client.in_flight.is_some() {
             return;
         }
-        let released = self.clients[at].tree.take_released();
+        let mut released = client.tree.take_released();
+        let used: BTreeSet<Ino> = client.tree.in_use().collect();
+        released.retain(|ino| !used.contains(ino));
         if !released.is_empty() {
             self.say(at, ToServer::LetGo(released));
         }

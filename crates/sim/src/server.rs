@@ -561,8 +561,13 @@ impl World {
                     }
                     held => held.is_some(),
                 },
-                // Nobody has claimed a stray for this: it may change while the answer is made.
-                object => object.home().is_some() && server.grants.covers(session, object),
+                // Nobody has claimed a stray for this: it may change while the answer is made. What the session owns by
+                // itself it has, and may be told to give back meanwhile.
+                object => {
+                    object.home().is_some()
+                        && server.grants.covers(session, object)
+                        && server.grants.owner(object.ino()).is_none()
+                }
             };
             if visible || uncovered {
                 rows.push((dentry.ino, row.clone()));

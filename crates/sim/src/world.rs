@@ -158,7 +158,7 @@ impl World {
         let server = Server::new();
         let root = server.stored.rows.inodes[&Ino::ROOT].clone();
         let clients = rng.between(2, 8).min(rng.between(2, 8));
-        let faults = *rng.pick(&[0, 0, 900, 400, 150]);
+        let faults = *rng.pick(&[0, 400, 200, 100, 50]);
         let delay = *rng.pick(&[1, 4, 12, 40]);
         let mut world = World {
             config,

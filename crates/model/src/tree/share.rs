@@ -165,9 +165,10 @@ impl Tree {
 
     fn replace(&mut self, ino: Ino, row: &InodeRow, stale: &mut Stale) {
         self.newest = self.newest.max(row.ctime);
+        let owned = self.owned.is_some() && self.owns(ino);
         match self.nodes.get_mut(&ino) {
-            // Only the owner changes a row; what it has not shipped is newer.
-            Some(node) if node.dirty => return,
+            // Only the owner changes a row: what is here, shipped or not, is newer.
+            Some(node) if node.dirty || owned => return,
             Some(node) => {
                 if node.row.content != row.content || node.row.size != row.size {
                     stale.data.push(ino);
