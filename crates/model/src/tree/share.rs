@@ -318,3 +318,7 @@ pub(crate) fn object_of(ino: Ino, row: &InodeRow) -> Object {
         _ => Object::File { ino, home: if row.nlink == 0 { STRAY } else { row.parent } },
     }
 }
+
+#[cfg(test)]
+#[path = "share_tests.rs"]
+mod tests;
