@@ -84,6 +84,15 @@ pub enum Request {
     },
 }
 
+impl Request {
+    fn objects(&self) -> &[Object] {
+        match self {
+            Request::Read(objects) | Request::Change { objects, .. } => objects,
+            Request::Own(object) => std::slice::from_ref(object),
+        }
+    }
+}
+
 /// What a request has come to when its turn is there.
 #[derive(Clone, PartialEq, Debug)]
 pub enum Outcome {
@@ -348,7 +357,8 @@ impl Grants {
     fn take_along(&mut self, ticket: Ticket, ino: Ino) -> Option<SessionId> {
         let session = self.requests.get(&ticket)?.session;
         let foreign = self.owner(ino).is_some_and(|owner| owner != session);
-        if foreign || !self.peers.contains_key(&session) || self.is_wanted(ticket, ino) {
+        let given_back = self.is_recalled(session, ino);
+        if foreign || given_back || !self.peers.contains_key(&session) || self.is_wanted(ticket, ino) {
             return None;
         }
         self.requests.get_mut(&ticket)?.along.push(ino);
@@ -687,10 +697,12 @@ impl Grants {
             let waiting = &self.requests[&ticket];
             let claims: Vec<(Ino, Mode)> = waiting.claims().collect();
             let waits = waits(waiting);
-            let free = claims.iter().all(|(ino, mode)| {
-                let others = claimed.get(ino).into_iter().flatten();
-                !others.into_iter().any(|(other, theirs)| *other != ticket && theirs.conflicts(*mode))
-            });
+            let begun = matches!(waiting.stage, Stage::Dropping(_));
+            let free = begun
+                || claims.iter().all(|(ino, mode)| {
+                    let others = claimed.get(ino).into_iter().flatten();
+                    !others.into_iter().any(|(other, theirs)| *other != ticket && theirs.conflicts(*mode))
+                });
             if waits && free {
                 self.try_ready(ticket);
             }
@@ -702,6 +714,11 @@ impl Grants {
     fn try_ready(&mut self, ticket: Ticket) {
         let waiting = &self.requests[&ticket];
         let session = waiting.session;
+        let concerned = |object: &Object| [Some(object.ino()), object.home()].into_iter().flatten();
+        if waiting.request.objects().iter().flat_map(concerned).any(|ino| self.is_recalled(session, ino)) {
+            // Its acknowledgement is on its way, and would take what the session is about to be given.
+            return;
+        }
         match waiting.request.clone() {
             Request::Read(objects) => {
                 if self.recall(self.owners_of(session, &objects)) {
@@ -903,14 +920,11 @@ impl Waiting {
     /// What the request claims, and how.
     fn claims(&self) -> impl Iterator<Item = (Ino, Mode)> + '_ {
         let settling = matches!(self.stage, Stage::Settling(_));
-        let (objects, dir_mode, file_mode, below): (&[Object], Mode, Mode, Mode) = match &self.request {
-            Request::Read(objects) => (objects, Mode::Read, Mode::Read, Mode::ReadBelow),
-            Request::Own(object) => {
-                (std::slice::from_ref(object), Mode::Exclusive, Mode::Exclusive, Mode::OwnBelow)
-            }
-            Request::Change { objects, .. } => (objects, Mode::Exclusive, Mode::Exclusive, Mode::OwnBelow),
+        let (dir_mode, file_mode, below) = match &self.request {
+            Request::Read(_) => (Mode::Read, Mode::Read, Mode::ReadBelow),
+            Request::Own(_) | Request::Change { .. } => (Mode::Exclusive, Mode::Exclusive, Mode::OwnBelow),
         };
-        let of_objects = objects.iter().flat_map(move |object| match object {
+        let of_objects = self.request.objects().iter().flat_map(move |object| match object {
             Object::Directory(dir) => [Some((*dir, dir_mode)), None],
             Object::File { ino, .. } => [Some((*ino, file_mode)), object.home().map(|home| (home, below))],
         });
@@ -922,3 +936,7 @@ impl Waiting {
 #[cfg(test)]
 #[path = "grants_tests.rs"]
 mod tests;
+
+#[cfg(test)]
+#[path = "grants_session_tests.rs"]
+mod session_tests;

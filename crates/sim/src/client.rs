@@ -33,8 +33,6 @@ pub(crate) struct Outstanding {
     sent: u64,
     /// The batch that was durable when it was sent.
     durable: Sequence,
-    /// When the operation was called that it is for.
-    call: u64,
 }
 
 #[derive(Debug)]
@@ -42,6 +40,7 @@ struct Recall {
     event: u64,
     object: Object,
     keep_read: bool,
+    owned: bool,
     /// The batch that ships what was changed until then.
     until: Sequence,
 }
@@ -121,7 +120,7 @@ impl Client {
 
     fn is_at_rest(&self) -> bool {
         self.link == Link::Up
-            && self.outstanding.is_empty()
+            && self.outstanding.values().all(|outstanding| matches!(outstanding.ask, Ask::Ping))
             && self.recalls.is_empty()
             && self.expiries.is_empty()
             && self.in_flight.is_none()
@@ -224,8 +223,10 @@ impl World {
         let client = &mut self.clients[at];
         client.connection = None;
         client.link = Link::Down;
-        // What was not acknowledged will not be.
-        client.recalls.clear();
+        // What was not given back is still its own: changes of it may be in the log.
+        for recall in client.recalls.drain(..).filter(|recall| recall.owned) {
+            client.tree.own(recall.object.ino());
+        }
         client.expiries.clear();
         let life = client.life;
         let delay = self.rng.below(60);
@@ -273,17 +274,17 @@ impl World {
         let life = self.clients[at].life;
         self.after(LEASE / 6, What::Ping(at, life));
         if self.clients[at].link == Link::Up && self.now - self.clients[at].last_sent >= LEASE / 6 {
-            self.ask(at, Ask::Ping, 0);
+            self.ask(at, Ask::Ping);
         }
     }
 
     /// Asks the server; an answer wakes everybody.
-    pub(crate) fn ask(&mut self, at: usize, ask: Ask, call: u64) -> u64 {
+    pub(crate) fn ask(&mut self, at: usize, ask: Ask) -> u64 {
         let now = self.now;
         let client = &mut self.clients[at];
         let request = client.next_request;
         client.next_request += 1;
-        let outstanding = Outstanding { ask: ask.clone(), sent: now, durable: client.durable, call };
+        let outstanding = Outstanding { ask: ask.clone(), sent: now, durable: client.durable };
         client.outstanding.insert(request, outstanding);
         if client.link == Link::Up {
             self.send_ask(at, request, ask);
@@ -310,14 +311,9 @@ impl World {
             Missing::Own(object) => Ask::Acquire(object),
             Missing::Numbers | Missing::Executor => Ask::Numbers,
         };
-        let request = self.ask(at, ask, 0);
+        let request = self.ask(at, ask);
         self.clients[at].fetches.insert(request, missing);
         request
-    }
-
-    pub(crate) fn request_call(&self, session: SessionId, request: u64) -> Option<u64> {
-        let client = self.clients.iter().find(|client| client.session == session)?;
-        client.outstanding.get(&request).map(|outstanding| outstanding.call)
     }
 
     fn answered(&mut self, at: usize, request: u64) -> Option<Outstanding> {
@@ -401,8 +397,6 @@ impl World {
         stale.attributes.iter().chain(&stale.data).for_each(|ino| client.kernel.invalidate(*ino));
         client.kernel.raise_epoch();
         client.unlimited.clear();
-        client.tree.take_released();
-        let own = client.tree.owned();
         let in_use = if self.is_broken(Rule::ForgetInUse) {
             Vec::new()
         } else {
@@ -411,6 +405,7 @@ impl World {
         if self.clients[at].in_flight.as_ref().is_some_and(|(_, batch)| batch.sequence <= last) {
             self.shipped(at);
         }
+        let own = self.clients[at].tree.owned();
         self.say(at, ToServer::Claim { own, in_use });
     }
 
@@ -434,6 +429,7 @@ impl World {
             })
             .collect();
         again.into_iter().for_each(|(request, ask)| self.send_ask(at, request, ask));
+        self.let_go(at);
         self.wake_all(at);
     }
 
@@ -488,11 +484,13 @@ impl World {
         let Some((_, batch)) = client.in_flight.take() else { return };
         client.durable = batch.sequence;
         let durable = client.durable;
+        client.tree.shipped(durable);
         let (ready, rest) =
             std::mem::take(&mut client.recalls).into_iter().partition(|recall| recall.until <= durable);
         client.recalls = rest;
         let ready: Vec<Recall> = ready;
         ready.into_iter().for_each(|recall| self.give_back(at, recall));
+        self.let_go(at);
         self.start_batch(at);
         self.wake_all(at);
     }
@@ -531,10 +529,12 @@ impl World {
                 self.acknowledge(at, number, stale);
             }
             Body::Recall { object, keep_read } => {
-                self.clients[at].tree.disown(object.ino());
+                let tree = &mut self.clients[at].tree;
+                let owned = tree.owned().iter().any(|own| own.ino() == object.ino());
+                tree.disown(object.ino());
                 let until =
                     if self.is_broken(Rule::RecallWithoutShip) { Sequence(0) } else { self.flush(at) };
-                let recall = Recall { event: number, object, keep_read, until };
+                let recall = Recall { event: number, object, keep_read, owned, until };
                 if recall.until <= self.clients[at].durable {
                     self.give_back(at, recall);
                 } else {
@@ -668,9 +668,21 @@ impl World {
         let count = client.kernel.forget(ino);
         client.tree.forget(ino, count);
         client.tree.take_ended();
-        let released = client.tree.take_released();
-        trace!(self, "the kernel of c{at} forgets {ino}; let go: {released:?}");
-        if !released.is_empty() && self.clients[at].link == Link::Up {
+        trace!(self, "the kernel of c{at} forgets {ino}");
+        self.let_go(at);
+    }
+
+    /// Tells what is not in use any more; a claim tells what is.
+    fn let_go(&mut self, at: usize) {
+        let client = &mut self.clients[at];
+        // A batch on its way may say that they are in use.
+        if client.link != Link::Up || client.in_flight.is_some() {
+            return;
+        }
+        let mut released = client.tree.take_released();
+        let used: BTreeSet<Ino> = client.tree.in_use().collect();
+        released.retain(|ino| !used.contains(ino));
+        if !released.is_empty() {
             self.say(at, ToServer::LetGo(released));
         }
     }

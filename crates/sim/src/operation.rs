@@ -117,6 +117,8 @@ pub(crate) struct Op {
     /// A change is requested when this is durable.
     ship: Option<(Sequence, bool)>,
     requested: Option<u64>,
+    /// The client was told to do it itself once.
+    was_yours: bool,
     executed: Option<Option<Ino>>,
     synced: Option<Sequence>,
 }
@@ -201,7 +203,8 @@ impl World {
         let kind = self.random_kind(at, process);
         let id = self.new_op();
         let session = self.clients[at].session;
-        self.reference.begin(id, session);
+        let now = self.now;
+        self.reference.begin(id, session, now);
         let walks = match &kind {
             Kind::Make(place, _) | Kind::Remove(place, _) => vec![place.dir.clone()],
             Kind::Link(from, to) => vec![from.path(), to.dir.clone()],
@@ -231,6 +234,7 @@ impl World {
             acquired: BTreeSet::new(),
             ship: None,
             requested: None,
+            was_yours: false,
             executed: None,
             synced: None,
         })
@@ -782,7 +786,7 @@ impl World {
             op.requested = None;
             match result {
                 Err(error) => return Flow::Ready(Answer::Error(error)),
-                Ok(_) if yours => {}
+                Ok(_) if yours => op.was_yours = true,
                 Ok(made) => {
                     op.executed = Some(made);
                     return self.answer_executed(at, op, change, made);
@@ -794,8 +798,7 @@ impl World {
                 return Flow::Wait;
             }
             op.ship = None;
-            let call = op.call;
-            let request = self.ask(at, Ask::Change { change: change.clone(), execute }, call);
+            let request = self.ask(at, Ask::Change { change: change.clone(), execute });
             let session = self.clients[at].session;
             self.reference.requests.insert((session, request), op.id);
             (op.requested, op.waits) = (Some(request), Some(request));
@@ -829,6 +832,9 @@ impl World {
     }
 
     fn request_change(&mut self, at: usize, op: &mut Op, change: &Change, execute: bool) -> Flow<Answer> {
+        // What is its own may not be enough: the row of a directory that is moved or removed is another's. Told so again
+        // and again, it would never end.
+        let execute = execute || op.was_yours;
         let client = &mut self.clients[at];
         client.hot.extend(change.directories());
         let until = self.flush(at);

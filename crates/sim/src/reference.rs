@@ -60,6 +60,7 @@ struct Version {
 #[derive(Clone, Debug, Default)]
 struct Operation {
     session: u64,
+    call: u64,
     returned: Option<u64>,
     /// The batch of its session that has it; none: not cut yet.
     batch: Option<u64>,
@@ -115,8 +116,8 @@ impl Reference {
         reference
     }
 
-    pub(crate) fn begin(&mut self, op: u64, session: SessionId) {
-        let operation = Operation { session: session.0, ..Operation::default() };
+    pub(crate) fn begin(&mut self, op: u64, session: SessionId, call: u64) {
+        let operation = Operation { session: session.0, call, ..Operation::default() };
         self.operations.insert(op, operation);
     }
 
@@ -453,10 +454,10 @@ impl Reference {
     }
 
     /// The server has executed a request: it is durable, and so has to be what returned before it was made.
-    pub(crate) fn executed(&mut self, op: u64, call: u64) -> Verdict {
+    pub(crate) fn executed(&mut self, op: u64) -> Verdict {
         let Some(operation) = self.operations.get_mut(&op) else { return Ok(()) };
         operation.durable = true;
-        let session = operation.session;
+        let (session, call) = (operation.session, operation.call);
         self.synced(SessionId(session), call)
     }
 

@@ -559,8 +559,13 @@ impl World {
                     }
                     held => held.is_some(),
                 },
-                // Nobody has claimed a stray for this: it may change while the answer is made.
-                object => object.home().is_some() && server.grants.covers(session, object),
+                // Nobody has claimed a stray for this: it may change while the answer is made. What the session owns by
+                // itself it has, and may be told to give back meanwhile.
+                object => {
+                    object.home().is_some()
+                        && server.grants.covers(session, object)
+                        && server.grants.owner(object.ino()).is_none()
+                }
             };
             if visible || uncovered {
                 rows.push((dentry.ino, row.clone()));
@@ -690,11 +695,8 @@ impl World {
         let made = executed.made.map(|ino| ino.0);
         let verdict = self.reference.change(op, change, made, row, self.now);
         self.judge(&format!("op {op} executed"), verdict);
-        let call = self.request_call(session, request);
-        if let Some(call) = call {
-            let verdict = self.reference.executed(op, call);
-            self.judge(&format!("op {op} executed"), verdict);
-        }
+        let verdict = self.reference.executed(op);
+        self.judge(&format!("op {op} executed"), verdict);
     }
 
     fn publish(&mut self, ticket: Ticket, session: SessionId, executed: &mut Executed) {
@@ -836,10 +838,17 @@ impl World {
             return;
         }
         let now = self.now;
-        let late: Vec<SessionId> = self
+        // An answer that waits for all claims waits for those who have not.
+        let replays = !self.server.replays.is_empty();
+        let unclaimed = self
             .server
-            .grants
-            .waited_for()
+            .live
+            .iter()
+            .filter(|(_, live)| replays && !live.ever_claimed)
+            .map(|(session, _)| *session);
+        let mut waited_for = self.server.grants.waited_for();
+        waited_for.extend(unclaimed);
+        let late: Vec<SessionId> = waited_for
             .into_iter()
             .filter(|session| self.server.live.get(session).is_some_and(|live| now - live.heard > LEASE))
             .collect();

@@ -7,14 +7,14 @@ use hayloft_model::{Ino, SessionId};
 
 use crate::Rule;
 use crate::client::{Client, Late};
-use crate::messages::{ToClient, ToServer};
+use crate::messages::{Ask, ToClient, ToServer};
 use crate::reference::{Reference, Verdict};
 use crate::rng::Rng;
 use crate::server::{Fault, Send, Server};
 
 /// How long a session may be silent.
 pub(crate) const LEASE: u64 = 400;
-/// No operation takes longer.
+/// No operation takes longer after the last fault.
 const PATIENCE: u64 = 8_000;
 /// Steps of a world, at most.
 const STEPS_MAX: u64 = 4_000_000;
@@ -98,8 +98,11 @@ pub(crate) struct Connection {
 }
 
 impl Connection {
+    /// Whether nothing is on its way but keep-alives.
     pub(crate) fn is_empty(&self) -> bool {
-        self.to_server.is_empty() && self.to_client.is_empty()
+        let ping = |message: &ToServer| matches!(message, ToServer::Ask { ask: Ask::Ping, .. });
+        let pong = |message: &ToClient| matches!(message, ToClient::Pong { .. });
+        self.to_server.iter().all(ping) && self.to_client.iter().all(pong)
     }
 }
 
@@ -122,6 +125,7 @@ pub(crate) struct World {
     /// How often faults happen; 0: never.
     faults: u64,
     delay: u64,
+    last_fault: u64,
     /// No more operations and faults.
     pub(crate) draining: bool,
 }
@@ -154,7 +158,7 @@ impl World {
         let server = Server::new();
         let root = server.stored.rows.inodes[&Ino::ROOT].clone();
         let clients = rng.between(2, 8).min(rng.between(2, 8));
-        let faults = *rng.pick(&[0, 0, 900, 400, 150]);
+        let faults = *rng.pick(&[0, 400, 200, 100, 50]);
         let delay = *rng.pick(&[1, 4, 12, 40]);
         let mut world = World {
             config,
@@ -174,6 +178,7 @@ impl World {
             trace: VecDeque::new(),
             faults,
             delay,
+            last_fault: 0,
             draining: false,
         };
         for at in 0..clients as usize {
@@ -328,7 +333,7 @@ impl World {
 
     fn delay(&mut self) -> u64 {
         let usual = 1 + self.rng.below(self.delay);
-        if self.rng.permille(30) { usual * 8 } else { usual }
+        if self.rng.permille(30) { usual * 4 } else { usual }
     }
 
     pub(crate) fn open(&mut self, client: usize, life: u64, session: SessionId) -> u64 {
@@ -417,9 +422,10 @@ impl World {
     }
 
     fn fault(&mut self) {
-        if self.draining {
+        if self.draining || self.ops_left == 0 {
             return;
         }
+        self.last_fault = self.now;
         let next = 1 + self.rng.below(2 * self.faults);
         self.after(next, What::Fault);
         let client = self.rng.below(self.clients.len() as u64) as usize;
@@ -451,17 +457,17 @@ impl World {
     }
 
     fn check_patience(&mut self) {
-        let now = self.now;
-        let late =
-            self.clients.iter().enumerate().find_map(|(at, client)| {
-                client.oldest_call().filter(|call| now - call > PATIENCE).map(|_| at)
-            });
+        let (now, last_fault) = (self.now, self.last_fault);
+        let late = self.clients.iter().enumerate().find_map(|(at, client)| {
+            client.oldest_call().filter(|call| now - (*call).max(last_fault) > PATIENCE).map(|_| at)
+        });
         if let Some(at) = late {
             let about = self.clients[at].waits_for();
             self.fail(format!("c{at} waits for ever: {about}; grants: {:#?}", self.server.grants));
         }
         if self.draining && now > self.server.drain_until {
-            self.fail("it does not come to rest".into());
+            let waits: Vec<String> = self.clients.iter().map(|client| client.waits_for()).collect();
+            self.fail(format!("it does not come to rest: {waits:#?}; {:#?}", self.server.grants));
         }
     }
 }

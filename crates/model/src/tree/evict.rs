@@ -31,14 +31,12 @@ impl Tree {
             }
             let Some(directory) = self.dirs.remove(&dir) else { continue };
             for dentry in directory.by_name.values() {
-                let clean =
-                    self.nodes.get(&dentry.ino).is_some_and(|node| !node.dirty && node.cut <= durable);
-                // What it is has to be said when it is claimed.
-                let owned = dentry.kind != FileKind::Directory
-                    && self.owned.as_ref().is_some_and(|owned| owned.contains(&dentry.ino));
+                let clean = self.nodes.get(&dentry.ino).is_some_and(|node| {
+                    !node.dirty && node.cut <= durable && !self.owns_alone(dentry.ino, &node.row)
+                });
                 // A directory's row goes when its own listing is gone already: parents are dropped later.
                 let listed = dentry.kind == FileKind::Directory && self.dirs.contains_key(&dentry.ino);
-                if clean && !listed && !owned && !in_use(dentry.ino) {
+                if clean && !listed && !in_use(dentry.ino) {
                     self.nodes.remove(&dentry.ino);
                     dropped.push(dentry.ino);
                 }
@@ -64,22 +62,20 @@ impl Tree {
             .values()
             .flat_map(|directory| directory.by_name.values().map(|dentry| dentry.ino))
             .collect();
-        let mut lone: Vec<Ino> =
-            self.nodes
-                .iter()
-                .filter(|(ino, node)| {
-                    let clean = !node.dirty && node.cut <= durable && node.row.nlink > 0;
-                    clean
-                        && **ino != Ino::ROOT
-                        && !named.contains(ino)
-                        && !self.dirs.contains_key(ino)
-                        && !self.owned.as_ref().is_some_and(|owned| {
-                            node.row.kind() != FileKind::Directory && owned.contains(ino)
-                        })
-                        && !in_use(**ino)
-                })
-                .map(|(ino, _)| *ino)
-                .collect();
+        let mut lone: Vec<Ino> = self
+            .nodes
+            .iter()
+            .filter(|(ino, node)| {
+                let clean = !node.dirty && node.cut <= durable && node.row.nlink > 0;
+                clean
+                    && **ino != Ino::ROOT
+                    && !named.contains(ino)
+                    && !self.dirs.contains_key(ino)
+                    && !in_use(**ino)
+                    && !self.owns_alone(**ino, &node.row)
+            })
+            .map(|(ino, _)| *ino)
+            .collect();
         lone.truncate(self.nodes.len() - inodes_max);
         lone.iter().for_each(|ino| drop(self.nodes.remove(ino)));
         dropped.append(&mut lone);

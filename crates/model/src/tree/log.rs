@@ -84,7 +84,12 @@ impl Tree {
             records.push(Record::PutInode(ino, Box::new(node.row.clone())));
         }
         self.changes.inodes = kept;
-        records.extend(std::mem::take(&mut self.changes.deleted).into_iter().map(Record::DeleteInode));
+        for ino in std::mem::take(&mut self.changes.deleted) {
+            if let Some((_, cut)) = self.dying.get_mut(&ino) {
+                *cut = Some(sequence);
+            }
+            records.push(Record::DeleteInode(ino));
+        }
         for ((dir, name), stored) in std::mem::take(&mut self.changes.names) {
             let directory = self.dirs.get_mut(&dir);
             let dentry = directory.and_then(|directory| {
@@ -112,6 +117,7 @@ impl Tree {
             } else {
                 // It has ended since then, and the server never knew it.
                 self.changes.deleted.retain(|deleted| *deleted != ino);
+                self.disown(ino);
             }
         }
         for record in &cut.batch.records {
@@ -122,7 +128,12 @@ impl Tree {
                         self.changes.inodes.push(*ino);
                     }
                 }
-                Record::DeleteInode(ino) => self.changes.deleted.push(*ino),
+                Record::DeleteInode(ino) => {
+                    if let Some((_, cut)) = self.dying.get_mut(ino) {
+                        *cut = None;
+                    }
+                    self.changes.deleted.push(*ino);
+                }
                 _ => {}
             }
         }

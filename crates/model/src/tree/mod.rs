@@ -21,6 +21,7 @@ pub use names::{NewNode, RenameFlags};
 pub use share::Stale;
 pub(crate) use share::object_of;
 
+use crate::grants::Object;
 use crate::{
     Dentry, FileKind, Ino, InoRange, InodeRow, Missing, Name, Sequence, Timestamp, TreeError, Usage,
     UsageDelta,
@@ -82,6 +83,8 @@ pub struct Tree {
     ended: Vec<Ino>,
     /// Objects that may be changed here; `None`: all.
     owned: Option<HashSet<Ino, FxBuildHasher>>,
+    /// Of those, objects that are gone here, and that the server has still; with the cut that deletes them.
+    dying: Map<Ino, (Object, Option<Sequence>)>,
     /// Inodes that the server was told to be in use, though their name or cover is gone.
     in_use: HashSet<Ino, FxBuildHasher>,
     released: Vec<Ino>,
@@ -236,8 +239,10 @@ impl Tree {
             // What others own, or nobody, is the server's to delete.
             if node.stored && owned {
                 self.changes.deleted.push(ino);
+                self.keep_until_deleted(object_of(ino, &node.row));
+            } else {
+                self.disown(ino);
             }
-            self.disown(ino);
             self.ended.push(ino);
         }
         unused

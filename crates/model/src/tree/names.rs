@@ -291,8 +291,12 @@ impl Tree {
     fn moved(&mut self, dentry: Dentry, dir: Ino, now: Timestamp) -> Result<(), TreeError> {
         let row = self.change(dentry.ino)?;
         row.ctime = now;
-        if dentry.kind == FileKind::Directory || row.parent != STRAY {
+        if dentry.kind == FileKind::Directory || row.nlink == 1 && row.parent != STRAY {
             row.parent = dir;
+        } else if row.parent != dir {
+            // Its other names stay where they were: it is owned by itself from now on.
+            row.parent = STRAY;
+            self.own(dentry.ino);
         }
         Ok(())
     }

@@ -33,6 +33,7 @@ impl Tree {
     /// The object may not be changed any more; what is known of it stays. Without a name it is the server's to delete
     /// from now on: it is among [`Tree::in_use`] while the kernel knows it, and who gives it back says so.
     pub fn disown(&mut self, ino: Ino) {
+        self.dying.remove(&ino);
         if let Some(owned) = &mut self.owned
             && owned.remove(&ino)
             && self.nodes.get(&ino).is_some_and(|node| node.row.nlink == 0)
@@ -51,9 +52,35 @@ impl Tree {
             })
     }
 
-    /// Everything that is owned by itself: directories, and files that their home does not cover.
+    /// Everything that is owned by itself: directories, and files that their home does not cover. What was deleted here
+    /// is among it until that is durable, see [`Tree::shipped`]: nobody else may be given it before.
     pub fn owned(&self) -> Vec<Object> {
-        self.owned.iter().flatten().map(|ino| self.object(*ino).unwrap_or(Object::Directory(*ino))).collect()
+        let object = |ino: &Ino| match (self.object(*ino), self.dying.get(ino)) {
+            (Ok(object), _) => object,
+            (Err(_), Some((object, _))) => *object,
+            // Rows of files that are owned by themselves are not evicted.
+            (Err(_), None) => Object::Directory(*ino),
+        };
+        self.owned.iter().flatten().map(object).collect()
+    }
+
+    /// Whether a file is owned without its home: then its row says what it is.
+    pub(super) fn owns_alone(&self, ino: Ino, row: &InodeRow) -> bool {
+        row.kind() != FileKind::Directory && self.owned.as_ref().is_some_and(|owned| owned.contains(&ino))
+    }
+
+    pub(super) fn keep_until_deleted(&mut self, object: Object) {
+        if self.owned.as_ref().is_some_and(|owned| owned.contains(&object.ino())) {
+            self.dying.insert(object.ino(), (object, None));
+        }
+    }
+
+    /// The server holds everything up to this batch: what was deleted by then is nobody's any more.
+    pub fn shipped(&mut self, durable: Sequence) {
+        let gone = |cut: &Option<Sequence>| cut.is_some_and(|cut| cut <= durable);
+        let dead: Vec<Ino> =
+            self.dying.iter().filter(|(_, (_, cut))| gone(cut)).map(|(ino, _)| *ino).collect();
+        dead.into_iter().for_each(|ino| self.disown(ino));
     }
 
     /// The object that an inode is.
@@ -162,9 +189,10 @@ impl Tree {
 
     fn replace(&mut self, ino: Ino, row: &InodeRow, stale: &mut Stale) {
         self.newest = self.newest.max(row.ctime);
+        let owned = self.owned.is_some() && self.owns(ino);
         match self.nodes.get_mut(&ino) {
-            // Only the owner changes a row; what it has not shipped is newer.
-            Some(node) if node.dirty => return,
+            // Only the owner changes a row: what is here, shipped or not, is newer.
+            Some(node) if node.dirty || owned => return,
             Some(node) => {
                 if node.row.content != row.content || node.row.size != row.size {
                     stale.data.push(ino);
@@ -319,3 +347,7 @@ pub(crate) fn object_of(ino: Ino, row: &InodeRow) -> Object {
         _ => Object::File { ino, home: if row.nlink == 0 { STRAY } else { row.parent } },
     }
 }
+
+#[cfg(test)]
+#[path = "share_tests.rs"]
+mod tests;
