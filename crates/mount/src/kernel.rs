@@ -62,6 +62,13 @@ impl KernelNames {
         self.hot.contains_key(&dir)
     }
 
+    /// The kernel may hold this name of a directory that is changed by request.
+    pub(crate) fn keeps(&mut self, dir: Ino, name: &Name) {
+        if let Some(held) = self.hot.get_mut(&dir) {
+            held.insert(name.clone());
+        }
+    }
+
     /// The name exists now.
     pub(crate) fn exists(&mut self, dir: Ino, name: &[u8]) {
         if let Some(absent) = self.absent.get_mut(&dir) {

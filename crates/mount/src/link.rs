@@ -526,6 +526,7 @@ impl Link {
             if let Answer::Failed(failed) = &body
                 && failed.code() == FailureCode::SessionEnded
             {
+                tracing::error!(reason = failed.message, "the server ended the session");
                 self.end(&failed.message);
             }
             let body = match body {

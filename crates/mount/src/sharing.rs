@@ -174,6 +174,10 @@ impl Client {
         let known_there = {
             let mut core = self.core();
             change.directories().into_iter().for_each(|dir| drop(core.heat(dir)));
+            if let Change::Rename(from, to, _) = change {
+                // The kernel takes along how long it may keep a name.
+                [from, to].into_iter().for_each(|(dir, name)| core.names.keeps(*dir, name));
+            }
             let named: Vec<Ino> = change
                 .places()
                 .iter()
@@ -183,6 +187,8 @@ impl Client {
             let mut all = change.directories().into_iter().chain(change.inode()).chain(named);
             all.all(|ino| core.tree.is_stored(ino, durable))
         };
+        // A file without a name goes to the server only when it must.
+        self.room_wanted.fetch_or(!known_there, Ordering::Relaxed);
         if !known_there && !self.ship_all() {
             return Err(FaultError::Ended("the session is over".to_string()));
         }

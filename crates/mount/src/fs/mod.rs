@@ -67,7 +67,10 @@ impl FileSystem for VolumeFs {
         loop {
             match (self.client.link.condition(), pace) {
                 (Condition::Live, _) => {}
-                (Condition::Ended, _) => return Err(Failure::Errno(Errno::EIO)),
+                (Condition::Ended, _) => {
+                    tracing::debug!(op = ?request.op, "the session has ended");
+                    return Err(Failure::Errno(Errno::EIO));
+                }
                 (Condition::Lapsed, Pace::Fast) => return Err(Failure::Again),
                 (Condition::Lapsed, Pace::Patient(interrupt)) => {
                     self.client.link.await_lease(interrupt).map_err(|_| Failure::Errno(Errno::EINTR))?;
