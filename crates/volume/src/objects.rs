@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use hayloft_model::grants::{Object, Outcome, Request};
+use hayloft_model::grants::{Grant, Object, Outcome, Request};
 use hayloft_model::{Ino, SessionId};
 use hayloft_wire::server_message::Body as Answer;
 use hayloft_wire::{Acquire, Acquired, InodeAnswer, RecordMessage, record_message};
@@ -36,7 +36,7 @@ impl Volume {
                 // Together: a recall is in the stream before this, or behind it.
                 let sharing = self.sharing.lock();
                 let own =
-                    matches!(object, Object::Directory(_)) && sharing.grants.owner(ino) == Some(session);
+                    matches!(object, Object::Directory(_)) && sharing.grants.held(session, ino) == Some(Grant::Own);
                 replies.push(request, Answer::Inode(InodeAnswer { inode: Some(message), own }));
             }
             pass.finish();
