@@ -38,8 +38,8 @@ count() { # NAME PASSED FAILED SECONDS
     summary+=("$(printf '%-34s %6s passed %4s failed %6s s' "$1" "$2" "$3" "$4")")
 }
 
-# Runs one step; its own lines "N passed, N failed" or cargo's "N passed; N failed" are added up, and a step
-# without any counts as one test.
+# Runs one step; its own lines "N passed, N failed" are added up, or without any cargo's "N passed; N failed" (a script
+# counts for itself what the cargo that it runs has done), and a step without either counts as one test.
 step() { # NAME COMMAND...
     local name=$1 log start status counts
     shift
@@ -48,8 +48,10 @@ step() { # NAME COMMAND...
     start=$SECONDS
     "$@" >"$log" 2>&1 </dev/null
     status=$?
-    counts=$(sed -nE 's/^(test result: [a-zA-Z]+\. )?([0-9]+) passed[;,] ([0-9]+) failed.*/\2 \3/p' "$log" |
-        awk '{ p += $1; f += $2 } END { if (NR) print p, f }')
+    counts=$(sed -nE 's/^([0-9]+) passed, ([0-9]+) failed.*/own \1 \2/p
+            s/^test result: [a-zA-Z]+\. ([0-9]+) passed; ([0-9]+) failed.*/cargo \1 \2/p' "$log" |
+        awk '{ n[$1]++; p[$1] += $2; f[$1] += $3 }
+            END { of = n["own"] ? "own" : "cargo"; if (n[of]) print p[of], f[of] }')
     [ -n "$counts" ] || counts=$([ "$status" = 0 ] && echo "1 0" || echo "0 1")
     # A step that ended badly without a failed test has failed all the same.
     if [ "$status" != 0 ] && [ "${counts#* }" = 0 ]; then counts="${counts% *} 1"; fi

@@ -230,6 +230,7 @@ Mount options (sizes with K, M, G, T; durations in seconds):
   cache=SIZE       most memory for cached content
   ro               read-only
   allow_other      let other users in (default when root mounts)
+  syncfs           syncfs(2) and sync(1) wait for the store as well (root; Linux 6.18)
   transport=auto|dev|uring   how requests come from the kernel
 
 Examples:

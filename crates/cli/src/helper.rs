@@ -8,7 +8,7 @@ use std::process::ExitCode;
 use crate::args::{MountArgs, UmountArgs};
 use crate::config::Config;
 use crate::exit::{Exit, exit_of, failure};
-use crate::{mount, umount};
+use crate::{mount, remount, umount};
 
 /// "mount failure" among the exit codes of mount(8).
 const MOUNT_FAILED: u8 = 32;
@@ -27,8 +27,8 @@ pub(crate) enum Role {
 /// The helper that this program was called as, if any.
 pub(crate) fn role(argv: &[OsString]) -> Option<Role> {
     match Path::new(argv.first()?).file_name()?.to_str()? {
-        "mount.hayloft" | "mount.fuse.hayloft" => Some(Role::Mount),
-        "umount.hayloft" | "umount.fuse.hayloft" => Some(Role::Umount),
+        "mount.hayloft" | "mount.fuse.hayloft" | "mount.fuseblk.hayloft" => Some(Role::Mount),
+        "umount.hayloft" | "umount.fuse.hayloft" | "umount.fuseblk.hayloft" => Some(Role::Umount),
         _ => None,
     }
 }
@@ -39,6 +39,10 @@ pub(crate) fn run(role: Role, args: &[OsString]) -> ExitCode {
         let config = || Config::load(std::env::var_os("HAYLOFT_CONFIG").map(PathBuf::from).as_deref());
         match role {
             Role::Mount if call.fake => Ok(0),
+            Role::Mount if remount::is_asked(&call.options) => {
+                let args = call.mount()?;
+                remount::run(&args.dir, &args.options)
+            }
             Role::Mount => mount::run(call.mount()?, &config()?),
             Role::Umount => umount::run(&call.umount()?),
         }
@@ -125,6 +129,7 @@ mod tests {
     fn names_of_helpers() {
         assert_eq!(role(&["/sbin/mount.hayloft".into()]), Some(Role::Mount));
         assert_eq!(role(&["umount.fuse.hayloft".into()]), Some(Role::Umount));
+        assert_eq!(role(&["/sbin/umount.fuseblk.hayloft".into()]), Some(Role::Umount));
         assert_eq!(role(&["/usr/bin/hayloft".into()]), None);
     }
 

@@ -9,6 +9,7 @@ mod helper;
 mod mount;
 mod mountinfo;
 mod notify;
+mod remount;
 mod serve;
 mod signals;
 mod stats;

@@ -92,7 +92,7 @@ fn mount_point(dir: &Path) -> anyhow::Result<PathBuf> {
         if !matches!(control::stats(dir), Err(ControlError::Gone(_))) {
             return Err(failure(
                 Exit::Busy,
-                format!("{} is busy: {} is mounted there already", dir.display(), entry.source),
+                format!("{} is busy: {} is mounted there already", dir.display(), entry.volume()),
             ));
         }
         // Its client was killed: what is left there answers nothing, and only stands in the way.
@@ -292,8 +292,13 @@ fn mount_failure(error: MountError) -> anyhow::Error {
         MountError::Unreachable { .. } => Exit::Unreachable,
         MountError::NoSuchVolume { .. } => Exit::NoVolume,
         MountError::Fuse(Fuse::Busy(_) | Fuse::Dead(_)) => Exit::Busy,
-        MountError::Fuse(Fuse::NotPermitted(_) | Fuse::Device(_) | Fuse::Fusermount { .. }) => Exit::Denied,
-        MountError::Fuse(Fuse::NoDevice | Fuse::NoFusermount) => Exit::Missing,
+        MountError::Fuse(
+            Fuse::NotPermitted(_) | Fuse::Device(_) | Fuse::Fusermount { .. } | Fuse::SyncfsNotPermitted,
+        ) => Exit::Denied,
+        MountError::Fuse(
+            Fuse::NoDevice | Fuse::NoFusermount | Fuse::NoLoop | Fuse::Loop { .. } | Fuse::NoFuseblk,
+        )
+        | MountError::SyncfsUnheard => Exit::Missing,
         _ => Exit::Failed,
     };
     let mut message = error.to_string();

@@ -9,6 +9,8 @@ use crate::exit::{Exit, failure};
 
 /// The type that our mounts have in the kernel's table.
 const OUR_TYPE: &str = "fuse.hayloft";
+/// With the option `syncfs`, when they are mounted from a loop device.
+const OUR_TYPE_WITH_SYNCFS: &str = "fuseblk.hayloft";
 
 /// One mount.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -17,14 +19,24 @@ pub(crate) struct MountEntry {
     pub mount_point: PathBuf,
     /// Type, `ext4` or `fuse.hayloft`.
     pub kind: String,
-    /// What, for ours `HOST:PORT/VOLUME`.
+    /// What, for ours `HOST:PORT/VOLUME`, or a loop device that was made for it.
     pub source: String,
+    /// Its device number, `MAJOR:MINOR`.
+    device: String,
 }
 
 impl MountEntry {
     /// Whether it is a Hayloft mount.
     pub(crate) fn is_ours(&self) -> bool {
-        self.kind == OUR_TYPE
+        self.kind == OUR_TYPE || self.kind == OUR_TYPE_WITH_SYNCFS
+    }
+
+    /// `HOST:PORT/VOLUME` of a Hayloft mount; a loop device's file in memory is named after it (losetup(8)).
+    pub(crate) fn volume(&self) -> String {
+        let file = std::fs::read_to_string(format!("/sys/dev/block/{}/loop/backing_file", self.device));
+        let file = file.ok().filter(|_| self.kind == OUR_TYPE_WITH_SYNCFS);
+        let name = file.as_deref().and_then(|file| file.trim_end().strip_prefix("/memfd:"));
+        name.map_or(&*self.source, |name| name.strip_suffix(" (deleted)").unwrap_or(name)).to_owned()
     }
 }
 
@@ -70,11 +82,13 @@ pub(crate) fn absolute(dir: &Path) -> io::Result<PathBuf> {
 
 fn parse(line: &[u8]) -> Option<MountEntry> {
     let mut fields = line.split(|byte| *byte == b' ');
-    let mount_point = fields.nth(4)?;
+    let device = String::from_utf8_lossy(fields.nth(2)?).into_owned();
+    let mount_point = fields.nth(1)?;
     let mut after = fields.skip_while(|field| *field != b"-").skip(1);
     let kind = String::from_utf8_lossy(after.next()?).into_owned();
     let source = String::from_utf8_lossy(&unescape(after.next()?)).into_owned();
-    Some(MountEntry { mount_point: OsString::from_vec(unescape(mount_point)).into(), kind, source })
+    let mount_point = OsString::from_vec(unescape(mount_point)).into();
+    Some(MountEntry { mount_point, kind, source, device })
 }
 
 /// Spaces and the like are written as a backslash and three octal digits.
@@ -112,6 +126,10 @@ mod tests {
         assert_eq!(entry.mount_point, Path::new("/mnt/with space"));
         assert_eq!(entry.source, "farm1:7440/v");
         assert!(entry.is_ours());
+        assert_eq!((entry.device.as_str(), entry.volume()), ("0:52", "farm1:7440/v".to_owned()));
+        let line = b"36 35 7:900000 / /mnt rw - fuseblk.hayloft /dev/loop900000 rw";
+        let entry = parse(line).unwrap();
+        assert!(entry.is_ours() && entry.volume() == "/dev/loop900000");
         assert_eq!(parse(b""), None);
     }
 

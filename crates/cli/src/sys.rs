@@ -87,6 +87,17 @@ pub(crate) fn unmount(dir: &Path, flags: i32) -> io::Result<()> {
     check(unsafe { libc::umount2(dir.as_ptr(), flags) })
 }
 
+/// Changes the flags of mount(2) that a mount has.
+///
+/// # Errors
+/// As mount(2) says; only root may.
+pub(crate) fn remount(dir: &Path, flags: libc::c_ulong) -> io::Result<()> {
+    let dir = c_path(dir)?;
+    let none = std::ptr::null();
+    // SAFETY: the string lives until the call returns; for MS_REMOUNT the kernel reads no other one.
+    check(unsafe { libc::mount(none, dir.as_ptr(), none, libc::MS_REMOUNT | flags, none.cast()) })
+}
+
 /// Mounts a fresh tmpfs.
 ///
 /// # Errors

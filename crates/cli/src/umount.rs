@@ -96,7 +96,8 @@ pub(crate) fn detach(dir: &Path, flags: i32) -> anyhow::Result<()> {
     })
 }
 
-fn in_use(dir: &Path) -> anyhow::Error {
+/// The error for a mount that somebody uses; it says who.
+pub(crate) fn in_use(dir: &Path) -> anyhow::Error {
     failure(Exit::Busy, format!("{} is in use{}", dir.display(), named(&users(dir))))
 }
 

@@ -48,6 +48,7 @@ mod filesystem;
 mod fusermount;
 mod init;
 mod interrupt;
+mod loop_device;
 mod mount;
 mod notify;
 mod pool;

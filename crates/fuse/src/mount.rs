@@ -10,6 +10,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use crate::fusermount;
+use crate::loop_device::{self, LoopDevice};
 use crate::sys;
 
 /// How to mount.
@@ -33,6 +34,10 @@ pub struct MountOptions {
     pub exec: bool,
     /// Access times are kept.
     pub atime: bool,
+    /// syncfs(2) and sync(1) come as requests of their own, which needs root and Linux 6.18. The mount is then of the
+    /// type `fuseblk.`, its source is a loop device made for it, named after `fsname`, and its device number is that
+    /// one's. [`Control::hears_syncfs`](crate::Control::hears_syncfs) tells whether the kernel does it.
+    pub syncfs: bool,
 }
 
 impl Default for MountOptions {
@@ -47,6 +52,7 @@ impl Default for MountOptions {
             dev: false,
             exec: true,
             atime: false,
+            syncfs: false,
         }
     }
 }
@@ -102,6 +108,28 @@ pub enum MountError {
         /// What it said.
         message: String,
     },
+    /// `syncfs` was asked for by somebody who may not have it.
+    #[error("the mount option syncfs needs root: mount as root, or without it")]
+    SyncfsNotPermitted,
+    /// There are no loop devices, which `syncfs` needs.
+    #[error(
+        "no loop devices, which the mount option syncfs needs: load the kernel module (modprobe loop), give the container /dev/loop-control and /dev/loop*, or mount without it"
+    )]
+    NoLoop,
+    /// A loop device for `syncfs` could not be made.
+    #[error(
+        "cannot use {device} for the mount option syncfs: give the container the loop devices and the right to use them, or mount without it"
+    )]
+    Loop {
+        /// The device.
+        device: PathBuf,
+        /// The cause.
+        #[source]
+        source: io::Error,
+    },
+    /// The kernel cannot mount a FUSE file system from a block device.
+    #[error("this kernel has no file system type fuseblk: mount without the option syncfs")]
+    NoFuseblk,
     /// Anything else.
     #[error("cannot mount on {point}")]
     Io {
@@ -122,6 +150,8 @@ pub fn mount(point: &Path, options: &MountOptions) -> Result<Channel, MountError
     let point = point.canonicalize().map_err(|error| point_error(point, error))?;
     let fd = if sys::effective_uid() == 0 {
         mount_as_root(&point, metadata.mode(), options)?
+    } else if options.syncfs {
+        return Err(MountError::SyncfsNotPermitted);
     } else {
         fusermount::mount(&point, &fusermount_options(options))?
     };
@@ -147,8 +177,13 @@ fn mount_as_root(point: &Path, mode: u32, options: &MountOptions) -> Result<Owne
             _ => MountError::Device(error),
         }
     })?;
-    let source = c_string(OsStr::new(&options.fsname))?;
-    let kind = c_string(OsStr::new(&format!("fuse.{}", options.subtype)))?;
+    // The mount keeps it from then on.
+    let block_device = options.syncfs.then(|| LoopDevice::new(&options.fsname)).transpose()?;
+    let source =
+        block_device.as_ref().map_or(OsStr::new(&options.fsname), |device| device.path().as_os_str());
+    let source = c_string(source)?;
+    let kind = if options.syncfs { "fuseblk" } else { "fuse" };
+    let kind = c_string(OsStr::new(&format!("{kind}.{}", options.subtype)))?;
     let target = c_string(point.as_os_str())?;
     let data = c_string(OsStr::new(&kernel_options(device.as_raw_fd(), mode, options)))?;
     let flags = mount_flags(options);
@@ -158,6 +193,7 @@ fn mount_as_root(point: &Path, mode: u32, options: &MountOptions) -> Result<Owne
     if result < 0 {
         let error = io::Error::last_os_error();
         return Err(match error.raw_os_error() {
+            Some(libc::ENODEV) if options.syncfs => MountError::NoFuseblk,
             Some(libc::ENODEV) => MountError::NoDevice,
             _ => point_error(point, error),
         });
@@ -177,6 +213,9 @@ fn kernel_options(fd: i32, mode: u32, options: &MountOptions) -> String {
     }
     if options.default_permissions {
         data.push_str(",default_permissions");
+    }
+    if options.syncfs {
+        data.push_str(&format!(",blksize={}", loop_device::BLOCK_SIZE));
     }
     data
 }
@@ -242,6 +281,8 @@ mod tests {
         let data = kernel_options(7, 0o040_755, &options);
         assert!(data.starts_with("fd=7,rootmode=40000,user_id="));
         assert!(data.ends_with(",allow_other,default_permissions"));
+        let with_syncfs = MountOptions { syncfs: true, ..options.clone() };
+        assert!(kernel_options(7, 0o040_755, &with_syncfs).ends_with(",default_permissions,blksize=4096"));
         let safe = libc::MS_NOSUID | libc::MS_NODEV | libc::MS_NOATIME;
         assert_eq!(mount_flags(&options), safe);
         options.read_only = true;

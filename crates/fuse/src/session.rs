@@ -1,5 +1,6 @@
 //! From a mount to a file system that answers.
 
+use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -96,6 +97,15 @@ impl Control {
     /// Where it is mounted.
     pub fn mount_point(&self) -> &Path {
         &self.point
+    }
+
+    /// Whether the kernel hands syncfs(2) on as a request: found out by a call, which waits for its answer. A session
+    /// that does not run yet would never give one. Never on a mount that is read-only.
+    pub fn hears_syncfs(&self) -> io::Result<bool> {
+        let before = self.counters.get("SYNCFS");
+        let synced = File::open(&self.point).and_then(|top| sys::sync_file_system(&top));
+        // What the file system says to it is another matter.
+        if self.counters.get("SYNCFS") > before { Ok(true) } else { synced.map(|()| false) }
     }
 
     /// Unmounts, which ends the session; see [`unmount`].

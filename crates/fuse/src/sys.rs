@@ -124,6 +124,13 @@ pub(crate) fn touch_file_system(path: &CStr) -> io::Result<()> {
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
+/// syncfs(2) of the file system that this is on.
+pub(crate) fn sync_file_system(file: &File) -> io::Result<()> {
+    // SAFETY: takes a descriptor, which is open.
+    let result = unsafe { libc::syncfs(file.as_raw_fd()) };
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
 /// The process's effective user.
 pub(crate) fn effective_uid() -> u32 {
     // SAFETY: geteuid has no preconditions and cannot fail.

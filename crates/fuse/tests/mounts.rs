@@ -316,6 +316,14 @@ fn notifications_drop_what_the_kernel_caches() {
 }
 
 #[test]
+fn an_ordinary_mount_does_not_hear_of_syncfs() {
+    both(Config::default(), |m| {
+        assert!(!m.session().control().hears_syncfs().unwrap());
+        assert_eq!(m.session().counters().get("SYNCFS"), 0);
+    });
+}
+
+#[test]
 fn opens_can_do_without_messages() {
     let config = Config { no_open: true, no_opendir: true, ..Config::default() };
     both(config, |m| {

@@ -73,13 +73,18 @@ struct Farewell {
 /// The socket of a mount.
 pub(crate) struct Listener {
     path: PathBuf,
+    /// Its inode.
+    ino: u64,
     farewell: Arc<Farewell>,
 }
 
 impl Listener {
     /// The mount has ended: whoever asked for it learns how.
     pub(crate) fn end(self, problem: Option<String>) {
-        let _ = fs::remove_file(&self.path);
+        // A client may end long after its mount, when the device number, and with it the path, are another mount's.
+        if fs::symlink_metadata(&self.path).is_ok_and(|metadata| metadata.ino() == self.ino) {
+            let _ = fs::remove_file(&self.path);
+        }
         let answer = match problem {
             None => json!({"ok": true}),
             Some(problem) => json!({"error": problem}),
@@ -101,6 +106,7 @@ pub(crate) fn listen(point: &Path, client: Arc<Client>, control: Control) -> Res
     // The number belonged to a mount that is gone.
     let _ = fs::remove_file(&path);
     let listener = UnixListener::bind(&path).map_err(|source| failed(&path, source))?;
+    let ino = fs::symlink_metadata(&path).map_err(|source| failed(&path, source))?.ino();
     let farewell = Arc::new(Farewell::default());
     let serving = Arc::clone(&farewell);
     std::thread::Builder::new()
@@ -113,7 +119,7 @@ pub(crate) fn listen(point: &Path, client: Arc<Client>, control: Control) -> Res
             }
         })
         .map_err(|source| failed(&path, source))?;
-    Ok(Listener { path, farewell })
+    Ok(Listener { path, ino, farewell })
 }
 
 fn serve(stream: UnixStream, client: &Client, control: &Control, farewell: &Farewell) {

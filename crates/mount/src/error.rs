@@ -38,6 +38,11 @@ pub enum MountError {
     /// The FUSE session could not start.
     #[error("the FUSE session could not start: {0}")]
     Session(String),
+    /// The kernel has no way to say that somebody called syncfs(2).
+    #[error(
+        "this kernel does not tell FUSE file systems of syncfs(2): use Linux 6.18 or newer, or mount without the option syncfs"
+    )]
+    SyncfsUnheard,
     /// A folder that the client needs could not be made or used.
     #[error("cannot use {path}: {source}", path = path.display())]
     Folder {

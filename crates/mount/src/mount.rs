@@ -144,7 +144,7 @@ impl Mount {
             .map_err(|source| MountError::Unreachable { address: server.clone(), source })?;
         bury_the_dead(&client, &welcome.lost);
         match Mount::start_session(&client, &mount_point, fsname, to_say, to_recall) {
-            Ok((session, listener, committer)) => Ok(Mount { client, session, committer, listener }),
+            Ok((session, listener, committer)) => Mount { client, session, committer, listener }.checked(),
             Err(error) => {
                 client.link.close();
                 Err(error)
@@ -170,6 +170,7 @@ impl Mount {
             dev: options.dev,
             exec: options.exec,
             atime: false,
+            syncfs: options.syncfs && !options.read_only,
         };
         let channel = hayloft_fuse::mount(mount_point, &fuse_options)?;
         let config = Config {
@@ -209,6 +210,21 @@ impl Mount {
                 Err(error)
             }
         }
+    }
+
+    /// Makes sure of what was asked of the kernel: an option that does nothing must not look as if it did.
+    fn checked(self) -> Result<Mount, MountError> {
+        let options = &self.client.options;
+        if !options.syncfs || options.read_only {
+            return Ok(self);
+        }
+        let error = match self.session.control().hears_syncfs() {
+            Ok(true) => return Ok(self),
+            Ok(false) => MountError::SyncfsUnheard,
+            Err(error) => MountError::Session(error.to_string()),
+        };
+        self.stopper().stop();
+        self.wait().and(Err(error))
     }
 
     /// A handle that ends the mount.

@@ -37,6 +37,8 @@ pub struct MountOptions {
     pub dev: bool,
     /// See `suid`.
     pub exec: bool,
+    /// `syncfs`: syncfs(2) and sync(1) wait for the store. Without effect on a mount that is read-only.
+    pub syncfs: bool,
     /// `transport=auto|dev|uring`.
     pub transport: TransportOption,
 }
@@ -53,6 +55,7 @@ impl Default for MountOptions {
             suid: true,
             dev: true,
             exec: true,
+            syncfs: false,
             transport: TransportOption::Auto,
         }
     }
@@ -63,7 +66,7 @@ impl Default for MountOptions {
 pub enum OptionError {
     /// There is no such option.
     #[error(
-        "unknown mount option {0:?}; known: commit=SECONDS, dirty=SIZE, cache=SIZE, inodes=N, ro, allow_other, noallow_other, suid, nosuid, dev, nodev, exec, noexec, transport=auto|dev|uring"
+        "unknown mount option {0:?}; known: commit=SECONDS, dirty=SIZE, cache=SIZE, inodes=N, ro, allow_other, noallow_other, suid, nosuid, dev, nodev, exec, noexec, syncfs, nosyncfs, transport=auto|dev|uring"
     )]
     Unknown(String),
     /// Its value makes no sense.
@@ -161,6 +164,8 @@ impl MountOptions {
             ("nodev", None) => self.dev = false,
             ("exec", None) => self.exec = true,
             ("noexec", None) => self.exec = false,
+            ("syncfs", None) => self.syncfs = true,
+            ("nosyncfs", None) => self.syncfs = false,
             // What mount(8) and fstab add, and what is so in any case.
             (
                 "defaults"
@@ -186,8 +191,9 @@ mod tests {
     #[test]
     fn options_are_read() {
         let options =
-            MountOptions::parse("ro,commit=0.5,dirty=64M,,cache=1g,transport=dev,_netdev,nosuid").unwrap();
-        assert!(options.read_only && !options.suid && options.dev);
+            MountOptions::parse("ro,commit=0.5,dirty=64M,,cache=1g,transport=dev,_netdev,nosuid,syncfs")
+                .unwrap();
+        assert!(options.read_only && !options.suid && options.dev && options.syncfs);
         assert_eq!(options.commit, Duration::from_millis(500));
         assert_eq!((options.dirty, options.cache), (64 << 20, 1 << 30));
         assert_eq!(options.transport, TransportOption::Dev);

@@ -35,8 +35,8 @@ impl Volume {
             {
                 // Together: a recall is in the stream before this, or behind it.
                 let sharing = self.sharing.lock();
-                let own =
-                    matches!(object, Object::Directory(_)) && sharing.grants.held(session, ino) == Some(Grant::Own);
+                let own = matches!(object, Object::Directory(_))
+                    && sharing.grants.held(session, ino) == Some(Grant::Own);
                 replies.push(request, Answer::Inode(InodeAnswer { inode: Some(message), own }));
             }
             pass.finish();

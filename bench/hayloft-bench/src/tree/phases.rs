@@ -72,73 +72,23 @@ impl<'a> Tree<'a> {
 
     /// Writes the sources, as unpacking an archive does.
     pub(crate) fn create(&self) -> Result<Measurement> {
-        let mut piece = vec![0; PIECE_BYTES];
-        let mut clock = Clock::start();
+        let mut writer = Writer::new(self.content);
         for directory in &self.directories {
             fs::create_dir(directory).with_context(|| shown(directory))?;
         }
         for (path, file) in &self.sources {
-            self.write_source(path, file, &mut piece, &mut clock).with_context(|| shown(path))?;
+            writer.write_source(path, file).with_context(|| shown(path))?;
         }
-        Ok(clock.stop(self.sources.len(), self.plan.source_bytes()))
-    }
-
-    fn write_source(
-        &self,
-        path: &Path,
-        file: &FilePlan,
-        piece: &mut [u8],
-        clock: &mut Clock,
-    ) -> io::Result<()> {
-        sys::check_interrupted()?;
-        let mut out = OpenOptions::new().write(true).create_new(true).open(path)?;
-        let mut offset = 0;
-        while offset < file.bytes {
-            let len = PIECE_BYTES.min((file.bytes - offset) as usize);
-            clock.own(|| self.content.fill(file, offset, &mut piece[..len]));
-            out.write_all(&piece[..len])?;
-            offset += len as u64;
-        }
-        Ok(())
+        Ok(writer.clock.stop(self.sources.len(), self.plan.source_bytes()))
     }
 
     /// Writes the outputs, as assemblers and linkers do.
     pub(crate) fn compile(&self) -> Result<Measurement> {
-        let mut piece = vec![0; PIECE_BYTES];
-        let mut clock = Clock::start();
+        let mut writer = Writer::new(self.content);
         for (path, file) in &self.outputs {
-            self.write_output(path, file, &mut piece, &mut clock).with_context(|| shown(path))?;
+            writer.write_output(path, file).with_context(|| shown(path))?;
         }
-        Ok(clock.stop(self.outputs.len(), self.plan.output_bytes()))
-    }
-
-    /// Writes of 4 to 64 KiB in order; what is known only later is left zero and written at the end.
-    fn write_output(
-        &self,
-        path: &Path,
-        file: &FilePlan,
-        piece: &mut [u8],
-        clock: &mut Clock,
-    ) -> io::Result<()> {
-        sys::check_interrupted()?;
-        let patches = patches(file);
-        let mut out = OpenOptions::new().read(true).write(true).create(true).truncate(true).open(path)?;
-        let mut rng = Rng::new(file.id ^ 1);
-        let mut offset = 0;
-        while offset < file.bytes {
-            let len = (4096usize << rng.below(5)).min((file.bytes - offset) as usize);
-            clock.own(|| {
-                self.content.fill(file, offset, &mut piece[..len]);
-                patches.iter().for_each(|patch| blank(&mut piece[..len], offset, *patch));
-            });
-            out.write_all(&piece[..len])?;
-            offset += len as u64;
-        }
-        for (at, len) in patches {
-            clock.own(|| self.content.fill(file, at, &mut piece[..len]));
-            out.write_all_at(&piece[..len], at)?;
-        }
-        Ok(())
+        Ok(writer.clock.stop(self.outputs.len(), self.plan.output_bytes()))
     }
 
     /// Waits until everything is durable.
@@ -240,8 +190,64 @@ impl<'a> Tree<'a> {
     }
 }
 
+/// Writes files one after the other; making up what they hold is not part of the time.
+struct Writer<'a> {
+    content: &'a Content,
+    piece: Vec<u8>,
+    clock: Clock,
+}
+
+impl<'a> Writer<'a> {
+    fn new(content: &'a Content) -> Self {
+        Writer { content, piece: vec![0; PIECE_BYTES], clock: Clock::start() }
+    }
+
+    /// In pieces of the same size.
+    fn write_source(&mut self, path: &Path, file: &FilePlan) -> io::Result<()> {
+        sys::check_interrupted()?;
+        let mut out = OpenOptions::new().write(true).create_new(true).open(path)?;
+        self.write_in_order(&mut out, file, &[], || PIECE_BYTES)
+    }
+
+    /// Writes of 4 to 64 KiB in order; what is known only later is left zero and written at the end.
+    fn write_output(&mut self, path: &Path, file: &FilePlan) -> io::Result<()> {
+        sys::check_interrupted()?;
+        let patches = patches(file);
+        let mut out = OpenOptions::new().read(true).write(true).create(true).truncate(true).open(path)?;
+        let mut rng = Rng::new(file.id ^ 1);
+        self.write_in_order(&mut out, file, &patches, || 4096 << rng.below(5))?;
+        for (at, len) in patches {
+            self.clock.own(|| self.content.fill(file, at, &mut self.piece[..len]));
+            out.write_all_at(&self.piece[..len], at)?;
+        }
+        Ok(())
+    }
+
+    /// From the first byte to the last; `blanks` are left zero.
+    fn write_in_order(
+        &mut self,
+        out: &mut File,
+        file: &FilePlan,
+        blanks: &[(u64, usize)],
+        mut next_len: impl FnMut() -> usize,
+    ) -> io::Result<()> {
+        let mut offset = 0;
+        while offset < file.bytes {
+            let len = next_len().min((file.bytes - offset) as usize);
+            let piece = &mut self.piece[..len];
+            self.clock.own(|| {
+                self.content.fill(file, offset, piece);
+                blanks.iter().for_each(|blank| zero(piece, offset, *blank));
+            });
+            out.write_all(piece)?;
+            offset += len as u64;
+        }
+        Ok(())
+    }
+}
+
 /// Zeroes the part of `patch` that lies in `piece`, which begins at `offset`.
-fn blank(piece: &mut [u8], offset: u64, (at, len): (u64, usize)) {
+fn zero(piece: &mut [u8], offset: u64, (at, len): (u64, usize)) {
     let end = offset + piece.len() as u64;
     let (first, last) = (at.max(offset), (at + len as u64).min(end));
     if first < last {

@@ -33,6 +33,11 @@ pub(crate) fn fallocate(file: &File, mode: i32, offset: i64, len: i64) -> io::Re
     check(unsafe { libc::fallocate(file.as_raw_fd(), mode, offset, len) }.into()).map(drop)
 }
 
+pub(crate) fn syncfs(file: &File) -> io::Result<()> {
+    // SAFETY: a plain number.
+    check(unsafe { libc::syncfs(file.as_raw_fd()) }.into()).map(drop)
+}
+
 pub(crate) fn seek(file: &File, offset: i64, whence: i32) -> io::Result<i64> {
     // SAFETY: plain numbers.
     check(unsafe { libc::lseek(file.as_raw_fd(), offset, whence) })

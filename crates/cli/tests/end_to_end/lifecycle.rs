@@ -115,6 +115,58 @@ fn helpers_of_mount_and_umount() {
 }
 
 #[test]
+fn remount_changes_what_the_kernel_keeps() {
+    let farm = Farm::new();
+    farm.create("v");
+    let helper = farm.dir().join("mount.hayloft");
+    symlink(HAYLOFT, &helper).unwrap();
+    let mount = farm.mount("v", "commit=3600");
+    let dir = mount.path().to_owned();
+    let remount = |options: &str| {
+        let mut command = Command::new(&helper);
+        command.arg(format!("{}/v", farm.address)).arg(&dir).args(["-o", options]);
+        command.env("HAYLOFT_CONFIG", "/dev/null");
+        command
+    };
+    let file = fs::File::create(dir.join("file")).unwrap();
+    let (code, said) = run_failing(&mut remount("ro,remount,commit=3600,_netdev"));
+    assert!(code == 32 && said.contains("in use by"), "{said}");
+    drop(file);
+    // As mount(8) has it without a line in fstab.
+    run(&mut remount("ro,noatime,remount,user_id=0,group_id=0,default_permissions,allow_other"));
+    assert_eq!(number(&mount.stats(), "log.dirty_rows"), 0, "the store has everything");
+    assert_eq!(calls::errno(fs::write(dir.join("file"), b"x")), libc::EROFS);
+    run(&mut remount("rw,noexec,remount"));
+    fs::write(dir.join("file"), b"again").unwrap();
+    let info = fs::read_to_string("/proc/self/mountinfo").unwrap();
+    assert!(info.contains(&format!("{} rw,noexec,noatime", dir.display())), "{info}");
+    mount.unmount();
+    // A client that has mounted read-only takes no changes, since the server takes none from it.
+    let mount = farm.mount("v", "ro");
+    run(&mut remount("rw,remount"));
+    assert_eq!(calls::errno(fs::write(dir.join("new"), b"x")), libc::EROFS);
+    assert_eq!(calls::errno(fs::remove_file(dir.join("file"))), libc::EROFS);
+    assert_eq!(fs::read(dir.join("file")).unwrap(), b"again");
+    mount.unmount();
+}
+
+#[test]
+fn a_client_that_ends_late_leaves_others_alone() {
+    let mut farm = Farm::new();
+    farm.create("v");
+    let mount = farm.mount("v", "");
+    fs::write(mount.path().join("file"), b"x").unwrap();
+    farm.kill_server();
+    // It has to ship the rest yet; the next mount most likely gets its device number.
+    run(Command::new("umount").arg("--internal-only").arg(mount.path()));
+    let (_other_farm, other) = Farm::mounted("w");
+    farm.start_server();
+    mount.ended();
+    assert!(number(&other.stats(), "mount.pid") > 0);
+    other.unmount();
+}
+
+#[test]
 fn a_signal_unmounts_a_mount_in_the_foreground() {
     let (farm, mount) = Farm::mounted("v");
     fs::write(mount.path().join("file"), b"kept").unwrap();

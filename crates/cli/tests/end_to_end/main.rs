@@ -26,6 +26,7 @@ mod server_loss;
 mod shared_files;
 mod shared_locks;
 mod space;
+mod syncfs;
 mod trial;
 mod unsent;
 mod watchdog;

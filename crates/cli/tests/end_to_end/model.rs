@@ -37,7 +37,7 @@ pub(crate) enum Op {
     Rmdir(String),
     /// Changes nothing; when it has returned, everything before it is durable.
     Fsync(String),
-    /// The same, said of the top directory: the kernel hands no syncfs(2) to FUSE file systems.
+    /// The same, said of the top directory: without the option `syncfs` the kernel hands no syncfs(2) to us.
     FsyncTop,
 }
 

@@ -19,6 +19,8 @@ pub(crate) enum FsError {
     Interrupted,
     #[error("the session has ended: {0}")]
     Ended(String),
+    #[error("the volume was mounted read-only")]
+    ReadOnly,
     #[error("not supported here")]
     NotSupported,
     #[error("the kernel is to do this itself")]
@@ -68,6 +70,7 @@ impl FsError {
             },
             FsError::Interrupted => Errno::EINTR,
             FsError::Ended(_) => Errno::EIO,
+            FsError::ReadOnly => Errno::EROFS,
             FsError::NotSupported => Errno::EOPNOTSUPP,
             FsError::NotImplemented => Errno::ENOSYS,
             FsError::NoTty => Errno::ENOTTY,

@@ -173,7 +173,6 @@ impl VolumeFs {
         ino: Ino,
         size: u64,
         change: &SetAttr,
-        _status_asked: bool,
         reply: &mut Reply<'_>,
     ) -> Done {
         self.set_size(&mut core, ino, size, change.kill_suidgid)?;

@@ -158,6 +158,10 @@ impl VolumeFs {
         status_asked: bool,
     ) -> Done {
         let ino = Ino(request.nodeid);
+        // The kernel lets nothing through, unless somebody has told it since to.
+        if self.client.options.read_only && changes(&request.op) {
+            return Err(FsError::ReadOnly.into());
+        }
         if self.client.dirty_rows.load(Ordering::Relaxed) > DIRTY_ROWS_MAX && adds_rows(&request.op) {
             return Err(Stop::Need(Need::Room));
         }
@@ -168,7 +172,7 @@ impl VolumeFs {
                 reply.attr(&attr, Validity::FOREVER);
                 Ok(())
             }
-            Operation::Setattr(change) => self.set_attributes(ino, &change, status_asked, reply),
+            Operation::Setattr(change) => self.set_attributes(ino, &change, reply),
             Operation::Readlink => self.readlink(ino, reply),
             Operation::Symlink { name, target } => self.symlink(request, name, target, pace, reply),
             Operation::Mknod { name, mode, rdev, .. } => self.mknod(request, name, mode, rdev, pace, reply),
@@ -233,7 +237,7 @@ impl VolumeFs {
         self.client.changed(core.tree.dirty_rows());
     }
 
-    fn set_attributes(&self, ino: Ino, change: &SetAttr, status_asked: bool, reply: &mut Reply<'_>) -> Done {
+    fn set_attributes(&self, ino: Ino, change: &SetAttr, reply: &mut Reply<'_>) -> Done {
         let now = self.now();
         let time = |time: Option<TimeOrNow>| {
             time.map(|time| match time {
@@ -243,7 +247,7 @@ impl VolumeFs {
         };
         let mut core = self.client.core();
         if let Some(size) = change.size {
-            return self.truncate(core, ino, size, change, status_asked, reply);
+            return self.truncate(core, ino, size, change, reply);
         }
         let change = AttributeChange {
             mode: change.mode,
@@ -309,8 +313,7 @@ const DIRTY_ROWS_MAX: usize = 800_000;
 
 /// Whether a request changes names or attributes, and so adds to the rows that have to be shipped.
 fn adds_rows(op: &Operation<'_>) -> bool {
-    changes(op)
-        && !matches!(op, Operation::Fsync { .. } | Operation::Fsyncdir { .. } | Operation::Write { .. })
+    changes(op) && !matches!(op, Operation::Write { .. })
 }
 
 /// Whether a request is about the attributes of the root directory.
@@ -320,23 +323,22 @@ fn is_top(request: &Request<'_>) -> bool {
 
 /// Whether a request changes something.
 fn changes(op: &Operation<'_>) -> bool {
-    !matches!(
+    matches!(
         op,
-        Operation::Lookup { .. }
-            | Operation::Getattr { .. }
-            | Operation::Readlink
-            | Operation::Read { .. }
-            | Operation::Readdir { .. }
-            | Operation::Readdirplus { .. }
-            | Operation::Statfs
-            | Operation::Getxattr { .. }
-            | Operation::Listxattr { .. }
-            | Operation::Lseek { .. }
-            | Operation::Ioctl { .. }
-            | Operation::Open { .. }
-            | Operation::Opendir { .. }
-            | Operation::Flush { .. }
-            | Operation::Unknown(_)
+        Operation::Setattr(_)
+            | Operation::Symlink { .. }
+            | Operation::Mknod { .. }
+            | Operation::Mkdir { .. }
+            | Operation::Unlink { .. }
+            | Operation::Rmdir { .. }
+            | Operation::Rename { .. }
+            | Operation::Link { .. }
+            | Operation::Create { .. }
+            | Operation::Tmpfile { .. }
+            | Operation::Write { .. }
+            | Operation::Fallocate { .. }
+            | Operation::Setxattr { .. }
+            | Operation::Removexattr { .. }
     )
 }
 
