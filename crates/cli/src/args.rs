@@ -232,6 +232,7 @@ Mount options (sizes with K, M, G, T; durations in seconds):
   allow_other      let other users in (default when root mounts)
   syncfs           syncfs(2) and sync(1) wait for the store as well (root; Linux 6.18)
   transport=auto|dev|uring   how requests come from the kernel
+  locks=shared|local         whom flock and fcntl locks exclude: everybody, or this host's programs
 
 Examples:
   hayloft mount 127.0.0.1:7440/builds /mnt/builds

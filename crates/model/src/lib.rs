@@ -10,6 +10,7 @@ mod error;
 mod execute;
 pub mod grants;
 mod id;
+pub mod locks;
 mod row;
 mod rows;
 mod time;

@@ -135,6 +135,8 @@ pub(crate) struct Client {
     pub(crate) room_wanted: AtomicBool,
     /// Changed rows that are in no cut, as of the last change.
     pub(crate) dirty_rows: AtomicUsize,
+    /// Locks that hold on every host; not set: the kernel keeps them for this host alone.
+    pub(crate) locks: std::sync::OnceLock<Arc<crate::locks::Locks>>,
     /// How often rows were evicted: what was asked for before may be outdated.
     pub(crate) evictions: AtomicU64,
     /// What the kernel has to be told, see [`crate::kernel`].
@@ -173,6 +175,7 @@ impl Client {
             rescue,
             room_wanted: AtomicBool::new(false),
             dirty_rows: AtomicUsize::new(0),
+            locks: std::sync::OnceLock::new(),
             evictions: AtomicU64::new(0),
             words,
             recalls,

@@ -13,9 +13,11 @@ mod data;
 mod error;
 mod fault;
 mod fs;
+mod holders;
 mod host;
 mod kernel;
 mod link;
+mod locks;
 mod mount;
 mod options;
 mod reader;
@@ -25,4 +27,4 @@ mod stats;
 
 pub use error::MountError;
 pub use mount::{Mount, MountConfig, Stopper};
-pub use options::{MountOptions, OptionError, TransportOption, parse_size};
+pub use options::{LocksOption, MountOptions, OptionError, TransportOption, parse_size};

@@ -12,8 +12,10 @@ use std::time::{Duration, Instant};
 use hayloft_fuse::Interrupt;
 use hayloft_wire::client_message::Body as Ask;
 use hayloft_wire::server_message::Body as Answer;
-use hayloft_wire::{Claim, ClientMessage, Failed, FailureCode, Hello, Ping, ServerMessage, Welcome, frame};
-use parking_lot::{Condvar, Mutex};
+use hayloft_wire::{
+    CancelLock, Claim, ClientMessage, Failed, FailureCode, Hello, Ping, ServerMessage, Welcome, frame,
+};
+use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use crate::clock::host_nanos;
 use crate::error::MountError;
@@ -393,6 +395,7 @@ impl Link {
 
     fn await_answer(&self, request: u64, interrupt: Option<&Interrupt>) -> Result<Vec<Answer>, CallError> {
         let mut state = self.state.lock();
+        let mut cancelled = false;
         loop {
             match state.waiting.get(&request) {
                 None => return Err(CallError::Broken),
@@ -404,7 +407,16 @@ impl Link {
                 state.waiting.remove(&request);
                 return Err(CallError::Ended(reason));
             }
-            if interrupt.is_some_and(Interrupt::interrupted) {
+            if interrupt.is_some_and(Interrupt::interrupted) && !(cancelled && state.connected) {
+                // A lock may have been set by now; without a connection it is lost, since it is not claimed.
+                let is_lock = |of: &Waiting| matches!(of.message.body, Some(Ask::Lock(_)));
+                if state.connected && state.waiting.get(&request).is_some_and(is_lock) {
+                    cancelled = true;
+                    let cancel = Some(Ask::CancelLock(CancelLock { request }));
+                    let message = ClientMessage { request: 0, body: cancel };
+                    let _ = MutexGuard::unlocked(&mut state, || self.write(&message, None));
+                    continue;
+                }
                 state.waiting.remove(&request);
                 return Err(CallError::Interrupted);
             }

@@ -21,10 +21,11 @@ use crate::error::MountError;
 use crate::fs::VolumeFs;
 use crate::kernel::Word;
 use crate::link::Link;
-use crate::options::{MountOptions, TransportOption};
+use crate::locks::Locks;
+use crate::options::{LocksOption, MountOptions, TransportOption};
 use crate::sharing::Recalled;
 use crate::stats::Stats;
-use crate::{committer, control, host, kernel, sharing};
+use crate::{committer, control, holders, host, kernel, sharing};
 
 /// What to mount, and where.
 #[derive(Clone, Debug)]
@@ -76,6 +77,26 @@ fn default_state_folder() -> PathBuf {
     match std::env::var_os("XDG_STATE_HOME").map(PathBuf::from).or_else(home) {
         Some(state) if !is_root => state.join("hayloft"),
         _ => PathBuf::from("/var/lib/hayloft-client"),
+    }
+}
+
+/// Makes locks hold on every host, if that is wanted and can be done.
+fn share_locks(client: &Arc<Client>) {
+    if client.options.locks != LocksOption::Shared {
+        return;
+    }
+    let possible = holders::possible().map_err(str::to_string);
+    let locks =
+        possible.and_then(|()| Locks::new(Arc::clone(&client.link)).map_err(|error| error.to_string()));
+    match locks {
+        Ok(locks) => {
+            holders::raise_descriptor_limit();
+            let _ = client.locks.set(Arc::new(locks));
+        }
+        Err(reason) => tracing::warn!(
+            reason,
+            "flock and fcntl locks exclude programs of this host only: the client cannot see when shared ones end"
+        ),
     }
 }
 
@@ -172,6 +193,8 @@ impl Mount {
             atime: false,
             syncfs: options.syncfs && !options.read_only,
         };
+        share_locks(client);
+        let shared_locks = client.locks.get().is_some();
         let channel = hayloft_fuse::mount(mount_point, &fuse_options)?;
         let config = Config {
             transport: match options.transport {
@@ -182,6 +205,11 @@ impl Mount {
             // That files are open here is nobody else's business: what is in use is kept until the kernel forgets it.
             no_open: true,
             no_opendir: true,
+            posix_locks: shared_locks,
+            flock_locks: shared_locks,
+            // Each request that waits for a lock takes one.
+            queue_depth_max: if shared_locks { 1024 } else { 256 },
+            lock_threads_max: crate::locks::WAITS_MAX + 128,
             ..Config::default()
         };
         let session = Session::new(channel, VolumeFs::new(Arc::clone(client)), config)
@@ -238,6 +266,9 @@ impl Mount {
     /// When something could not be shipped.
     pub fn wait(self) -> Result<(), MountError> {
         let served = self.session.join();
+        if let Some(locks) = self.client.locks.get() {
+            locks.end();
+        }
         let shipped = loop {
             match self.client.ledger.flush(None) {
                 Ok(()) => break Ok(()),

@@ -73,7 +73,8 @@ impl LinkReceiver for Client {
         let word = core.word(Stale { in_use: Vec::new(), ..stale }, absent, None);
         drop(core);
         self.tell_kernel(word);
-        Claim { own, in_use, locks: Vec::new() }
+        let locks = self.locks.get().map(|locks| locks.claims()).unwrap_or_default();
+        Claim { own, in_use, locks }
     }
 
     fn lapse(&self) {

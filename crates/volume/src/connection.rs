@@ -242,7 +242,9 @@ impl Connection {
                 let server_time_nanos = self.shared.now().as_nanos() as i64;
                 self.replies.push(request, Answer::Pong(Pong { server_time_nanos }));
             }
-            Body::Lock(_) | Body::CancelLock(_) => self.lock(request, body).await,
+            body @ (Body::Lock(_) | Body::CancelLock(_)) => {
+                volume.handle_lock(session, self.number, request, body, &self.replies).await;
+            }
             _ => {
                 let error = VolumeError::Invalid("administration on the connection of a session");
                 self.replies.answer(request, Err(error)).await;
@@ -250,11 +252,6 @@ impl Connection {
         }
         self.shared.stats.count(kind, started.elapsed());
         Ok(())
-    }
-
-    /// Locks of flock and fcntl.
-    async fn lock(&mut self, request: u64, _body: Body) {
-        self.replies.answer(request, Err(VolumeError::Invalid("locks are not served yet"))).await;
     }
 
     async fn hello(&mut self, request: u64, hello: &Hello) -> Result<(), ()> {

@@ -15,6 +15,7 @@ mod enter;
 mod error;
 mod intake;
 mod listing;
+mod locks;
 mod objects;
 mod registry;
 mod replies;

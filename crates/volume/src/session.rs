@@ -155,7 +155,7 @@ impl Volume {
             claimed
         };
         self.settle_uses();
-        let Err(refused) = claimed else { return Ok(()) };
+        let Err(refused) = claimed else { return self.locks.claim(id, &claim.locks) };
         tracing::error!(volume = self.name, session = %id, ?refused, "claims what others hold: ended");
         self.evict(id).await?;
         Err(VolumeError::SessionEnded(id))
@@ -250,7 +250,7 @@ impl Volume {
                 own_files: summary.own_files,
                 events_waiting: summary.events_waiting,
                 lag_ms: sharing.lag_ms(*id, now_ms),
-                locks: 0,
+                locks: self.locks.count(*id),
                 last_sequence: session.row.last_sequence,
             }
         });
@@ -369,6 +369,7 @@ impl Volume {
             hang_up.notify_one();
         }
         self.settle_uses();
+        self.locks.end_session(id);
         tracing::info!(volume = self.name, session = %id, orphans = deleted.len(), "the session has ended");
         Ok(())
     }

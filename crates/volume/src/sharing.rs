@@ -242,7 +242,9 @@ impl Volume {
 
     /// Ends sessions that have been silent for their lease and that somebody waits for.
     pub(crate) async fn end_silent(self: &Arc<Self>) {
-        let waited_for = self.sharing.lock().grants.waited_for();
+        let mut waited_for: HashSet<SessionId> =
+            self.sharing.lock().grants.waited_for().into_iter().collect();
+        waited_for.extend(self.locks.take_needed());
         if waited_for.is_empty() {
             return;
         }

@@ -84,6 +84,7 @@ pub(crate) struct Volume {
     /// Who holds and uses what; the streams to the sessions.
     pub(crate) sharing: Mutex<Sharing>,
     pub(crate) state: Mutex<State>,
+    pub(crate) locks: crate::locks::Locks,
     /// Packs that are put but not yet named by a durable row.
     flying: Mutex<HashSet<PackId>>,
 }
@@ -141,6 +142,7 @@ impl Volume {
             turn: tokio::sync::Mutex::default(),
             sharing: Mutex::default(),
             state: Mutex::default(),
+            locks: crate::locks::Locks::default(),
             flying: Mutex::default(),
             shared,
         });
@@ -211,6 +213,7 @@ impl Volume {
         for (id, row) in rows {
             let mut session = old.remove(&id).unwrap_or_else(|| {
                 sharing.join(id, row.read_only);
+                self.locks.await_claims([id]);
                 Session::found(&row, now_ms)
             });
             session.row = row;

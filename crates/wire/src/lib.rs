@@ -7,11 +7,13 @@
 
 mod convert;
 pub mod frame;
+mod locks;
 mod messages;
 mod rows;
 mod sharing;
 
 pub use convert::{InvalidMessage, decode_blocks, encode_blocks, error_code, error_of};
+pub use locks::LockKind;
 pub use messages::*;
 pub use rows::{DentryRow, InodeRowMessage, Xattr};
 pub use sharing::*;

@@ -307,6 +307,9 @@ pub struct LockMessage {
     /// A lock of flock: of another family than those of fcntl.
     #[prost(bool, tag = "7")]
     pub flock: bool,
+    /// A lock of fcntl that belongs to an open file (F_OFD_SETLK): it is left out of the search for deadlocks.
+    #[prost(bool, tag = "8")]
+    pub of_file: bool,
 }
 
 /// Sets, tests or removes a lock. Answered by [`LockAnswer`]; with `wait`, when it is set.

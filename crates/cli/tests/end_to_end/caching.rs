@@ -108,3 +108,22 @@ fn what_lives_within_the_window_never_reaches_the_server() {
     // The directory itself has changed: its times, its next cookie.
     assert!(grown("log.records_shipped") <= 2, "{}", after["log"]);
 }
+
+#[test]
+fn a_close_writes_back_what_was_stored_through_a_map() {
+    let (_farm, mount) = Farm::mounted("v");
+    let script = r#"
+import mmap, os, sys
+for flags in (os.O_CREAT, 0):
+    file = os.open(sys.argv[1] + "/mapped", os.O_RDWR | flags)
+    os.ftruncate(file, 8192)
+    map = mmap.mmap(file, 8192)
+    map[4096:4100] = b"abcd"
+    # Python's map has a descriptor of its own.
+    os.close(file)
+    map.close()
+"#;
+    // Once for the file that is made, once for one that is opened.
+    run(std::process::Command::new("python3").args(["-c", script]).arg(mount.path()));
+    assert_eq!(number(&mount.stats(), "fuse.requests.WRITE"), 2);
+}

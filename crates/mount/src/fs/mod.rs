@@ -2,6 +2,7 @@
 
 mod error;
 mod io;
+mod locks;
 mod names;
 mod request;
 mod xattrs;
@@ -210,6 +211,9 @@ impl VolumeFs {
             Operation::Listxattr { size } => self.list_xattrs(ino, size, reply),
             Operation::Removexattr { name } => self.remove_xattr(ino, name),
             Operation::Ioctl { .. } => Err(FsError::NoTty.into()),
+            Operation::Getlk { .. } | Operation::Setlk { .. } | Operation::Setlkw { .. } => {
+                self.lock(request, reply, pace)
+            }
             // The kernel does these by itself, or is told to, once it has heard ENOSYS.
             Operation::Open { .. }
             | Operation::Opendir { .. }
@@ -217,9 +221,6 @@ impl VolumeFs {
             | Operation::Releasedir { .. }
             | Operation::Flush { .. }
             | Operation::Access { .. }
-            | Operation::Getlk { .. }
-            | Operation::Setlk { .. }
-            | Operation::Setlkw { .. }
             | Operation::Poll { .. }
             | Operation::CopyFileRange { .. }
             | Operation::Statx { .. }

@@ -14,8 +14,9 @@ pub(super) const TARGET_MAX: usize = 4095;
 pub(super) const RENAME_NOREPLACE: u32 = 1;
 pub(super) const RENAME_EXCHANGE: u32 = 2;
 pub(super) const RENAME_WHITEOUT: u32 = 4;
-/// Files stay in the kernel's cache until told otherwise, and their close sends nothing.
-pub(super) const OPEN_FLAGS: u32 = open_flags::KEEP_CACHE | open_flags::NOFLUSH;
+/// Files stay in the kernel's cache until told otherwise. Without NOFLUSH a close writes back what was stored through a
+/// map; FLUSH itself is not sent, since it was answered by ENOSYS once.
+pub(super) const OPEN_FLAGS: u32 = open_flags::KEEP_CACHE;
 
 impl VolumeFs {
     pub(super) fn lookup(&self, dir: Ino, name: &[u8], pace: Pace<'_>, reply: &mut Reply<'_>) -> Done {
