@@ -213,6 +213,12 @@ impl Locks {
         answer
     }
 
+    /// Notes a lock as held, whatever else is: for a copy of what a server has decided, in which the end of one lock
+    /// may be noted later than the beginning of the next.
+    pub fn note(&mut self, lock: Lock) {
+        self.queues.entry(lock.key()).or_default().put(lock);
+    }
+
     /// Gives up what the lock's owner holds of its range, whatever the mode.
     pub fn unset(&mut self, lock: &Lock) {
         self.free(lock.key(), lock.owner, lock.start, lock.end);

@@ -97,6 +97,17 @@ fn a_lock_that_gets_weaker_lets_others_in() {
 }
 
 #[test]
+fn a_copy_takes_what_it_is_told() {
+    let mut locks = Locks::default();
+    for number in [0, 1] {
+        locks.note(whole(number, Exclusive));
+        assert!(locks.holds(FILE, Family::Flock, owner(number)));
+    }
+    locks.unset(&whole(0, Exclusive));
+    assert_eq!(locks.held().copied().collect::<Vec<_>>(), [whole(1, Exclusive)]);
+}
+
+#[test]
 fn deadlocks_are_found_across_sessions_and_files() {
     let mut locks = Locks::default();
     let file = |lock: Lock, ino| Lock { ino: Ino(ino), ..lock };

@@ -265,8 +265,23 @@ impl Locks {
         let lock = wanted.lock(holder, wanted.mode.unwrap_or(Mode::Shared));
         let kind = wanted.mode.map_or(LockKind::Unlock, LockKind::of);
         let request = LockRequest { lock: Some(LockMessage::new(&lock, kind)), wait, test: false };
+        let mut gave_up = false;
         loop {
-            let claims = self.state.lock().claims;
+            let claims = {
+                let mut state = self.state.lock();
+                // What is being given up is claimed no more. This comes first: the next owner, of this host too, may
+                // have its answer before we have ours. Changing a lock of flock gives up the old one, even in vain.
+                let held = &mut state.held;
+                let changes = |held: &&Lock| {
+                    (held.ino, held.family, held.owner) == (lock.ino, lock.family, lock.owner)
+                        && held.mode != lock.mode
+                };
+                if wanted.mode.is_none() || (wanted.flock && held.held().any(|other| changes(&other))) {
+                    gave_up = true;
+                    held.unset(&lock);
+                }
+                state.claims
+            };
             let answer = self.call(request, interrupt)?;
             let mut state = self.state.lock();
             if state.claims != claims {
@@ -277,20 +292,18 @@ impl Locks {
                 return Err(LockError::Deadlock);
             }
             if let Some(conflict) = answer.conflict {
-                if conflict.ino == 0 {
-                    // Given up, before anything was looked at.
-                    return Err(LockError::Interrupted);
+                drop(state);
+                if conflict.ino != 0 {
+                    return Err(LockError::Held);
                 }
-                if wanted.flock {
-                    // Changing a lock's mode gives up the old one first.
-                    state.held.unset(&lock);
+                // The request was given up, perhaps before the server had looked at it.
+                if gave_up {
+                    self.tell_end(&lock);
                 }
-                return Err(LockError::Held);
+                return Err(LockError::Interrupted);
             }
             if wanted.mode.is_some() {
-                state.held.set(lock, false);
-            } else {
-                state.held.unset(&lock);
+                state.held.note(lock);
             }
             return Ok(());
         }
@@ -387,12 +400,7 @@ impl Locks {
 
     /// Tells the server that a lock has ended. It is in no claim any more, and was noted by `take_held`.
     fn give_up(&self, lock: &Lock) {
-        let whole = Lock { start: 0, end: LAST_BYTE, ..*lock };
-        let message = LockMessage::new(&whole, LockKind::Unlock);
-        let request = LockRequest { lock: Some(message), wait: false, test: false };
-        if let Err(error) = self.link.call(Ask::Lock(request), None) {
-            tracing::debug!(ino = %lock.ino, %error, "a lock ends with the session");
-        }
+        self.tell_end(lock);
         let mut state = self.state.lock();
         if let Some(count) = state.ending.get_mut(&lock.ino) {
             *count -= 1;
@@ -400,6 +408,15 @@ impl Locks {
                 state.ending.remove(&lock.ino);
                 self.told.notify_all();
             }
+        }
+    }
+
+    fn tell_end(&self, lock: &Lock) {
+        let whole = Lock { start: 0, end: LAST_BYTE, ..*lock };
+        let message = LockMessage::new(&whole, LockKind::Unlock);
+        let request = LockRequest { lock: Some(message), wait: false, test: false };
+        if let Err(error) = self.link.call(Ask::Lock(request), None) {
+            tracing::debug!(ino = %lock.ino, %error, "a lock ends with the session");
         }
     }
 
