@@ -656,6 +656,7 @@ fn reserve(data: &mut Vec<u8>, to: usize) {
     if to > data.capacity() {
         let room = if data.is_empty() { to } else { to.next_power_of_two() }.min(BLOCK_SIZE as usize).max(to);
         data.reserve_exact(room - data.len());
+        crate::host::populate(data.spare_capacity_mut());
     }
 }
 

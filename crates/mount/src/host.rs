@@ -2,6 +2,7 @@
 #![allow(unsafe_code)]
 
 use std::fs;
+use std::mem::MaybeUninit;
 
 /// Identifies the host as long as it runs: machine, boot, and the PID namespace in which process numbers mean
 /// something.
@@ -43,4 +44,19 @@ pub(crate) fn random() -> u64 {
 pub(crate) fn lower_priority() {
     // SAFETY: setpriority takes numbers only; 0 is the calling thread.
     unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, 5) };
+}
+
+/// Less is not worth a call.
+const POPULATE_MIN: usize = 8 * PAGE;
+const PAGE: usize = 4096;
+
+/// Has the kernel back memory that is about to be written with pages, all at once instead of one by one at their first
+/// touch. Where that cannot be done (before Linux 5.14) nothing happens.
+pub(crate) fn populate(memory: &mut [MaybeUninit<u8>]) {
+    let unaligned = memory.as_ptr().align_offset(PAGE);
+    let len = memory.len().saturating_sub(unaligned) / PAGE * PAGE;
+    if len >= POPULATE_MIN {
+        // SAFETY: the range lies within memory that is borrowed for writing; populating does not change what it holds.
+        unsafe { libc::madvise(memory.as_mut_ptr().add(unaligned).cast(), len, libc::MADV_POPULATE_WRITE) };
+    }
 }
