@@ -4,7 +4,7 @@
 //! Pure: the server feeds it requests, acknowledgements and ended sessions, and carries out what
 //! [`Grants::take_outputs`] says. The simulator does the same.
 //!
-//! A request claims its objects in modes that conflict as usual (see [`Mode`]) until it is finished, in the order
+//! A request claims its objects in modes that conflict as usual (see `Mode`) until it is finished, in the order
 //! of tickets; a request that waits keeps later ones from overtaking it. So the history of an object is one
 //! sequence, and what is put into the sessions' streams before [`Grants::finish`] is in that order.
 
@@ -56,6 +56,12 @@ impl Object {
     }
 }
 
+/// An object with its home, in the order of recalls: while an owner has the home, a file that it has given back already
+/// could become its own again, by losing its last name.
+fn home_first(object: &Object) -> impl Iterator<Item = Object> + use<> {
+    [object.home().map(Object::Directory), Some(*object)].into_iter().flatten()
+}
+
 /// The home of files that have none.
 pub const STRAY: Ino = Ino(0);
 
@@ -77,6 +83,15 @@ pub enum Request {
         /// Whether owning them is as good.
         local: bool,
     },
+}
+
+impl Request {
+    fn objects(&self) -> &[Object] {
+        match self {
+            Request::Read(objects) | Request::Change { objects, .. } => objects,
+            Request::Own(object) => std::slice::from_ref(object),
+        }
+    }
 }
 
 /// What a request has come to when its turn is there.
@@ -147,11 +162,13 @@ enum Mode {
 
 impl Mode {
     fn conflicts(self, other: Mode) -> bool {
-        match (self, other) {
-            (Mode::Exclusive, _) | (_, Mode::Exclusive) => true,
-            (Mode::Read, Mode::OwnBelow) | (Mode::OwnBelow, Mode::Read) => true,
-            _ => false,
-        }
+        matches!(
+            (self, other),
+            (Mode::Exclusive, _)
+                | (_, Mode::Exclusive)
+                | (Mode::Read, Mode::OwnBelow)
+                | (Mode::OwnBelow, Mode::Read)
+        )
     }
 }
 
@@ -328,7 +345,8 @@ impl Grants {
     /// session holds it now.
     pub fn read_along(&mut self, ticket: Ticket, dir: Ino) -> Option<Grant> {
         let session = self.requests.get(&ticket)?.session;
-        if self.owner(dir).is_some_and(|owner| owner != session) || self.is_wanted(ticket, dir) {
+        let taken = self.owner(dir).is_some_and(|owner| owner != session);
+        if taken || self.is_recalled(session, dir) || self.is_wanted(ticket, dir) {
             return None;
         }
         self.requests.get_mut(&ticket)?.along.push(dir);
@@ -338,8 +356,7 @@ impl Grants {
     /// Whether another request claims the directory in a way that conflicts with reading it.
     fn is_wanted(&self, ticket: Ticket, dir: Ino) -> bool {
         self.requests.iter().any(|(other, waiting)| {
-            *other != ticket
-                && waiting.claims().any(|(ino, mode)| ino == dir && mode.conflicts(Mode::Read))
+            *other != ticket && waiting.claims().any(|(ino, mode)| ino == dir && mode.conflicts(Mode::Read))
         })
     }
 
@@ -347,7 +364,9 @@ impl Grants {
     /// gets an event number. Directories: their readers; files: readers of their home; strays: everybody. The
     /// asker is among them, and is not waited for: its answer comes after the event.
     pub fn publish(&mut self, ticket: Ticket, objects: &[Object]) -> Vec<(SessionId, u64)> {
-        let Some(asker) = self.requests.get(&ticket).map(|waiting| waiting.session) else { return Vec::new() };
+        let Some(asker) = self.requests.get(&ticket).map(|waiting| waiting.session) else {
+            return Vec::new();
+        };
         let mut to = BTreeSet::from([asker]);
         for object in objects {
             if object.is_stray() {
@@ -506,9 +525,12 @@ impl Grants {
     fn register_reader(&mut self, session: SessionId, dir: Ino) -> Grant {
         let alone = self.peers.len() == 1 && self.peers.get(&session).is_some_and(|peer| !peer.read_only);
         let foreign_files = self.foreign_file(session, dir).is_some();
+        if let Some(held @ Grant::Own) = self.held(session, dir) {
+            return held;
+        }
         let holding = self.objects.entry(dir).or_default();
         if holding.owner == Some(session) {
-            return Grant::Own;
+            return Grant::Read;
         }
         if alone && !foreign_files {
             self.give(session, Object::Directory(dir));
@@ -540,13 +562,20 @@ impl Grants {
         self.objects.get(&ino)?.owner
     }
 
-    /// How a session holds a directory (or owns a file).
+    /// How a session holds a directory (or owns a file). What it has been told to give back it owns no more, though
+    /// nobody else does yet: to say so behind the recall in its stream would give it back.
     pub fn held(&self, session: SessionId, ino: Ino) -> Option<Grant> {
         let holding = self.objects.get(&ino)?;
         match holding.owner {
-            Some(owner) => (owner == session).then_some(Grant::Own),
+            Some(owner) if owner != session => None,
+            Some(_) if self.is_recalled(session, ino) => Some(Grant::Read),
+            Some(_) => Some(Grant::Own),
             None => holding.readers.contains(&session).then_some(Grant::Read),
         }
+    }
+
+    fn is_recalled(&self, session: SessionId, ino: Ino) -> bool {
+        self.peers.get(&session).is_some_and(|peer| peer.is_recalled(ino))
     }
 
     /// Whether a session may know the row of an object: somebody else's own row it may not.
@@ -601,19 +630,29 @@ impl Grants {
         if self.peers.values().any(|peer| !peer.claimed) {
             return;
         }
-        let mut claimed: HashMap<Ino, Vec<Mode>> = HashMap::new();
+        let mut claimed: HashMap<Ino, Vec<(Ticket, Mode)>> = HashMap::new();
+        // What is being carried out comes first, wherever it stands in line: a request that was extended stands before
+        // others that have begun since.
+        for (ticket, begun) in &self.requests {
+            if matches!(begun.stage, Stage::Ready | Stage::Dropping(_)) {
+                begun.claims().for_each(|(ino, mode)| claimed.entry(ino).or_default().push((*ticket, mode)));
+            }
+        }
         let tickets: Vec<Ticket> = self.requests.keys().copied().collect();
         for ticket in tickets {
             let waiting = &self.requests[&ticket];
             let claims: Vec<(Ino, Mode)> = waiting.claims().collect();
             let waits = matches!(waiting.stage, Stage::Waiting | Stage::Dropping(_));
-            let free = claims.iter().all(|(ino, mode)| {
-                claimed.get(ino).is_none_or(|others| !others.iter().any(|other| other.conflicts(*mode)))
-            });
+            let begun = matches!(waiting.stage, Stage::Dropping(_));
+            let free = begun
+                || claims.iter().all(|(ino, mode)| {
+                    let others = claimed.get(ino).into_iter().flatten();
+                    !others.into_iter().any(|(other, theirs)| *other != ticket && theirs.conflicts(*mode))
+                });
             if waits && free {
                 self.try_ready(ticket);
             }
-            claims.into_iter().for_each(|(ino, mode)| claimed.entry(ino).or_default().push(mode));
+            claims.into_iter().for_each(|(ino, mode)| claimed.entry(ino).or_default().push((ticket, mode)));
         }
     }
 
@@ -621,6 +660,17 @@ impl Grants {
     fn try_ready(&mut self, ticket: Ticket) {
         let waiting = &self.requests[&ticket];
         let session = waiting.session;
+        let reads = matches!(waiting.request, Request::Read(_));
+        let concerned = |object: &Object| [Some(object.ino()), object.home()].into_iter().flatten();
+        let recalled = |ino| match reads {
+            true => self.is_recalled(session, ino),
+            false => self.peers.values().any(|peer| peer.is_recalled(ino)),
+        };
+        if waiting.request.objects().iter().flat_map(concerned).any(recalled) {
+            // Its acknowledgement is on its way, and would take what the session is about to be given; nor may a
+            // reader that is letting go be told of a change behind that, and keep it.
+            return;
+        }
         match waiting.request.clone() {
             Request::Read(objects) => {
                 if self.recall(self.owners_of(session, &objects)) {
@@ -683,9 +733,11 @@ impl Grants {
                 }
                 let owners: Vec<_> = objects
                     .iter()
-                    .flat_map(|object| [Some(*object), object.home().map(Object::Directory)])
-                    .flatten()
-                    .filter_map(|object| self.owner(object.ino()).map(|owner| (owner, object, true)))
+                    .flat_map(home_first)
+                    .filter_map(|object| {
+                        let owner = self.owner(object.ino())?;
+                        Some((owner, object, self.may_keep(owner, object)))
+                    })
                     .collect();
                 if !self.recall(owners) {
                     self.ready(ticket, Outcome::Execute);
@@ -705,13 +757,18 @@ impl Grants {
     fn owners_of(&self, session: SessionId, objects: &[Object]) -> Vec<(SessionId, Object, bool)> {
         objects
             .iter()
-            .flat_map(|object| [Some(*object), object.home().map(Object::Directory)])
-            .flatten()
+            .flat_map(home_first)
             .filter_map(|object| {
                 let owner = self.owner(object.ino())?;
-                (owner != session).then_some((owner, object, true))
+                (owner != session).then(|| (owner, object, self.may_keep(owner, object)))
             })
             .collect()
+    }
+
+    /// Whether an owner stays a reader: of a file it is told by being a reader of its home, which it may not be after a
+    /// reconnection.
+    fn may_keep(&self, owner: SessionId, object: Object) -> bool {
+        object.home().is_none_or(|home| self.held(owner, home).is_some())
     }
 
     /// Everybody else who holds the directory, or a file in it; they have to let go.
@@ -751,11 +808,7 @@ impl Grants {
                 // Cannot be: holders are peers.
                 continue;
             };
-            let under_way = peer
-                .awaited
-                .values()
-                .any(|awaited| matches!(awaited, Awaited::Recall(of, _) if of.ino() == object.ino()));
-            if !under_way {
+            if !peer.is_recalled(object.ino()) {
                 if !keep_read && let Some(holding) = self.objects.get_mut(&object.ino()) {
                     holding.patience.get_or_insert(STREAK_MIN);
                 }
@@ -773,8 +826,10 @@ impl Grants {
             Some(home) => self.objects.get(&home).map(|of| of.readers.clone()).unwrap_or_default(),
             None => self.peers.keys().copied().collect(),
         };
-        let readers: BTreeSet<SessionId> =
-            readers.into_iter().filter(|reader| *reader != session && self.peers.contains_key(reader)).collect();
+        let readers: BTreeSet<SessionId> = readers
+            .into_iter()
+            .filter(|reader| *reader != session && self.peers.contains_key(reader))
+            .collect();
         for reader in &readers {
             let event = self.number(*reader, Awaited::Drop(ticket));
             self.outputs.push(Output::Order { to: *reader, event, order: Order::Drop(ino) });
@@ -801,6 +856,13 @@ pub struct Summary {
     pub events_waiting: u64,
 }
 
+impl Peer {
+    /// Whether it has been told to give an object back, and has not.
+    fn is_recalled(&self, ino: Ino) -> bool {
+        self.awaited.values().any(|awaited| matches!(awaited, Awaited::Recall(of, _) if of.ino() == ino))
+    }
+}
+
 impl Holding {
     fn is_idle(&self) -> bool {
         self.owner.is_none() && self.readers.is_empty()
@@ -811,18 +873,13 @@ impl Waiting {
     /// What the request claims, and how.
     fn claims(&self) -> impl Iterator<Item = (Ino, Mode)> + '_ {
         let settling = matches!(self.stage, Stage::Settling(_));
-        let (objects, dir_mode, file_mode, below): (&[Object], Mode, Mode, Mode) = match &self.request {
-            Request::Read(objects) => (objects, Mode::Read, Mode::Read, Mode::ReadBelow),
-            Request::Own(object) => {
-                (std::slice::from_ref(object), Mode::Exclusive, Mode::Exclusive, Mode::OwnBelow)
-            }
-            Request::Change { objects, .. } => (objects, Mode::Exclusive, Mode::Exclusive, Mode::OwnBelow),
+        let (dir_mode, file_mode, below) = match &self.request {
+            Request::Read(_) => (Mode::Read, Mode::Read, Mode::ReadBelow),
+            Request::Own(_) | Request::Change { .. } => (Mode::Exclusive, Mode::Exclusive, Mode::OwnBelow),
         };
-        let of_objects = objects.iter().flat_map(move |object| match object {
+        let of_objects = self.request.objects().iter().flat_map(move |object| match object {
             Object::Directory(dir) => [Some((*dir, dir_mode)), None],
-            Object::File { ino, .. } => {
-                [Some((*ino, file_mode)), object.home().map(|home| (home, below))]
-            }
+            Object::File { ino, .. } => [Some((*ino, file_mode)), object.home().map(|home| (home, below))],
         });
         let along = self.along.iter().map(|dir| Some((*dir, Mode::Read)));
         of_objects.chain(along).flatten().filter(move |_| !settling)
