@@ -51,12 +51,7 @@ pub struct Execution {
 impl Execution {
     /// Begins with nothing known but how full the volume is, and may be.
     pub fn new(change: Change, usage: Usage, quota: Usage) -> Execution {
-        Execution {
-            change,
-            tree: Tree::new(usage, quota),
-            rows: HashMap::new(),
-            absent: HashSet::new(),
-        }
+        Execution { change, tree: Tree::new(usage, quota), rows: HashMap::new(), absent: HashSet::new() }
     }
 
     /// The row that was wanted; `None` when there is none.
@@ -120,14 +115,7 @@ impl Execution {
                 None => births.push(Object::File { ino: *ino, home: row.parent }),
             }
         }
-        Executed {
-            made,
-            objects,
-            births,
-            unnamed: batch.orphans,
-            usage: batch.usage,
-            records: batch.records,
-        }
+        Executed { made, objects, births, unnamed: batch.orphans, usage: batch.usage, records: batch.records }
     }
 }
 
@@ -234,8 +222,7 @@ mod tests {
         let mut rows = volume();
         let outer = run(&mut rows, directory(Ino::ROOT, "outer")).expect("made").made.expect("an inode");
         let inner = run(&mut rows, directory(outer, "inner")).expect("made").made.expect("an inode");
-        let cycle =
-            Change::Rename((Ino::ROOT, name("outer")), (inner, name("below")), Default::default());
+        let cycle = Change::Rename((Ino::ROOT, name("outer")), (inner, name("below")), Default::default());
         assert_eq!(run(&mut rows, cycle), Err(TreeError::Invalid));
     }
 }

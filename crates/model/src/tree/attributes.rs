@@ -109,7 +109,7 @@ impl Tree {
         row.size = size;
         (row.mtime, row.ctime) = (now, now);
         if row.nlink > 0 {
-            self.usage.bytes = (self.usage.bytes + allocated).saturating_sub(before);
+            self.count(allocated as i64 - before as i64, 0);
         }
         Ok(())
     }

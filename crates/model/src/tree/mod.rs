@@ -21,8 +21,10 @@ pub use names::{NewNode, RenameFlags};
 pub use share::Stale;
 pub(crate) use share::object_of;
 
+use crate::grants::Object;
 use crate::{
     Dentry, FileKind, Ino, InoRange, InodeRow, Missing, Name, Sequence, Timestamp, TreeError, Usage,
+    UsageDelta,
 };
 
 type Map<K, V> = HashMap<K, V, FxBuildHasher>;
@@ -81,9 +83,17 @@ pub struct Tree {
     ended: Vec<Ino>,
     /// Objects that may be changed here; `None`: all.
     owned: Option<HashSet<Ino, FxBuildHasher>>,
+    /// Of those, files that have lost their home here, which no cut has told the server yet.
+    homeless: HashSet<Ino, FxBuildHasher>,
+    /// Of those, objects that are gone here, and that the server has still; with the cut that deletes them.
+    dying: Map<Ino, (Object, Option<Sequence>)>,
+    /// The last batch that the server is known to hold, see [`Tree::shipped`].
+    durable: Sequence,
     /// Inodes that the server was told to be in use, though their name or cover is gone.
     in_use: HashSet<Ino, FxBuildHasher>,
     released: Vec<Ino>,
+    /// Inodes without name and use that were given back, until their last change is shipped.
+    lingering: Vec<Ino>,
     /// The latest change that is known of: no later one gets an earlier time.
     newest: Timestamp,
 }
@@ -91,7 +101,7 @@ pub struct Tree {
 impl Tree {
     /// A tree that knows nothing but how full its volume is; zeros in `quota` mean no limit.
     pub fn new(usage: Usage, quota: Usage) -> Tree {
-        Tree { usage, quota, changes: log::Changes::new(usage), ..Tree::default() }
+        Tree { usage, quota, ..Tree::default() }
     }
 
     /// Adds inode numbers to make new inodes with.
@@ -218,7 +228,7 @@ impl Tree {
             return false;
         }
         self.lookups.remove(&ino);
-        if self.in_use.remove(&ino) {
+        if self.in_use.remove(&ino) && !self.lingers(ino) {
             self.released.push(ino);
         }
         self.end_if_unused(ino)
@@ -229,17 +239,29 @@ impl Tree {
         let unused =
             self.nodes.get(&ino).is_some_and(|node| node.row.nlink == 0) && !self.lookups.contains_key(&ino);
         if unused {
+            if self.lingers(ino) {
+                self.lingering.push(ino);
+                return false;
+            }
             let owned = self.owns(ino);
             let node = self.nodes.remove(&ino).expect("just seen");
             self.dirs.remove(&ino);
             // What others own, or nobody, is the server's to delete.
             if node.stored && owned {
                 self.changes.deleted.push(ino);
+                self.keep_until_deleted(object_of(ino, &node.row));
+            } else {
+                self.disown(ino);
             }
-            self.disown(ino);
             self.ended.push(ino);
         }
         unused
+    }
+
+    /// Whether an inode that was given back without a name has changes that are not shipped: others may use it.
+    fn lingers(&self, ino: Ino) -> bool {
+        let unshipped = |node: &Node| node.row.nlink == 0 && (node.dirty || node.cut > self.durable);
+        !self.owns(ino) && self.nodes.get(&ino).is_some_and(unshipped)
     }
 
     /// The inodes that have ended since this was asked last: whatever is kept for them can go.
@@ -269,6 +291,13 @@ impl Tree {
             }
         }
         paths
+    }
+
+    /// The volume's files take more (or less) from now on.
+    fn count(&mut self, bytes: i64, inodes: i64) {
+        self.usage = self.usage.after(UsageDelta { bytes, inodes });
+        self.changes.usage.bytes += bytes;
+        self.changes.usage.inodes += inodes;
     }
 
     /// What the volume's files take now.

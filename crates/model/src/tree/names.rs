@@ -52,7 +52,7 @@ impl Tree {
         let now = self.stamp(now);
         let ino = self.add_new(dir, new, 1, now)?;
         self.add_name(dir, name, ino, now)?;
-        self.usage.inodes += 1;
+        self.count(0, 1);
         Ok(ino)
     }
 
@@ -99,9 +99,11 @@ impl Tree {
         if is_dir {
             self.dirs.insert(ino, Directory { used: self.operations, ..Directory::default() });
         }
-        if is_dir || nlink == 0 {
-            // Nobody else knows of it.
+        // Nobody else knows of it.
+        if is_dir {
             self.own(ino);
+        } else if nlink == 0 {
+            self.own_homeless(ino);
         }
         Ok(ino)
     }
@@ -139,10 +141,9 @@ impl Tree {
             let allocated = row.allocated;
             if row.kind() != FileKind::Directory {
                 row.parent = STRAY;
-                self.own(ino);
+                self.own_homeless(ino);
             }
-            self.usage.bytes -= allocated.min(self.usage.bytes);
-            self.usage.inodes -= 1.min(self.usage.inodes);
+            self.count(-(allocated as i64), -1);
             self.end_if_unused(ino);
         }
         Ok(())
@@ -173,19 +174,18 @@ impl Tree {
         if revived {
             self.check_inode_room()?;
             self.check_room(allocated)?;
-            self.usage.inodes += 1;
-            self.usage.bytes += allocated;
+            self.count(allocated as i64, 1);
         }
         let row = self.change(ino)?;
         row.nlink += 1;
         row.ctime = now;
         if revived {
             row.parent = dir;
-            self.disown(ino);
+            self.settle_at_home(ino);
         } else if row.parent != dir {
             // Names in several directories: it is owned by itself from now on.
             row.parent = STRAY;
-            self.own(ino);
+            self.own_homeless(ino);
         }
         self.add_name(dir, name, ino, now)
     }
@@ -293,8 +293,12 @@ impl Tree {
     fn moved(&mut self, dentry: Dentry, dir: Ino, now: Timestamp) -> Result<(), TreeError> {
         let row = self.change(dentry.ino)?;
         row.ctime = now;
-        if dentry.kind == FileKind::Directory || row.parent != STRAY {
+        if dentry.kind == FileKind::Directory || row.nlink == 1 && row.parent != STRAY {
             row.parent = dir;
+        } else if row.parent != dir {
+            // Its other names stay where they were: it is owned by itself from now on.
+            row.parent = STRAY;
+            self.own_homeless(dentry.ino);
         }
         Ok(())
     }

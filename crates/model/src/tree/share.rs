@@ -1,7 +1,5 @@
 //! Sharing a volume with others: what may be changed here, and what others have changed.
 
-use std::collections::HashSet;
-
 use super::{Directory, Node, Tree};
 use crate::grants::{Object, STRAY};
 use crate::{Dentry, FileKind, Ino, InodeRow, Missing, Name, Record, Sequence, Timestamp, TreeError};
@@ -29,13 +27,38 @@ impl Tree {
     pub fn own(&mut self, ino: Ino) {
         if let Some(owned) = &mut self.owned {
             owned.insert(ino);
+            self.homeless.remove(&ino);
         }
     }
 
-    /// The object may not be changed any more; what is known of it stays.
+    /// A file has lost its home, which covered it: it is owned by itself from now on. The server learns of it by the next
+    /// cut that takes its row.
+    pub(super) fn own_homeless(&mut self, ino: Ino) {
+        if let Some(owned) = &mut self.owned
+            && owned.insert(ino)
+        {
+            self.homeless.insert(ino);
+        }
+    }
+
+    /// A file has a home again: it is owned by itself still, if the server knows (or will, by what is cut) that it was.
+    pub(super) fn settle_at_home(&mut self, ino: Ino) {
+        if self.homeless.contains(&ino) {
+            self.disown(ino);
+        }
+    }
+
+    /// The object may not be changed any more; what is known of it stays. Without a name it is the server's to delete
+    /// from now on: it is among [`Tree::in_use`] while the kernel knows it, and who gives it back says so.
     pub fn disown(&mut self, ino: Ino) {
-        if let Some(owned) = &mut self.owned {
-            owned.remove(&ino);
+        self.dying.remove(&ino);
+        self.homeless.remove(&ino);
+        if let Some(owned) = &mut self.owned
+            && owned.remove(&ino)
+            && self.nodes.get(&ino).is_some_and(|node| node.row.nlink == 0)
+            && self.lookups.contains_key(&ino)
+        {
+            self.in_use.insert(ino);
         }
     }
 
@@ -48,9 +71,41 @@ impl Tree {
             })
     }
 
-    /// Everything that is owned by itself: directories, and files that their home does not cover.
+    /// Everything that is owned by itself: directories, and files that their home does not cover. What was deleted here
+    /// is among it until that is durable, see [`Tree::shipped`]: nobody else may be given it before.
     pub fn owned(&self) -> Vec<Object> {
-        self.owned.iter().flatten().map(|ino| self.object(*ino).unwrap_or(Object::Directory(*ino))).collect()
+        let object = |ino: &Ino| match (self.object(*ino), self.dying.get(ino)) {
+            (Ok(object), _) => object,
+            (Err(_), Some((object, _))) => *object,
+            // Rows of files that are owned by themselves are not evicted.
+            (Err(_), None) => Object::Directory(*ino),
+        };
+        self.owned.iter().flatten().map(object).collect()
+    }
+
+    /// Whether a file is owned without its home: then its row says what it is.
+    pub(super) fn owns_alone(&self, ino: Ino, row: &InodeRow) -> bool {
+        row.kind() != FileKind::Directory && self.owned.as_ref().is_some_and(|owned| owned.contains(&ino))
+    }
+
+    pub(super) fn keep_until_deleted(&mut self, object: Object) {
+        if self.owned.as_ref().is_some_and(|owned| owned.contains(&object.ino())) {
+            self.dying.insert(object.ino(), (object, None));
+        }
+    }
+
+    /// The server holds everything up to this batch: what was deleted by then is nobody's any more.
+    pub fn shipped(&mut self, durable: Sequence) {
+        self.durable = self.durable.max(durable);
+        let gone = |cut: &Option<Sequence>| cut.is_some_and(|cut| cut <= durable);
+        let dead: Vec<Ino> =
+            self.dying.iter().filter(|(_, (_, cut))| gone(cut)).map(|(ino, _)| *ino).collect();
+        dead.into_iter().for_each(|ino| self.disown(ino));
+        for ino in std::mem::take(&mut self.lingering) {
+            if self.end_if_unused(ino) {
+                self.released.push(ino);
+            }
+        }
     }
 
     /// The object that an inode is.
@@ -98,7 +153,12 @@ impl Tree {
         let mut stale = Stale::default();
         for record in records {
             match record {
-                Record::PutInode(ino, row) if row.nlink == 0 => self.gone(*ino, &mut stale),
+                // Without a name it stays with whoever is made its owner.
+                Record::PutInode(ino, row)
+                    if row.nlink == 0 && !own.iter().any(|object| object.ino() == *ino) =>
+                {
+                    self.gone(*ino, &mut stale);
+                }
                 Record::PutInode(ino, row) => self.replace(*ino, row, &mut stale),
                 Record::DeleteInode(ino) => self.gone(*ino, &mut stale),
                 Record::PutDentry(dir, name, dentry) => {
@@ -109,7 +169,11 @@ impl Tree {
                 Record::PutPage(..) | Record::DeletePages(..) => {}
             }
         }
-        forget.iter().for_each(|ino| self.drop_row(*ino, &mut stale));
+        for ino in forget {
+            // Its names are elsewhere now, where nobody tells of them.
+            self.drop_row(*ino, &mut stale);
+            self.report_in_use(*ino, &mut stale);
+        }
         for object in own {
             self.own(object.ino());
             // A directory that was just made has no names yet: that is its whole listing.
@@ -118,15 +182,18 @@ impl Tree {
             {
                 self.dirs.entry(*dir).or_default();
             }
+            // The kernel may have forgotten it meanwhile.
+            self.end_if_unused(object.ino());
         }
         stale
     }
 
     fn replace(&mut self, ino: Ino, row: &InodeRow, stale: &mut Stale) {
         self.newest = self.newest.max(row.ctime);
+        let owned = self.owned.is_some() && self.owns(ino);
         match self.nodes.get_mut(&ino) {
-            // Only the owner changes a row; what it has not shipped is newer.
-            Some(node) if node.dirty => return,
+            // Only the owner changes a row: what is here, or on its way from here, is newer.
+            Some(node) if node.dirty || owned || node.cut > self.durable => return,
             Some(node) => {
                 if node.row.content != row.content || node.row.size != row.size {
                     stale.data.push(ino);
@@ -192,19 +259,18 @@ impl Tree {
         let ino = object.ino();
         match (object, self.dirs.remove(&ino)) {
             (Object::Directory(_), Some(directory)) => self.uncover_files(ino, directory, &mut stale),
-            // The listing has left memory; rows of its files may still be here.
+            // The listing has left memory: whatever may be one of its files goes.
             (Object::Directory(_), None) => {
-                let files: Vec<Ino> = self
+                let known = self.lookups.keys().filter(|ino| !self.nodes.contains_key(ino));
+                let files = self
                     .nodes
                     .iter()
-                    .filter(|(_, node)| node.row.parent == ino && node.row.kind() != FileKind::Directory)
-                    .map(|(file, _)| *file)
-                    .filter(|file| self.owned.as_ref().is_some_and(|owned| !owned.contains(file)))
-                    .collect();
-                for file in files {
-                    self.drop_row(file, &mut stale);
-                    self.report_in_use(file, &mut stale);
-                }
+                    .filter(|(_, node)| {
+                        node.row.kind() != FileKind::Directory && [ino, STRAY].contains(&node.row.parent)
+                    })
+                    .map(|(file, _)| file);
+                let files: Vec<Ino> = known.chain(files).copied().collect();
+                files.into_iter().for_each(|file| self.uncover_file(ino, file, &mut stale));
             }
             (Object::File { .. }, _) => {}
         }
@@ -218,15 +284,22 @@ impl Tree {
             if self.lookups.contains_key(&dentry.ino) {
                 stale.names.push((dir, name.clone()));
             }
-            let at_home = self.nodes.get(&dentry.ino).is_some_and(|node| {
-                node.row.kind() != FileKind::Directory && node.row.parent == dir
-            });
-            let owned = self.owned.as_ref().is_some_and(|owned| owned.contains(&dentry.ino));
-            if at_home && !owned {
-                self.drop_row(dentry.ino, stale);
-                self.report_in_use(dentry.ino, stale);
+            if dentry.kind != FileKind::Directory {
+                self.uncover_file(dir, dentry.ino, stale);
             }
         }
+    }
+
+    /// A file has lost the cover of a directory that it has, or may have, a name in: its row goes unless something
+    /// else covers it. Others may remove all its names now without this host being told, even those of a stray.
+    fn uncover_file(&mut self, dir: Ino, file: Ino, stale: &mut Stale) {
+        if self.owned.as_ref().is_some_and(|owned| owned.contains(&file)) {
+            return;
+        }
+        if self.nodes.get(&file).is_none_or(|node| node.row.parent == dir) {
+            self.drop_row(file, stale);
+        }
+        self.report_in_use(file, stale);
     }
 
     /// A new connection: everything that is not owned may have changed, and goes.
@@ -239,18 +312,20 @@ impl Tree {
                 self.uncover_files(dir, directory, &mut stale);
             }
         }
-        let rows: Vec<Ino> = self.nodes.keys().filter(|ino| !self.owns(**ino)).copied().collect();
-        let reported: HashSet<Ino> = stale.in_use.iter().copied().collect();
+        // Rows that were evicted are known to the kernel still.
+        let known = self.lookups.keys().filter(|ino| !self.nodes.contains_key(ino));
+        let rows: Vec<Ino> =
+            self.nodes.keys().chain(known).filter(|ino| !self.owns(**ino)).copied().collect();
         for ino in rows {
             self.drop_row(ino, &mut stale);
-            if !reported.contains(&ino) {
-                self.report_in_use(ino, &mut stale);
-            }
+            self.report_in_use(ino, &mut stale);
         }
+        stale.in_use.sort_unstable();
+        stale.in_use.dedup();
         stale
     }
 
-    /// Inodes whose names or cover are gone, and that the kernel knows.
+    /// Inodes whose names or cover are gone, or that have no name, and that the kernel knows.
     pub fn in_use(&self) -> impl Iterator<Item = Ino> + '_ {
         self.in_use.iter().copied()
     }
@@ -268,3 +343,7 @@ pub(crate) fn object_of(ino: Ino, row: &InodeRow) -> Object {
         _ => Object::File { ino, home: if row.nlink == 0 { STRAY } else { row.parent } },
     }
 }
+
+#[cfg(test)]
+#[path = "share_tests.rs"]
+mod tests;
