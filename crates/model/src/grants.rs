@@ -4,7 +4,7 @@
 //! Pure: the server feeds it requests, acknowledgements and ended sessions, and carries out what
 //! [`Grants::take_outputs`] says. The simulator does the same.
 //!
-//! A request claims its objects in modes that conflict as usual (see [`Mode`]) until it is finished, in the order
+//! A request claims its objects in modes that conflict as usual (see `Mode`) until it is finished, in the order
 //! of tickets; a request that waits keeps later ones from overtaking it. So the history of an object is one
 //! sequence, and what is put into the sessions' streams before [`Grants::finish`] is in that order.
 
@@ -59,6 +59,12 @@ impl Object {
     fn is_stray(self) -> bool {
         matches!(self, Object::File { home: STRAY, .. })
     }
+}
+
+/// An object with its home, in the order of recalls: while an owner has the home, a file that it has given back already
+/// could become its own again, by losing its last name.
+fn home_first(object: &Object) -> impl Iterator<Item = Object> + use<> {
+    [object.home().map(Object::Directory), Some(*object)].into_iter().flatten()
 }
 
 /// The home of files that have none.
@@ -369,7 +375,6 @@ impl Grants {
     fn is_wanted(&self, ticket: Ticket, wanted: Ino) -> bool {
         self.requests.iter().any(|(other, waiting)| {
             *other != ticket
-                && !matches!(waiting.request, Request::Read(_))
                 && waiting.claims().any(|(ino, mode)| ino == wanted && mode.conflicts(Mode::Read))
         })
     }
@@ -714,9 +719,15 @@ impl Grants {
     fn try_ready(&mut self, ticket: Ticket) {
         let waiting = &self.requests[&ticket];
         let session = waiting.session;
+        let reads = matches!(waiting.request, Request::Read(_));
         let concerned = |object: &Object| [Some(object.ino()), object.home()].into_iter().flatten();
-        if waiting.request.objects().iter().flat_map(concerned).any(|ino| self.is_recalled(session, ino)) {
-            // Its acknowledgement is on its way, and would take what the session is about to be given.
+        let recalled = |ino| match reads {
+            true => self.is_recalled(session, ino),
+            false => self.peers.values().any(|peer| peer.is_recalled(ino)),
+        };
+        if waiting.request.objects().iter().flat_map(concerned).any(recalled) {
+            // Its acknowledgement is on its way, and would take what the session is about to be given; nor may a
+            // reader that is letting go be told of a change behind that, and keep it.
             return;
         }
         match waiting.request.clone() {
@@ -781,8 +792,7 @@ impl Grants {
                 }
                 let owners: Vec<_> = objects
                     .iter()
-                    .flat_map(|object| [Some(*object), object.home().map(Object::Directory)])
-                    .flatten()
+                    .flat_map(home_first)
                     .filter_map(|object| {
                         let owner = self.owner(object.ino())?;
                         Some((owner, object, self.may_keep(owner, object)))
@@ -806,8 +816,7 @@ impl Grants {
     fn owners_of(&self, session: SessionId, objects: &[Object]) -> Vec<(SessionId, Object, bool)> {
         objects
             .iter()
-            .flat_map(|object| [Some(*object), object.home().map(Object::Directory)])
-            .flatten()
+            .flat_map(home_first)
             .filter_map(|object| {
                 let owner = self.owner(object.ino())?;
                 (owner != session).then(|| (owner, object, self.may_keep(owner, object)))

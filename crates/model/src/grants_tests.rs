@@ -27,8 +27,10 @@ fn execute(objects: &[Object]) -> Request {
     Request::Change { objects: objects.to_vec(), local: false }
 }
 
+type Orders = Vec<(SessionId, u64, Order)>;
+
 /// What is ready, and which events went to whom.
-fn outputs(grants: &mut Grants) -> (Vec<(Ticket, Outcome)>, Vec<(SessionId, u64, Order)>) {
+fn outputs(grants: &mut Grants) -> (Vec<(Ticket, Outcome)>, Orders) {
     let (mut ready, mut orders) = (Vec::new(), Vec::new());
     for output in grants.take_outputs() {
         match output {
@@ -264,4 +266,33 @@ fn an_owner_of_a_file_that_does_not_read_its_home_keeps_nothing() {
     grants.claim(A, &[FILE]).unwrap();
     grants.request(B, Request::Read(vec![FILE]));
     assert_eq!(outputs(&mut grants).1, [(A, 1, recall(FILE, false))]);
+}
+
+/// Found by the simulator: it was told of a change behind the recall, kept the row, and was no reader any more.
+#[test]
+fn nothing_is_published_to_a_reader_that_is_letting_go() {
+    let mut grants = sessions(&[A, B, C]);
+    [A, B].into_iter().for_each(|session| read(&mut grants, session, dir()));
+    for _ in 0..STREAK_MIN {
+        let ticket = grants.request(A, execute(&[dir()]));
+        grants.finish(ticket);
+    }
+    outputs(&mut grants);
+    let own = grants.request(A, Request::Own(dir()));
+    assert_eq!(outputs(&mut grants), (vec![], vec![(B, 1, recall(dir(), false))]));
+    grants.cancel(own);
+    let ticket = grants.request(C, execute(&[dir()]));
+    assert_eq!(outputs(&mut grants).0, []);
+    grants.acknowledge(B, 1);
+    assert_eq!(outputs(&mut grants).0, [(ticket, Outcome::Execute)]);
+    assert_eq!(grants.publish(ticket, &[dir()]), [(A, 1), (C, 1)]);
+}
+
+/// Found by the simulator: between the two its owner removed the last name, and owned the file again.
+#[test]
+fn a_home_is_recalled_before_its_file() {
+    let mut grants = sessions(&[A, B]);
+    grants.claim(A, &[dir(), FILE]).unwrap();
+    grants.request(B, Request::Read(vec![FILE]));
+    assert_eq!(outputs(&mut grants).1, [(A, 1, recall(dir(), true)), (A, 2, recall(FILE, true))]);
 }

@@ -37,11 +37,21 @@ pub enum Rule {
     ChangeBeforeShip,
     /// Rows of children are listed whoever owns them.
     ListUncovered,
+    /// Whether a session owns what it reads is looked up when that is read, not when it goes into the stream.
+    OwnFlagEarly,
+    /// A client that loses its connection forgets to claim what was recalled and not given back.
+    ForgetRecalled,
+    /// Names that an uncovered directory does not have stay in the kernel.
+    KeepAbsentNames,
+    /// A change that came back as the client's own is requested as before.
+    YoursForEver,
+    /// A listing has the rows of files that the asker owns by themselves.
+    ListOwnFiles,
 }
 
 impl Rule {
     /// All, by name.
-    pub const ALL: [(&'static str, Rule); 10] = [
+    pub const ALL: [(&'static str, Rule); 15] = [
         ("ack-before-apply", Rule::AckBeforeApply),
         ("recall-without-ship", Rule::RecallWithoutShip),
         ("no-claim-grace", Rule::NoClaimGrace),
@@ -52,5 +62,10 @@ impl Rule {
         ("forget-in-use", Rule::ForgetInUse),
         ("change-before-ship", Rule::ChangeBeforeShip),
         ("list-uncovered", Rule::ListUncovered),
+        ("own-flag-early", Rule::OwnFlagEarly),
+        ("forget-recalled", Rule::ForgetRecalled),
+        ("keep-absent-names", Rule::KeepAbsentNames),
+        ("yours-for-ever", Rule::YoursForEver),
+        ("list-own-files", Rule::ListOwnFiles),
     ];
 }

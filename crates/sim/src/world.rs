@@ -125,6 +125,8 @@ pub(crate) struct World {
     /// How often faults happen; 0: never.
     faults: u64,
     delay: u64,
+    /// One client that works while the others only look in now and then: it is alone with a directory for a while.
+    pub(crate) busy: Option<usize>,
     last_fault: u64,
     /// No more operations and faults.
     pub(crate) draining: bool,
@@ -160,6 +162,7 @@ impl World {
         let clients = rng.between(2, 8).min(rng.between(2, 8));
         let faults = *rng.pick(&[0, 400, 200, 100, 50]);
         let delay = *rng.pick(&[1, 4, 12, 40]);
+        let busy = rng.permille(500).then_some(0);
         let mut world = World {
             config,
             now: 1,
@@ -178,6 +181,7 @@ impl World {
             trace: VecDeque::new(),
             faults,
             delay,
+            busy,
             last_fault: 0,
             draining: false,
         };
@@ -354,7 +358,7 @@ impl World {
         number
     }
 
-    pub(crate) fn to_server(&mut self, number: u64, message: ToServer) {
+    pub(crate) fn send_to_server(&mut self, number: u64, message: ToServer) {
         let delay = self.delay();
         let now = self.now;
         let Some(connection) = self.connections.get_mut(&number).filter(|connection| connection.up) else {
@@ -366,7 +370,7 @@ impl World {
         self.after(at - now, What::ToServer(number));
     }
 
-    pub(crate) fn to_client(&mut self, number: u64, message: ToClient) {
+    pub(crate) fn send_to_client(&mut self, number: u64, message: ToClient) {
         let delay = self.delay();
         let now = self.now;
         let Some(connection) = self.connections.get_mut(&number).filter(|connection| connection.up) else {
@@ -430,19 +434,23 @@ impl World {
         self.after(next, What::Fault);
         let client = self.rng.below(self.clients.len() as u64) as usize;
         match self.rng.below(10) {
-            0..=2 => {
+            0 | 1 => {
                 if let Some(connection) = self.clients[client].connection {
                     self.cut_connection(connection);
                 }
             }
-            3 | 4 => {
-                let until = self.now + self.rng.between(LEASE / 4, 3 * LEASE);
+            2..=4 => {
+                let until = self.now + self.rng.between(LEASE / 4, 4 * LEASE);
                 trace!(self, "the connection of c{client} stalls until {until}");
                 if let Some(number) = self.clients[client].connection
                     && let Some(connection) = self.connections.get_mut(&number)
                 {
                     connection.stalled_until = until;
                 }
+            }
+            5 if self.rng.permille(400) => {
+                trace!(self, "c{client} unmounts");
+                self.clients[client].leaving = true;
             }
             5 => {
                 trace!(self, "c{client} crashes");

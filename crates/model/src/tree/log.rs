@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use rustc_hash::FxBuildHasher;
 
 use super::Tree;
+use crate::grants::STRAY;
 use crate::{Batch, Ino, Missing, Name, Record, Sequence, TreeError, UsageDelta};
 
 /// Changes since the last cut. What was made and removed between two cuts leaves nothing here.
@@ -30,6 +31,8 @@ pub struct Cut {
     pub batch: Batch,
     /// Inodes that the server had no row of before.
     fresh: Vec<Ino>,
+    /// Files of which the server learns that they have lost their home.
+    homeless: Vec<Ino>,
     /// The names, and whether the server had each of them.
     names: Vec<(Ino, Name, bool)>,
 }
@@ -63,6 +66,7 @@ impl Tree {
         let mut orphans = Vec::new();
         let mut kept = Vec::new();
         let mut fresh = Vec::new();
+        let mut homeless = Vec::new();
         let mut names = Vec::with_capacity(self.changes.names.len());
         for ino in std::mem::take(&mut self.changes.inodes) {
             let Some(node) = self.nodes.get_mut(&ino) else { continue };
@@ -81,6 +85,9 @@ impl Tree {
                 fresh.push(ino);
             }
             node.cut = sequence;
+            if self.homeless.remove(&ino) {
+                homeless.push(ino);
+            }
             records.push(Record::PutInode(ino, Box::new(node.row.clone())));
         }
         self.changes.inodes = kept;
@@ -105,7 +112,7 @@ impl Tree {
             names.push((dir, name, stored));
         }
         let usage = std::mem::take(&mut self.changes.usage);
-        Cut { batch: Batch { sequence, records, usage, orphans }, fresh, names }
+        Cut { batch: Batch { sequence, records, usage, orphans }, fresh, homeless, names }
     }
 
     /// The server has refused the last cut, and nothing of it was applied: what it held is part of the
@@ -118,6 +125,14 @@ impl Tree {
                 // It has ended since then, and the server never knew it.
                 self.changes.deleted.retain(|deleted| *deleted != ino);
                 self.disown(ino);
+            }
+        }
+        for ino in cut.homeless {
+            match self.nodes.get(&ino).map(|node| node.row.parent) {
+                Some(STRAY) if self.owns(ino) => drop(self.homeless.insert(ino)),
+                // It has a home again, and the server does not know that it had none.
+                Some(parent) if parent != STRAY => self.disown(ino),
+                _ => {}
             }
         }
         for record in &cut.batch.records {

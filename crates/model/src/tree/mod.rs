@@ -83,11 +83,17 @@ pub struct Tree {
     ended: Vec<Ino>,
     /// Objects that may be changed here; `None`: all.
     owned: Option<HashSet<Ino, FxBuildHasher>>,
+    /// Of those, files that have lost their home here, which no cut has told the server yet.
+    homeless: HashSet<Ino, FxBuildHasher>,
     /// Of those, objects that are gone here, and that the server has still; with the cut that deletes them.
     dying: Map<Ino, (Object, Option<Sequence>)>,
+    /// The last batch that the server is known to hold, see [`Tree::shipped`].
+    durable: Sequence,
     /// Inodes that the server was told to be in use, though their name or cover is gone.
     in_use: HashSet<Ino, FxBuildHasher>,
     released: Vec<Ino>,
+    /// Inodes without name and use that were given back, until their last change is shipped.
+    lingering: Vec<Ino>,
     /// The latest change that is known of: no later one gets an earlier time.
     newest: Timestamp,
 }
@@ -222,7 +228,7 @@ impl Tree {
             return false;
         }
         self.lookups.remove(&ino);
-        if self.in_use.remove(&ino) {
+        if self.in_use.remove(&ino) && !self.lingers(ino) {
             self.released.push(ino);
         }
         self.end_if_unused(ino)
@@ -233,6 +239,10 @@ impl Tree {
         let unused =
             self.nodes.get(&ino).is_some_and(|node| node.row.nlink == 0) && !self.lookups.contains_key(&ino);
         if unused {
+            if self.lingers(ino) {
+                self.lingering.push(ino);
+                return false;
+            }
             let owned = self.owns(ino);
             let node = self.nodes.remove(&ino).expect("just seen");
             self.dirs.remove(&ino);
@@ -246,6 +256,12 @@ impl Tree {
             self.ended.push(ino);
         }
         unused
+    }
+
+    /// Whether an inode that was given back without a name has changes that are not shipped: others may use it.
+    fn lingers(&self, ino: Ino) -> bool {
+        let unshipped = |node: &Node| node.row.nlink == 0 && (node.dirty || node.cut > self.durable);
+        !self.owns(ino) && self.nodes.get(&ino).is_some_and(unshipped)
     }
 
     /// The inodes that have ended since this was asked last: whatever is kept for them can go.

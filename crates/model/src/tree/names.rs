@@ -99,9 +99,11 @@ impl Tree {
         if is_dir {
             self.dirs.insert(ino, Directory { used: self.operations, ..Directory::default() });
         }
-        if is_dir || nlink == 0 {
-            // Nobody else knows of it.
+        // Nobody else knows of it.
+        if is_dir {
             self.own(ino);
+        } else if nlink == 0 {
+            self.own_homeless(ino);
         }
         Ok(ino)
     }
@@ -139,7 +141,7 @@ impl Tree {
             let allocated = row.allocated;
             if row.kind() != FileKind::Directory {
                 row.parent = STRAY;
-                self.own(ino);
+                self.own_homeless(ino);
             }
             self.count(-(allocated as i64), -1);
             self.end_if_unused(ino);
@@ -179,11 +181,11 @@ impl Tree {
         row.ctime = now;
         if revived {
             row.parent = dir;
-            self.disown(ino);
+            self.settle_at_home(ino);
         } else if row.parent != dir {
             // Names in several directories: it is owned by itself from now on.
             row.parent = STRAY;
-            self.own(ino);
+            self.own_homeless(ino);
         }
         self.add_name(dir, name, ino, now)
     }
@@ -296,7 +298,7 @@ impl Tree {
         } else if row.parent != dir {
             // Its other names stay where they were: it is owned by itself from now on.
             row.parent = STRAY;
-            self.own(dentry.ino);
+            self.own_homeless(dentry.ino);
         }
         Ok(())
     }

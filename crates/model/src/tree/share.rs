@@ -27,6 +27,24 @@ impl Tree {
     pub fn own(&mut self, ino: Ino) {
         if let Some(owned) = &mut self.owned {
             owned.insert(ino);
+            self.homeless.remove(&ino);
+        }
+    }
+
+    /// A file has lost its home, which covered it: it is owned by itself from now on. The server learns of it by the next
+    /// cut that takes its row.
+    pub(super) fn own_homeless(&mut self, ino: Ino) {
+        if let Some(owned) = &mut self.owned
+            && owned.insert(ino)
+        {
+            self.homeless.insert(ino);
+        }
+    }
+
+    /// A file has a home again: it is owned by itself still, if the server knows (or will, by what is cut) that it was.
+    pub(super) fn settle_at_home(&mut self, ino: Ino) {
+        if self.homeless.contains(&ino) {
+            self.disown(ino);
         }
     }
 
@@ -34,6 +52,7 @@ impl Tree {
     /// from now on: it is among [`Tree::in_use`] while the kernel knows it, and who gives it back says so.
     pub fn disown(&mut self, ino: Ino) {
         self.dying.remove(&ino);
+        self.homeless.remove(&ino);
         if let Some(owned) = &mut self.owned
             && owned.remove(&ino)
             && self.nodes.get(&ino).is_some_and(|node| node.row.nlink == 0)
@@ -77,10 +96,16 @@ impl Tree {
 
     /// The server holds everything up to this batch: what was deleted by then is nobody's any more.
     pub fn shipped(&mut self, durable: Sequence) {
+        self.durable = self.durable.max(durable);
         let gone = |cut: &Option<Sequence>| cut.is_some_and(|cut| cut <= durable);
         let dead: Vec<Ino> =
             self.dying.iter().filter(|(_, (_, cut))| gone(cut)).map(|(ino, _)| *ino).collect();
         dead.into_iter().for_each(|ino| self.disown(ino));
+        for ino in std::mem::take(&mut self.lingering) {
+            if self.end_if_unused(ino) {
+                self.released.push(ino);
+            }
+        }
     }
 
     /// The object that an inode is.
@@ -191,8 +216,8 @@ impl Tree {
         self.newest = self.newest.max(row.ctime);
         let owned = self.owned.is_some() && self.owns(ino);
         match self.nodes.get_mut(&ino) {
-            // Only the owner changes a row: what is here, shipped or not, is newer.
-            Some(node) if node.dirty || owned => return,
+            // Only the owner changes a row: what is here, or on its way from here, is newer.
+            Some(node) if node.dirty || owned || node.cut > self.durable => return,
             Some(node) => {
                 if node.row.content != row.content || node.row.size != row.size {
                     stale.data.push(ino);

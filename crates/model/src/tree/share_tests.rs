@@ -198,3 +198,67 @@ fn a_link_that_leaves_its_home_makes_a_stray() {
     assert_eq!(tree.object(FILE), Ok(stray(FILE)));
     assert!(tree.owned().contains(&stray(FILE)));
 }
+
+#[test]
+fn what_is_on_its_way_is_newer_than_what_is_told() {
+    let mut tree = tree();
+    tree.own(DIR);
+    tree.wrote(FILE, 5, 5, false, time(9)).unwrap();
+    tree.cut(Sequence(1), false);
+    // The directory is recalled, and the file asked for by itself before the batch has arrived.
+    tree.disown(DIR);
+    tree.apply(&[put(FILE, file(1, DIR))], &[Object::File { ino: FILE, home: DIR }], &[]);
+    assert_eq!(tree.inode(FILE).unwrap().size, 5);
+}
+
+#[test]
+fn a_file_that_gets_a_name_again_is_owned_by_itself_if_the_server_thinks_so() {
+    let at_home = Object::File { ino: FILE, home: DIR };
+    // It was granted, or the server was told that it has no name.
+    for granted in [true, false] {
+        let mut tree = tree();
+        tree.own(DIR);
+        tree.remember(FILE);
+        if granted {
+            tree.apply(&[put(FILE, file(0, STRAY))], &[stray(FILE)], &[]);
+        } else {
+            tree.unlink(DIR, b"file", time(2)).unwrap();
+            tree.cut(Sequence(1), false);
+        }
+        tree.link(FILE, DIR, b"again", time(2)).unwrap();
+        assert!(tree.owned().contains(&at_home));
+    }
+    // The server never knows, or not yet.
+    for refused in [true, false] {
+        let mut tree = tree();
+        tree.own(DIR);
+        tree.remember(FILE);
+        tree.unlink(DIR, b"file", time(2)).unwrap();
+        if refused {
+            let cut = tree.cut(Sequence(1), false);
+            tree.link(FILE, DIR, b"again", time(2)).unwrap();
+            tree.undo_cut(cut);
+        } else {
+            tree.link(FILE, DIR, b"again", time(2)).unwrap();
+        }
+        assert_eq!(tree.owned(), [Object::Directory(DIR)]);
+    }
+}
+
+#[test]
+fn changes_of_a_file_that_was_given_back_are_shipped_though_it_is_forgotten() {
+    let mut tree = tree();
+    tree.remember(FILE);
+    tree.apply(&[put(FILE, file(0, STRAY))], &[stray(FILE)], &[]);
+    tree.wrote(FILE, 5, 5, false, time(2)).unwrap();
+    tree.disown(FILE);
+    tree.forget(FILE, 1);
+    assert_eq!(tree.take_released(), [], "the batch will say that it is in use");
+    let cut = tree.cut(Sequence(1), false);
+    assert!(matches!(cut.batch.records[..], [Record::PutInode(FILE, _)]));
+    tree.undo_cut(cut);
+    assert!(matches!(tree.cut(Sequence(1), false).batch.records[..], [Record::PutInode(FILE, _)]));
+    tree.shipped(Sequence(1));
+    assert_eq!(tree.take_released(), [FILE]);
+    assert!(!tree.has_inode(FILE));
+}
