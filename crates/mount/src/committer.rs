@@ -217,6 +217,7 @@ pub(crate) fn run(client: &Client) {
                 pause = RETRY_MIN;
                 settle(client, &shipment);
                 client.ledger.succeeded(ticket, Some(sequence));
+                client.let_go();
                 if let Some(status) = committed.and_then(|committed| committed.status) {
                     client.set_usage(status);
                 }
@@ -264,6 +265,7 @@ fn cut(client: &Client, sequence: Sequence) -> Option<Shipment> {
         bytes += data.blocks.iter().map(|(_, block)| block.len() as u64).sum::<u64>();
         files.push((*ino, data));
     }
+    core.in_flight = true;
     client.budget.add_in_flight(bytes as i64);
     client.dirty_rows.store(0, Ordering::Relaxed);
     Some(Shipment { cut, files, bytes })
@@ -422,6 +424,12 @@ fn complete(client: &Client, shipment: &mut Shipment) {
 fn settle(client: &Client, shipment: &Shipment) {
     let sequence = shipment.cut.batch.sequence;
     client.budget.add_in_flight(-(shipment.bytes as i64));
+    {
+        let mut core = client.core();
+        core.in_flight = false;
+        core.tree.shipped(sequence);
+        client.drop_ended(&mut core);
+    }
     for (ino, cut) in &shipment.files {
         let mut core = client.core();
         let Some(file) = core.files.get(ino).map(Arc::clone) else { continue };
@@ -441,6 +449,7 @@ fn undo(client: &Client, shipment: Shipment) {
     let sequence = shipment.cut.batch.sequence;
     client.budget.add_in_flight(-(shipment.bytes as i64));
     let mut core = client.core();
+    core.in_flight = false;
     for (ino, cut) in &shipment.files {
         if let Some(file) = core.files.get(ino) {
             client.budget.with(file, |data| data.undo_cut(cut, sequence));

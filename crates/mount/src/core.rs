@@ -31,6 +31,10 @@ pub(crate) struct Core {
     /// of one means that nobody else has it.
     pub(crate) files: HashMap<Ino, Arc<File>, FxBuildHasher>,
     pub(crate) names: KernelNames,
+    /// A batch is on its way.
+    pub(crate) in_flight: bool,
+    /// What was owned, is recalled, and is not given back yet.
+    pub(crate) giving: Vec<Ino>,
 }
 
 impl Core {
@@ -145,6 +149,8 @@ pub(crate) struct Client {
     pub(crate) recalls: Sender<Recalled>,
     /// Answers of which parts are still to come, by request; only the thread that reads the stream uses it.
     pub(crate) partial: Mutex<HashMap<u64, Bundle>>,
+    /// Serializes what is said of inodes in use. Lock order: before `core`.
+    pub(crate) uses_told: Mutex<()>,
     /// Others have changed something since the server said how full the volume is.
     pub(crate) others_changed: AtomicBool,
 }
@@ -180,6 +186,7 @@ impl Client {
             words,
             recalls,
             partial: Mutex::default(),
+            uses_told: Mutex::default(),
             others_changed: AtomicBool::new(false),
         }
     }

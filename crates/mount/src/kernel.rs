@@ -12,7 +12,6 @@ use std::time::Duration;
 use hayloft_fuse::{Control, Notifier, Pace, Validity};
 use hayloft_model::tree::{Stale, Tree};
 use hayloft_model::{Ino, Name};
-use hayloft_wire::{Ack, client_message::Body as Ask};
 use rustc_hash::FxBuildHasher;
 
 use crate::core::{Client, Core};
@@ -193,10 +192,8 @@ pub(crate) fn run(client: &Client, control: &Control, words: &Receiver<Word>) {
                 if !names.is_empty() || !data.is_empty() {
                     speak(notifier, &mut speaker, names, data);
                 }
-                if let Some((connection, event)) = ack {
-                    let in_use = in_use.into_iter().map(|ino| ino.0).collect();
-                    // On another connection it counts as acknowledged.
-                    let _ = client.link.send_on(connection, Ask::Ack(Ack { event, in_use }));
+                if let Some(ack) = ack {
+                    client.acknowledge(ack, in_use);
                 }
             }
             Word::Everything => {

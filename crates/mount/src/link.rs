@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::{Duration, Instant};
 
 use hayloft_fuse::Interrupt;
+use hayloft_model::Sequence;
 use hayloft_wire::client_message::Body as Ask;
 use hayloft_wire::server_message::Body as Answer;
 use hayloft_wire::{
@@ -53,8 +54,11 @@ pub(crate) trait Receiver: Send + Sync {
     /// A message that carries state, in the order of the stream: on which connection, for which request (0 for
     /// events), and with what mark of the asker.
     fn receive(&self, at: Arrival, body: Answer);
-    /// A new connection: what is not owned may have changed. Returns what is owned.
-    fn renew(&self) -> Claim;
+    /// A new connection, and the last batch that the server holds: what is not owned may have changed. Returns what
+    /// is owned.
+    fn renew(&self, last: Sequence) -> Claim;
+    /// The claim is sent: the connection can be used.
+    fn resumed(&self);
     /// The lease has run out: nothing that is known here can be relied upon until there is word from the server.
     fn lapse(&self);
 }
@@ -179,7 +183,7 @@ impl Link {
     /// # Errors
     /// The connection is broken already, or no thread can be had.
     pub(crate) fn start(self: &Arc<Self>, reader: Reader, receiver: Arc<dyn Receiver>) -> io::Result<()> {
-        self.claim(1, receiver.renew())?;
+        self.claim(1, receiver.renew(Sequence(0)))?;
         let (keeper, keeping) = (Arc::clone(self), Arc::clone(&receiver));
         std::thread::Builder::new()
             .name("hayloft-link".to_string())
@@ -590,6 +594,7 @@ impl Link {
             match greeting {
                 Ok(Greeting::Welcome(reader, welcome)) => {
                     if self.resume(&reader, &welcome, receiver).is_ok() {
+                        receiver.resumed();
                         return Some(*reader);
                     }
                 }
@@ -621,7 +626,7 @@ impl Link {
     ) -> io::Result<()> {
         let stream = reader.stream().try_clone()?;
         let next = self.state.lock().connection + 1;
-        let claim = receiver.renew();
+        let claim = receiver.renew(Sequence(welcome.last_sequence));
         *self.writer.lock() = Some((next, stream));
         self.claim(next, claim)?;
         let again: Vec<u64> = {

@@ -1,6 +1,7 @@
 //! Sharing the volume with other hosts: what they change, what they need, and what is asked of the server for it.
 //! The rules are in `docs/sharing.md`.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::Receiver;
@@ -9,12 +10,12 @@ use std::time::Duration;
 use hayloft_fuse::Interrupt;
 use hayloft_model::grants::Object;
 use hayloft_model::tree::Stale;
-use hayloft_model::{Change, Ino, Record, TreeError};
+use hayloft_model::{Change, Ino, Record, Sequence, TreeError};
 use hayloft_wire::client_message::Body as Ask;
 use hayloft_wire::event::Body as Told;
 use hayloft_wire::server_message::Body as Answer;
 use hayloft_wire::{
-    Acquire, Apply, ChangeRequest, Claim, Event, InvalidMessage, LetGo, ObjectMessage, error_of,
+    Ack, Acquire, Apply, ChangeRequest, Claim, Event, InvalidMessage, LetGo, ObjectMessage, error_of,
 };
 
 use crate::committer::FlushError;
@@ -62,9 +63,14 @@ impl LinkReceiver for Client {
         }
     }
 
-    fn renew(&self) -> Claim {
+    fn renew(&self, last: Sequence) -> Claim {
         self.partial.lock().clear();
         let mut core = self.core();
+        core.tree.shipped(last);
+        // What was not given back is still its own: changes of it may be in the log.
+        for ino in std::mem::take(&mut core.giving) {
+            core.tree.own(ino);
+        }
         let stale = core.tree.uncover_all();
         self.drop_data(&mut core, &stale);
         let own = core.tree.owned().into_iter().map(ObjectMessage::from).collect();
@@ -75,6 +81,10 @@ impl LinkReceiver for Client {
         self.tell_kernel(word);
         let locks = self.locks.get().map(|locks| locks.claims()).unwrap_or_default();
         Claim { own, in_use, locks }
+    }
+
+    fn resumed(&self) {
+        self.let_go();
     }
 
     fn lapse(&self) {
@@ -148,16 +158,41 @@ impl Client {
         self.tell_kernel(word);
     }
 
-    /// Inodes that are not in use any more, of which the server was told that they are.
-    pub(crate) fn tell_released(&self, inos: Vec<Ino>) {
-        if inos.is_empty() {
-            return;
-        }
-        let inos = inos.into_iter().map(|ino| ino.0).collect();
-        // On a broken connection the claim of the next one says it.
-        if let Some(connection) = self.link.connected() {
+    /// Tells of inodes that are not in use any more, of which the server was told that they are.
+    pub(crate) fn let_go(&self) {
+        // In the order of the stream: an acknowledgement may say that one of them is in use.
+        let _order = self.uses_told.lock();
+        let Some(connection) = self.link.connected() else { return };
+        let inos = {
+            let mut core = self.core();
+            if core.in_flight {
+                // The batch on its way may say so too.
+                return;
+            }
+            let mut inos = core.tree.take_released();
+            let used: HashSet<Ino> = core.tree.in_use().collect();
+            inos.retain(|ino| !used.contains(ino));
+            inos
+        };
+        if !inos.is_empty() {
+            let inos = inos.into_iter().map(|ino| ino.0).collect();
+            // When the connection breaks, the claim of the next one says it.
             let _ = self.link.send_on(connection, Ask::LetGo(LetGo { inos }));
         }
+    }
+
+    /// Acknowledges an event, with those of these inodes that are in use still.
+    pub(crate) fn acknowledge(&self, (connection, event): (u64, u64), in_use: Vec<Ino>) {
+        let _order = self.uses_told.lock();
+        let mut in_use = in_use;
+        if !in_use.is_empty() {
+            let core = self.core();
+            let used: HashSet<Ino> = core.tree.in_use().collect();
+            in_use.retain(|ino| used.contains(ino));
+        }
+        let in_use = in_use.into_iter().map(|ino| ino.0).collect();
+        // On another connection it counts as acknowledged.
+        let _ = self.link.send_on(connection, Ask::Ack(Ack { event, in_use }));
     }
 
     /// Wants to own an object. Returns whether it is owned; else others use it too.
@@ -186,10 +221,12 @@ impl Client {
                 .map(|dentry| dentry.ino)
                 .collect();
             let mut all = change.directories().into_iter().chain(change.inode()).chain(named);
-            all.all(|ino| core.tree.is_stored(ino, durable))
+            let known_there = all.all(|ino| core.tree.is_stored(ino, durable));
+            // A file without a name goes to the server only when it must.
+            self.room_wanted.fetch_or(!known_there, Ordering::Relaxed);
+            // What is durable is in the order in which it was done.
+            known_there && !core.tree.is_dirty() && !core.in_flight
         };
-        // A file without a name goes to the server only when it must.
-        self.room_wanted.fetch_or(!known_there, Ordering::Relaxed);
         if !known_there && !self.ship_all() {
             return Err(FaultError::Ended("the session is over".to_string()));
         }
@@ -246,7 +283,13 @@ impl Client {
         }
         {
             let mut core = self.core();
-            recalled.iter().for_each(|recalled| core.tree.disown(recalled.object.ino()));
+            for recalled in recalled {
+                let ino = recalled.object.ino();
+                if core.tree.owns_itself(ino) {
+                    core.giving.push(ino);
+                    core.tree.disown(ino);
+                }
+            }
         }
         recalled.iter().for_each(|recalled| self.await_writes(recalled.object));
         if !self.ship_all() {
@@ -254,12 +297,18 @@ impl Client {
         }
         for Recalled { connection, event, object, keep_read } in recalled {
             let mut core = self.core();
-            // Granted again meanwhile, on another connection.
-            let (stale, absent) = if *keep_read || core.tree.owns(object.ino()) {
+            let ino = object.ino();
+            core.giving.retain(|giving| *giving != ino);
+            // Owned again: there is another connection.
+            let (mut stale, absent) = if *keep_read || core.tree.owns_itself(ino) {
                 (Stale::default(), Vec::new())
             } else {
-                (core.tree.uncover(*object), core.take_absent(object.ino()))
+                (core.tree.uncover(*object), core.take_absent(ino))
             };
+            if !stale.in_use.contains(&ino) {
+                // Without a name: whether it stays is the server's business from now on.
+                stale.in_use.push(ino);
+            }
             self.drop_data(&mut core, &stale);
             let word = core.word(stale, absent, Some((*connection, *event)));
             drop(core);

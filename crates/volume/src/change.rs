@@ -146,6 +146,7 @@ impl Volume {
         let mut records = Vec::with_capacity(own.len());
         for object in &own {
             let Some((row, _)) = row_of(&snapshot, object.ino()).await? else {
+                self.sharing.lock().grants.forget(object.ino());
                 return Ok(Changed { error: error_code(TreeError::Stale), ..Changed::default() });
             };
             records.push(RecordMessage { body: Some(record_message::Body::PutInode(row)) });
@@ -156,14 +157,18 @@ impl Volume {
         Ok(Changed { yours: true, ..Changed::default() })
     }
 
-    /// Tells a session what it owns, with the rows.
-    pub(crate) fn tell_own(&self, session: SessionId, records: Vec<RecordMessage>, own: &[Object]) {
+    /// Tells a session what it owns, with the rows. `false`: it does not any more, since it has a new connection.
+    pub(crate) fn tell_own(&self, session: SessionId, records: Vec<RecordMessage>, own: &[Object]) -> bool {
         let now_ms = self.shared.uptime_ms();
         let mut sharing = self.sharing.lock();
+        if own.iter().any(|object| sharing.grants.owner(object.ino()) != Some(session)) {
+            return false;
+        }
         if let Some(number) = sharing.grants.tell(session) {
             let own = own.iter().map(|object| (*object).into()).collect();
             sharing.apply(session, number, Apply { records, own, ..Apply::default() }, now_ms);
         }
+        true
     }
 
     /// Executes the change if it concerns no more than these objects, and makes it durable with its outcome.
@@ -184,6 +189,8 @@ impl Volume {
             if !more.is_empty() {
                 return Ok(Tried::More(more));
             }
+            // Before anybody can find them in the tables, and read them.
+            self.sharing.lock().adopt_births(asked.session, &executed);
             match self.store(&db, asked, &executed).await {
                 Ok(()) => return Ok(Tried::Durable(executed)),
                 Err(error @ (VolumeError::StoreFull | VolumeError::Quota { .. })) => {
@@ -191,13 +198,17 @@ impl Volume {
                         self.state.lock().wants_room = true;
                         self.shared.room_wanted.notify_one();
                     }
+                    self.sharing.lock().forget_births(&executed);
                     return Ok(Tried::Refused(TreeError::NoSpace));
                 }
                 // Whether it is stored is known when the database is open again; until then nobody may see more.
                 Err(VolumeError::Uncertain(error)) => {
                     tracing::warn!(volume = self.name, %error, "a change is looked for when the database is open");
                 }
-                Err(error) => return Err(error),
+                Err(error) => {
+                    self.sharing.lock().forget_births(&executed);
+                    return Err(error);
+                }
             }
             drop(turn);
             self.reopened().await?;
@@ -310,9 +321,8 @@ impl Volume {
         let now_ms = self.shared.uptime_ms();
         {
             let mut sharing = self.sharing.lock();
-            for birth in &executed.births {
-                sharing.grants.adopt(asked.session, *birth);
-            }
+            // Once more: the session may have a new connection, and claims them on the next one only if it is told.
+            sharing.adopt_births(asked.session, &executed);
             let events = sharing.grants.publish(pass.ticket, &executed.objects);
             let own_event = events.iter().find(|(to, _)| *to == asked.session).map(|(_, number)| *number);
             for (to, number) in events {
@@ -343,12 +353,25 @@ impl Volume {
 }
 
 impl Sharing {
+    /// What a change has made is its maker's own.
+    fn adopt_births(&mut self, session: SessionId, executed: &Executed) {
+        for birth in &executed.births {
+            self.grants.adopt(session, *birth);
+        }
+    }
+
+    /// It was not made after all.
+    fn forget_births(&mut self, executed: &Executed) {
+        executed.births.iter().for_each(|birth| self.grants.forget(birth.ino()));
+    }
+
     /// What a session is told of a change: rows that it may know, names of directories that it holds.
     fn seen_by(&self, session: SessionId, executed: &Executed, is_asker: bool) -> Apply {
         let mut apply = Apply::default();
         if is_asker {
             apply.asked = true;
-            apply.own = executed.births.iter().map(|object| (*object).into()).collect();
+            let is_own = |birth: &&Object| self.grants.owner(birth.ino()) == Some(session);
+            apply.own = executed.births.iter().filter(is_own).map(|object| (*object).into()).collect();
         }
         let is_born = |ino: Ino| executed.births.iter().any(|object| object.ino() == ino);
         for record in &executed.records {

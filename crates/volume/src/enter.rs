@@ -177,7 +177,8 @@ impl Walk<'_> {
             let ino = Ino(entry.dentry.ino);
             let is_known = match entry.is_directory() {
                 true => sharing.grants.read_along(self.pass.ticket, ino).is_some(),
-                false => sharing.grants.owner(ino).is_none_or(|owner| owner == self.session),
+                // What the session owns by itself it has, and may be told to give back meanwhile.
+                false => sharing.grants.owner(ino).is_none(),
             };
             if is_known {
                 known.insert(ino.0);
@@ -205,7 +206,10 @@ impl Walk<'_> {
         }
         let claimed: Vec<u64> = {
             let mut sharing = self.volume.sharing.lock();
-            let claim = |ino: &u64| sharing.grants.read_stray_along(self.pass.ticket, Ino(*ino));
+            let claim = |ino: &u64| {
+                sharing.grants.owner(Ino(*ino)).is_none()
+                    && sharing.grants.read_stray_along(self.pass.ticket, Ino(*ino))
+            };
             strays.into_iter().filter(claim).collect()
         };
         let snapshot = self.db.snapshot()?;

@@ -65,12 +65,21 @@ impl Volume {
             let owned = pass.ready().await? == Outcome::Granted;
             if owned {
                 let stored = row_of(&*self.db()?.snapshot()?, ino).await?;
-                if stored.as_ref().is_some_and(|(_, row)| Object::of(ino, row) != object) {
+                let stored = stored.map(|(message, row)| (message, Object::of(ino, &row)));
+                let Some((message, _)) = stored.as_ref().filter(|(_, now)| *now == object) else {
+                    // It has another home meanwhile, or is gone.
+                    self.sharing.lock().grants.forget(ino);
+                    drop(pass);
+                    if stored.is_none() {
+                        return Err(VolumeError::NoInode(ino));
+                    }
                     continue;
+                };
+                let body = Some(record_message::Body::PutInode(message.clone()));
+                if !self.tell_own(session, vec![RecordMessage { body }], &[object]) {
+                    // The session has a new connection, and asks again.
+                    return Ok(());
                 }
-                let record = |message| RecordMessage { body: Some(record_message::Body::PutInode(message)) };
-                let records = stored.into_iter().map(|(message, _)| record(message)).collect();
-                self.tell_own(session, records, &[object]);
             }
             replies.push(request, Answer::Acquired(Acquired { owned }));
             pass.finish();

@@ -71,6 +71,11 @@ impl Tree {
             })
     }
 
+    /// Whether an object is owned by itself, see [`Tree::owned`].
+    pub fn owns_itself(&self, ino: Ino) -> bool {
+        self.owned.as_ref().is_some_and(|owned| owned.contains(&ino))
+    }
+
     /// Everything that is owned by itself: directories, and files that their home does not cover. What was deleted here
     /// is among it until that is durable, see [`Tree::shipped`]: nobody else may be given it before.
     pub fn owned(&self) -> Vec<Object> {
@@ -357,6 +362,11 @@ impl Tree {
     /// Inodes whose names or cover are gone, or that have no name, and that the kernel knows.
     pub fn in_use(&self) -> impl Iterator<Item = Ino> + '_ {
         self.in_use.iter().copied()
+    }
+
+    /// Whether [`Tree::take_released`] has something to give.
+    pub fn has_released(&self) -> bool {
+        !self.released.is_empty()
     }
 
     /// Inodes that were reported in use, and are not any more, since this was asked last.

@@ -19,6 +19,7 @@ use hayloft_model::{BLOCK_SIZE, FileKind, Ino, InodeRow, Missing, Timestamp, Tre
 
 use self::error::FsError;
 use self::io::Write;
+use self::request::Asked;
 use crate::core::{Client, Core};
 use crate::data::{File, Lacking};
 use crate::fault::FaultError;
@@ -65,6 +66,7 @@ type Done = Result<(), Stop>;
 impl FileSystem for VolumeFs {
     fn handle(&self, request: &Request<'_>, reply: &mut Reply<'_>, pace: Pace<'_>) -> Result<(), Failure> {
         let mut status_asked = false;
+        let mut asked = Asked::default();
         loop {
             match (self.client.link.condition(), pace) {
                 (Condition::Live, _) => {}
@@ -84,7 +86,7 @@ impl FileSystem for VolumeFs {
                     Pace::Fast => return Err(Failure::Again),
                     Pace::Patient(interrupt) => {
                         if let Need::Row(missing @ (Missing::Own(_) | Missing::Executor)) = need {
-                            match self.obtain(request, missing, reply, interrupt) {
+                            match self.obtain(request, missing, &mut asked, reply, interrupt) {
                                 Ok(true) => return Ok(()),
                                 Ok(false) => continue,
                                 Err(error) => return Err(Failure::Errno(error.errno())),
@@ -104,9 +106,11 @@ impl FileSystem for VolumeFs {
             core.tree.forget(Ino(forget.nodeid), forget.nlookup);
         }
         self.client.drop_ended(&mut core);
-        let (dirty, released) = (core.tree.is_dirty(), core.tree.take_released());
+        let (dirty, released) = (core.tree.is_dirty(), core.tree.has_released());
         drop(core);
-        self.client.tell_released(released);
+        if released {
+            self.client.let_go();
+        }
         if dirty {
             self.client.ledger.touch();
         }

@@ -11,6 +11,15 @@ use super::names::{OPEN_FLAGS, RENAME_EXCHANGE, RENAME_NOREPLACE, RENAME_WHITEOU
 use super::{Stop, VolumeFs, attr, entry};
 use crate::sharing::Outcome;
 
+/// What was asked of the server for an operation.
+#[derive(Debug, Default)]
+pub(super) struct Asked {
+    /// Directories that it was to own: asked once each.
+    acquired: Vec<Ino>,
+    /// It was told to do it here, where something was still lacking.
+    was_yours: bool,
+}
+
 impl VolumeFs {
     /// Gets what an operation lacks: the ownership of an object, so that it can be repeated (`false`), or its
     /// execution by the server, after which it is answered (`true`).
@@ -18,6 +27,7 @@ impl VolumeFs {
         &self,
         request: &Request<'_>,
         missing: Missing,
+        asked: &mut Asked,
         reply: &mut Reply<'_>,
         interrupt: &Interrupt,
     ) -> Result<bool, FsError> {
@@ -32,8 +42,9 @@ impl VolumeFs {
                 return Ok(false);
             }
             (Missing::Own(Object::Directory(dir)), Some(change)) => {
-                let hot = self.client.core().names.is_hot(dir);
-                if !hot && self.client.acquire(Object::Directory(dir), Some(interrupt))? {
+                let tried = asked.acquired.contains(&dir) || self.client.core().names.is_hot(dir);
+                asked.acquired.push(dir);
+                if !tried && self.client.acquire(Object::Directory(dir), Some(interrupt))? {
                     return Ok(false);
                 }
                 change
@@ -41,8 +52,12 @@ impl VolumeFs {
             (_, Some(change)) => change,
             (_, None) => return Err(FsError::NotSupported),
         };
-        match self.client.change(&change, missing == Missing::Executor)? {
-            Outcome::Yours => Ok(false),
+        // What became its own may not be enough: the row of a directory that is moved or removed is another's.
+        match self.client.change(&change, missing == Missing::Executor || asked.was_yours)? {
+            Outcome::Yours => {
+                asked.was_yours = true;
+                Ok(false)
+            }
             Outcome::Done(made) => self.answer_done(request, made, reply, interrupt).map(|()| true),
             Outcome::Refused(TreeError::Exists) if opens_existing(request) => Ok(false),
             Outcome::Refused(error) => Err(FsError::Tree(error)),
