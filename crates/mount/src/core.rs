@@ -1,6 +1,6 @@
 //! What a mounted client holds in memory.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, AtomicUsize, Ordering};
@@ -31,6 +31,9 @@ pub(crate) struct Core {
     /// of one means that nobody else has it.
     pub(crate) files: HashMap<Ino, Arc<File>, FxBuildHasher>,
     pub(crate) names: KernelNames,
+    /// What the server has made for a call that the kernel has no answer of yet: counted as known to the kernel, so that
+    /// it stays whoever removes it meanwhile.
+    pub(crate) made: HashSet<Ino, FxBuildHasher>,
     /// A batch is on its way.
     pub(crate) in_flight: bool,
     /// What was owned, is recalled, and is not given back yet.
@@ -52,6 +55,20 @@ impl Core {
         let file = Arc::new(File::new(FileData::from_row(row.size, row.allocated, &row.content)));
         self.files.insert(ino, Arc::clone(&file));
         Ok(file)
+    }
+
+    /// The kernel is told of an inode: one more reference.
+    pub(crate) fn hand_out(&mut self, ino: Ino) {
+        if !self.made.remove(&ino) {
+            self.tree.remember(ino);
+        }
+    }
+
+    /// The kernel will not be told of what was made for it.
+    pub(crate) fn give_up_made(&mut self, ino: Ino) {
+        if self.made.remove(&ino) {
+            self.tree.forget(ino, 1);
+        }
     }
 
     /// The data of a small file that only its row holds.

@@ -17,7 +17,7 @@ use rustc_hash::FxBuildHasher;
 use crate::core::{Client, Core};
 
 /// How long a name's lock is waited for before the epoch is raised.
-const PATIENCE: Duration = Duration::from_millis(10);
+const PATIENCE: Duration = Duration::from_millis(30);
 /// Most absent names of one directory that the kernel is told without a time limit.
 const ABSENT_MAX: usize = 1 << 16;
 

@@ -136,6 +136,11 @@ impl Client {
         self.others_changed.store(true, Ordering::Relaxed);
         let mut core = self.core();
         let stale = core.tree.apply(&records, &own, &forget);
+        for object in own.iter().filter(|_| apply.asked) {
+            if core.made.insert(object.ino()) {
+                core.tree.remember(object.ino());
+            }
+        }
         for object in &own {
             if let Object::Directory(dir) = object {
                 core.names.cool(*dir);

@@ -27,14 +27,15 @@ fn clients_lists_every_mount_with_what_it_holds() {
         assert_eq!(client["volume"], "v");
         assert_eq!(client["mount_point"].as_str().unwrap(), mount.path().to_str().unwrap());
         assert_eq!((&client["connected"], &client["read_only"]), (&true.into(), &false.into()));
-        for key in ["session", "silent_ms", "own_directories", "read_directories", "own_files", "locks"] {
+        assert_eq!(client["session"].as_str().map(str::len), Some(16), "{client}");
+        for key in ["silent_ms", "own_directories", "read_directories", "own_files", "locks"] {
             assert!(client[key].is_u64(), "{key} is missing in {client}");
         }
     }
     assert!(of(&clients, &mounts[0])["own_directories"].as_u64() >= Some(1), "{clients:?}");
     assert!(of(&clients, &mounts[1])["read_directories"].as_u64() >= Some(1), "{clients:?}");
-    let sessions: std::collections::HashSet<u64> =
-        clients.iter().map(|client| client["session"].as_u64().unwrap()).collect();
+    let sessions: std::collections::HashSet<&str> =
+        clients.iter().map(|client| client["session"].as_str().unwrap()).collect();
     assert_eq!(sessions.len(), 3);
     // For people, and of all volumes.
     farm.create("w");

@@ -141,12 +141,19 @@ impl VolumeFs {
             },
         };
         loop {
-            match self.answer_row(request, ino, reply, interrupt) {
+            let error = match self.answer_row(request, ino, reply, interrupt) {
                 Ok(()) => return Ok(()),
-                Err(Stop::Error(error)) => return Err(error),
+                Err(Stop::Error(error)) => error,
                 // Somebody has changed it in this moment: it is fetched.
-                Err(Stop::Need(need)) => self.satisfy(need, interrupt)?,
-            }
+                Err(Stop::Need(need)) => match self.satisfy(need, interrupt) {
+                    Ok(()) => continue,
+                    Err(error) => error,
+                },
+            };
+            let mut core = self.client.core();
+            core.give_up_made(ino);
+            self.changed(&mut core);
+            return Err(error);
         }
     }
 
@@ -164,11 +171,11 @@ impl VolumeFs {
             Operation::Setattr(_) => reply.attr(&attr(ino, row), Validity::FOREVER),
             Operation::Create { .. } => {
                 reply.create(&entry(ino, row, validity), 0, OPEN_FLAGS);
-                core.tree.remember(ino);
+                core.hand_out(ino);
             }
             _ => {
                 reply.entry(&entry(ino, row, validity));
-                core.tree.remember(ino);
+                core.hand_out(ino);
             }
         }
         Ok(())
