@@ -7,7 +7,7 @@
 
 use std::collections::{HashMap, HashSet};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use hayloft_fuse::{Control, Notifier, Pace, Validity};
 use hayloft_model::tree::{Stale, Tree};
@@ -18,6 +18,8 @@ use crate::core::{Client, Core};
 
 /// How long a name's lock is waited for before the epoch is raised.
 const PATIENCE: Duration = Duration::from_millis(30);
+/// How long after the last change by request the names of a directory may be kept again.
+const COOLING: Duration = Duration::from_secs(1);
 /// Most absent names of one directory that the kernel is told without a time limit.
 const ABSENT_MAX: usize = 1 << 16;
 
@@ -26,19 +28,27 @@ const ABSENT_MAX: usize = 1 << 16;
 pub(crate) struct KernelNames {
     /// Names that do not exist, by directory.
     absent: HashMap<Ino, HashSet<Name, FxBuildHasher>, FxBuildHasher>,
-    /// Directories that this host changes by request: their names are handed out for one use. With those names
-    /// that were handed out before, and that the kernel may still hold.
-    hot: HashMap<Ino, HashSet<Name, FxBuildHasher>, FxBuildHasher>,
+    /// Directories that this host changes by request: their names are handed out for one use.
+    hot: HashMap<Ino, Hot, FxBuildHasher>,
     /// The kernel can be told to look up everything anew (Linux 6.16).
     pub(crate) epochs: bool,
 }
 
+/// A directory that is changed by request.
+#[derive(Debug)]
+struct Hot {
+    /// When it was changed last.
+    changed: Instant,
+    /// Names that were handed out before, and that the kernel may still hold.
+    held: HashSet<Name, FxBuildHasher>,
+}
+
 impl KernelNames {
     /// Whether names of a directory may be kept by the kernel.
-    fn lasting(&self, tree: &Tree, dir: Ino, pace: Pace<'_>) -> bool {
+    fn lasting(&mut self, tree: &Tree, dir: Ino, pace: Pace<'_>) -> bool {
         // An answer of a pool thread may be late: after the word that a name has changed.
         let in_time = matches!(pace, Pace::Fast);
-        tree.owns(dir) || (in_time && self.epochs && !self.hot.contains_key(&dir))
+        tree.owns(dir) || (in_time && self.epochs && !self.is_hot(dir))
     }
 
     /// A directory's listing has come.
@@ -50,21 +60,26 @@ impl KernelNames {
 
     /// The directory is owned: the kernel may keep its names again.
     pub(crate) fn cool(&mut self, dir: Ino) {
-        if let Some(left) = self.hot.remove(&dir)
-            && !left.is_empty()
+        if let Some(Hot { held, .. }) = self.hot.remove(&dir)
+            && !held.is_empty()
         {
-            self.absent.entry(dir).or_default().extend(left);
+            self.absent.entry(dir).or_default().extend(held);
         }
     }
 
-    pub(crate) fn is_hot(&self, dir: Ino) -> bool {
+    /// Whether the directory is being changed by request.
+    pub(crate) fn is_hot(&mut self, dir: Ino) -> bool {
+        let is_over = self.hot.get(&dir).is_some_and(|hot| hot.changed.elapsed() > COOLING);
+        if is_over {
+            self.cool(dir);
+        }
         self.hot.contains_key(&dir)
     }
 
     /// The kernel may hold this name of a directory that is changed by request.
     pub(crate) fn keeps(&mut self, dir: Ino, name: &Name) {
-        if let Some(held) = self.hot.get_mut(&dir) {
-            held.insert(name.clone());
+        if let Some(hot) = self.hot.get_mut(&dir) {
+            hot.held.insert(name.clone());
         }
     }
 
@@ -78,7 +93,7 @@ impl KernelNames {
 
 impl Core {
     /// How long the kernel may keep a name that exists.
-    pub(crate) fn validity(&self, dir: Ino, pace: Pace<'_>) -> Validity {
+    pub(crate) fn validity(&mut self, dir: Ino, pace: Pace<'_>) -> Validity {
         if self.names.lasting(&self.tree, dir, pace) { Validity::FOREVER } else { Validity::ZERO }
     }
 
@@ -98,13 +113,15 @@ impl Core {
     /// This host is going to change the directory by request: its names are handed out for one use from now on.
     /// Returns what the kernel holds of it, to be expired when its lock is free.
     pub(crate) fn heat(&mut self, dir: Ino) -> Vec<(Ino, Name)> {
-        if self.names.hot.contains_key(&dir) {
+        let changed = Instant::now();
+        if let Some(hot) = self.names.hot.get_mut(&dir) {
+            hot.changed = changed;
             return Vec::new();
         }
         let mut held: HashSet<Name, FxBuildHasher> = self.tree.known_names(dir).into_iter().collect();
         held.extend(self.names.absent.remove(&dir).unwrap_or_default());
         let names = held.iter().map(|name| (dir, name.clone())).collect();
-        self.names.hot.insert(dir, held);
+        self.names.hot.insert(dir, Hot { changed, held });
         names
     }
 
@@ -113,7 +130,7 @@ impl Core {
         names
             .into_iter()
             .filter(|(dir, name)| match self.names.hot.get_mut(dir) {
-                Some(held) => held.remove(name),
+                Some(hot) => hot.held.remove(name),
                 None => {
                     if let Some(absent) = self.names.absent.get_mut(dir) {
                         absent.remove(name);
@@ -127,7 +144,7 @@ impl Core {
     /// All absent names that the kernel was told of a directory; they are on their way out of it.
     pub(crate) fn take_absent(&mut self, dir: Ino) -> Vec<(Ino, Name)> {
         let absent = self.names.absent.remove(&dir).unwrap_or_default();
-        let hot = self.names.hot.remove(&dir).unwrap_or_default();
+        let hot = self.names.hot.remove(&dir).map(|hot| hot.held).unwrap_or_default();
         absent.into_iter().chain(hot).map(|name| (dir, name)).collect()
     }
 

@@ -232,7 +232,7 @@ impl Farm {
         let clients = self.clients(volume);
         let client = clients.iter().find(|client| client["pid"] == mount.pid());
         let session = &client.unwrap_or_else(|| panic!("{} is not in {clients:?}", mount.pid()))["session"];
-        run(&mut self.hayloft(["evict", &self.address, volume, &session.to_string()]));
+        run(&mut self.hayloft(["evict", &self.address, volume, session.as_str().unwrap()]));
     }
 }
 

@@ -29,7 +29,8 @@ impl VolumeFs {
         };
         match found {
             Some(ino) => {
-                let entry = entry(ino, core.tree.inode(ino)?, core.validity(dir, pace));
+                let validity = core.validity(dir, pace);
+                let entry = entry(ino, core.tree.inode(ino)?, validity);
                 core.tree.remember(ino);
                 reply.entry(&entry);
             }
@@ -45,7 +46,8 @@ impl VolumeFs {
         let ino = core.tree.create(dir, name, new, self.now())?;
         core.names.exists(dir, name);
         core.tree.remember(ino);
-        let entry = entry(ino, core.tree.inode(ino)?, core.validity(dir, pace));
+        let validity = core.validity(dir, pace);
+        let entry = entry(ino, core.tree.inode(ino)?, validity);
         self.changed(&mut core);
         Ok(entry)
     }
@@ -129,7 +131,8 @@ impl VolumeFs {
             self.set_size(&mut core, dentry.ino, 0, false)?;
             self.changed(&mut core);
         }
-        let entry = entry(dentry.ino, core.tree.inode(dentry.ino)?, core.validity(dir, pace));
+        let validity = core.validity(dir, pace);
+        let entry = entry(dentry.ino, core.tree.inode(dentry.ino)?, validity);
         core.tree.remember(dentry.ino);
         Ok(entry)
     }
@@ -157,7 +160,8 @@ impl VolumeFs {
         core.tree.link(ino, dir, name, self.now())?;
         core.names.exists(dir, name);
         core.tree.remember(ino);
-        reply.entry(&entry(ino, core.tree.inode(ino)?, core.validity(dir, pace)));
+        let validity = core.validity(dir, pace);
+        reply.entry(&entry(ino, core.tree.inode(ino)?, validity));
         self.changed(&mut core);
         Ok(())
     }
