@@ -112,6 +112,7 @@ impl<F: FileSystem> Device<F> {
                 }
                 error => answer(&fd, header.unique, error, &[], &[]),
             }
+            engine.answered(header.unique);
         });
     }
 }

@@ -95,6 +95,11 @@ impl<F: FileSystem> Engine<F> {
         }
     }
 
+    /// A pool thread has handed over its answer.
+    pub(crate) fn answered(&self, unique: u64) {
+        self.fs.answered(unique);
+    }
+
     /// Takes a FORGET or BATCH_FORGET.
     pub(crate) fn forget(&self, message: &Message<'_>) {
         match forgets(message) {

@@ -5,8 +5,9 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::Sender;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use hayloft_model::grants::Object;
 use hayloft_model::tree::Tree;
 use hayloft_model::{Content, FileKind, Ino, Sequence, TreeError, Usage};
 use hayloft_wire::VolumeStatus;
@@ -34,6 +35,8 @@ pub(crate) struct Core {
     /// What the server has made for a call that the kernel has no answer of yet: counted as known to the kernel, so that
     /// it stays whoever removes it meanwhile.
     pub(crate) made: HashSet<Ino, FxBuildHasher>,
+    /// Files of which the kernel has sent, most likely, the first part of an append only, and since when.
+    pub(crate) appending: HashMap<Ino, Instant, FxBuildHasher>,
     /// A batch is on its way.
     pub(crate) in_flight: bool,
     /// What was owned, is recalled, and is not given back yet.
@@ -55,6 +58,13 @@ impl Core {
         let file = Arc::new(File::new(FileData::from_row(row.size, row.allocated, &row.content)));
         self.files.insert(ino, Arc::clone(&file));
         Ok(file)
+    }
+
+    /// Whether something is so for an object, or for a file that a directory covers.
+    pub(crate) fn covered_by(&self, object: Object, is_so: impl Fn(Ino) -> bool) -> bool {
+        let at_home = |ino: &Ino| self.tree.inode(*ino).is_ok_and(|row| row.parent == object.ino());
+        let files = || self.appending.keys().filter(|ino| at_home(ino)).any(|ino| is_so(*ino));
+        is_so(object.ino()) || (matches!(object, Object::Directory(_)) && files())
     }
 
     /// The kernel is told of an inode: one more reference.
@@ -127,7 +137,7 @@ impl Budget {
     /// The file is dropped from memory.
     fn forget(&self, file: &File) {
         // Whoever still holds it and fetches for it finds nothing to fill.
-        let data = std::mem::take(&mut *file.data.lock());
+        let data = std::mem::replace(&mut *file.data.lock(), FileData::gone());
         self.unshipped.fetch_sub(data.dirty_bytes() as i64, Ordering::Relaxed);
         self.cached.fetch_sub(data.cached_bytes() as i64, Ordering::Relaxed);
     }
@@ -166,6 +176,10 @@ pub(crate) struct Client {
     pub(crate) recalls: Sender<Recalled>,
     /// Answers of which parts are still to come, by request; only the thread that reads the stream uses it.
     pub(crate) partial: Mutex<HashMap<u64, Bundle>>,
+    /// Reads and writes under way, see [`crate::pages`].
+    pub(crate) calls: crate::pages::Calls,
+    /// Objects that calls are waiting to own, and how many calls.
+    pub(crate) wanted: Mutex<HashMap<Ino, u32>>,
     /// Serializes what is said of inodes in use. Lock order: before `core`.
     pub(crate) uses_told: Mutex<()>,
     /// Others have changed something since the server said how full the volume is.
@@ -203,6 +217,8 @@ impl Client {
             words,
             recalls,
             partial: Mutex::default(),
+            calls: crate::pages::Calls::default(),
+            wanted: Mutex::default(),
             uses_told: Mutex::default(),
             others_changed: AtomicBool::new(false),
         }

@@ -60,6 +60,8 @@ pub(crate) enum Lacking {
     Content(Vec<(u64, BlockRef)>),
     /// The file's page rows.
     Pages,
+    /// The file has left memory: others have changed it, or may.
+    Gone,
 }
 
 /// The data of a file. Sizes and offsets are in bytes.
@@ -80,6 +82,8 @@ pub(crate) struct FileData {
     cached_bytes: u64,
     /// The last cut that took anything of the file; the row is what it says only when that is durable.
     last_cut: Sequence,
+    /// It has left memory; whoever still holds it finds nothing.
+    gone: bool,
 }
 
 /// What a cut takes of a file: the inode row's content and page rows, with gaps where content has to be
@@ -121,6 +125,15 @@ impl Block {
 }
 
 impl FileData {
+    /// What is left when a file has left memory.
+    pub(crate) fn gone() -> FileData {
+        FileData { gone: true, ..FileData::default() }
+    }
+
+    pub(crate) fn is_gone(&self) -> bool {
+        self.gone
+    }
+
     /// A file as its row has it.
     ///
     /// `allocated` is what the row says; it stands as long as the page rows are not in memory.
@@ -236,7 +249,7 @@ impl FileData {
     pub(crate) fn absent(&self) -> Vec<(u64, BlockRef)> {
         match self.lacking(0, self.size, 0) {
             Err(Lacking::Content(blocks)) => blocks,
-            Ok(()) | Err(Lacking::Pages) => Vec::new(),
+            Ok(()) | Err(Lacking::Pages | Lacking::Gone) => Vec::new(),
         }
     }
 

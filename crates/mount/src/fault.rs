@@ -304,6 +304,8 @@ impl Client {
         interrupt: Option<&Interrupt>,
     ) -> Result<(), FaultError> {
         match lacking {
+            // Whoever asks again gets what there is now.
+            Lacking::Gone => Ok(()),
             Lacking::Pages => {
                 let answers = self.ask(Ask::FetchPages(FetchPages { ino: ino.0 }), interrupt)?;
                 let Some(Answer::Pages(pages)) = answers.into_iter().next() else { return Err(unexpected()) };

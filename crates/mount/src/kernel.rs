@@ -15,6 +15,7 @@ use hayloft_model::{Ino, Name};
 use rustc_hash::FxBuildHasher;
 
 use crate::core::{Client, Core};
+use crate::pages::Pages;
 
 /// How long a name's lock is waited for before the epoch is raised.
 const PATIENCE: Duration = Duration::from_millis(30);
@@ -188,14 +189,113 @@ pub(crate) enum Word {
 /// What may have to wait for a lock, and where to say that it is done.
 struct Slow {
     names: Vec<(Ino, Name)>,
-    data: Vec<Ino>,
+    /// Inodes with offsets and lengths of data, bytes; length 0 is up to the end.
+    ranges: Vec<(Ino, u64, u64)>,
     done: Sender<()>,
+}
+
+/// Has threads say what may have to wait for a lock.
+pub(crate) struct Speaker {
+    notifier: Notifier,
+    thread: Option<Sender<Slow>>,
+}
+
+impl Speaker {
+    fn new(notifier: Notifier) -> Speaker {
+        Speaker { notifier, thread: None }
+    }
+
+    /// Expires names. When that does not come through, the epoch is raised instead; the rest is said by the thread
+    /// that waits.
+    fn expire(&mut self, names: Vec<(Ino, Name)>) {
+        let Some(wait) = self.entrust(names, Vec::new()) else {
+            let _ = self.notifier.inc_epoch();
+            return;
+        };
+        match wait.recv_timeout(PATIENCE) {
+            Ok(()) => {}
+            Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => {
+                // It ends by itself when the lock is free; until then another thread speaks.
+                self.thread = None;
+                if self.notifier.inc_epoch().is_err() {
+                    let _ = wait.recv();
+                }
+            }
+        }
+    }
+
+    /// Expires names if that comes through in time.
+    fn try_expire(&mut self, names: Vec<(Ino, Name)>) {
+        if let Some(wait) = self.entrust(names, Vec::new())
+            && wait.recv_timeout(PATIENCE).is_err()
+        {
+            self.thread = None;
+        }
+    }
+
+    /// Drops data from the kernel's cache. Returns whether that came through in time; if not, the thread goes on.
+    pub(crate) fn drop_ranges(&mut self, ranges: Vec<(Ino, u64, u64)>, patience: Duration) -> bool {
+        let patience = patience + Duration::from_micros(50 * ranges.len() as u64);
+        let dropped = match self.entrust(Vec::new(), ranges) {
+            Some(wait) => wait.recv_timeout(patience).is_ok(),
+            None => true,
+        };
+        if !dropped {
+            self.thread = None;
+        }
+        dropped
+    }
+
+    /// The same, on a thread that nobody else speaks through afterwards.
+    pub(crate) fn drop_apart(&mut self, ranges: Vec<(Ino, u64, u64)>) -> Option<Receiver<()>> {
+        let mut apart = Speaker::new(self.notifier.clone());
+        apart.entrust(Vec::new(), ranges)
+    }
+
+    /// Has a thread say it; returns what tells that it is done.
+    fn entrust(&mut self, names: Vec<(Ino, Name)>, ranges: Vec<(Ino, u64, u64)>) -> Option<Receiver<()>> {
+        let (done, wait) = channel();
+        let slow = Slow { names, ranges, done };
+        let slow = match &self.thread {
+            Some(to) => to.send(slow).err().map(|error| error.0),
+            None => Some(slow),
+        };
+        if let Some(slow) = slow {
+            let (to, from) = channel::<Slow>();
+            let notifier = self.notifier.clone();
+            let spawned = std::thread::Builder::new()
+                .name("hayloft-kernel".to_string())
+                .spawn(move || from.iter().for_each(|slow| say(&notifier, slow)));
+            match spawned {
+                Ok(_) => {
+                    let _ = to.send(slow);
+                    self.thread = Some(to);
+                }
+                Err(error) => {
+                    tracing::warn!(%error, "no thread to speak to the kernel with");
+                    return None;
+                }
+            }
+        }
+        Some(wait)
+    }
+}
+
+fn say(notifier: &Notifier, slow: Slow) {
+    for (dir, name) in slow.names {
+        let _ = notifier.expire_entry(dir.0, name.as_bytes());
+    }
+    for (ino, offset, length) in slow.ranges {
+        let _ = notifier.inval_inode(ino.0, offset as i64, length as i64);
+    }
+    let _ = slow.done.send(());
 }
 
 /// Tells the kernel, in order, until the end.
 pub(crate) fn run(client: &Client, control: &Control, words: &Receiver<Word>) {
     let notifier = &control.notifier();
-    let mut speaker: Option<Sender<Slow>> = None;
+    let mut speaker = Speaker::new(notifier.clone());
+    let mut pages = Pages::default();
     for word in words {
         match word {
             Word::Stale { names, attributes, data, in_use, ack } => {
@@ -206,8 +306,11 @@ pub(crate) fn run(client: &Client, control: &Control, words: &Receiver<Word>) {
                 for ino in attributes {
                     let _ = notifier.inval_inode(ino.0, -1, 0);
                 }
-                if !names.is_empty() || !data.is_empty() {
-                    speak(notifier, &mut speaker, names, data);
+                if !names.is_empty() {
+                    speaker.expire(names);
+                }
+                if !data.is_empty() {
+                    pages.drop_all(&client.calls, control, &mut speaker, &data);
                 }
                 if let Some(ack) = ack {
                     client.acknowledge(ack, in_use);
@@ -228,81 +331,14 @@ pub(crate) fn run(client: &Client, control: &Control, words: &Receiver<Word>) {
                 // for it.
                 let mut of_dir: HashMap<Ino, Vec<(Ino, Name)>> = HashMap::new();
                 names.into_iter().for_each(|(dir, name)| of_dir.entry(dir).or_default().push((dir, name)));
-                let parts = of_dir.into_values().map(|names| (names, Vec::new()));
-                for (names, data) in parts.chain([(Vec::new(), known)]) {
-                    let Some(wait) = entrust(notifier, &mut speaker, names, data) else { continue };
-                    if wait.recv_timeout(PATIENCE).is_err() {
-                        speaker = None;
-                    }
-                }
+                of_dir.into_values().for_each(|names| speaker.try_expire(names));
+                pages.drop_all(&client.calls, control, &mut speaker, &known);
             }
             Word::ExpireNow(names, done) => {
-                speak(notifier, &mut speaker, names, Vec::new());
+                speaker.expire(names);
                 let _ = done.send(());
             }
             Word::End => return,
         }
     }
-}
-
-/// Says what may have to wait for a lock. When it does not come through, the epoch is raised instead; the rest is
-/// said by the thread that waits.
-fn speak(notifier: &Notifier, speaker: &mut Option<Sender<Slow>>, names: Vec<(Ino, Name)>, data: Vec<Ino>) {
-    let Some(wait) = entrust(notifier, speaker, names, data) else {
-        let _ = notifier.inc_epoch();
-        return;
-    };
-    match wait.recv_timeout(PATIENCE) {
-        Ok(()) => {}
-        Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => {
-            // It ends by itself when the lock is free; until then another thread speaks.
-            *speaker = None;
-            if notifier.inc_epoch().is_err() {
-                let _ = wait.recv();
-            }
-        }
-    }
-}
-
-/// Has a thread say it; returns what tells that it is done.
-fn entrust(
-    notifier: &Notifier,
-    speaker: &mut Option<Sender<Slow>>,
-    names: Vec<(Ino, Name)>,
-    data: Vec<Ino>,
-) -> Option<Receiver<()>> {
-    let (done, wait) = channel();
-    let slow = Slow { names, data, done };
-    let slow = match speaker {
-        Some(to) => to.send(slow).err().map(|error| error.0),
-        None => Some(slow),
-    };
-    if let Some(slow) = slow {
-        let (to, from) = channel::<Slow>();
-        let speaking = notifier.clone();
-        let spawned = std::thread::Builder::new()
-            .name("hayloft-kernel".to_string())
-            .spawn(move || from.iter().for_each(|slow| say(&speaking, slow)));
-        match spawned {
-            Ok(_) => {
-                let _ = to.send(slow);
-                *speaker = Some(to);
-            }
-            Err(error) => {
-                tracing::warn!(%error, "no thread to expire names with");
-                return None;
-            }
-        }
-    }
-    Some(wait)
-}
-
-fn say(notifier: &Notifier, slow: Slow) {
-    for (dir, name) in slow.names {
-        let _ = notifier.expire_entry(dir.0, name.as_bytes());
-    }
-    for ino in slow.data {
-        let _ = notifier.inval_inode(ino.0, 0, 0);
-    }
-    let _ = slow.done.send(());
 }

@@ -20,6 +20,7 @@ mod link;
 mod locks;
 mod mount;
 mod options;
+mod pages;
 mod reader;
 mod rescue;
 mod sharing;

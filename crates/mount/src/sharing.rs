@@ -4,8 +4,8 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::mpsc::Receiver;
-use std::time::Duration;
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
+use std::time::{Duration, Instant};
 
 use hayloft_fuse::Interrupt;
 use hayloft_model::grants::Object;
@@ -37,6 +37,12 @@ pub(crate) struct Recalled {
     object: Object,
     keep_read: bool,
 }
+
+/// How long what is recalled is kept for calls that have waited for it, and how often these are looked at.
+const USE_PATIENCE: Duration = Duration::from_millis(50);
+const USE_PAUSE: Duration = Duration::from_micros(200);
+/// How long the second part of an append is waited for.
+const APPEND_PATIENCE: Duration = Duration::from_millis(200);
 
 /// What the server made of a change.
 #[derive(Debug)]
@@ -335,13 +341,37 @@ impl Client {
 
 /// Gives way to others, until the mount is gone.
 pub(crate) fn run(client: &Client, recalls: &Receiver<Recalled>) {
-    while let Ok(first) = recalls.recv() {
-        let mut recalled = vec![first];
-        recalled.extend(recalls.try_iter());
-        if recalled.iter().any(|recalled| recalled.connection == 0) {
+    let mut waiting: Vec<(Recalled, Instant)> = Vec::new();
+    loop {
+        let first = if waiting.is_empty() {
+            recalls.recv().map_err(|_| RecvTimeoutError::Disconnected)
+        } else {
+            recalls.recv_timeout(USE_PAUSE)
+        };
+        match first {
+            Ok(first) => waiting.push((first, Instant::now())),
+            Err(RecvTimeoutError::Timeout) => {}
+            Err(RecvTimeoutError::Disconnected) => return,
+        }
+        waiting.extend(recalls.try_iter().map(|recalled| (recalled, Instant::now())));
+        if waiting.iter().any(|(recalled, _)| recalled.connection == 0) {
             return;
         }
-        client.give_way(&recalled);
+        // Calls that have waited for it are done first: else hosts could take it from each other for ever.
+        let (used, free): (Vec<_>, Vec<_>) = {
+            let mut core = client.core();
+            core.appending.retain(|_, since| since.elapsed() < APPEND_PATIENCE);
+            let wanted = client.wanted.lock();
+            waiting.into_iter().partition(|(recalled, since)| {
+                let is_wanted = |ino: &Ino| wanted.contains_key(ino) && since.elapsed() < USE_PATIENCE;
+                core.covered_by(recalled.object, |ino| core.appending.contains_key(&ino) || is_wanted(&ino))
+            })
+        };
+        waiting = used;
+        let free: Vec<Recalled> = free.into_iter().map(|(recalled, _)| recalled).collect();
+        if !free.is_empty() {
+            client.give_way(&free);
+        }
     }
 }
 

@@ -178,13 +178,14 @@ impl<F: FileSystem> Queue<F> {
             self.commit_request(index, header.unique);
             return;
         }
-        let (slot, wake) = (Arc::clone(slot), Arc::clone(&self.wake));
+        let (slot, wake, unique) = (Arc::clone(slot), Arc::clone(&self.wake), header.unique);
         self.engine.submit(&header, move |engine, token| {
             // SAFETY: the queue's thread leaves the slot alone until it is given back.
             unsafe {
                 slot.handle(|message, reply| Verdict::Answer(engine.serve_patiently(message, reply, token)))
             };
             wake.answered(index);
+            engine.answered(unique);
         });
         self.replace_absent();
         self.deferred = true;

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Instant;
 
 use hayloft_fuse::{Interrupt, Pace, Reply, SetAttr, Validity};
 use hayloft_model::tree::{AttributeChange, Tree};
@@ -13,6 +14,10 @@ use super::{Done, Need, Stop, VolumeFs, attr};
 use crate::core::Core;
 use crate::data::{File, FileData, Lacking};
 use crate::kernel::Word;
+
+const PAGE: u64 = 4096;
+/// The kernel may send larger writes in parts, bytes.
+const LARGE: usize = 128 << 10;
 
 /// What a program writes.
 pub(super) struct Write<'a> {
@@ -26,6 +31,13 @@ pub(super) struct Write<'a> {
 impl Write<'_> {
     fn end(&self, offset: u64) -> u64 {
         offset.saturating_add(self.bytes.len() as u64)
+    }
+
+    /// Whether this may be the first part of what a program appends with one call. The kernel sends what goes into a
+    /// page that it has not read apart from the rest.
+    fn is_to_be_continued(&self) -> bool {
+        let ends_with_page = self.end(self.offset).is_multiple_of(PAGE);
+        self.appends && ends_with_page && (!self.offset.is_multiple_of(PAGE) || self.bytes.len() >= LARGE)
     }
 }
 
@@ -82,7 +94,7 @@ impl VolumeFs {
     ) -> Result<T, Stop> {
         self.client
             .budget
-            .with(file, work)
+            .with(file, |data| if data.is_gone() { Err(Lacking::Gone) } else { work(data) })
             .map_err(|lacking| Stop::Need(Need::Data(ino, Arc::clone(file), lacking)))
     }
 
@@ -113,6 +125,11 @@ impl VolumeFs {
         let mut core = self.client.core();
         let allocated = file.data.lock().allocated();
         core.tree.wrote(ino, write.end(offset), allocated, write.kills_privileges, self.now())?;
+        if write.is_to_be_continued() {
+            core.appending.insert(ino, Instant::now());
+        } else {
+            core.appending.remove(&ino);
+        }
         self.changed(&mut core);
         drop(core);
         if offset != write.offset {

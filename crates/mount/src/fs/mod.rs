@@ -66,16 +66,24 @@ type Done = Result<(), Stop>;
 impl FileSystem for VolumeFs {
     fn handle(&self, request: &Request<'_>, reply: &mut Reply<'_>, pace: Pace<'_>) -> Result<(), Failure> {
         let mut status_asked = false;
-        let mut asked = Asked::default();
+        let mut asked = Asked::new(&self.client);
+        if let Pace::Patient(_) = pace {
+            self.client.calls.note(request, false);
+        }
         loop {
             match (self.client.link.condition(), pace) {
                 (Condition::Live, _) => {}
                 // Who asks what became of the mount has to find it.
                 (Condition::Ended, _) if is_top(request) => {}
                 (Condition::Ended, _) => return Err(Failure::Errno(Errno::EIO)),
-                (Condition::Lapsed, Pace::Fast) => return Err(Failure::Again),
+                (Condition::Lapsed, Pace::Fast) => {
+                    self.client.calls.note(request, true);
+                    return Err(Failure::Again);
+                }
                 (Condition::Lapsed, Pace::Patient(interrupt)) => {
+                    self.client.calls.note(request, true);
                     self.client.link.await_lease(interrupt).map_err(|_| Failure::Errno(Errno::EINTR))?;
+                    self.client.calls.note(request, false);
                     continue;
                 }
             }
@@ -83,21 +91,33 @@ impl FileSystem for VolumeFs {
                 Ok(()) => return Ok(()),
                 Err(Stop::Error(error)) => return Err(Failure::Errno(error.errno())),
                 Err(Stop::Need(need)) => match pace {
-                    Pace::Fast => return Err(Failure::Again),
+                    Pace::Fast => {
+                        self.client.calls.note(request, true);
+                        return Err(Failure::Again);
+                    }
                     Pace::Patient(interrupt) => {
+                        self.client.calls.note(request, true);
                         if let Need::Row(missing @ (Missing::Own(_) | Missing::Executor)) = need {
                             match self.obtain(request, missing, &mut asked, reply, interrupt) {
                                 Ok(true) => return Ok(()),
-                                Ok(false) => continue,
+                                Ok(false) => {
+                                    self.client.calls.note(request, false);
+                                    continue;
+                                }
                                 Err(error) => return Err(Failure::Errno(error.errno())),
                             }
                         }
                         status_asked |= matches!(need, Need::Status);
                         self.satisfy(need, interrupt).map_err(|error| Failure::Errno(error.errno()))?;
+                        self.client.calls.note(request, false);
                     }
                 },
             }
         }
+    }
+
+    fn answered(&self, unique: u64) {
+        self.client.calls.end(unique);
     }
 
     fn forget(&self, forgets: &[Forget]) {

@@ -9,15 +9,48 @@ use hayloft_model::{Change, FileKind, Ino, Missing, Name, Timestamp, TreeError};
 use super::error::FsError;
 use super::names::{OPEN_FLAGS, RENAME_EXCHANGE, RENAME_NOREPLACE, RENAME_WHITEOUT, owned_by};
 use super::{Stop, VolumeFs, attr, entry};
+use crate::core::Client;
 use crate::sharing::Outcome;
 
 /// What was asked of the server for an operation.
-#[derive(Debug, Default)]
-pub(super) struct Asked {
+pub(super) struct Asked<'a> {
+    client: &'a Client,
+    /// What it wanted to own: as soon as it does, it is done before that is given back.
+    wanted: Vec<Ino>,
     /// Directories that it was to own: asked once each.
     acquired: Vec<Ino>,
     /// It was told to do it here, where something was still lacking.
     was_yours: bool,
+}
+
+impl<'a> Asked<'a> {
+    pub(super) fn new(client: &'a Client) -> Asked<'a> {
+        Asked { client, wanted: Vec::new(), acquired: Vec::new(), was_yours: false }
+    }
+
+    fn want(&mut self, ino: Ino) {
+        if !self.wanted.contains(&ino) {
+            self.wanted.push(ino);
+            *self.client.wanted.lock().entry(ino).or_default() += 1;
+        }
+    }
+}
+
+impl Drop for Asked<'_> {
+    fn drop(&mut self) {
+        if self.wanted.is_empty() {
+            return;
+        }
+        let mut wanted = self.client.wanted.lock();
+        for ino in &self.wanted {
+            if let Some(count) = wanted.get_mut(ino) {
+                *count -= 1;
+                if *count == 0 {
+                    wanted.remove(ino);
+                }
+            }
+        }
+    }
 }
 
 impl VolumeFs {
@@ -27,10 +60,13 @@ impl VolumeFs {
         &self,
         request: &Request<'_>,
         missing: Missing,
-        asked: &mut Asked,
+        asked: &mut Asked<'_>,
         reply: &mut Reply<'_>,
         interrupt: &Interrupt,
     ) -> Result<bool, FsError> {
+        if let Missing::Own(object) = missing {
+            asked.want(object.ino());
+        }
         let change = match (missing, self.change_of(request)) {
             (Missing::Own(object), None) => {
                 self.client.acquire(object, Some(interrupt))?;
