@@ -18,7 +18,7 @@ as_root() {
 packages=(
     build-essential pkg-config git ca-certificates curl
     fuse3 bindfs util-linux procps e2fsprogs
-    attr acl libacl1-dev rsync sqlite3 python3 python3-venv tar xz-utils bzip2 dpkg-dev
+    iproute2 attr acl libacl1-dev rsync sqlite3 python3 python3-venv tar xz-utils bzip2 dpkg-dev
     mmdebstrap dnf createrepo-c
 )
 

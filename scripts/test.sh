@@ -4,7 +4,7 @@
 #
 #   scripts/test.sh            everything
 #   scripts/test.sh unit real  only these groups: lint unit posix real bench
-#   scripts/test.sh --large    also what takes long (tests/real/)
+#   scripts/test.sh --large    also what takes long (tests/real/), and the long form of the tests of sharing
 #
 # The output of each step is kept in target/test-output/.
 set -uo pipefail
@@ -14,7 +14,7 @@ large=()
 groups=()
 for argument in "$@"; do
     case $argument in
-        --large) large=(--large) ;;
+        --large) large=(--large) && export HAYLOFT_TEST_LONG=1 ;;
         lint | unit | posix | real | bench) groups+=("$argument") ;;
         *) sed -n '2,10s/^# \{0,1\}//p' "$0"; exit 2 ;;
     esac
@@ -24,7 +24,7 @@ done
 # Mounting, loop devices and chroot need root.
 if [ "$(id -u)" != 0 ]; then
     command -v sudo >/dev/null || { echo "the tests mount file systems: run this as root, or install sudo"; exit 1; }
-    exec sudo --preserve-env=PATH,HOME,CARGO_HOME,RUSTUP_HOME,CI "$0" "$@"
+    exec sudo --preserve-env=PATH,HOME,CARGO_HOME,RUSTUP_HOME,CI,HAYLOFT_TEST_LONG "$0" "$@"
 fi
 
 output=target/test-output

@@ -59,6 +59,10 @@ pub(crate) enum Verb {
     Sync(SyncArgs),
     /// Show what a mount or a server has done
     Stats(StatsArgs),
+    /// Show who has a server's volumes mounted
+    Clients(ClientsArgs),
+    /// End the session of a client, as if its host were gone
+    Evict(EvictArgs),
     /// Run a command in a build root in memory
     Run(Box<RunArgs>),
     /// Make layers; list, show, enter, compare, publish and remove build roots
@@ -234,6 +238,7 @@ Mount options (sizes with K, M, G, T; durations in seconds):
   allow_other      let other users in (default when root mounts)
   syncfs           syncfs(2) and sync(1) wait for the store as well (root; Linux 6.18)
   transport=auto|dev|uring   how requests come from the kernel
+  locks=shared|local         whom flock and fcntl locks exclude: everybody, or this host's programs
 
 Examples:
   hayloft mount 127.0.0.1:7440/builds /mnt/builds
@@ -324,6 +329,51 @@ pub(crate) struct StatsArgs {
     pub interval: u64,
 }
 
+/// `hayloft clients`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+OWNS and READS count directories (and files owned by themselves); WAITING counts changes by others that the
+client has not confirmed yet; SILENT is the time since it was last heard of.
+
+Examples:
+  hayloft clients 127.0.0.1:7440
+  hayloft clients farm1:7440 --volume builds
+  hayloft clients farm1:7440 --json | jq '.[] | select(.connected | not)'")]
+pub(crate) struct ClientsArgs {
+    /// The server's address
+    #[arg(value_name = "HOST:PORT")]
+    pub server: String,
+    /// Only clients of this volume
+    #[arg(long, value_name = "VOLUME")]
+    pub volume: Option<String>,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `hayloft evict`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Whatever the client has not shipped is lost to the volume; it keeps that in its --cache-dir. A client that others wait
+for, and that is silent for its lease, is ended by itself: this is for one that must not be waited for.
+
+Examples:
+  hayloft clients farm1:7440
+  hayloft evict farm1:7440 builds 5f0c1d2e3a4b5c6d")]
+pub(crate) struct EvictArgs {
+    /// The server's address
+    #[arg(value_name = "HOST:PORT")]
+    pub server: String,
+    /// The volume
+    pub volume: String,
+    /// The session, as `hayloft clients` shows it
+    #[arg(value_parser = parse_session)]
+    pub session: u64,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
 /// `hayloft try`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
@@ -371,6 +421,11 @@ pub(crate) fn parse_mode(text: &str) -> Result<u32, String> {
     }
 }
 
+fn parse_session(text: &str) -> Result<u64, String> {
+    u64::from_str_radix(text, 16)
+        .map_err(|_| format!("'{text}' is no session: write it as `hayloft clients` shows it"))
+}
+
 fn parse_owner(text: &str) -> Result<(u32, u32), String> {
     text.split_once(':')
         .and_then(|(uid, gid)| Some((uid.parse().ok()?, gid.parse().ok()?)))
@@ -402,5 +457,7 @@ mod tests {
         assert!(parse_mode("0o755").is_err());
         assert_eq!(parse_owner("1000:100"), Ok((1000, 100)));
         assert!(parse_owner("root").is_err());
+        assert_eq!(parse_session("00ff"), Ok(255));
+        assert!(parse_session("barn").is_err());
     }
 }

@@ -2,6 +2,7 @@
 
 mod admin;
 mod args;
+mod clients;
 mod config;
 mod exit;
 mod helper;
@@ -50,6 +51,8 @@ fn run(cli: Cli) -> anyhow::Result<u8> {
         Verb::Umount(args) => umount::run(&args),
         Verb::Sync(args) => sync::run(&args),
         Verb::Stats(args) => stats::run(&args),
+        Verb::Clients(args) => clients::list(&args),
+        Verb::Evict(args) => clients::evict(&args),
         Verb::Run(args) => run::run(&args, &config()?, cli.config.as_deref()),
         Verb::Root(args) => root::run(args, &config()?, cli.config.as_deref()),
         Verb::Try(args) => trial::run(args),

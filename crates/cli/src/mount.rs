@@ -291,7 +291,7 @@ fn mount_failure(error: MountError) -> anyhow::Error {
     let exit = match &error {
         MountError::Unreachable { .. } => Exit::Unreachable,
         MountError::NoSuchVolume { .. } => Exit::NoVolume,
-        MountError::Busy { .. } | MountError::Fuse(Fuse::Busy(_) | Fuse::Dead(_)) => Exit::Busy,
+        MountError::Fuse(Fuse::Busy(_) | Fuse::Dead(_)) => Exit::Busy,
         MountError::Fuse(
             Fuse::NotPermitted(_) | Fuse::Device(_) | Fuse::Fusermount { .. } | Fuse::SyncfsNotPermitted,
         ) => Exit::Denied,

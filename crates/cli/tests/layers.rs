@@ -4,11 +4,12 @@ use std::collections::BTreeMap;
 use std::process::Command;
 
 /// A crate, and the crates of this workspace that it may use.
-const MAY_USE: [(&str, &[&str]); 9] = [
+const MAY_USE: [(&str, &[&str]); 10] = [
     ("hayloft-model", &[]),
     ("hayloft-wire", &["hayloft-model"]),
     ("hayloft-store", &["hayloft-model"]),
     ("hayloft-volume", &["hayloft-model", "hayloft-wire", "hayloft-store"]),
+    ("hayloft-sim", &["hayloft-model"]),
     ("hayloft-fuse", &[]),
     ("hayloft-mount", &["hayloft-model", "hayloft-wire", "hayloft-store", "hayloft-fuse"]),
     ("hayloft-layer", &[]),

@@ -41,9 +41,12 @@ pub struct Config {
     /// only what was once used is resident. When all are taken by blocked requests, further requests of
     /// that core wait in the kernel.
     pub queue_depth_max: u32,
-    /// Bound of the pool's threads. Requests beyond it wait in line; blocking lock requests have as many
+    /// Bound of the pool's threads. Requests beyond it wait in line; blocking lock requests have
     /// threads of their own, so that they cannot hold up the release of what they wait for.
     pub pool_threads_max: usize,
+    /// As many threads for blocking lock requests. Among these are releases (flock(2) with LOCK_UN may block for
+    /// all that the kernel knows): the file system must let fewer than that wait.
+    pub lock_threads_max: usize,
     /// Bound of the line before the pool. When it is full, transport threads wait.
     pub pool_queue_max: usize,
     /// How long a pool thread without work stays.
@@ -95,6 +98,7 @@ impl Default for Config {
             queue_depth: 16,
             queue_depth_max: 256,
             pool_threads_max: 256,
+            lock_threads_max: 256,
             pool_queue_max: 4096,
             pool_idle: Duration::from_secs(10),
             max_write: 1 << 20,
@@ -129,7 +133,11 @@ impl Config {
         if self.queue_depth == 0 || self.queue_depth > self.queue_depth_max || self.queue_depth_max > 4096 {
             return Some("queue_depth must be between 1 and queue_depth_max, and that at most 4096");
         }
-        if self.threads == Some(0) || self.pool_threads_max == 0 || self.pool_queue_max == 0 {
+        if self.threads == Some(0)
+            || self.pool_threads_max == 0
+            || self.lock_threads_max == 0
+            || self.pool_queue_max == 0
+        {
             return Some("threads, pool_threads_max and pool_queue_max must be at least 1");
         }
         None

@@ -10,6 +10,7 @@ use crate::counters::Shard;
 use crate::engine::{Engine, Message, Verdict};
 use crate::filesystem::{FileSystem, Pace};
 use crate::reply::{Area, Reply};
+use crate::settle::Turn;
 use crate::sys::{self, Memory};
 
 /// How long to let FORGETs gather when nothing else comes this way (over io_uring). The kernel then hands
@@ -22,6 +23,7 @@ pub(crate) struct Device<F> {
     /// Answers must go to the descriptor which the request was read from.
     pub(crate) fd: Arc<OwnedFd>,
     pub(crate) shard: Arc<Shard>,
+    pub(crate) turn: Arc<Turn>,
     /// Only FORGETs and INTERRUPTs are expected.
     pub(crate) gather: bool,
 }
@@ -29,13 +31,23 @@ pub(crate) struct Device<F> {
 impl<F: FileSystem> Device<F> {
     /// Serves until the connection ends.
     pub(crate) fn run(&self) -> io::Result<()> {
+        let result = self.serve();
+        self.turn.end();
+        result
+    }
+
+    fn serve(&self) -> io::Result<()> {
         let content_max = self.engine.content_max();
         let mut input = Memory::new(content_max + PAGE_SIZE)?;
         let mut output = Memory::new(content_max)?;
         loop {
             let input = input.as_mut();
             match sys::read(self.fd.as_raw_fd(), input) {
-                Ok(len) => self.message(&input[..len], output.as_mut()),
+                Ok(len) => {
+                    self.turn.step();
+                    self.message(&input[..len], output.as_mut());
+                    self.turn.step();
+                }
                 Err(error) => match error.raw_os_error() {
                     Some(libc::EINTR | libc::EAGAIN | libc::ENOENT) => {}
                     Some(libc::ENODEV | libc::ECONNABORTED) => return Ok(()),
@@ -100,6 +112,7 @@ impl<F: FileSystem> Device<F> {
                 }
                 error => answer(&fd, header.unique, error, &[], &[]),
             }
+            engine.answered(header.unique);
         });
     }
 }

@@ -34,8 +34,9 @@ pub(crate) struct Engine<F> {
 
 impl<F: FileSystem> Engine<F> {
     pub(crate) fn new(fs: F, config: Config, info: KernelInfo) -> Engine<F> {
-        let pool = |name| Pool::new(name, config.pool_threads_max, config.pool_queue_max, config.pool_idle);
-        let (pool, lock_pool) = (pool("fuse-pool"), pool("fuse-locks"));
+        let pool = |name, threads_max| Pool::new(name, threads_max, config.pool_queue_max, config.pool_idle);
+        let pool_of = (config.pool_threads_max, config.lock_threads_max);
+        let (pool, lock_pool) = (pool("fuse-pool", pool_of.0), pool("fuse-locks", pool_of.1));
         Engine { fs, config, info, interrupts: Interrupts::default(), pool, lock_pool }
     }
 
@@ -92,6 +93,11 @@ impl<F: FileSystem> Engine<F> {
             Verdict::Answer(error) => error,
             Verdict::Again => -libc::EIO,
         }
+    }
+
+    /// A pool thread has handed over its answer.
+    pub(crate) fn answered(&self, unique: u64) {
+        self.fs.answered(unique);
     }
 
     /// Takes a FORGET or BATCH_FORGET.

@@ -48,6 +48,10 @@ pub trait FileSystem: Send + Sync + 'static {
     /// with EIO.
     fn handle(&self, request: &Request<'_>, reply: &mut Reply<'_>, pace: Pace<'_>) -> Result<(), Failure>;
 
+    /// The answer to a request that was handled under [`Pace::Patient`] is on its way: it is with the kernel once the
+    /// transport threads have settled.
+    fn answered(&self, _unique: u64) {}
+
     /// Takes back references. Must not block for long; there is no answer.
     fn forget(&self, forgets: &[Forget]);
 }
@@ -55,6 +59,10 @@ pub trait FileSystem: Send + Sync + 'static {
 impl<F: FileSystem> FileSystem for std::sync::Arc<F> {
     fn handle(&self, request: &Request<'_>, reply: &mut Reply<'_>, pace: Pace<'_>) -> Result<(), Failure> {
         (**self).handle(request, reply, pace)
+    }
+
+    fn answered(&self, unique: u64) {
+        (**self).answered(unique);
     }
 
     fn forget(&self, forgets: &[Forget]) {

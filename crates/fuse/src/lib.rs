@@ -56,6 +56,7 @@ mod reply;
 mod request;
 mod ring;
 mod session;
+mod settle;
 mod sys;
 
 pub use abi::capability;

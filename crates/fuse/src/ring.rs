@@ -26,10 +26,11 @@ use io_uring::squeue::Entry128;
 use parking_lot::Mutex;
 
 use crate::config::Config;
-use crate::counters::Counters;
 use crate::device::Device;
 use crate::engine::Engine;
 use crate::filesystem::FileSystem;
+use crate::session::Control;
+use crate::settle::Turn;
 use crate::sys;
 use kick::Kicker;
 use queue::Queue;
@@ -140,17 +141,20 @@ pub(crate) enum RunError {
 /// Serves until the connection ends.
 pub(crate) fn run<F: FileSystem>(
     engine: &Arc<Engine<F>>,
-    fd: &Arc<OwnedFd>,
-    counters: &Counters,
+    control: &Control,
     rings: Vec<Ring>,
-    point: &Path,
 ) -> Result<(), RunError> {
     let wakes: Vec<_> = rings.iter().map(|ring| Arc::clone(&ring.wake)).collect();
-    let kicker = Arc::new(Kicker::new(point, rings.len(), &engine.config).map_err(RunError::Setup)?);
+    let kicker = Arc::new(Kicker::new(&control.point, rings.len(), &engine.config).map_err(RunError::Setup)?);
     let mut queues = Queues { wakes, threads: Vec::new(), kicker };
-    queues.start(engine, fd, counters, rings).map_err(RunError::Setup)?;
-    let device =
-        Device { engine: Arc::clone(engine), fd: Arc::clone(fd), shard: counters.shard(), gather: true };
+    queues.start(engine, control, rings).map_err(RunError::Setup)?;
+    let device = Device {
+        engine: Arc::clone(engine),
+        fd: Arc::clone(&control.fd),
+        shard: control.counters.shard(),
+        turn: control.turns.add(Turn::default()),
+        gather: true,
+    };
     device.run().map_err(RunError::Connection)
 }
 
@@ -165,16 +169,18 @@ impl Queues {
     fn start<F: FileSystem>(
         &mut self,
         engine: &Arc<Engine<F>>,
-        fd: &Arc<OwnedFd>,
-        counters: &Counters,
+        control: &Control,
         rings: Vec<Ring>,
     ) -> io::Result<()> {
         let (report, reports) = mpsc::channel();
         let (trace, cores) = (Arc::new(Trace::new()), rings.len());
         for (core, ring) in rings.into_iter().enumerate() {
-            let (engine, fd, kicker) = (Arc::clone(engine), Arc::clone(fd), Arc::clone(&self.kicker));
+            let (engine, fd, kicker) =
+                (Arc::clone(engine), Arc::clone(&control.fd), Arc::clone(&self.kicker));
+            let wake = Arc::clone(&ring.wake);
+            let turn = control.turns.add(Turn::gathering(move || wake.signal()));
             let stay = Stay::new(&trace, core, cores);
-            let queue = Queue::new(core, ring, engine, fd, counters.shard(), kicker, stay);
+            let queue = Queue::new(core, ring, engine, fd, control.counters.shard(), kicker, stay, turn);
             let report = report.clone();
             let name = format!("fuse-ring-{core}");
             let thread = std::thread::Builder::new().name(name).spawn(move || queue.run(&report))?;

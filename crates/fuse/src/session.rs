@@ -18,6 +18,7 @@ use crate::init::{self, InitIn, KernelInfo};
 use crate::mount::{Channel, unmount};
 use crate::notify::Notifier;
 use crate::ring::{self, Ring};
+use crate::settle::{Turn, Turns};
 use crate::sys::{self, Memory};
 
 /// Why a session did not start, or ended early.
@@ -62,11 +63,12 @@ pub struct Session<F> {
 /// The parts of a session that others may hold on to.
 #[derive(Debug, Clone)]
 pub struct Control {
-    fd: Arc<OwnedFd>,
+    pub(crate) fd: Arc<OwnedFd>,
     info: KernelInfo,
     ring_in_use: Arc<AtomicBool>,
-    counters: Counters,
-    point: PathBuf,
+    pub(crate) counters: Counters,
+    pub(crate) turns: Turns,
+    pub(crate) point: PathBuf,
 }
 
 impl Control {
@@ -79,6 +81,12 @@ impl Control {
     /// Sends notifications to the kernel.
     pub fn notifier(&self) -> Notifier {
         Notifier::new(Arc::clone(&self.fd), self.info.minor)
+    }
+
+    /// Waits until every answer that a handler under [`Pace::Fast`](crate::Pace::Fast) had begun is with the kernel:
+    /// what a [`Notifier`] says afterwards is not undone by an answer that knew nothing of it. Not for handlers.
+    pub fn settle(&self) {
+        self.turns.settle();
     }
 
     /// Counts of requests.
@@ -128,6 +136,7 @@ impl<F: FileSystem> Session<F> {
             info,
             ring_in_use: Arc::new(AtomicBool::new(ring)),
             counters: Counters::default(),
+            turns: Turns::default(),
             point: channel.point,
         };
         let engine = Arc::new(Engine::new(fs, config, info));
@@ -164,8 +173,7 @@ impl<F: FileSystem> Session<F> {
 
     fn serve(&mut self) -> Result<(), SessionError> {
         if let Some(rings) = self.rings.take() {
-            let Control { fd, counters, point, .. } = &self.control;
-            match ring::run(&self.engine, fd, counters, rings, point) {
+            match ring::run(&self.engine, &self.control, rings) {
                 Ok(()) => return Ok(()),
                 Err(ring::RunError::Setup(error)) if self.engine.config.transport == Transport::Auto => {
                     tracing::warn!(%error, "no FUSE over io_uring, falling back to /dev/fuse");
@@ -202,7 +210,13 @@ impl<F: FileSystem> Session<F> {
     }
 
     fn device(&self, fd: Arc<OwnedFd>, gather: bool) -> Device<F> {
-        Device { engine: Arc::clone(&self.engine), fd, shard: self.control.counters.shard(), gather }
+        Device {
+            engine: Arc::clone(&self.engine),
+            fd,
+            shard: self.control.counters.shard(),
+            turn: self.control.turns.add(Turn::default()),
+            gather,
+        }
     }
 }
 

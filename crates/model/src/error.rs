@@ -1,9 +1,9 @@
 //! What can go wrong with an operation on the tree.
 
 use crate::Ino;
+use crate::grants::Object;
 
-/// A row that is not in memory here: fetch it from the server and repeat the operation, which has
-/// changed nothing.
+/// Something that is not here: get it from the server and repeat the operation, which has changed nothing.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Missing {
     /// The inode's row.
@@ -12,6 +12,10 @@ pub enum Missing {
     Directory(Ino),
     /// More inode numbers.
     Numbers,
+    /// The object belongs to others as well: acquire it, or ask the server to execute the operation.
+    Own(Object),
+    /// Only the server may execute this operation.
+    Executor,
 }
 
 /// Why an operation on the tree was refused; the tree is as it was before.

@@ -5,16 +5,21 @@
 //! The same code runs in the server, in the client and in tests.
 
 mod batch;
+mod change;
 mod error;
+mod execute;
 pub mod grants;
 mod id;
+pub mod locks;
 mod row;
 mod rows;
 mod time;
 pub mod tree;
 
 pub use batch::{Batch, Record, Usage, UsageDelta};
+pub use change::Change;
 pub use error::{Missing, TreeError};
+pub use execute::{Executed, Execution, Wants};
 pub use id::{ContentHash, Ino, InoRange, Sequence, SessionId};
 pub use row::{
     BLOCK_SIZE, BlockRef, Content, Dentry, FileKind, INLINE_MAX, InodeRow, NAME_MAX, Name, PAGE_BLOCKS,

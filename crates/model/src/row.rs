@@ -158,7 +158,8 @@ pub struct InodeRow {
     pub ctime: Timestamp,
     /// Creation.
     pub btime: Timestamp,
-    /// The directory that holds a directory (itself for the root); `Ino(0)` for other kinds.
+    /// The directory that holds a directory (itself for the root). Of other kinds, the home: the directory that all
+    /// names are in; `Ino(0)` when they are in several, or there is none.
     pub parent: Ino,
     /// For a directory: the cookie that its next new entry gets.
     pub next_cookie: u64,

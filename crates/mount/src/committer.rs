@@ -105,6 +105,11 @@ impl Ledger {
         self.full.load(Ordering::Relaxed)
     }
 
+    /// Whether a batch is under way: the server's account of the usage may have it, or not.
+    pub(crate) fn is_shipping(&self) -> bool {
+        self.account.lock().shipping_since.is_some()
+    }
+
     /// Age of the oldest change that is not known to be durable.
     pub(crate) fn oldest_age(&self) -> Duration {
         let account = self.account.lock();
@@ -212,8 +217,9 @@ pub(crate) fn run(client: &Client) {
                 pause = RETRY_MIN;
                 settle(client, &shipment);
                 client.ledger.succeeded(ticket, Some(sequence));
+                client.let_go();
                 if let Some(status) = committed.and_then(|committed| committed.status) {
-                    client.set_status(status);
+                    client.set_usage(status);
                 }
                 client.trim();
             }
@@ -259,6 +265,7 @@ fn cut(client: &Client, sequence: Sequence) -> Option<Shipment> {
         bytes += data.blocks.iter().map(|(_, block)| block.len() as u64).sum::<u64>();
         files.push((*ino, data));
     }
+    core.in_flight = true;
     client.budget.add_in_flight(bytes as i64);
     client.dirty_rows.store(0, Ordering::Relaxed);
     Some(Shipment { cut, files, bytes })
@@ -417,6 +424,12 @@ fn complete(client: &Client, shipment: &mut Shipment) {
 fn settle(client: &Client, shipment: &Shipment) {
     let sequence = shipment.cut.batch.sequence;
     client.budget.add_in_flight(-(shipment.bytes as i64));
+    {
+        let mut core = client.core();
+        core.in_flight = false;
+        core.tree.shipped(sequence);
+        client.drop_ended(&mut core);
+    }
     for (ino, cut) in &shipment.files {
         let mut core = client.core();
         let Some(file) = core.files.get(ino).map(Arc::clone) else { continue };
@@ -436,6 +449,7 @@ fn undo(client: &Client, shipment: Shipment) {
     let sequence = shipment.cut.batch.sequence;
     client.budget.add_in_flight(-(shipment.bytes as i64));
     let mut core = client.core();
+    core.in_flight = false;
     for (ino, cut) in &shipment.files {
         if let Some(file) = core.files.get(ino) {
             client.budget.with(file, |data| data.undo_cut(cut, sequence));

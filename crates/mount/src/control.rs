@@ -198,7 +198,7 @@ fn statistics(client: &Client, control: &Control) -> Value {
     log["durable_sequence"] = json!(client.durable().0);
     log["full"] = json!(client.ledger.is_full());
     let mut server = client.stats.server_json();
-    server["connected"] = json!(client.link.is_connected());
+    server["connected"] = json!(client.link.connected().is_some());
     json!({
         "mount": {
             "mount_point": control.mount_point(),

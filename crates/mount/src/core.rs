@@ -1,11 +1,13 @@
 //! What a mounted client holds in memory.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, AtomicUsize, Ordering};
-use std::time::Duration;
+use std::sync::mpsc::Sender;
+use std::time::{Duration, Instant};
 
+use hayloft_model::grants::Object;
 use hayloft_model::tree::Tree;
 use hayloft_model::{Content, FileKind, Ino, Sequence, TreeError, Usage};
 use hayloft_wire::VolumeStatus;
@@ -15,9 +17,11 @@ use rustc_hash::FxBuildHasher;
 use crate::clock::Clock;
 use crate::committer::Ledger;
 use crate::data::{File, FileData};
-use crate::fault::Faults;
+use crate::fault::{Bundle, Faults};
+use crate::kernel::{KernelNames, Word};
 use crate::link::Link;
 use crate::options::MountOptions;
+use crate::sharing::Recalled;
 use crate::stats::Stats;
 
 /// The tree and the files' data.
@@ -27,6 +31,16 @@ pub(crate) struct Core {
     /// Files with data in memory. A clone of an `Arc` is only taken under the core's lock, so that a count
     /// of one means that nobody else has it.
     pub(crate) files: HashMap<Ino, Arc<File>, FxBuildHasher>,
+    pub(crate) names: KernelNames,
+    /// What the server has made for a call that the kernel has no answer of yet: counted as known to the kernel, so that
+    /// it stays whoever removes it meanwhile.
+    pub(crate) made: HashSet<Ino, FxBuildHasher>,
+    /// Files of which the kernel has sent, most likely, the first part of an append only, and since when.
+    pub(crate) appending: HashMap<Ino, Instant, FxBuildHasher>,
+    /// A batch is on its way.
+    pub(crate) in_flight: bool,
+    /// What was owned, is recalled, and is not given back yet.
+    pub(crate) giving: Vec<Ino>,
 }
 
 impl Core {
@@ -44,6 +58,27 @@ impl Core {
         let file = Arc::new(File::new(FileData::from_row(row.size, row.allocated, &row.content)));
         self.files.insert(ino, Arc::clone(&file));
         Ok(file)
+    }
+
+    /// Whether something is so for an object, or for a file that a directory covers.
+    pub(crate) fn covered_by(&self, object: Object, is_so: impl Fn(Ino) -> bool) -> bool {
+        let at_home = |ino: &Ino| self.tree.inode(*ino).is_ok_and(|row| row.parent == object.ino());
+        let files = || self.appending.keys().filter(|ino| at_home(ino)).any(|ino| is_so(*ino));
+        is_so(object.ino()) || (matches!(object, Object::Directory(_)) && files())
+    }
+
+    /// The kernel is told of an inode: one more reference.
+    pub(crate) fn hand_out(&mut self, ino: Ino) {
+        if !self.made.remove(&ino) {
+            self.tree.remember(ino);
+        }
+    }
+
+    /// The kernel will not be told of what was made for it.
+    pub(crate) fn give_up_made(&mut self, ino: Ino) {
+        if self.made.remove(&ino) {
+            self.tree.forget(ino, 1);
+        }
     }
 
     /// The data of a small file that only its row holds.
@@ -102,7 +137,7 @@ impl Budget {
     /// The file is dropped from memory.
     fn forget(&self, file: &File) {
         // Whoever still holds it and fetches for it finds nothing to fill.
-        let data = std::mem::take(&mut *file.data.lock());
+        let data = std::mem::replace(&mut *file.data.lock(), FileData::gone());
         self.unshipped.fetch_sub(data.dirty_bytes() as i64, Ordering::Relaxed);
         self.cached.fetch_sub(data.cached_bytes() as i64, Ordering::Relaxed);
     }
@@ -131,11 +166,28 @@ pub(crate) struct Client {
     pub(crate) room_wanted: AtomicBool,
     /// Changed rows that are in no cut, as of the last change.
     pub(crate) dirty_rows: AtomicUsize,
+    /// Locks that hold on every host; not set: the kernel keeps them for this host alone.
+    pub(crate) locks: std::sync::OnceLock<Arc<crate::locks::Locks>>,
     /// How often rows were evicted: what was asked for before may be outdated.
     pub(crate) evictions: AtomicU64,
+    /// What the kernel has to be told, see [`crate::kernel`].
+    pub(crate) words: Sender<Word>,
+    /// What others need, see [`crate::sharing`].
+    pub(crate) recalls: Sender<Recalled>,
+    /// Answers of which parts are still to come, by request; only the thread that reads the stream uses it.
+    pub(crate) partial: Mutex<HashMap<u64, Bundle>>,
+    /// Reads and writes under way, see [`crate::pages`].
+    pub(crate) calls: crate::pages::Calls,
+    /// Objects that calls are waiting to own, and how many calls.
+    pub(crate) wanted: Mutex<HashMap<Ino, u32>>,
+    /// Serializes what is said of inodes in use. Lock order: before `core`.
+    pub(crate) uses_told: Mutex<()>,
+    /// Others have changed something since the server said how full the volume is.
+    pub(crate) others_changed: AtomicBool,
 }
 
 impl Client {
+    #[allow(clippy::too_many_arguments)] // all that a client consists of
     pub(crate) fn new(
         core: Core,
         link: Arc<Link>,
@@ -144,6 +196,7 @@ impl Client {
         options: MountOptions,
         status: VolumeStatus,
         rescue: (PathBuf, String),
+        (words, recalls): (Sender<Word>, Sender<Recalled>),
     ) -> Client {
         Client {
             core: Mutex::new(core),
@@ -159,7 +212,15 @@ impl Client {
             rescue,
             room_wanted: AtomicBool::new(false),
             dirty_rows: AtomicUsize::new(0),
+            locks: std::sync::OnceLock::new(),
             evictions: AtomicU64::new(0),
+            words,
+            recalls,
+            partial: Mutex::default(),
+            calls: crate::pages::Calls::default(),
+            wanted: Mutex::default(),
+            uses_told: Mutex::default(),
+            others_changed: AtomicBool::new(false),
         }
     }
 
@@ -174,6 +235,11 @@ impl Client {
                 self.budget.forget(&file);
             }
         }
+    }
+
+    /// Whether this is still the file's data.
+    pub(crate) fn is_current(&self, ino: Ino, file: &Arc<File>) -> bool {
+        self.core().files.get(&ino).is_some_and(|current| Arc::ptr_eq(current, file))
     }
 
     /// A file whose data is all elsewhere leaves memory.
@@ -192,6 +258,13 @@ impl Client {
         *self.status.lock() = status;
         let quota = Usage { bytes: status.quota_bytes, inodes: status.quota_inodes };
         self.core().tree.set_quota(quota);
+    }
+
+    /// The server's account of the usage, while no batch is under way: what others use counts too.
+    pub(crate) fn set_usage(&self, status: VolumeStatus) {
+        self.set_status(status);
+        self.others_changed.store(false, Ordering::Relaxed);
+        self.core().tree.set_usage(status.used());
     }
 
     /// So much unshipped data is shipped before its time; writers go on meanwhile with the other half.

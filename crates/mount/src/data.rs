@@ -17,6 +17,8 @@ pub(crate) struct File {
     pub(crate) data: Mutex<FileData>,
     /// Where the last read ended: a read from there on is a sequential one.
     read_end: AtomicU64,
+    /// Writes that have been admitted and are not in the tree yet: they belong to what is owned.
+    pub(crate) writes: AtomicU64,
 }
 
 /// Blocks fetched ahead of a sequential reader.
@@ -24,7 +26,7 @@ const READ_AHEAD: u64 = 32;
 
 impl File {
     pub(crate) fn new(data: FileData) -> File {
-        File { data: Mutex::new(data), read_end: AtomicU64::new(0) }
+        File { data: Mutex::new(data), read_end: AtomicU64::new(0), writes: AtomicU64::new(0) }
     }
 
     /// How many blocks to fetch ahead when `[offset, offset + len)` is read.
@@ -58,6 +60,8 @@ pub(crate) enum Lacking {
     Content(Vec<(u64, BlockRef)>),
     /// The file's page rows.
     Pages,
+    /// The file has left memory: others have changed it, or may.
+    Gone,
 }
 
 /// The data of a file. Sizes and offsets are in bytes.
@@ -78,6 +82,8 @@ pub(crate) struct FileData {
     cached_bytes: u64,
     /// The last cut that took anything of the file; the row is what it says only when that is durable.
     last_cut: Sequence,
+    /// It has left memory; whoever still holds it finds nothing.
+    gone: bool,
 }
 
 /// What a cut takes of a file: the inode row's content and page rows, with gaps where content has to be
@@ -119,6 +125,15 @@ impl Block {
 }
 
 impl FileData {
+    /// What is left when a file has left memory.
+    pub(crate) fn gone() -> FileData {
+        FileData { gone: true, ..FileData::default() }
+    }
+
+    pub(crate) fn is_gone(&self) -> bool {
+        self.gone
+    }
+
     /// A file as its row has it.
     ///
     /// `allocated` is what the row says; it stands as long as the page rows are not in memory.
@@ -234,7 +249,7 @@ impl FileData {
     pub(crate) fn absent(&self) -> Vec<(u64, BlockRef)> {
         match self.lacking(0, self.size, 0) {
             Err(Lacking::Content(blocks)) => blocks,
-            Ok(()) | Err(Lacking::Pages) => Vec::new(),
+            Ok(()) | Err(Lacking::Pages | Lacking::Gone) => Vec::new(),
         }
     }
 

@@ -24,14 +24,6 @@ pub enum MountError {
         /// HOST:PORT as given.
         address: String,
     },
-    /// Another client has it.
-    #[error("volume {volume:?} is in use: {holder}")]
-    Busy {
-        /// The volume.
-        volume: String,
-        /// What the server says about who uses it.
-        holder: String,
-    },
     /// The server said no for another reason.
     #[error("the server at {address} refused: {message}")]
     Refused {

@@ -10,7 +10,9 @@ use hayloft_model::{BlockRef, Content, ContentHash, Dentry, Ino, InoRange, Inode
 use hayloft_store::{Codec, decode_chunk};
 use hayloft_wire::client_message::Body as Ask;
 use hayloft_wire::server_message::Body as Answer;
-use hayloft_wire::{AllocateInos, Chunk, Enter, FailureCode, FetchContent, FetchInode, FetchPages, Listings};
+use hayloft_wire::{
+    AllocateInos, Chunk, Enter, FailureCode, FetchContent, FetchInode, FetchPages, InodeAnswer, Listings,
+};
 use parking_lot::{Condvar, Mutex};
 
 use crate::core::{Client, Core};
@@ -115,10 +117,21 @@ struct Wanted {
     stored: BlockRef,
 }
 
+/// A directory with all its entries.
+#[derive(Debug)]
+struct Listed {
+    dir: Ino,
+    entries: Vec<(Name, Dentry)>,
+    /// It is owned from now on.
+    own: bool,
+}
+
 /// Directories as an answer brings them.
-#[derive(Default)]
-struct Bundle {
-    dirs: Vec<(Ino, Vec<(Name, Dentry)>)>,
+#[derive(Debug, Default)]
+pub(crate) struct Bundle {
+    dirs: Vec<Listed>,
+    /// Entries of directories of which parts are still to come.
+    partial: HashMap<u64, Vec<(Name, Dentry)>>,
     rows: Vec<(Ino, InodeRow)>,
     /// Blocks that wait for their content, by its name.
     wanted: HashMap<ContentHash, Vec<(Ino, u64, BlockRef)>>,
@@ -136,14 +149,41 @@ impl Client {
             Missing::Inode(ino) => self.fetch_inode(ino, interrupt),
             Missing::Directory(dir) => self.enter(dir, interrupt),
             Missing::Numbers => self.fetch_numbers(interrupt),
+            Missing::Own(object) => self.acquire(object, interrupt).map(|_| ()),
+            Missing::Executor => Err(FaultError::Broken("nothing to execute".to_string())),
         })
     }
 
     /// Asks the server; while it, or its store, is not ready, the caller waits as for a broken connection.
-    fn ask(&self, ask: Ask, interrupt: Option<&Interrupt>) -> Result<Vec<Answer>, FaultError> {
+    pub(crate) fn ask(&self, ask: Ask, interrupt: Option<&Interrupt>) -> Result<Vec<Answer>, FaultError> {
+        self.ask_marked(ask, interrupt, 0)
+    }
+
+    /// The same for a change, which is executed once however often it is asked for.
+    pub(crate) fn ask_change(&self, ask: &Ask) -> Result<Vec<Answer>, FaultError> {
+        let number = self.link.begin_change();
+        let answers = self.ask_until(None, || self.link.call_change(ask.clone(), number));
+        self.link.end_change(number);
+        answers
+    }
+
+    fn ask_marked(
+        &self,
+        ask: Ask,
+        interrupt: Option<&Interrupt>,
+        mark: u64,
+    ) -> Result<Vec<Answer>, FaultError> {
+        self.ask_until(interrupt, || self.link.call_marked(ask.clone(), interrupt, mark))
+    }
+
+    fn ask_until(
+        &self,
+        interrupt: Option<&Interrupt>,
+        call: impl Fn() -> Result<Vec<Answer>, CallError>,
+    ) -> Result<Vec<Answer>, FaultError> {
         let begun = Instant::now();
         loop {
-            let error = match self.link.call(ask.clone(), interrupt) {
+            let error = match call() {
                 Ok(answers) => return Ok(answers),
                 Err(error) => error,
             };
@@ -168,14 +208,26 @@ impl Client {
         }
     }
 
+    /// What has been evicted so far: an answer that was asked for before an eviction may be older than what was
+    /// dropped, and is not used.
+    fn mark(&self) -> u64 {
+        self.evictions.load(Ordering::Relaxed)
+    }
+
+    /// The row comes in the stream, see [`Client::receive_inode`].
     fn fetch_inode(&self, ino: Ino, interrupt: Option<&Interrupt>) -> Result<(), FaultError> {
-        let evictions = self.evictions.load(Ordering::Relaxed);
-        let answers = self.ask(Ask::FetchInode(FetchInode { ino: ino.0 }), interrupt)?;
-        let Some(Answer::Inode(answer)) = answers.into_iter().next() else { return Err(unexpected()) };
-        let row = InodeRow::try_from(&answer.inode.ok_or(FaultError::Gone)?)?;
+        self.ask_marked(Ask::FetchInode(FetchInode { ino: ino.0 }), interrupt, self.mark()).map(|_| ())
+    }
+
+    pub(crate) fn receive_inode(&self, answer: &InodeAnswer, mark: u64) -> Result<(), FaultError> {
+        let Some(message) = &answer.inode else { return Ok(()) };
+        let row = InodeRow::try_from(message)?;
         let mut core = self.core();
-        if self.evictions.load(Ordering::Relaxed) == evictions {
-            core.tree.add_inode(ino, own(row));
+        if mark == self.mark() {
+            core.tree.add_inode(Ino(message.ino), own(row));
+        }
+        if answer.own {
+            core.tree.own(Ino(message.ino));
         }
         Ok(())
     }
@@ -187,25 +239,34 @@ impl Client {
         Ok(())
     }
 
-    /// Fetches a directory, its children's rows, small contents, and directories below it that came along.
+    /// Fetches a directory, its children's rows, small contents, and directories below it that come along. They
+    /// come in the stream, see [`Client::receive_listings`].
     fn enter(&self, dir: Ino, interrupt: Option<&Interrupt>) -> Result<(), FaultError> {
-        let evictions = self.evictions.load(Ordering::Relaxed);
         let budget_bytes = ENTER_BUDGET.min(self.options.cache);
-        let answers = self.ask(Ask::Enter(Enter { dir: dir.0, budget_bytes }), interrupt)?;
-        let mut bundle = Bundle::default();
-        let mut partial: HashMap<u64, Vec<(Name, Dentry)>> = HashMap::new();
-        for answer in answers {
-            let Answer::Listings(listings) = answer else { return Err(unexpected()) };
-            bundle.add(listings, &mut partial)?;
+        self.ask_marked(Ask::Enter(Enter { dir: dir.0, budget_bytes }), interrupt, self.mark())?;
+        self.core().tree.touch(dir);
+        self.trim();
+        Ok(())
+    }
+
+    pub(crate) fn receive_listings(
+        &self,
+        request: u64,
+        listings: Listings,
+        mark: u64,
+    ) -> Result<(), FaultError> {
+        let (mut bundle, more) = (self.partial.lock().remove(&request).unwrap_or_default(), listings.more);
+        bundle.add(listings)?;
+        if more {
+            // The server lets nobody change what it is about before the last part.
+            self.partial.lock().insert(request, bundle);
+            return Ok(());
         }
         let mut core = self.core();
-        // Rows were dropped meanwhile: this answer may be older than what they were dropped as. Ask again.
-        if self.evictions.load(Ordering::Relaxed) == evictions {
+        bundle.dirs.iter().filter(|listed| listed.own).for_each(|listed| core.tree.own(listed.dir));
+        if mark == self.mark() {
             self.add_bundle(&mut core, bundle);
-            core.tree.touch(dir);
         }
-        drop(core);
-        self.trim();
         Ok(())
     }
 
@@ -214,7 +275,10 @@ impl Client {
         let fresh: HashSet<Ino> =
             bundle.rows.iter().map(|(ino, _)| *ino).filter(|ino| !core.tree.has_inode(*ino)).collect();
         bundle.rows.into_iter().for_each(|(ino, row)| core.tree.add_inode(ino, row));
-        bundle.dirs.into_iter().for_each(|(dir, entries)| core.tree.add_listing(dir, entries));
+        for Listed { dir, entries, own } in bundle.dirs {
+            core.names.listed(dir, own);
+            core.tree.add_listing(dir, entries);
+        }
         for chunk in bundle.chunks {
             let Ok((hash, data)) = decode(&chunk) else { continue };
             for (ino, index, stored) in bundle.wanted.get(&hash).into_iter().flatten() {
@@ -240,6 +304,8 @@ impl Client {
         interrupt: Option<&Interrupt>,
     ) -> Result<(), FaultError> {
         match lacking {
+            // Whoever asks again gets what there is now.
+            Lacking::Gone => Ok(()),
             Lacking::Pages => {
                 let answers = self.ask(Ask::FetchPages(FetchPages { ino: ino.0 }), interrupt)?;
                 let Some(Answer::Pages(pages)) = answers.into_iter().next() else { return Err(unexpected()) };
@@ -327,18 +393,15 @@ impl Client {
 }
 
 impl Bundle {
-    fn add(
-        &mut self,
-        listings: Listings,
-        partial: &mut HashMap<u64, Vec<(Name, Dentry)>>,
-    ) -> Result<(), FaultError> {
+    fn add(&mut self, listings: Listings) -> Result<(), FaultError> {
         for listing in listings.dirs {
-            let entries = partial.entry(listing.dir).or_default();
+            let entries = self.partial.entry(listing.dir).or_default();
             for entry in listing.entries {
-                let (Some(dentry), Some(inode)) = (entry.dentry, entry.inode) else {
-                    return Err(unexpected());
-                };
-                let (dentry, row) = (Dentry::try_from(&dentry)?, InodeRow::try_from(&inode)?);
+                let dentry = Dentry::try_from(&entry.dentry.ok_or_else(unexpected)?)?;
+                entries.push((Name::new(&entry.name), dentry));
+                // Without a row, somebody else owns the inode.
+                let Some(inode) = entry.inode else { continue };
+                let row = InodeRow::try_from(&inode)?;
                 if let Content::Blocks(blocks) = &row.content {
                     for (index, stored) in blocks.iter().enumerate() {
                         if let Some(stored) = stored {
@@ -347,12 +410,11 @@ impl Bundle {
                         }
                     }
                 }
-                entries.push((Name::new(&entry.name), dentry));
                 self.rows.push((dentry.ino, own(row)));
             }
             if listing.complete {
-                let entries = partial.remove(&listing.dir).unwrap_or_default();
-                self.dirs.push((Ino(listing.dir), entries));
+                let entries = self.partial.remove(&listing.dir).unwrap_or_default();
+                self.dirs.push(Listed { dir: Ino(listing.dir), entries, own: listing.own });
             }
         }
         self.chunks.extend(listings.contents);

@@ -1,18 +1,22 @@
 //! The session stream: one connection to the server, kept up. Requests survive a broken connection: they
 //! are sent again on the next one, and their callers just wait.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::io::{self, Write};
 use std::net::{Shutdown, TcpStream, ToSocketAddrs};
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::{Duration, Instant};
 
 use hayloft_fuse::Interrupt;
+use hayloft_model::Sequence;
 use hayloft_wire::client_message::Body as Ask;
 use hayloft_wire::server_message::Body as Answer;
-use hayloft_wire::{ClientMessage, Failed, FailureCode, Hello, ServerMessage, Welcome, frame};
-use parking_lot::{Condvar, Mutex};
+use hayloft_wire::{
+    CancelLock, Claim, ClientMessage, Failed, FailureCode, Hello, Ping, ServerMessage, Welcome, frame,
+};
+use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use crate::clock::host_nanos;
 use crate::error::MountError;
@@ -45,12 +49,49 @@ pub(crate) enum CallError {
     Broken,
 }
 
+/// Who keeps what the server tells.
+pub(crate) trait Receiver: Send + Sync {
+    /// A message that carries state, in the order of the stream: on which connection, for which request (0 for
+    /// events), and with what mark of the asker.
+    fn receive(&self, at: Arrival, body: Answer);
+    /// A new connection, and the last batch that the server holds: what is not owned may have changed. Returns what
+    /// is owned.
+    fn renew(&self, last: Sequence) -> Claim;
+    /// The claim is sent: the connection can be used.
+    fn resumed(&self);
+    /// The lease has run out: nothing that is known here can be relied upon until there is word from the server.
+    fn lapse(&self);
+}
+
+/// Where a message belongs to.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Arrival {
+    pub(crate) connection: u64,
+    pub(crate) request: u64,
+    pub(crate) mark: u64,
+}
+
+/// Whether what is known here holds.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Condition {
+    /// The session's lease runs.
+    Live = 0,
+    /// It has run out: everybody waits.
+    Lapsed = 1,
+    /// The session is over.
+    Ended = 2,
+}
+
 struct Waiting {
     message: ClientMessage,
     answers: Vec<Answer>,
     done: bool,
     /// Sent again by itself on the next connection; if not, it fails with `Broken`.
     repeat: bool,
+    /// Nobody waits for the answer.
+    unattended: bool,
+    sent: Instant,
+    mark: u64,
 }
 
 #[derive(Default)]
@@ -61,6 +102,10 @@ struct State {
     waiting: HashMap<u64, Waiting>,
     ended: Option<String>,
     last_sequence: u64,
+    /// Numbers of changes that may be sent again under the same number: they are executed once.
+    changes: BTreeSet<u64>,
+    /// When the last message was sent that has been answered: the server has heard of the client since.
+    heard: Option<Instant>,
 }
 
 /// The client's end of a session.
@@ -73,19 +118,23 @@ pub(crate) struct Link {
     writer: Mutex<Option<(u64, TcpStream)>>,
     stats: Arc<Stats>,
     clock: Arc<Clock>,
+    /// How long the server keeps what a silent session holds.
+    lease: Duration,
+    condition: AtomicU8,
 }
 
 /// What the server said when the session began.
 pub(crate) struct Opened {
     pub(crate) link: Arc<Link>,
     pub(crate) welcome: Welcome,
+    pub(crate) reader: Reader,
 }
 
 impl Link {
-    /// Connects and begins a session. A thread keeps the connection up from then on.
+    /// Connects and begins a session; [`Link::start`] has to follow.
     ///
     /// # Errors
-    /// Unreachable, refused, no such volume, in use.
+    /// Unreachable, refused, no such volume.
     pub(crate) fn open(
         address: &str,
         volume: &str,
@@ -107,25 +156,12 @@ impl Link {
             mount_point: mount_point.to_string(),
         };
         let unreachable = |source| MountError::Unreachable { address: address.to_string(), source };
-        let mut attempt = 0;
-        let (reader, welcome) = loop {
-            let stream = connect(address).map_err(unreachable)?;
-            match greet(stream, &hello, &stats, &clock).map_err(unreachable)? {
-                Greeting::Welcome(reader, welcome) => break (*reader, *welcome),
-                Greeting::Refused(failed) => {
-                    let dead = failed.holder_host_id == hello.host_id && host::is_dead(failed.holder_pid);
-                    if failed.code() == FailureCode::Busy && dead && attempt < 20 {
-                        attempt += 1;
-                        hello.takes_over = failed.holder_session;
-                        std::thread::sleep(Duration::from_millis(if attempt == 1 { 0 } else { 100 }));
-                        continue;
-                    }
-                    return Err(refused(address, volume, &failed));
-                }
-            }
+        let stream = connect(address).map_err(unreachable)?;
+        let (reader, welcome) = match greet(stream, &hello, &stats, &clock).map_err(unreachable)? {
+            Greeting::Welcome(reader, welcome) => (*reader, *welcome),
+            Greeting::Refused(failed) => return Err(refused(address, volume, &failed)),
         };
         hello.resume = true;
-        hello.takes_over = 0;
         let writer = reader.stream().try_clone().map_err(unreachable)?;
         let state = State { connection: 1, connected: true, next_request: 1, ..State::default() };
         let link = Arc::new(Link {
@@ -136,24 +172,152 @@ impl Link {
             writer: Mutex::new(Some((1, writer))),
             stats,
             clock,
+            lease: Duration::from_millis(welcome.lease_ms.max(1000)),
+            condition: AtomicU8::new(Condition::Live as u8),
         });
-        let keeper = Arc::clone(&link);
+        Ok(Opened { link, welcome, reader })
+    }
+
+    /// Claims nothing yet, and keeps the connection and the lease up from now on.
+    ///
+    /// # Errors
+    /// The connection is broken already, or no thread can be had.
+    pub(crate) fn start(self: &Arc<Self>, reader: Reader, receiver: Arc<dyn Receiver>) -> io::Result<()> {
+        self.claim(1, receiver.renew(Sequence(0)))?;
+        let (keeper, keeping) = (Arc::clone(self), Arc::clone(&receiver));
         std::thread::Builder::new()
             .name("hayloft-link".to_string())
-            .spawn(move || keeper.keep_up(reader))
-            .map_err(unreachable)?;
-        Ok(Opened { link, welcome })
+            .spawn(move || keeper.keep_up(reader, keeping.as_ref()))?;
+        let keeper = Arc::clone(self);
+        std::thread::Builder::new()
+            .name("hayloft-lease".to_string())
+            .spawn(move || keeper.keep_alive(receiver.as_ref()))?;
+        Ok(())
+    }
+
+    /// The first message on a connection.
+    fn claim(&self, connection: u64, claim: Claim) -> io::Result<()> {
+        let message = ClientMessage { request: self.enlist(Ask::Claim(claim)), body: None };
+        let body = self.state.lock().waiting.get(&message.request).and_then(|of| of.message.body.clone());
+        self.write(&ClientMessage { body, ..message }, Some(connection))
+    }
+
+    /// Notes a message that nobody waits for the answer of; it is not repeated.
+    fn enlist(&self, ask: Ask) -> u64 {
+        let mut state = self.state.lock();
+        let request = state.next_request;
+        state.next_request += 1;
+        let waiting = Waiting {
+            message: ClientMessage { request, body: Some(ask) },
+            answers: Vec::new(),
+            done: false,
+            repeat: false,
+            unattended: true,
+            sent: Instant::now(),
+            mark: 0,
+        };
+        state.waiting.insert(request, waiting);
+        request
+    }
+
+    /// Says something to the server often enough, and notices when there has been no answer for too long.
+    fn keep_alive(&self, receiver: &dyn Receiver) {
+        let begun = Instant::now();
+        let mut pinged = begun;
+        loop {
+            std::thread::sleep(self.lease / 20);
+            let (connection, silence) = {
+                let state = self.state.lock();
+                if state.ended.is_some() {
+                    return;
+                }
+                (state.connected.then_some(state.connection), state.heard.unwrap_or(begun).elapsed())
+            };
+            if let Some(connection) = connection
+                && pinged.elapsed() > self.lease / 4
+            {
+                pinged = Instant::now();
+                self.stats.count_request(&Ask::Ping(Ping {}));
+                let request = self.enlist(Ask::Ping(Ping {}));
+                // An error shows on the reading side as well.
+                let _ =
+                    self.write(&ClientMessage { request, body: Some(Ask::Ping(Ping {})) }, Some(connection));
+                if silence > self.lease * 2 {
+                    self.abandon(connection);
+                }
+            }
+            // Some way before the server may give what is held to others.
+            if silence > self.lease / 10 * 7 && self.condition() == Condition::Live {
+                tracing::warn!(server = %self.address, "no word from the server: calls wait until it is back");
+                self.set_condition(Condition::Lapsed);
+                receiver.lapse();
+            }
+        }
+    }
+
+    /// Whether what is known here holds.
+    pub(crate) fn condition(&self) -> Condition {
+        match self.condition.load(Ordering::Acquire) {
+            0 => Condition::Live,
+            1 => Condition::Lapsed,
+            _ => Condition::Ended,
+        }
+    }
+
+    fn set_condition(&self, condition: Condition) {
+        self.condition.fetch_max(condition as u8, Ordering::AcqRel);
+    }
+
+    /// Waits until the lease runs again, the session is over, or the caller gives up.
+    pub(crate) fn await_lease(&self, interrupt: &Interrupt) -> Result<(), CallError> {
+        let mut state = self.state.lock();
+        while self.condition() == Condition::Lapsed {
+            if interrupt.interrupted() {
+                return Err(CallError::Interrupted);
+            }
+            self.changed.wait_for(&mut state, INTERRUPT_POLL);
+        }
+        Ok(())
     }
 
     /// Asks and waits for the whole answer, over as many connections as it takes.
     pub(crate) fn call(&self, ask: Ask, interrupt: Option<&Interrupt>) -> Result<Vec<Answer>, CallError> {
-        self.call_with(ask, interrupt, None)
+        self.call_with(ask, interrupt, None, 0, None)
+    }
+
+    /// A number for a change, under which it is sent until there is a certain answer: the server executes it once.
+    pub(crate) fn begin_change(&self) -> u64 {
+        let mut state = self.state.lock();
+        let number = state.next_request;
+        state.next_request += 1;
+        state.changes.insert(number);
+        number
+    }
+
+    /// There is a certain answer, or nobody will ask again.
+    pub(crate) fn end_change(&self, number: u64) {
+        self.state.lock().changes.remove(&number);
+    }
+
+    /// As [`Link::call`], under the number of a change.
+    pub(crate) fn call_change(&self, ask: Ask, number: u64) -> Result<Vec<Answer>, CallError> {
+        self.call_with(ask, None, None, 0, Some(number))
+    }
+
+    /// As [`Link::call`]; the receiver gets `mark` with the answer.
+    pub(crate) fn call_marked(
+        &self,
+        ask: Ask,
+        interrupt: Option<&Interrupt>,
+        mark: u64,
+    ) -> Result<Vec<Answer>, CallError> {
+        self.call_with(ask, interrupt, None, mark, None)
     }
 
     /// Asks and waits; fails with [`CallError::Broken`] when the connection breaks, or when the connection is
     /// another one than `connection` already.
     pub(crate) fn call_once(&self, ask: Ask, connection: u64) -> Result<Vec<Answer>, CallError> {
-        self.call_with(ask, None, Some(connection))
+        self.call_with(ask, None, Some(connection), 0, None)
     }
 
     /// `only_on`: the one connection that the question belongs to; it is not asked on another one.
@@ -162,6 +326,8 @@ impl Link {
         ask: Ask,
         interrupt: Option<&Interrupt>,
         only_on: Option<u64>,
+        mark: u64,
+        number: Option<u64>,
     ) -> Result<Vec<Answer>, CallError> {
         self.stats.count_request(&ask);
         let (request, connected) = {
@@ -172,11 +338,22 @@ impl Link {
             if only_on.is_some_and(|connection| !state.connected || state.connection != connection) {
                 return Err(CallError::Broken);
             }
-            let request = state.next_request;
-            state.next_request += 1;
-            let message = ClientMessage { request, body: Some(ask) };
-            let repeat = only_on.is_none();
-            state.waiting.insert(request, Waiting { message, answers: Vec::new(), done: false, repeat });
+            let request = number.unwrap_or(state.next_request);
+            state.next_request += u64::from(number.is_none());
+            let mut message = ClientMessage { request, body: Some(ask) };
+            if let Some(Ask::Change(change)) = &mut message.body {
+                change.forget_below = state.changes.first().copied().unwrap_or(request);
+            }
+            let waiting = Waiting {
+                message,
+                answers: Vec::new(),
+                done: false,
+                repeat: only_on.is_none(),
+                unattended: false,
+                sent: Instant::now(),
+                mark,
+            };
+            state.waiting.insert(request, waiting);
             (request, state.connected)
         };
         if connected {
@@ -222,6 +399,7 @@ impl Link {
 
     fn await_answer(&self, request: u64, interrupt: Option<&Interrupt>) -> Result<Vec<Answer>, CallError> {
         let mut state = self.state.lock();
+        let mut cancelled = false;
         loop {
             match state.waiting.get(&request) {
                 None => return Err(CallError::Broken),
@@ -233,7 +411,16 @@ impl Link {
                 state.waiting.remove(&request);
                 return Err(CallError::Ended(reason));
             }
-            if interrupt.is_some_and(Interrupt::interrupted) {
+            if interrupt.is_some_and(Interrupt::interrupted) && !(cancelled && state.connected) {
+                // A lock may have been set by now; without a connection it is lost, since it is not claimed.
+                let is_lock = |of: &Waiting| matches!(of.message.body, Some(Ask::Lock(_)));
+                if state.connected && state.waiting.get(&request).is_some_and(is_lock) {
+                    cancelled = true;
+                    let cancel = Some(Ask::CancelLock(CancelLock { request }));
+                    let message = ClientMessage { request: 0, body: cancel };
+                    let _ = MutexGuard::unlocked(&mut state, || self.write(&message, None));
+                    continue;
+                }
                 state.waiting.remove(&request);
                 return Err(CallError::Interrupted);
             }
@@ -256,8 +443,8 @@ impl Link {
 
     /// Sends a message that gets no answer, on that very connection.
     pub(crate) fn send_on(&self, connection: u64, body: Ask) -> Result<(), CallError> {
-        if self.connection()? != connection {
-            return Err(CallError::Broken);
+        if self.connected() != Some(connection) {
+            return Err(self.ended().map_or(CallError::Broken, CallError::Ended));
         }
         self.stats.count_request(&body);
         self.write(&ClientMessage { request: 0, body: Some(body) }, Some(connection))
@@ -283,9 +470,10 @@ impl Link {
         self.state.lock().last_sequence
     }
 
-    /// Whether there is a connection at this moment.
-    pub(crate) fn is_connected(&self) -> bool {
-        self.state.lock().connected
+    /// The connection at this moment.
+    pub(crate) fn connected(&self) -> Option<u64> {
+        let state = self.state.lock();
+        state.connected.then_some(state.connection)
     }
 
     /// Why the session is over, if it is.
@@ -308,15 +496,16 @@ impl Link {
     }
 
     fn end(&self, reason: &str) {
+        self.set_condition(Condition::Ended);
         let mut state = self.state.lock();
         state.ended.get_or_insert_with(|| reason.to_string());
         self.changed.notify_all();
     }
 
     /// Reads answers; connects again when the connection breaks; ends with the session.
-    fn keep_up(self: &Arc<Self>, mut reader: Reader) {
+    fn keep_up(self: &Arc<Self>, mut reader: Reader, receiver: &dyn Receiver) {
         loop {
-            self.read_answers(&mut reader);
+            self.read_answers(&mut reader, receiver);
             {
                 let mut state = self.state.lock();
                 state.connected = false;
@@ -328,7 +517,7 @@ impl Link {
             }
             *self.writer.lock() = None;
             tracing::warn!(server = %self.address, "the connection broke, connecting again");
-            match self.reconnect() {
+            match self.reconnect(receiver) {
                 Some(next) => reader = next,
                 None => return,
             }
@@ -337,7 +526,8 @@ impl Link {
         }
     }
 
-    fn read_answers(&self, reader: &mut Reader) {
+    fn read_answers(&self, reader: &mut Reader, receiver: &dyn Receiver) {
+        let connection = self.state.lock().connection;
         loop {
             let message: ServerMessage = match reader.next(&self.stats) {
                 Ok(Some(message)) => message,
@@ -349,25 +539,50 @@ impl Link {
             };
             let Some(body) = message.body else { continue };
             let more = matches!(&body, Answer::Listings(listings) if listings.more);
-            let mut state = self.state.lock();
             if let Answer::Failed(failed) = &body
                 && failed.code() == FailureCode::SessionEnded
             {
-                state.ended.get_or_insert_with(|| failed.message.clone());
-                self.changed.notify_all();
+                tracing::error!(reason = failed.message, "the server ended the session");
+                self.end(&failed.message);
             }
-            // An answer that nobody waits for any more belongs to an interrupted caller.
-            if let Some(waiting) = state.waiting.get_mut(&message.request) {
-                waiting.answers.push(body);
-                waiting.done = !more;
-                if waiting.done {
-                    self.changed.notify_all();
+            let body = match body {
+                body @ (Answer::Event(_) | Answer::Listings(_) | Answer::Inode(_)) => {
+                    // What it carries is applied here, in the order of the stream, whoever asked for it.
+                    let request = message.request;
+                    let mark = self.state.lock().waiting.get(&request).map_or(0, |of| of.mark);
+                    receiver.receive(Arrival { connection, request, mark }, body);
+                    Answer::Done(hayloft_wire::Done {})
                 }
+                body => body,
+            };
+            let mut state = self.state.lock();
+            // An answer that nobody waits for any more belongs to an interrupted caller.
+            let Some(waiting) = state.waiting.get_mut(&message.request) else { continue };
+            waiting.answers.push(body);
+            waiting.done = !more;
+            let (done, unattended, sent) = (waiting.done, waiting.unattended, waiting.sent);
+            if done {
+                if unattended {
+                    state.waiting.remove(&message.request);
+                }
+                if state.heard.is_none_or(|heard| heard < sent) {
+                    state.heard = Some(sent);
+                    self.relive(&mut state);
+                }
+                self.changed.notify_all();
             }
         }
     }
 
-    fn reconnect(self: &Arc<Self>) -> Option<Reader> {
+    /// There has been word from the server: when it is not too old, the lease runs.
+    fn relive(&self, state: &mut State) {
+        if state.heard.is_some_and(|heard| heard.elapsed() < self.lease / 2) {
+            let (lapsed, live) = (Condition::Lapsed as u8, Condition::Live as u8);
+            let _ = self.condition.compare_exchange(lapsed, live, Ordering::AcqRel, Ordering::Acquire);
+        }
+    }
+
+    fn reconnect(self: &Arc<Self>, receiver: &dyn Receiver) -> Option<Reader> {
         let mut pause = RETRY_MIN;
         let mut reported = Instant::now();
         loop {
@@ -378,7 +593,8 @@ impl Link {
                 .and_then(|stream| greet(stream, &self.hello, &self.stats, &self.clock));
             match greeting {
                 Ok(Greeting::Welcome(reader, welcome)) => {
-                    if self.resume(&reader, &welcome).is_ok() {
+                    if self.resume(&reader, &welcome, receiver).is_ok() {
+                        receiver.resumed();
                         return Some(*reader);
                     }
                 }
@@ -402,20 +618,28 @@ impl Link {
     }
 
     /// The new connection carries the session: requests without an answer go out again.
-    fn resume(self: &Arc<Self>, reader: &Reader, welcome: &Welcome) -> io::Result<()> {
+    fn resume(
+        self: &Arc<Self>,
+        reader: &Reader,
+        welcome: &Welcome,
+        receiver: &dyn Receiver,
+    ) -> io::Result<()> {
         let stream = reader.stream().try_clone()?;
         let next = self.state.lock().connection + 1;
+        let claim = receiver.renew(Sequence(welcome.last_sequence));
         *self.writer.lock() = Some((next, stream));
+        self.claim(next, claim)?;
         let again: Vec<u64> = {
             let mut state = self.state.lock();
             state.connection = next;
             state.connected = true;
             state.last_sequence = welcome.last_sequence;
-            for waiting in state.waiting.values_mut().filter(|waiting| !waiting.done) {
+            for waiting in state.waiting.values_mut().filter(|waiting| !waiting.done && waiting.repeat) {
                 waiting.answers.clear();
             }
             self.changed.notify_all();
-            state.waiting.iter().filter(|(_, waiting)| !waiting.done).map(|(request, _)| *request).collect()
+            let again = state.waiting.iter().filter(|(_, waiting)| !waiting.done && waiting.repeat);
+            again.map(|(request, _)| *request).collect()
         };
         // From another thread: the server may have to be read from before it takes all of them.
         let link = Arc::clone(self);
@@ -431,7 +655,6 @@ fn refused(address: &str, volume: &str, failed: &Failed) -> MountError {
         FailureCode::NotFound => {
             MountError::NoSuchVolume { volume: volume.to_string(), address: address.to_string() }
         }
-        FailureCode::Busy => MountError::Busy { volume: volume.to_string(), holder: failed.message.clone() },
         _ => MountError::Refused { address: address.to_string(), message: failed.message.clone() },
     }
 }

@@ -5,21 +5,27 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::mpsc::Receiver;
 use std::thread::JoinHandle;
 
 use hayloft_fuse::{Config, Control, Session, SessionHandle, Transport};
 use hayloft_model::tree::Tree;
-use hayloft_model::{Ino, InoRange, InodeRow, Usage};
+use hayloft_model::{InoRange, Usage};
+use hayloft_wire::client_message::Body as Ask;
+use hayloft_wire::{Bury, LostPeer};
 
 use crate::clock::Clock;
 use crate::control::Listener;
 use crate::core::{Client, Core};
 use crate::error::MountError;
 use crate::fs::VolumeFs;
+use crate::kernel::Word;
 use crate::link::Link;
-use crate::options::{MountOptions, TransportOption};
+use crate::locks::Locks;
+use crate::options::{LocksOption, MountOptions, TransportOption};
+use crate::sharing::Recalled;
 use crate::stats::Stats;
-use crate::{committer, control};
+use crate::{committer, control, holders, host, kernel, sharing};
 
 /// What to mount, and where.
 #[derive(Clone, Debug)]
@@ -74,6 +80,26 @@ fn default_state_folder() -> PathBuf {
     }
 }
 
+/// Makes locks hold on every host, if that is wanted and can be done.
+fn share_locks(client: &Arc<Client>) {
+    if client.options.locks != LocksOption::Shared {
+        return;
+    }
+    let possible = holders::possible().map_err(str::to_string);
+    let locks =
+        possible.and_then(|()| Locks::new(Arc::clone(&client.link)).map_err(|error| error.to_string()));
+    match locks {
+        Ok(locks) => {
+            holders::raise_descriptor_limit();
+            let _ = client.locks.set(Arc::new(locks));
+        }
+        Err(reason) => tracing::warn!(
+            reason,
+            "flock and fcntl locks exclude programs of this host only: the client cannot see when shared ones end"
+        ),
+    }
+}
+
 /// Opens a file without a name once: the kernel hears that OPEN and FLUSH are not needed here. Until it has
 /// heard it sends a RELEASE for each file that is created and closed, which makes creation several times
 /// slower.
@@ -84,6 +110,17 @@ fn teach_kernel(point: &Path) {
         .and_then(|file| open(Path::new(&format!("/proc/self/fd/{}", file.as_raw_fd())), 0));
     if let Err(error) = taught {
         tracing::warn!(%error, "the kernel will send more messages than needed until a file is opened");
+    }
+}
+
+/// Clients of this host that have ended without a word hold up others for as long as their lease: the server learns
+/// that they are dead.
+fn bury_the_dead(client: &Client, lost: &[LostPeer]) {
+    let host_id = host::id();
+    for peer in lost.iter().filter(|peer| peer.host_id == host_id && host::is_dead(peer.pid)) {
+        if let Err(error) = client.link.call(Ask::Bury(Bury { session: peer.session }), None) {
+            tracing::debug!(%error, session = peer.session, "a dead client's session ends with its lease");
+        }
     }
 }
 
@@ -112,15 +149,23 @@ impl Mount {
         if let Some(range) = &welcome.inos {
             tree.add_numbers(InoRange::try_from(range).map_err(|_| invalid("range of inode numbers"))?);
         }
-        let root = welcome.root.as_ref().and_then(|row| InodeRow::try_from(row).ok());
-        tree.add_inode(Ino::ROOT, root.ok_or_else(|| invalid("root directory"))?);
+        tree.share();
         let core = Core { tree, ..Core::default() };
         let fsname = format!("{server}/{volume}");
         let folder = cache_dir.unwrap_or_else(default_state_folder).join("unsent");
         let rescue = (folder, format!("{volume}-{}", welcome.volume_id));
-        let client = Arc::new(Client::new(core, opened.link, clock, stats, options, status, rescue));
-        match Mount::start_session(&client, &mount_point, fsname) {
-            Ok((session, listener)) => Mount::start_threads(client, session, listener)?.checked(),
+        let (words, to_say) = std::sync::mpsc::channel();
+        let (recalls, to_recall) = std::sync::mpsc::channel();
+        let speech = (words, recalls);
+        let client = Arc::new(Client::new(core, opened.link, clock, stats, options, status, rescue, speech));
+        let receiver: Arc<dyn crate::link::Receiver> = Arc::clone(&client) as _;
+        client
+            .link
+            .start(opened.reader, receiver)
+            .map_err(|source| MountError::Unreachable { address: server.clone(), source })?;
+        bury_the_dead(&client, &welcome.lost);
+        match Mount::start_session(&client, &mount_point, fsname, to_say, to_recall) {
+            Ok((session, listener, committer)) => Mount { client, session, committer, listener }.checked(),
             Err(error) => {
                 client.link.close();
                 Err(error)
@@ -132,7 +177,9 @@ impl Mount {
         client: &Arc<Client>,
         mount_point: &Path,
         fsname: String,
-    ) -> Result<(SessionHandle, Listener), MountError> {
+        to_say: Receiver<Word>,
+        to_recall: Receiver<Recalled>,
+    ) -> Result<(SessionHandle, Listener, JoinHandle<()>), MountError> {
         let options = &client.options;
         let fuse_options = hayloft_fuse::MountOptions {
             fsname,
@@ -146,6 +193,8 @@ impl Mount {
             atime: false,
             syncfs: options.syncfs && !options.read_only,
         };
+        share_locks(client);
+        let shared_locks = client.locks.get().is_some();
         let channel = hayloft_fuse::mount(mount_point, &fuse_options)?;
         let config = Config {
             transport: match options.transport {
@@ -153,38 +202,42 @@ impl Mount {
                 TransportOption::Dev => Transport::DevFuse,
                 TransportOption::Uring => Transport::IoUring,
             },
-            // One client a volume: its locks and open files are this kernel's own business.
+            // That files are open here is nobody else's business: what is in use is kept until the kernel forgets it.
             no_open: true,
             no_opendir: true,
+            posix_locks: shared_locks,
+            flock_locks: shared_locks,
+            // Each request that waits for a lock takes one.
+            queue_depth_max: if shared_locks { 1024 } else { 256 },
+            lock_threads_max: crate::locks::WAITS_MAX + 128,
             ..Config::default()
         };
         let session = Session::new(channel, VolumeFs::new(Arc::clone(client)), config)
             .map_err(|error| MountError::Session(error.to_string()))?
             .spawn()
             .map_err(|error| MountError::Session(error.to_string()))?;
+        client.core().names.epochs = session.notifier().inc_epoch().is_ok();
+        let speech = session.control();
+        let (speaking, giving_way) = (Arc::clone(client), Arc::clone(client));
+        let thread = |name: &str| std::thread::Builder::new().name(name.to_string());
+        thread("hayloft-words")
+            .spawn(move || kernel::run(&speaking, &speech, &to_say))
+            .and_then(|_| thread("hayloft-recall").spawn(move || sharing::run(&giving_way, &to_recall)))
+            .map_err(|error| MountError::Session(error.to_string()))?;
+        let shipping = Arc::clone(client);
+        let committer = thread("hayloft-commit")
+            .spawn(move || committer::run(&shipping))
+            .map_err(|error| MountError::Session(error.to_string()))?;
         if !options.read_only {
             teach_kernel(mount_point);
         }
         match control::listen(mount_point, Arc::clone(client), session.control()) {
-            Ok(listener) => Ok((session, listener)),
+            Ok(listener) => Ok((session, listener, committer)),
             Err(error) => {
                 let _ = session.unmount(true);
                 Err(error)
             }
         }
-    }
-
-    fn start_threads(
-        client: Arc<Client>,
-        session: SessionHandle,
-        listener: Listener,
-    ) -> Result<Mount, MountError> {
-        let shipping = Arc::clone(&client);
-        let committer = std::thread::Builder::new()
-            .name("hayloft-commit".to_string())
-            .spawn(move || committer::run(&shipping))
-            .map_err(|error| MountError::Session(error.to_string()))?;
-        Ok(Mount { client, session, committer, listener })
     }
 
     /// Makes sure of what was asked of the kernel: an option that does nothing must not look as if it did.
@@ -213,6 +266,9 @@ impl Mount {
     /// When something could not be shipped.
     pub fn wait(self) -> Result<(), MountError> {
         let served = self.session.join();
+        if let Some(locks) = self.client.locks.get() {
+            locks.end();
+        }
         let shipped = loop {
             match self.client.ledger.flush(None) {
                 Ok(()) => break Ok(()),
@@ -229,6 +285,8 @@ impl Mount {
         self.client.ledger.stop();
         let _ = self.committer.join();
         self.client.link.close();
+        self.client.tell_kernel(Word::End);
+        let _ = self.client.recalls.send(Recalled::end());
         self.listener.end(shipped.as_ref().err().cloned());
         served.map_err(|error| MountError::Session(error.to_string()))?;
         shipped.map_err(|reason| {

@@ -14,6 +14,16 @@ pub enum TransportOption {
     Uring,
 }
 
+/// Whom locks of flock(2) and fcntl(2) exclude.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum LocksOption {
+    /// Everybody, on every host.
+    #[default]
+    Shared,
+    /// Programs of this host: the kernel keeps them, which costs nothing.
+    Local,
+}
+
 /// What `-o` sets.
 #[derive(Clone, Debug, PartialEq)]
 pub struct MountOptions {
@@ -41,6 +51,8 @@ pub struct MountOptions {
     pub syncfs: bool,
     /// `transport=auto|dev|uring`.
     pub transport: TransportOption,
+    /// `locks=shared|local`.
+    pub locks: LocksOption,
 }
 
 impl Default for MountOptions {
@@ -57,6 +69,7 @@ impl Default for MountOptions {
             exec: true,
             syncfs: false,
             transport: TransportOption::Auto,
+            locks: LocksOption::Shared,
         }
     }
 }
@@ -66,7 +79,7 @@ impl Default for MountOptions {
 pub enum OptionError {
     /// There is no such option.
     #[error(
-        "unknown mount option {0:?}; known: commit=SECONDS, dirty=SIZE, cache=SIZE, inodes=N, ro, allow_other, noallow_other, suid, nosuid, dev, nodev, exec, noexec, syncfs, nosyncfs, transport=auto|dev|uring"
+        "unknown mount option {0:?}; known: commit=SECONDS, dirty=SIZE, cache=SIZE, inodes=N, ro, allow_other, noallow_other, suid, nosuid, dev, nodev, exec, noexec, syncfs, nosyncfs, transport=auto|dev|uring, locks=shared|local"
     )]
     Unknown(String),
     /// Its value makes no sense.
@@ -154,6 +167,9 @@ impl MountOptions {
             ("transport", Some("dev")) => self.transport = TransportOption::Dev,
             ("transport", Some("uring")) => self.transport = TransportOption::Uring,
             ("transport", _) => return Err(wrong("auto, dev or uring")),
+            ("locks", Some("shared")) => self.locks = LocksOption::Shared,
+            ("locks", Some("local")) => self.locks = LocksOption::Local,
+            ("locks", _) => return Err(wrong("shared or local")),
             ("ro", None) => self.read_only = true,
             ("rw", None) => self.read_only = false,
             ("allow_other", None) => self.allow_other = true,
@@ -211,6 +227,7 @@ mod tests {
             "cache=1M",
             "ro=1",
             "transport=tcp",
+            "locks=none",
             "frobnicate",
         ] {
             let error = MountOptions::parse(bad).unwrap_err().to_string();

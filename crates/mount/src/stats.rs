@@ -20,7 +20,7 @@ impl Counter {
 }
 
 /// The kinds of messages to the server that are counted, by their stable names.
-const REQUESTS: [&str; 12] = [
+const REQUESTS: [&str; 17] = [
     "HELLO",
     "ENTER",
     "FETCH_INODE",
@@ -33,6 +33,11 @@ const REQUESTS: [&str; 12] = [
     "GOODBYE",
     "BEGIN_BATCH",
     "RECORDS",
+    "ACQUIRE",
+    "CHANGE",
+    "LET_GO",
+    "CLAIM",
+    "LOCK",
 ];
 
 fn request_index(body: &Body) -> Option<usize> {
@@ -49,6 +54,11 @@ fn request_index(body: &Body) -> Option<usize> {
         Body::Goodbye(_) => 9,
         Body::BeginBatch(_) => 10,
         Body::Records(_) => 11,
+        Body::Acquire(_) => 12,
+        Body::Change(_) => 13,
+        Body::LetGo(_) => 14,
+        Body::Claim(_) => 15,
+        Body::Lock(_) => 16,
         _ => return None,
     })
 }
@@ -71,12 +81,21 @@ pub(crate) struct Stats {
     pub(crate) records_shipped: Counter,
     pub(crate) content_bytes_shipped: Counter,
     pub(crate) writers_delayed: Counter,
+    /// Events of others' changes, and objects that others needed.
+    pub(crate) events_applied: Counter,
+    pub(crate) recalls: Counter,
+    /// Answers to what the server said first, and keep-alives: of no operation's account.
+    pub(crate) acknowledgements: Counter,
+    pub(crate) keep_alives: Counter,
 }
 
 impl Stats {
     pub(crate) fn count_request(&self, body: &Body) {
-        if let Some(index) = request_index(body) {
-            self.requests[index].add(1);
+        match (request_index(body), body) {
+            (Some(index), _) => self.requests[index].add(1),
+            (None, Body::Ack(_)) => self.acknowledgements.add(1),
+            (None, Body::Ping(_)) => self.keep_alives.add(1),
+            (None, _) => {}
         }
     }
 
@@ -92,6 +111,10 @@ impl Stats {
             "bytes_sent": self.bytes_sent.get(),
             "bytes_received": self.bytes_received.get(),
             "reconnects": self.reconnects.get(),
+            "events_applied": self.events_applied.get(),
+            "recalls": self.recalls.get(),
+            "acknowledgements": self.acknowledgements.get(),
+            "keep_alives": self.keep_alives.get(),
         })
     }
 

@@ -2,9 +2,13 @@
 
 use std::sync::Arc;
 
+use hayloft_model::SessionId;
 use hayloft_wire::client_message::Body;
 use hayloft_wire::server_message::Body as Answer;
-use hayloft_wire::{ClientInfo, CreateVolume, Done, StatsAnswer, VolumeInfo, VolumeStatus, Volumes};
+use hayloft_wire::{
+    ClientInfo, Clients, CreateVolume, Done, EvictClient, SessionInfo, StatsAnswer, VolumeInfo, VolumeStatus,
+    Volumes,
+};
 
 use crate::error::VolumeError;
 use crate::registry::{self, Registered};
@@ -23,6 +27,8 @@ pub(crate) fn is_admin(body: &Body) -> bool {
             | Body::Stats(_)
             | Body::SetQuota(_)
             | Body::CheckVolume(_)
+            | Body::ListClients(_)
+            | Body::EvictClient(_)
     )
 }
 
@@ -69,9 +75,40 @@ pub(crate) async fn answer(shared: &Arc<Shared>, body: Body) -> Result<Answer, V
             let volume = shared.volume(&check.name).await?;
             Answer::Checked(volume.check(check.content).await.inspect_err(|error| volume.note(error))?)
         }
+        Body::ListClients(list) => Answer::Clients(clients(shared, &list.volume).await?),
+        Body::EvictClient(evict) => Answer::Clients(evict_client(shared, &evict).await?),
         Body::Stats(_) => Answer::Stats(StatsAnswer { json: shared.stats_json().await }),
         _ => return Err(VolumeError::Invalid("not a request of administration")),
     })
+}
+
+/// The sessions of a volume, or of all.
+async fn clients(shared: &Arc<Shared>, volume: &str) -> Result<Clients, VolumeError> {
+    if !volume.is_empty() {
+        return Ok(Clients { clients: shared.volume(volume).await?.clients() });
+    }
+    let mut clients = Vec::new();
+    for name in registry::names(&shared.store).await? {
+        match shared.volume(&name).await {
+            Ok(volume) => clients.extend(volume.clients()),
+            // One that is being deleted, or was just now.
+            Err(VolumeError::NoVolume(_)) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(Clients { clients })
+}
+
+async fn evict_client(shared: &Arc<Shared>, evict: &EvictClient) -> Result<Clients, VolumeError> {
+    let volume = shared.volume(&evict.volume).await?;
+    let mut clients = volume.clients();
+    clients.retain(|client| client.session == evict.session);
+    let session = SessionId(evict.session);
+    if clients.is_empty() {
+        return Err(VolumeError::NoSession(session));
+    }
+    volume.evict(session).await.inspect_err(|error| volume.note(error))?;
+    Ok(Clients { clients })
 }
 
 async fn make(shared: &Arc<Shared>, create: &CreateVolume) -> Result<VolumeInfo, VolumeError> {
@@ -90,20 +127,16 @@ async fn show(shared: &Arc<Shared>, name: &str) -> Result<VolumeInfo, VolumeErro
 fn info(volume: &Volume) -> VolumeInfo {
     let status: VolumeStatus = volume.status();
     let created_secs = volume.registered.lock().created_secs;
-    let state = volume.state.lock();
-    let clients = state
-        .sessions
-        .iter()
-        .map(|(id, session)| ClientInfo {
-            session: id.0,
-            host_name: session.row.host_name.clone(),
-            pid: session.row.pid,
-            mount_point: session.row.mount_point.clone(),
-            connected: session.connection.is_some(),
-            grants: state.grants.len() as u64,
-            last_sequence: session.row.last_sequence,
-        })
-        .collect();
+    let client = |session: SessionInfo| ClientInfo {
+        session: session.session,
+        host_name: session.host_name,
+        pid: session.pid,
+        mount_point: session.mount_point,
+        connected: session.connected,
+        grants: session.own_directories + session.read_directories,
+        last_sequence: session.last_sequence,
+    };
+    let clients = volume.clients().into_iter().map(client).collect();
     VolumeInfo {
         name: volume.name.clone(),
         id: volume.id.clone(),

@@ -4,9 +4,9 @@ use std::collections::HashSet;
 use std::sync::Arc;
 
 use futures::stream::{self, StreamExt, TryStreamExt};
-use hayloft_model::grants::{Decision, Grant};
-use hayloft_model::{BlockRef, Content, ContentHash, Ino, Record, SessionId, Usage, UsageDelta};
-use hayloft_wire::{Commit, Committed, RecordMessage, record_message::Body};
+use hayloft_model::grants::{Object, STRAY};
+use hayloft_model::{BlockRef, Content, ContentHash, FileKind, Ino, Record, SessionId, Usage, UsageDelta};
+use hayloft_wire::{Commit, Committed, InodeRowMessage, RecordMessage, record_message::Body};
 use prost::Message;
 use slatedb::{Db, WriteBatch};
 
@@ -22,17 +22,21 @@ const LOOKUPS: usize = 16;
 
 /// What the records of a batch are about, besides their rows.
 #[derive(Default)]
-struct Subjects {
-    /// Directories of which names change.
+pub(crate) struct Subjects {
+    /// Directories of which names or the row change.
     directories: HashSet<Ino>,
-    /// Directories that are deleted, or may be.
+    /// Files of which the row changes, with their homes.
+    files: Vec<(Ino, Ino)>,
+    /// Inodes that are deleted.
     deleted: Vec<Ino>,
+    /// Inodes that have to stay, without a name, since these sessions use them.
+    kept: Vec<(Ino, Vec<SessionId>)>,
     /// Inodes that are put with or without links, or deleted.
     settled: Vec<Ino>,
     /// Content that the rows name.
     named: HashSet<ContentHash>,
     /// Bytes of rows.
-    row_bytes: u64,
+    pub(crate) row_bytes: u64,
 }
 
 impl Volume {
@@ -59,6 +63,12 @@ impl Volume {
             Ok(ready) => self.apply(id, commit, ready).await,
             Err(error) => Err(error),
         };
+        if let Err(VolumeError::NotOwned(ino)) = applied {
+            // Nothing of it can ever be applied: others have changed what it builds on, or will.
+            tracing::error!(volume = self.name, session = %id, %ino, "changes what it does not own: ended");
+            self.end_session(&self.db()?, id).await?;
+            return applied.map(|()| Committed::default());
+        }
         self.judge(id, applied)?;
         Ok(Committed { sequence, status: Some(self.status()) })
     }
@@ -99,7 +109,7 @@ impl Volume {
         let db = self.db()?;
         let delta = UsageDelta { bytes: commit.bytes, inodes: commit.inodes };
         let mut batch = WriteBatch::new();
-        let subjects = self.put_records(&db, &mut batch, &commit.records).await?;
+        let subjects = self.put_records(&db, &mut batch, id, &commit.records).await?;
         self.check_grants(id, &subjects, &commit.records)?;
         let usage = self.check_usage(delta)?;
         // Deleting has to be possible on a full store: it may use the reserve.
@@ -117,7 +127,7 @@ impl Volume {
             batch.put(tables::pack(*pack), size.to_le_bytes());
         }
         let orphans: HashSet<Ino> = commit.orphans.iter().map(|ino| Ino(*ino)).collect();
-        self.put_session(&mut batch, id, &commit, usage, &subjects, &orphans)?;
+        let forgotten = self.put_session(&mut batch, id, &commit, usage, &subjects, &orphans)?;
         ready.flying.iter().for_each(|flying| flying.will_be_named());
         if let Err(error) = self.write(&db, batch).await {
             // If it was not applied, its packs are dead.
@@ -125,14 +135,22 @@ impl Volume {
             return Err(VolumeError::Uncertain(Box::new(error)));
         }
         self.applied(id, commit.sequence, usage, delta, &subjects, &orphans, &ready);
+        {
+            let mut sharing = self.sharing.lock();
+            sharing.forgot(id, &forgotten);
+            subjects.deleted.iter().for_each(|ino| sharing.grants.forget(*ino));
+            sharing.uses.look_at(&orphans);
+        }
+        self.settle_uses();
         Ok(())
     }
 
     /// Adds the records' rows to the batch, and gathers what they are about.
-    async fn put_records(
+    pub(crate) async fn put_records(
         &self,
         db: &Db,
         batch: &mut WriteBatch,
+        id: SessionId,
         records: &[RecordMessage],
     ) -> Result<Subjects, VolumeError> {
         let mut subjects = Subjects::default();
@@ -145,15 +163,30 @@ impl Volume {
                     subjects.row_bytes += row_bytes.len() as u64;
                     batch.put(tables::inode(*ino), row_bytes);
                     subjects.settled.push(*ino);
+                    match row.kind() {
+                        FileKind::Directory => {
+                            subjects.directories.insert(*ino);
+                        }
+                        _ => subjects.files.push((*ino, row.parent)),
+                    }
                     if let Content::Blocks(blocks) = &row.content {
                         subjects.name(blocks);
                     }
                 }
                 (Record::DeleteInode(ino), _) => {
                     // Page rows of an inode that is gone are dropped by the sweep: numbers never return.
-                    batch.delete(tables::inode(*ino));
                     subjects.settled.push(*ino);
                     subjects.deleted.push(*ino);
+                    let users = self.other_users(id, *ino);
+                    match db.get(tables::inode(*ino)).await?.filter(|_| !users.is_empty()) {
+                        Some(row) => {
+                            let mut row = database::decode::<InodeRowMessage>(row, "inode")?;
+                            (row.nlink, row.parent) = (0, STRAY.0);
+                            batch.put(tables::inode(*ino), row.encode_to_vec());
+                            subjects.kept.push((*ino, users));
+                        }
+                        None => batch.delete(tables::inode(*ino)),
+                    }
                 }
                 (Record::PutDentry(parent, name, _), Some(Body::PutDentry(put))) => {
                     let row = put.dentry.as_ref().map(Message::encode_to_vec).unwrap_or_default();
@@ -188,28 +221,55 @@ impl Volume {
         Ok(subjects)
     }
 
-    /// Every name that changes must be in a directory that the session owns; one that nobody holds
-    /// becomes its own.
+    /// Other sessions that use an inode.
+    fn other_users(&self, id: SessionId, ino: Ino) -> Vec<SessionId> {
+        let (sharing, state) = (self.sharing.lock(), self.state.lock());
+        let mut users = sharing.uses.others(id, ino);
+        users.retain(|user| state.sessions.contains_key(user));
+        for (other, session) in &state.sessions {
+            if *other != id && session.orphans.contains(&ino) && !users.contains(other) {
+                users.push(*other);
+            }
+        }
+        users
+    }
+
+    /// Everything that changes must be the session's own: owned before, or brought by it. A file is covered by its
+    /// home.
     fn check_grants(
         &self,
         id: SessionId,
         subjects: &Subjects,
         records: &[RecordMessage],
     ) -> Result<(), VolumeError> {
-        let mut state = self.state.lock();
-        if state.sessions.get(&id).is_none_or(|session| session.row.read_only) && !records.is_empty() {
+        let read_only = self.state.lock().sessions.get(&id).is_none_or(|session| session.row.read_only);
+        if read_only && !records.is_empty() {
             return Err(VolumeError::Invalid("a change by a read-only session"));
         }
+        let mut sharing = self.sharing.lock();
+        let grants = &mut sharing.grants;
         for dir in &subjects.directories {
-            if state.grants.request(id, *dir, Grant::Own) != Decision::Granted(Grant::Own) {
-                return Err(VolumeError::Invalid("a change of a directory that another session holds"));
+            if grants.owner(*dir) != Some(id) && !grants.adopt(id, Object::Directory(*dir)) {
+                return Err(VolumeError::NotOwned(*dir));
+            }
+        }
+        for (ino, home) in subjects.files.iter().copied() {
+            let own = grants.owner(ino) == Some(id);
+            // Of one that it owns already, this notes the home.
+            let covered = match home {
+                _ if own => grants.adopt(id, Object::File { ino, home }),
+                STRAY => grants.adopt(id, Object::File { ino, home }),
+                home => grants.owner(home) == Some(id),
+            };
+            if !covered {
+                return Err(VolumeError::NotOwned(ino));
             }
         }
         Ok(())
     }
 
     /// The usage after the batch; refused when it would grow over the quota.
-    fn check_usage(&self, delta: UsageDelta) -> Result<Usage, VolumeError> {
+    pub(crate) fn check_usage(&self, delta: UsageDelta) -> Result<Usage, VolumeError> {
         let usage = self.state.lock().usage.after(delta);
         let registered = self.registered.lock();
         let over = |used: u64, quota: u64, change: i64| quota != 0 && change > 0 && used > quota;
@@ -250,6 +310,7 @@ impl Volume {
         Ok(())
     }
 
+    /// Adds what else goes with a batch; gives the outcomes of changes that it deletes.
     fn put_session(
         &self,
         batch: &mut WriteBatch,
@@ -258,9 +319,11 @@ impl Volume {
         usage: Usage,
         subjects: &Subjects,
         orphans: &HashSet<Ino>,
-    ) -> Result<(), VolumeError> {
-        let state = self.state.lock();
+    ) -> Result<Vec<u64>, VolumeError> {
+        let (sharing, state) = (self.sharing.lock(), self.state.lock());
         let session = state.sessions.get(&id).ok_or(VolumeError::SessionEnded(id))?;
+        let forgotten = sharing.forgotten.get(&id).cloned().unwrap_or_default();
+        forgotten.iter().for_each(|request| batch.delete(tables::change(id, *request)));
         let row = tables::SessionRow { last_sequence: commit.sequence, ..session.row.clone() };
         batch.put(tables::session(id), row.encode_to_vec());
         let row = tables::VolumeRow { bytes: usage.bytes, inodes: usage.inodes, ..state.volume_row() };
@@ -271,7 +334,10 @@ impl Volume {
         for ino in orphans {
             batch.put(tables::orphan(id, *ino), [1]);
         }
-        Ok(())
+        for (ino, users) in &subjects.kept {
+            users.iter().for_each(|user| batch.put(tables::orphan(*user, *ino), [1]));
+        }
+        Ok(forgotten)
     }
 
     #[allow(clippy::too_many_arguments)] // all that a batch consists of
@@ -296,7 +362,11 @@ impl Volume {
             touched.extend(&subjects.named);
             touched.extend(ready.places.keys());
         }
-        subjects.deleted.iter().for_each(|ino| state.grants.forget(*ino));
+        for (ino, users) in &subjects.kept {
+            for user in users {
+                state.sessions.get_mut(user).map(|session| session.orphans.insert(*ino));
+            }
+        }
         if let Some(session) = state.sessions.get_mut(&id) {
             session.row.last_sequence = sequence;
             subjects.settled.iter().for_each(|ino| {

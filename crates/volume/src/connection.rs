@@ -8,7 +8,7 @@ use bytes::BytesMut;
 use hayloft_model::{ContentHash, Ino, SessionId};
 use hayloft_wire::client_message::Body;
 use hayloft_wire::server_message::Body as Answer;
-use hayloft_wire::{ClientMessage, Contents, Hello, InodeAnswer, Pages, frame};
+use hayloft_wire::{ClientMessage, Contents, Done, Hello, Pages, Pong, frame};
 use socket2::{SockRef, TcpKeepalive};
 use tokio::io::AsyncReadExt;
 use tokio::net::TcpStream;
@@ -17,10 +17,11 @@ use tokio::sync::{Notify, Semaphore, mpsc};
 use tokio::task::{JoinHandle, JoinSet};
 
 use crate::admin;
-use crate::content::{Pending, message_of};
+use crate::content::message_of;
 use crate::error::VolumeError;
+use crate::intake::Intake;
 use crate::listing;
-use crate::replies::Replies;
+use crate::replies::{Replies, failure};
 use crate::server::Shared;
 use crate::stats::type_of;
 use crate::volume::Volume;
@@ -30,6 +31,10 @@ const ORDERED_QUEUE: usize = 64;
 
 /// Reads that are worked on at a time; then the socket is not read any more.
 const READS_MAX: usize = 32;
+
+/// Requests that wait for other sessions at a time; what is beyond is refused. They must not keep the socket from being
+/// read: acknowledgements come by it.
+const WAITING_MAX: usize = 4096;
 
 /// Most pieces of content in one request: 32 MiB of blocks, half a frame.
 const CONTENT_MAX: usize = 512;
@@ -41,6 +46,8 @@ const READ_BUFFER: usize = 256 * 1024;
 struct Mounted {
     volume: Arc<Volume>,
     session: SessionId,
+    /// What it owns is known.
+    claimed: bool,
     heard: Arc<AtomicU64>,
     ordered: mpsc::Sender<(u64, Body, Instant)>,
     intake: JoinHandle<()>,
@@ -93,6 +100,8 @@ pub(crate) async fn serve(shared: Arc<Shared>, socket: TcpStream, number: u64) {
         drop(ordered);
         let _ = intake.await;
         volume.disconnected(session, number);
+        // What waits for others need not be answered any more.
+        tasks.abort_all();
     }
     while tasks.join_next().await.is_some() {}
     drop(replies);
@@ -130,7 +139,7 @@ impl Connection {
             if !matches!(read, Ok(1..)) {
                 return;
             }
-            if let Some(mounted) = &self.mounted {
+            if let Some(mounted) = self.mounted.as_ref().filter(|mounted| mounted.claimed) {
                 mounted.heard.store(self.shared.uptime_ms(), Relaxed);
             }
         }
@@ -145,36 +154,34 @@ impl Connection {
             return Ok(());
         };
         while self.tasks.try_join_next().is_some() {}
-        match (body, &self.mounted) {
+        match (body, &mut self.mounted) {
             (Body::Hello(hello), None) => {
                 let done = self.hello(request, &hello).await;
                 self.shared.stats.count("HELLO", started.elapsed());
                 done
             }
-            (Body::Hello(_), Some(_)) => {
-                self.replies.answer(request, Err(VolumeError::Invalid("a second hello"))).await;
+            (Body::Claim(claim), Some(mounted)) if !mounted.claimed => {
+                let (volume, session, number) = (&mounted.volume, mounted.session, self.number);
+                let claimed = volume.claim(session, number, &claim, request, &self.replies).await;
+                mounted.claimed = claimed.is_ok();
+                mounted.heard.store(self.shared.uptime_ms(), Relaxed);
+                self.shared.stats.count("CLAIM", started.elapsed());
+                let Err(error) = claimed else { return Ok(()) };
+                self.replies.answer(request, Err(error)).await;
                 Err(())
             }
-            (
-                body @ (Body::Content(_)
-                | Body::Records(_)
-                | Body::BeginBatch(_)
-                | Body::Commit(_)
-                | Body::AllocateInos(_)
-                | Body::Goodbye(_)),
-                Some(mounted),
-            ) => mounted.ordered.send((request, body, started)).await.map_err(|_| ()),
-            (
-                body @ (Body::Enter(_)
-                | Body::FetchInode(_)
-                | Body::FetchPages(_)
-                | Body::FetchContent(_)
-                | Body::Status(_)),
-                Some(mounted),
-            ) => {
-                let (volume, session) = (Arc::clone(&mounted.volume), mounted.session);
-                self.beside(request, body, started, Some((volume, session))).await
+            (Body::Hello(_) | Body::Claim(_), Some(_)) => {
+                self.replies.answer(request, Err(VolumeError::Invalid("a second hello or claim"))).await;
+                Err(())
             }
+            (_, Some(mounted)) if !mounted.claimed => {
+                let error = VolumeError::Invalid("a session says first what it owns");
+                if request != 0 {
+                    self.replies.answer(request, Err(error)).await;
+                }
+                Ok(())
+            }
+            (body, Some(_)) => self.dispatch_mounted(request, body, started).await,
             (body, None) if admin::is_admin(&body) => self.beside(request, body, started, None).await,
             (_, None) => {
                 self.replies
@@ -182,12 +189,69 @@ impl Connection {
                     .await;
                 Err(())
             }
-            (_, Some(_)) => {
+        }
+    }
+
+    /// Sends a message of a session that has claimed to where it is handled.
+    async fn dispatch_mounted(&mut self, request: u64, body: Body, started: Instant) -> Result<(), ()> {
+        let Some(mounted) = &self.mounted else { return Err(()) };
+        let (volume, session) = (Arc::clone(&mounted.volume), mounted.session);
+        let kind = type_of(&body);
+        match body {
+            body @ (Body::Content(_)
+            | Body::Records(_)
+            | Body::BeginBatch(_)
+            | Body::Commit(_)
+            | Body::AllocateInos(_)
+            | Body::Goodbye(_)) => {
+                return mounted.ordered.send((request, body, started)).await.map_err(|_| ());
+            }
+            body @ (Body::FetchPages(_) | Body::FetchContent(_) | Body::Status(_) | Body::Bury(_)) => {
+                return self.beside(request, body, started, Some((volume, session))).await;
+            }
+            body @ (Body::Enter(_) | Body::FetchInode(_) | Body::Acquire(_)) => {
+                self.wait_for_others(request, body, started);
+                return Ok(());
+            }
+            Body::Ack(ack) => {
+                if volume.check_connection(session, self.number).is_ok() {
+                    // Who uses what is noted before anybody acts on the acknowledgement.
+                    volume.add_uses(session, &ack.in_use);
+                    if volume.sharing.lock().is_recall(session, ack.event) {
+                        let ordered = (request, Body::Ack(ack), started);
+                        return mounted.ordered.send(ordered).await.map_err(|_| ());
+                    }
+                    volume.acknowledge(session, ack.event);
+                }
+            }
+            Body::LetGo(let_go) => {
+                if volume.check_connection(session, self.number).is_ok() {
+                    volume.remove_uses(session, &let_go.inos);
+                }
+            }
+            Body::Change(change) => {
+                let taken = volume
+                    .check_connection(session, self.number)
+                    .and_then(|()| volume.change(session, request, &change, started));
+                if let Err(error) = taken {
+                    self.replies.answer(request, Err(error)).await;
+                }
+                return Ok(());
+            }
+            Body::Ping(_) => {
+                let server_time_nanos = self.shared.now().as_nanos() as i64;
+                self.replies.push(request, Answer::Pong(Pong { server_time_nanos }));
+            }
+            body @ (Body::Lock(_) | Body::CancelLock(_)) => {
+                volume.handle_lock(session, self.number, request, body, &self.replies).await;
+            }
+            _ => {
                 let error = VolumeError::Invalid("administration on the connection of a session");
                 self.replies.answer(request, Err(error)).await;
-                Ok(())
             }
         }
+        self.shared.stats.count(kind, started.elapsed());
+        Ok(())
     }
 
     async fn hello(&mut self, request: u64, hello: &Hello) -> Result<(), ()> {
@@ -211,7 +275,7 @@ impl Connection {
                     hang_up: Arc::clone(&self.hang_up),
                 };
                 let intake = tokio::spawn(intake.run(queue));
-                self.mounted = Some(Mounted { volume, session, heard, ordered, intake });
+                self.mounted = Some(Mounted { volume, session, claimed: false, heard, ordered, intake });
                 self.replies.send(request, Answer::Welcome(welcome)).await;
             }
             Err(error) => self.replies.answer(request, Err(error)).await,
@@ -234,21 +298,12 @@ impl Connection {
             let kind = type_of(&body);
             let answer = match mounted {
                 Some((volume, session)) => {
-                    let answer = answer_read(&volume, session, request, body, &replies).await;
-                    answer.inspect_err(|error| {
-                        volume.note(error);
-                        if volume.is_fenced() {
-                            hang_up.notify_one();
-                        }
-                    })
+                    let answer = answer_read(&volume, session, body).await;
+                    answer.inspect_err(|error| volume.failed(error, &hang_up))
                 }
-                None => admin::answer(&shared, body).await.map(Some),
+                None => admin::answer(&shared, body).await,
             };
-            match answer {
-                Ok(None) => {}
-                Ok(Some(answer)) => replies.send(request, answer).await,
-                Err(error) => replies.answer(request, Err(error)).await,
-            }
+            replies.answer(request, answer).await;
             shared.stats.count(kind, started.elapsed());
             drop(permit);
         });
@@ -256,23 +311,55 @@ impl Connection {
     }
 }
 
-/// Answers a read; `None` when the answer has been sent already.
-async fn answer_read(
-    volume: &Arc<Volume>,
-    session: SessionId,
-    request: u64,
-    body: Body,
-    replies: &Replies,
-) -> Result<Option<Answer>, VolumeError> {
-    Ok(Some(match body {
-        Body::Enter(enter) => {
-            volume.enter(session, Ino(enter.dir), enter.budget_bytes, replies, request).await?;
-            return Ok(None);
+impl Connection {
+    /// Handles a request that may have to wait for other sessions, on a task of its own. What it has to say is in the
+    /// stream before its objects are free.
+    fn wait_for_others(&mut self, request: u64, body: Body, started: Instant) {
+        let Some(mounted) = &self.mounted else { return };
+        if self.tasks.len() >= WAITING_MAX {
+            self.replies
+                .push(request, failure(request, &VolumeError::Invalid("too many requests at a time")));
+            return;
         }
-        Body::FetchInode(fetch) => {
-            let snapshot = volume.db()?.snapshot()?;
-            let inode = listing::inode(&snapshot, Ino(fetch.ino)).await?;
-            Answer::Inode(InodeAnswer { inode: Some(inode) })
+        let (volume, session) = (Arc::clone(&mounted.volume), mounted.session);
+        let (replies, hang_up) = (self.replies.clone(), Arc::clone(&self.hang_up));
+        self.tasks.spawn(async move {
+            let kind = type_of(&body);
+            let answered = match body {
+                Body::Enter(enter) => {
+                    volume.enter(session, Ino(enter.dir), enter.budget_bytes, &replies, request).await
+                }
+                Body::FetchInode(fetch) => {
+                    volume.fetch_inode(session, Ino(fetch.ino), &replies, request).await
+                }
+                Body::Acquire(acquire) => volume.acquire(session, &acquire, &replies, request).await,
+                _ => Err(VolumeError::Invalid("an unknown request")),
+            };
+            if let Err(error) = answered {
+                volume.failed(&error, &hang_up);
+                replies.answer(request, Err(error)).await;
+            }
+            volume.shared.stats.count(kind, started.elapsed());
+        });
+    }
+}
+
+impl Volume {
+    /// A read has failed; when it is because another server has the volume, the client is to look for that one.
+    fn failed(self: &Arc<Self>, error: &VolumeError, hang_up: &Notify) {
+        self.note(error);
+        if self.is_fenced() {
+            hang_up.notify_one();
+        }
+    }
+}
+
+/// Answers a request that waits for nobody.
+async fn answer_read(volume: &Arc<Volume>, session: SessionId, body: Body) -> Result<Answer, VolumeError> {
+    Ok(match body {
+        Body::Bury(bury) => {
+            volume.bury(session, SessionId(bury.session)).await?;
+            Answer::Done(Done {})
         }
         Body::FetchPages(fetch) => {
             let snapshot = volume.db()?.snapshot()?;
@@ -292,66 +379,5 @@ async fn answer_read(
             Answer::Contents(Contents { chunks: chunks.into_iter().map(message_of).collect() })
         }
         _ => Answer::Status(volume.status()),
-    }))
-}
-
-/// Handles what has to be handled in its order.
-struct Intake {
-    volume: Arc<Volume>,
-    session: SessionId,
-    connection: u64,
-    replies: Replies,
-    hang_up: Arc<Notify>,
-}
-
-impl Intake {
-    async fn run(self, mut queue: mpsc::Receiver<(u64, Body, Instant)>) {
-        let mut pending = Pending::new(Arc::clone(&self.volume));
-        while let Some((request, body, started)) = queue.recv().await {
-            let kind = type_of(&body);
-            let answer = match body {
-                Body::Content(chunk) => {
-                    pending.push(chunk).await;
-                    self.volume.shared.stats.count(kind, started.elapsed());
-                    continue;
-                }
-                Body::Records(records) => {
-                    pending.push_records(records.records);
-                    self.volume.shared.stats.count(kind, started.elapsed());
-                    continue;
-                }
-                Body::BeginBatch(begin) => {
-                    pending = Pending::begin(Arc::clone(&self.volume), &begin);
-                    self.volume.shared.stats.count(kind, started.elapsed());
-                    continue;
-                }
-                Body::Commit(commit) => {
-                    let content = std::mem::replace(&mut pending, Pending::new(Arc::clone(&self.volume)));
-                    let done = self.volume.commit(self.session, self.connection, commit, content).await;
-                    done.map(Answer::Committed)
-                }
-                Body::AllocateInos(allocate) => {
-                    self.volume.allocate(allocate.count).await.map(|range| Answer::Inos(range.into()))
-                }
-                _ => {
-                    let left = self.volume.goodbye(self.session, self.connection).await;
-                    self.volume.shared.stats.count(kind, started.elapsed());
-                    if let Err(error) = left {
-                        tracing::warn!(session = %self.session, %error, "a goodbye failed");
-                    }
-                    continue;
-                }
-            };
-            let mut useless = false;
-            if let Err(error) = &answer {
-                self.volume.note(error);
-                useless = self.volume.is_fenced() || matches!(error, VolumeError::Superseded);
-            }
-            self.volume.shared.stats.count(kind, started.elapsed());
-            self.replies.answer(request, answer).await;
-            if useless {
-                self.hang_up.notify_one();
-            }
-        }
-    }
+    })
 }

@@ -3,20 +3,24 @@
 //! Behind the directory that was asked for come others in the order in which `find` and `tar` meet
 //! them: its subdirectories depth first, then what follows it in its parent, and so on upwards. Each
 //! comes whole, with the contents of its small files, as long as the budget lasts.
+//!
+//! Whatever is sent was read after the request had claimed it, so that nobody changes it before it is in the stream:
+//! first a directory, then its names are read; then what its names lead to, then the rows.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-use hayloft_model::grants::{Decision, Grant};
+use hayloft_model::grants::{Grant, Object, Request};
 use hayloft_model::{BLOCK_SIZE, ContentHash, FileKind, Ino, SessionId};
 use hayloft_wire::{InodeRowMessage, ListedEntry, Listing, Listings, decode_blocks, server_message::Body};
 use prost::Message;
-use slatedb::DbSnapshot;
+use slatedb::Db;
 
 use crate::content::message_of;
 use crate::error::VolumeError;
 use crate::listing::{self, Entry};
 use crate::replies::Replies;
+use crate::sharing::Pass;
 use crate::volume::Volume;
 
 /// Most bytes that may come along, whatever the client says.
@@ -40,10 +44,14 @@ const ENTRY_MIN: u64 = 48;
 /// Bytes that stand before an entry in a listing, at most.
 const ENTRY_HEAD: usize = 8;
 
+/// Type bits of a mode.
+const FILE_TYPE: u32 = 0o170000;
+
 struct Walk<'a> {
     volume: &'a Arc<Volume>,
     session: SessionId,
-    snapshot: Arc<DbSnapshot>,
+    pass: Pass,
+    db: Db,
     replies: &'a Replies,
     request: u64,
     budget: u64,
@@ -68,20 +76,25 @@ impl Volume {
         replies: &Replies,
         request: u64,
     ) -> Result<(), VolumeError> {
-        let snapshot = self.db()?.snapshot()?;
-        let row = listing::inode(&snapshot, dir).await?;
+        replies.room().await;
+        let mut pass = self.request(session, Request::Read(vec![Object::Directory(dir)]))?;
+        pass.ready().await?;
+        let db = self.db()?;
+        let row = listing::inode(&*db.snapshot()?, dir).await?;
         if FileKind::of_mode(row.mode) != Some(FileKind::Directory) {
             return Err(VolumeError::NotDirectory(dir));
         }
+        let again = self.is_listed(session, dir);
         let mut walk = Walk {
             volume: self,
             session,
-            snapshot,
+            pass,
+            db,
             replies,
             request,
             budget: budget.min(BUDGET_MAX),
             walked: 0,
-            again: self.state.lock().grants.held(session, dir).is_some(),
+            again,
             part: Listings::default(),
             part_bytes: 0,
             wanted: Vec::new(),
@@ -92,8 +105,14 @@ impl Volume {
         walk.neighbours(&row, below).await?;
         walk.fetch_contents().await?;
         let last = std::mem::take(&mut walk.part);
-        replies.send(request, Body::Listings(last)).await;
+        walk.push(last);
+        walk.pass.finish();
         Ok(())
+    }
+
+    /// Whether the session was sent the directory's listing.
+    fn is_listed(&self, session: SessionId, dir: Ino) -> bool {
+        self.sharing.lock().streams.get(&session).is_some_and(|stream| stream.listed.contains(&dir))
     }
 }
 
@@ -113,8 +132,8 @@ fn directories(entries: &[Entry]) -> Vec<Ino> {
 impl Walk<'_> {
     /// The directory that was asked for, however large; gives its subdirectories.
     async fn whole(&mut self, dir: Ino) -> Result<Vec<Ino>, VolumeError> {
-        self.grant(dir);
-        let entries = listing::entries(&self.snapshot, dir, usize::MAX).await?.unwrap_or_default();
+        self.note_listed(dir);
+        let entries = listing::entries(&*self.db.snapshot()?, dir, usize::MAX).await?.unwrap_or_default();
         if entries.is_empty() {
             self.list(dir, Vec::new(), true).await?;
         }
@@ -131,18 +150,72 @@ impl Walk<'_> {
         Ok(directories(&entries))
     }
 
+    /// The entries with the rows that the session may know.
     async fn listed(&self, dir: Ino, entries: &[Entry]) -> Result<Vec<ListedEntry>, VolumeError> {
-        let rows = listing::inodes(&self.snapshot, entries.iter().map(|entry| entry.dentry.ino)).await?;
+        let mut known = self.take_along(entries);
+        let snapshot = self.db.snapshot()?;
+        let mut rows = listing::inodes(&snapshot, known.iter().copied()).await?;
+        self.read_strays(&mut rows, &mut known).await?;
         let listed = entries.iter().map(|entry| {
             let ino = entry.dentry.ino;
             let inode = rows.get(&ino).cloned();
-            if inode.is_none() {
+            if inode.is_none() && known.contains(&ino) {
                 let (volume, dir) = (&self.volume.name, dir.0);
                 tracing::error!(volume, dir, ino, "a name leads to an inode that does not exist");
             }
             ListedEntry { name: entry.name.clone(), dentry: Some(entry.dentry.clone()), inode }
         });
         Ok(listed.collect())
+    }
+
+    /// Which inodes' rows may come along: directories that the session reads from now on, and files that nobody else
+    /// owns. Nobody becomes an owner of these while the request is under way.
+    fn take_along(&self, entries: &[Entry]) -> HashSet<u64> {
+        let mut sharing = self.volume.sharing.lock();
+        let mut known = HashSet::with_capacity(entries.len());
+        for entry in entries {
+            let ino = Ino(entry.dentry.ino);
+            let is_known = match entry.is_directory() {
+                true => sharing.grants.read_along(self.pass.ticket, ino).is_some(),
+                // What the session owns by itself it has, and may be told to give back meanwhile.
+                false => sharing.grants.owner(ino).is_none(),
+            };
+            if is_known {
+                known.insert(ino.0);
+            }
+        }
+        known
+    }
+
+    /// Files with names in several directories are covered by none: their rows are read once more, when the request
+    /// has claimed each.
+    async fn read_strays(
+        &self,
+        rows: &mut HashMap<u64, InodeRowMessage>,
+        known: &mut HashSet<u64>,
+    ) -> Result<(), VolumeError> {
+        let is_directory = |row: &InodeRowMessage| row.mode & FILE_TYPE == FileKind::Directory.bits();
+        let strays: Vec<u64> =
+            rows.values().filter(|row| row.parent == 0 && !is_directory(row)).map(|row| row.ino).collect();
+        if strays.is_empty() {
+            return Ok(());
+        }
+        for ino in &strays {
+            rows.remove(ino);
+            known.remove(ino);
+        }
+        let claimed: Vec<u64> = {
+            let mut sharing = self.volume.sharing.lock();
+            let claim = |ino: &u64| {
+                sharing.grants.owner(Ino(*ino)).is_none()
+                    && sharing.grants.read_stray_along(self.pass.ticket, Ino(*ino))
+            };
+            strays.into_iter().filter(claim).collect()
+        };
+        let snapshot = self.db.snapshot()?;
+        rows.extend(listing::inodes(&snapshot, claimed.iter().copied()).await?);
+        known.extend(claimed);
+        Ok(())
     }
 
     /// Directories that come next, until the budget is used up.
@@ -159,12 +232,12 @@ impl Walk<'_> {
             if at == parent || self.budget == 0 {
                 return Ok(());
             }
-            let Some(entries) = listing::entries(&self.snapshot, parent, PARENT_MAX).await? else {
+            let Some(entries) = listing::entries(&*self.db.snapshot()?, parent, PARENT_MAX).await? else {
                 return Ok(());
             };
             let behind = entries.iter().position(|entry| entry.dentry.ino == at.0).map_or(0, |at| at + 1);
             stack.extend(directories(&entries[behind..]).into_iter().rev());
-            let up = listing::inode(&self.snapshot, parent).await?;
+            let up = listing::inode(&*self.db.snapshot()?, parent).await?;
             (at, parent) = (parent, Ino(up.parent));
         }
     }
@@ -173,11 +246,17 @@ impl Walk<'_> {
     /// subdirectories, or `None` when the walk is over.
     async fn neighbour(&mut self, dir: Ino) -> Result<Option<Vec<Ino>>, VolumeError> {
         let limit = (self.budget / ENTRY_MIN) as usize;
-        let Some(entries) = listing::entries(&self.snapshot, dir, limit).await? else { return Ok(None) };
-        if !self.again && self.volume.state.lock().grants.held(self.session, dir).is_some() {
+        if !self.again && self.volume.is_listed(self.session, dir) {
             self.walked += 1;
+            let entries = listing::entries(&*self.db.snapshot()?, dir, limit).await?.unwrap_or_default();
             return Ok((self.walked < WALKED_MAX).then(|| directories(&entries)));
         }
+        if self.volume.sharing.lock().grants.read_along(self.pass.ticket, dir).is_none() {
+            return Ok(Some(Vec::new()));
+        }
+        let Some(entries) = listing::entries(&*self.db.snapshot()?, dir, limit).await? else {
+            return Ok(None);
+        };
         let listed = self.listed(dir, &entries).await?;
         let mut bytes: u64 = listed.iter().map(|entry| entry.encoded_len() as u64).sum::<u64>() + ENTRY_MIN;
         let mut contents = Vec::new();
@@ -187,9 +266,10 @@ impl Walk<'_> {
                 contents.push((hash, len));
             }
         }
-        if bytes > self.budget || !self.grant(dir) {
+        if bytes > self.budget {
             return Ok(None);
         }
+        self.note_listed(dir);
         self.budget -= bytes - contents.iter().map(|(_, len)| u64::from(*len)).sum::<u64>();
         for (hash, len) in contents {
             if self.seen.insert(hash) {
@@ -200,9 +280,20 @@ impl Walk<'_> {
         Ok(Some(directories(&entries)))
     }
 
-    fn grant(&self, dir: Ino) -> bool {
-        let decision = self.volume.state.lock().grants.request(self.session, dir, Grant::Own);
-        matches!(decision, Decision::Granted(_))
+    fn note_listed(&self, dir: Ino) {
+        if let Some(stream) = self.volume.sharing.lock().streams.get_mut(&self.session) {
+            stream.listed.insert(dir);
+        }
+    }
+
+    /// Puts a part into the stream. Whether a directory is owned is said as it is at that moment: a recall is in the
+    /// stream either before the part, or behind it.
+    fn push(&self, mut part: Listings) {
+        let sharing = self.volume.sharing.lock();
+        for listing in &mut part.dirs {
+            listing.own = sharing.grants.held(self.session, Ino(listing.dir)) == Some(Grant::Own);
+        }
+        self.replies.push(self.request, Body::Listings(part));
     }
 
     fn want(&mut self, hash: ContentHash, len: u32) {
@@ -220,25 +311,25 @@ impl Walk<'_> {
             piece.push(entry);
             if self.part_bytes >= PART {
                 let entries = std::mem::take(&mut piece);
-                self.part.dirs.push(Listing { dir: dir.0, entries, complete: false });
-                self.send_part().await;
+                self.part.dirs.push(Listing { dir: dir.0, entries, complete: false, own: false });
+                self.send_part();
             }
         }
         self.part_bytes += ENTRY_MIN as usize;
-        self.part.dirs.push(Listing { dir: dir.0, entries: piece, complete });
+        self.part.dirs.push(Listing { dir: dir.0, entries: piece, complete, own: false });
         if self.wanted_bytes >= PART {
             self.fetch_contents().await?;
         }
         if self.part_bytes >= PART {
-            self.send_part().await;
+            self.send_part();
         }
         Ok(())
     }
 
-    async fn send_part(&mut self) {
+    fn send_part(&mut self) {
         self.part_bytes = 0;
         let part = Listings { more: true, ..std::mem::take(&mut self.part) };
-        self.replies.send(self.request, Body::Listings(part)).await;
+        self.push(part);
     }
 
     /// Reads the contents that were chosen so far. One that cannot be read does not spoil the listing:

@@ -43,6 +43,10 @@ pub(crate) enum VolumeError {
     Busy { session: SessionId, host_id: String, host: String, pid: u32, mount_point: String },
     #[error("session {0} was ended by the server")]
     SessionEnded(SessionId),
+    #[error("there is no session {0}")]
+    NoSession(SessionId),
+    #[error("a change of inode {0}, which the session does not own")]
+    NotOwned(Ino),
     #[error("there is no inode {0}")]
     NoInode(Ino),
     #[error("inode {0} is no directory")]
@@ -87,10 +91,10 @@ impl VolumeError {
     pub(crate) fn code(&self) -> FailureCode {
         use VolumeError as E;
         match self {
-            E::NoVolume(_) | E::NoInode(_) | E::NoContent(_) => FailureCode::NotFound,
+            E::NoVolume(_) | E::NoInode(_) | E::NoContent(_) | E::NoSession(_) => FailureCode::NotFound,
             E::VolumeExists(_) => FailureCode::Exists,
             E::Busy { .. } => FailureCode::Busy,
-            E::SessionEnded(_) => FailureCode::SessionEnded,
+            E::SessionEnded(_) | E::NotOwned(_) => FailureCode::SessionEnded,
             E::StoreFull | E::Quota { .. } => FailureCode::NoSpace,
             E::VolumeName(_) | E::NotDirectory(_) | E::Invalid(_) | E::Message(_) | E::Gap { .. } => {
                 FailureCode::Invalid

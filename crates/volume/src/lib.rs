@@ -4,6 +4,7 @@
 //! layout of a volume's tables is described in `tables.rs`, that of its content in `hayloft-store`.
 
 mod admin;
+mod change;
 mod check;
 mod commit;
 mod config;
@@ -12,15 +13,20 @@ mod content;
 mod database;
 mod enter;
 mod error;
+mod intake;
 mod listing;
+mod locks;
+mod objects;
 mod registry;
 mod replies;
 mod reserve;
 mod server;
 mod session;
+mod sharing;
 mod stats;
 mod sweep;
 mod tables;
+mod uses;
 mod volume;
 
 pub use config::Config;

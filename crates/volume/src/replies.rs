@@ -1,63 +1,91 @@
-//! The way back to a client: a bounded queue and a task that writes it out.
+//! The way back to a client: one queue, in order, and a task that writes it out.
+
+use std::sync::Arc;
 
 use hayloft_wire::{Failed, ServerMessage, frame, server_message::Body};
 use tokio::io::AsyncWriteExt;
 use tokio::net::tcp::OwnedWriteHalf;
-use tokio::sync::mpsc;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 
 use crate::error::VolumeError;
 
-/// Answers that wait to be written; who has another one waits. Answers are cut at about 1 MiB, so this
-/// also bounds the memory.
+/// Answers that wait to be written; who has another one waits. Answers are cut at about 1 MiB, so this also bounds
+/// the memory. What must not wait (events) is not counted: clients acknowledge it, or are ended.
 const QUEUE: usize = 32;
 
 /// Answers are gathered up to this many bytes before they are written.
 const GATHER: usize = 256 * 1024;
 
+struct Queued {
+    message: ServerMessage,
+    _place: Option<OwnedSemaphorePermit>,
+}
+
 /// Where answers go. Cheap to clone.
 #[derive(Clone)]
 pub(crate) struct Replies {
-    queue: mpsc::Sender<ServerMessage>,
+    queue: mpsc::UnboundedSender<Queued>,
+    places: Arc<Semaphore>,
 }
 
 impl Replies {
     /// The queue, and the task that writes it out until all clones are gone or the client is.
     pub(crate) fn start(mut socket: OwnedWriteHalf) -> (Replies, tokio::task::JoinHandle<()>) {
-        let (queue, mut waiting) = mpsc::channel::<ServerMessage>(QUEUE);
+        let (queue, mut waiting) = mpsc::unbounded_channel::<Queued>();
+        let places = Arc::new(Semaphore::new(QUEUE));
+        let closing = Arc::clone(&places);
         let writer = tokio::spawn(async move {
             let mut bytes = Vec::new();
-            while let Some(message) = waiting.recv().await {
+            while let Some(queued) = waiting.recv().await {
                 bytes.clear();
-                frame::encode(&message, &mut bytes);
+                frame::encode(&queued.message, &mut bytes);
+                drop(queued);
                 while bytes.len() < GATHER
-                    && let Ok(message) = waiting.try_recv()
+                    && let Ok(queued) = waiting.try_recv()
                 {
-                    frame::encode(&message, &mut bytes);
+                    frame::encode(&queued.message, &mut bytes);
                 }
                 if socket.write_all(&bytes).await.is_err() {
-                    return;
+                    break;
                 }
                 if bytes.capacity() > 8 * GATHER {
                     bytes = Vec::new();
                 }
             }
+            closing.close();
         });
-        (Replies { queue }, writer)
+        (Replies { queue, places }, writer)
     }
 
-    /// Queues an answer. When the client is gone it is dropped: the client will ask again.
+    /// Queues a message at once. When the client is gone it is dropped: the client will ask again.
+    pub(crate) fn push(&self, request: u64, body: Body) {
+        let message = ServerMessage { request, body: Some(body) };
+        let _ = self.queue.send(Queued { message, _place: None });
+    }
+
+    /// Queues an answer when there is room.
     pub(crate) async fn send(&self, request: u64, body: Body) {
-        let _ = self.queue.send(ServerMessage { request, body: Some(body) }).await;
+        let Ok(place) = Arc::clone(&self.places).acquire_owned().await else { return };
+        let message = ServerMessage { request, body: Some(body) };
+        let _ = self.queue.send(Queued { message, _place: Some(place) });
+    }
+
+    /// Waits until the client has taken most of what it asked for.
+    pub(crate) async fn room(&self) {
+        let _ = self.places.acquire().await;
     }
 
     /// Queues the answer to a request, or why there is none.
     pub(crate) async fn answer(&self, request: u64, answer: Result<Body, VolumeError>) {
         match answer {
             Ok(body) => self.send(request, body).await,
-            Err(error) => {
-                tracing::debug!(request, error = %error, "refused or failed");
-                self.send(request, Body::Failed(Failed::from(&error))).await;
-            }
+            Err(error) => self.send(request, failure(request, &error)).await,
         }
     }
+}
+
+/// What a client is told when a request is refused or fails.
+pub(crate) fn failure(request: u64, error: &VolumeError) -> Body {
+    tracing::debug!(request, %error, "refused or failed");
+    Body::Failed(Failed::from(error))
 }

@@ -25,6 +25,9 @@ use crate::volume::Volume;
 /// How long a shutdown waits for connections to finish what they have begun.
 const SHUTDOWN_PATIENCE: Duration = Duration::from_secs(20);
 
+/// How often to look for sessions that are silent.
+const LEASE_CHECK: Duration = Duration::from_millis(200);
+
 /// A volume that is open, or is being opened by whoever holds the lock.
 type Place = Arc<tokio::sync::Mutex<Option<Arc<Volume>>>>;
 
@@ -109,6 +112,7 @@ pub struct Server {
     address: SocketAddr,
     listener: JoinHandle<()>,
     sweeper: JoinHandle<()>,
+    leases: JoinHandle<()>,
 }
 
 impl Server {
@@ -143,7 +147,8 @@ impl Server {
         tracing::info!(%address, store = shared.store.url(), "serving");
         let accepting = tokio::spawn(accept(Arc::clone(&shared), listener));
         let sweeper = tokio::spawn(crate::sweep::in_background(Arc::clone(&shared)));
-        Ok(Server { shared, address, listener: accepting, sweeper })
+        let leases = tokio::spawn(watch_leases(Arc::clone(&shared)));
+        Ok(Server { shared, address, listener: accepting, sweeper, leases })
     }
 
     /// Where it listens.
@@ -164,6 +169,7 @@ impl Server {
     pub async fn shutdown(self) -> Result<(), ServerError> {
         self.shared.stopping.send_replace(true);
         self.sweeper.abort();
+        self.leases.abort();
         if tokio::time::timeout(SHUTDOWN_PATIENCE, self.listener).await.is_err() {
             tracing::warn!("some connections did not finish in time");
         }
@@ -177,6 +183,21 @@ impl Server {
             return Err(ServerError::Close { volume: volume.name.clone(), source });
         }
         Ok(())
+    }
+}
+
+/// Ends sessions that are silent and that others wait for.
+async fn watch_leases(shared: Arc<Shared>) {
+    loop {
+        tokio::time::sleep(LEASE_CHECK).await;
+        let places: Vec<Place> = shared.volumes.lock().await.values().cloned().collect();
+        for place in places {
+            // One that is being opened or deleted has its turn later.
+            let volume = place.try_lock().ok().and_then(|place| place.clone());
+            if let Some(volume) = volume {
+                volume.end_silent().await;
+            }
+        }
     }
 }
 

@@ -1,18 +1,23 @@
-//! Sessions: one client per volume at a time, found again after any restart.
+//! Sessions: clients of a volume, found again after any restart.
 
 use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
+use hayloft_model::grants::Object;
 use hayloft_model::{Ino, InoRange, SessionId};
-use hayloft_wire::{FailureCode, Hello, InodeRowMessage, PROTOCOL, Welcome};
+use hayloft_wire::server_message::Body as Answer;
+use hayloft_wire::{
+    Claim, Done, FailureCode, Hello, InodeRowMessage, LostPeer, PROTOCOL, SessionInfo, Welcome,
+};
 use prost::Message;
 use slatedb::{Db, WriteBatch};
 use tokio::sync::Notify;
 
 use crate::database;
 use crate::error::VolumeError;
+use crate::replies::Replies;
 use crate::tables::{self, SessionRow};
 use crate::volume::Volume;
 
@@ -41,14 +46,23 @@ pub(crate) struct Session {
     hang_up: Arc<Notify>,
 }
 
+/// An inode without a name that a session has open which ends.
+struct Orphan {
+    ino: Ino,
+    /// Others use it as well; they have, or get, orphan rows of their own.
+    is_used: bool,
+    /// Others who may use it, and have not said so yet.
+    heirs: Vec<SessionId>,
+}
+
 impl Session {
-    /// A session found in the tables: as if heard of when the server started.
-    pub(crate) fn found(row: &SessionRow) -> Session {
+    /// A session found in the tables: as if heard of just now.
+    pub(crate) fn found(row: &SessionRow, now_ms: u64) -> Session {
         Session {
             row: row.clone(),
             orphans: HashSet::new(),
             connection: None,
-            heard: Arc::default(),
+            heard: Arc::new(AtomicU64::new(now_ms)),
             failed: None,
             uncertain: false,
             hang_up: Arc::default(),
@@ -85,12 +99,14 @@ impl Volume {
         if hello.resume && !known {
             return Err(VolumeError::SessionEnded(id));
         }
-        for other in self.others_to_end(id, hello)? {
+        let other = SessionId(hello.takes_over);
+        if hello.takes_over != hello.session && self.is_proved_dead(other, &hello.host_id) {
             self.end_session(&db, other).await?;
         }
         let inos = self.begin(&db, id, hello).await?;
         let row = db.get(tables::inode(Ino::ROOT)).await?.ok_or(VolumeError::NoInode(Ino::ROOT))?;
         let root = database::decode::<InodeRowMessage>(row, "inode")?;
+        self.sharing.lock().join(id, hello.read_only);
         let (last_sequence, heard) = {
             let mut state = self.state.lock();
             let session = state.sessions.get_mut(&id).ok_or(VolumeError::SessionEnded(id))?;
@@ -110,41 +126,137 @@ impl Volume {
             lease_ms: self.shared.config.lease.as_millis() as u64,
             root: Some(root),
             volume_id: self.id.clone(),
+            lost: self.lost(id),
         };
         Ok((welcome, heard))
     }
 
-    /// Which sessions are over when `id` begins; `Busy` when one of them is not.
-    fn others_to_end(&self, id: SessionId, hello: &Hello) -> Result<Vec<SessionId>, VolumeError> {
-        let now = self.shared.uptime_ms();
-        let lease = self.shared.config.lease.as_millis() as u64;
-        let state = self.state.lock();
-        let mut over = Vec::new();
-        for (other, session) in state.sessions.iter().filter(|(other, _)| **other != id) {
-            let silent = now.saturating_sub(session.heard.load(Relaxed));
-            // A client with nothing to say is silent; one whose host is gone loses its connection.
-            let expired = session.connection.is_none() && silent > lease;
-            let proved_dead = hello.takes_over == other.0
-                && !hello.host_id.is_empty()
-                && hello.host_id == session.row.host_id
-                && session.connection.is_none();
-            if !expired && !proved_dead {
-                return Err(VolumeError::Busy {
-                    session: *other,
-                    host_id: session.row.host_id.clone(),
-                    host: session.row.host_name.clone(),
-                    pid: session.row.pid,
-                    mount_point: session.row.mount_point.clone(),
-                });
+    /// The session has said what it owns: from now on it is served.
+    pub(crate) async fn claim(
+        self: &Arc<Self>,
+        id: SessionId,
+        connection: u64,
+        claim: &Claim,
+        request: u64,
+        replies: &Replies,
+    ) -> Result<(), VolumeError> {
+        let own: Vec<Object> = claim.own.iter().map(Object::try_from).collect::<Result<_, _>>()?;
+        self.check_connection(id, connection)?;
+        let now_ms = self.shared.uptime_ms();
+        let claimed = {
+            let mut sharing = self.sharing.lock();
+            // Before anything that the session has not acknowledged counts as done.
+            sharing.uses.add(id, &claim.in_use);
+            let claimed = sharing.claim(id, &own, (connection, replies));
+            if claimed.is_ok() {
+                replies.push(request, Answer::Done(Done {}));
+                sharing.drive(now_ms);
             }
-            over.push(*other);
+            claimed
+        };
+        self.settle_uses();
+        let Err(refused) = claimed else { return self.locks.claim(id, &claim.locks) };
+        tracing::error!(volume = self.name, session = %id, ?refused, "claims what others hold: ended");
+        self.evict(id).await?;
+        Err(VolumeError::SessionEnded(id))
+    }
+
+    /// Sessions without a connection.
+    fn lost(&self, but: SessionId) -> Vec<LostPeer> {
+        let state = self.state.lock();
+        let lost = state.sessions.iter().filter(|(id, found)| **id != but && found.connection.is_none());
+        let lost = lost.map(|(id, found)| LostPeer {
+            session: id.0,
+            host_id: found.row.host_id.clone(),
+            pid: found.row.pid,
+        });
+        lost.collect()
+    }
+
+    /// Whether somebody on that host can know that the session's process is dead.
+    fn is_proved_dead(&self, session: SessionId, host_id: &str) -> bool {
+        let state = self.state.lock();
+        state.sessions.get(&session).is_some_and(|found| {
+            found.connection.is_none() && !host_id.is_empty() && found.row.host_id == host_id
+        })
+    }
+
+    /// Ends a session whose process is dead, as `asker`, on the same host, has proved.
+    pub(crate) async fn bury(
+        self: &Arc<Self>,
+        asker: SessionId,
+        session: SessionId,
+    ) -> Result<(), VolumeError> {
+        self.wait_for_eof(session).await;
+        let _turn = self.turn.lock().await;
+        let db = self.db()?;
+        let (host_id, is_known) = {
+            let state = self.state.lock();
+            let host_id = state.sessions.get(&asker).map(|found| found.row.host_id.clone());
+            (host_id.unwrap_or_default(), state.sessions.contains_key(&session))
+        };
+        match is_known {
+            true if !self.is_proved_dead(session, &host_id) => {
+                Err(VolumeError::Invalid("a session that is connected, or of another host, is not buried"))
+            }
+            _ => self.end_session(&db, session).await,
         }
-        Ok(over)
+    }
+
+    /// Ends a session, connected or not.
+    pub(crate) async fn evict(self: &Arc<Self>, session: SessionId) -> Result<(), VolumeError> {
+        let _turn = self.turn.lock().await;
+        let db = self.db()?;
+        self.sharing.lock().counts.evictions += 1;
+        self.end_session(&db, session).await
     }
 
     /// `Busy` while any session is connected or within its lease.
     pub(crate) fn refuse_when_mounted(&self) -> Result<(), VolumeError> {
-        self.others_to_end(SessionId(0), &Hello::default()).map(|_| ())
+        let now = self.shared.uptime_ms();
+        let lease = self.shared.config.lease.as_millis() as u64;
+        let state = self.state.lock();
+        let in_the_way = state.sessions.iter().find(|(_, session)| {
+            session.connection.is_some() || now.saturating_sub(session.heard.load(Relaxed)) <= lease
+        });
+        in_the_way.map_or(Ok(()), |(id, session)| {
+            Err(VolumeError::Busy {
+                session: *id,
+                host_id: session.row.host_id.clone(),
+                host: session.row.host_name.clone(),
+                pid: session.row.pid,
+                mount_point: session.row.mount_point.clone(),
+            })
+        })
+    }
+
+    /// All sessions, for people.
+    pub(crate) fn clients(&self) -> Vec<SessionInfo> {
+        let now_ms = self.shared.uptime_ms();
+        let (sharing, state) = (self.sharing.lock(), self.state.lock());
+        let clients = state.sessions.iter().map(|(id, session)| {
+            let summary = sharing.grants.summary(*id);
+            SessionInfo {
+                volume: self.name.clone(),
+                session: id.0,
+                host_name: session.row.host_name.clone(),
+                pid: session.row.pid,
+                mount_point: session.row.mount_point.clone(),
+                read_only: session.row.read_only,
+                connected: session.connection.is_some(),
+                silent_ms: now_ms.saturating_sub(session.heard.load(Relaxed)),
+                own_directories: summary.own_directories,
+                read_directories: summary.read_directories,
+                own_files: summary.own_files,
+                events_waiting: summary.events_waiting,
+                lag_ms: sharing.lag_ms(*id, now_ms),
+                locks: self.locks.count(*id),
+                last_sequence: session.row.last_sequence,
+            }
+        });
+        let mut clients: Vec<SessionInfo> = clients.collect();
+        clients.sort_by_key(|client| client.session);
+        clients
     }
 
     async fn wait_for_eof(&self, session: SessionId) {
@@ -181,7 +293,8 @@ impl Volume {
         batch.put(tables::VOLUME, volume_row.encode_to_vec());
         self.write(db, batch).await?;
         let mut state = self.state.lock();
-        let session = state.sessions.entry(id).or_insert_with(|| Session::found(&session_row));
+        let now_ms = self.shared.uptime_ms();
+        let session = state.sessions.entry(id).or_insert_with(|| Session::found(&session_row, now_ms));
         session.row = session_row;
         Ok(range)
     }
@@ -202,34 +315,81 @@ impl Volume {
         Ok(range)
     }
 
-    /// Ends a session: what it had open without a name is deleted, what it held is free. The caller has
-    /// the turn.
-    async fn end_session(self: &Arc<Self>, db: &Db, id: SessionId) -> Result<(), VolumeError> {
-        let orphans: Vec<Ino> = match self.state.lock().sessions.get(&id) {
-            Some(session) => session.orphans.iter().copied().collect(),
+    /// Ends a session: what nobody else has open without a name is deleted, what it held is free. The caller has the
+    /// turn.
+    pub(crate) async fn end_session(self: &Arc<Self>, db: &Db, id: SessionId) -> Result<(), VolumeError> {
+        let orphans = match self.orphans_of(id) {
+            Some(orphans) => orphans,
             None => return Ok(()),
         };
         let mut batch = WriteBatch::new();
-        let (mut bytes, mut inodes) = (0, 0);
-        for ino in orphans {
+        let (mut deleted, mut inherited) = (Vec::new(), Vec::new());
+        let mut bytes = 0;
+        for Orphan { ino, is_used, heirs } in orphans {
             batch.delete(tables::orphan(id, ino));
             let Some(row) = db.get(tables::inode(ino)).await? else { continue };
             let row = database::decode::<InodeRowMessage>(row, "inode")?;
-            if row.nlink == 0 {
+            if row.nlink > 0 {
+                continue;
+            }
+            heirs.iter().for_each(|heir| batch.put(tables::orphan(*heir, ino), [1]));
+            if !is_used && heirs.is_empty() {
                 // It left the usage when it lost its name.
                 batch.delete(tables::inode(ino));
                 bytes += row.allocated;
-                inodes += 1;
+                deleted.push(ino);
             }
+            inherited.push((ino, heirs));
+        }
+        let snapshot = db.snapshot()?;
+        let mut outcomes = database::scan(&snapshot, &tables::changes(id)).await?;
+        while let Some(found) = outcomes.next().await? {
+            batch.delete(found.key);
         }
         batch.delete(tables::session(id));
         self.write(db, batch).await?;
-        let mut state = self.state.lock();
-        state.dead_bytes += bytes as i64;
-        state.sessions.remove(&id);
-        state.grants.end(id);
-        tracing::info!(volume = self.name, session = %id, orphans = inodes, "the session has ended");
+        let now_ms = self.shared.uptime_ms();
+        let hang_up = {
+            let mut state = self.state.lock();
+            state.dead_bytes += bytes as i64;
+            for (ino, heirs) in &inherited {
+                for heir in heirs {
+                    state.sessions.get_mut(heir).map(|session| session.orphans.insert(*ino));
+                }
+            }
+            state.sessions.remove(&id).map(|session| session.hang_up)
+        };
+        {
+            let mut sharing = self.sharing.lock();
+            inherited.iter().for_each(|(ino, heirs)| sharing.uses.keep(*ino, heirs));
+            deleted.iter().for_each(|ino| sharing.grants.forget(*ino));
+            sharing.end(id, now_ms);
+        }
+        if let Some(hang_up) = hang_up {
+            hang_up.notify_one();
+        }
+        self.settle_uses();
+        self.locks.end_session(id);
+        tracing::info!(volume = self.name, session = %id, orphans = deleted.len(), "the session has ended");
         Ok(())
+    }
+
+    /// What a session has open without a name; `None` when there is no such session.
+    fn orphans_of(&self, id: SessionId) -> Option<Vec<Orphan>> {
+        let (sharing, state) = (self.sharing.lock(), self.state.lock());
+        let session = state.sessions.get(&id)?;
+        let others = || state.sessions.iter().filter(|(other, _)| **other != id);
+        let unclaimed = sharing.grants.unclaimed();
+        let orphans = session.orphans.iter().map(|ino| Orphan {
+            ino: *ino,
+            is_used: !sharing.uses.others(id, *ino).is_empty()
+                || others().any(|(_, other)| other.orphans.contains(ino)),
+            heirs: others()
+                .map(|(other, _)| *other)
+                .filter(|other| sharing.uses.is_open(*ino) || unclaimed.contains(other))
+                .collect(),
+        });
+        Some(orphans.collect())
     }
 
     /// The client leaves.
@@ -242,12 +402,11 @@ impl Volume {
 
     /// The connection is gone; the session stays for its lease.
     pub(crate) fn disconnected(&self, id: SessionId, connection: u64) {
-        let now = self.shared.uptime_ms();
+        self.sharing.lock().disconnected(id, connection);
         if let Some(session) = self.state.lock().sessions.get_mut(&id)
             && session.connection == Some(connection)
         {
             session.connection = None;
-            session.heard.store(now, Relaxed);
         }
     }
 

@@ -50,6 +50,17 @@ pub(crate) fn type_of(body: &Body) -> &'static str {
         Body::Stats(_) => "STATS",
         Body::SetQuota(_) => "SET_QUOTA",
         Body::CheckVolume(_) => "CHECK_VOLUME",
+        Body::Acquire(_) => "ACQUIRE",
+        Body::Change(_) => "CHANGE",
+        Body::Ack(_) => "ACK",
+        Body::LetGo(_) => "LET_GO",
+        Body::Claim(_) => "CLAIM",
+        Body::Ping(_) => "PING",
+        Body::Lock(_) => "LOCK",
+        Body::CancelLock(_) => "CANCEL_LOCK",
+        Body::Bury(_) => "BURY",
+        Body::ListClients(_) => "LIST_CLIENTS",
+        Body::EvictClient(_) => "EVICT_CLIENT",
     }
 }
 
@@ -82,14 +93,24 @@ impl Shared {
         let mut volumes = Map::new();
         for volume in self.open_volumes().await {
             let status = volume.status();
-            let state = volume.state.lock();
+            let (sharing, state) = (volume.sharing.lock(), volume.state.lock());
+            let (totals, done) = (sharing.grants.totals(), &sharing.counts);
             let connected = state.sessions.values().filter(|session| session.connection.is_some()).count();
             volumes.insert(
                 volume.name.clone(),
                 json!({
                     "clients": connected,
                     "sessions": state.sessions.len(),
-                    "grants": state.grants.len(),
+                    "grants": totals.own_directories + totals.read_directories + totals.own_files,
+                    "own_directories": totals.own_directories,
+                    "read_directories": totals.read_directories,
+                    "own_files": totals.own_files,
+                    "requests_waiting": sharing.grants.requests_waiting(),
+                    "events": { "apply": done.applies, "drop": done.drops, "recall": done.recalls },
+                    "events_waiting": totals.events_waiting,
+                    "changes_executed": done.executed,
+                    "changes_given": done.given,
+                    "evictions": done.evictions,
                     "used_bytes": status.used_bytes,
                     "used_inodes": status.used_inodes,
                     "quota_bytes": status.quota_bytes,

@@ -10,6 +10,7 @@
 //! | `P` pack | size of the pack object, bytes (u64) |
 //! | `S` session | [`SessionRow`] |
 //! | `O` session, inode | one byte: an inode without a name that the session has open |
+//! | `R` session, request | [`Changed`](hayloft_wire::Changed): the outcome of a `CHANGE` |
 //! | `V` | [`VolumeRow`] |
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
@@ -39,6 +40,7 @@ pub(crate) const CHUNKS: u8 = b'C';
 pub(crate) const PACKS: u8 = b'P';
 pub(crate) const SESSIONS: u8 = b'S';
 pub(crate) const ORPHANS: u8 = b'O';
+pub(crate) const CHANGES: u8 = b'R';
 pub(crate) const VOLUME: &[u8] = b"V";
 
 fn key(table: u8, number: u64, rest: &[u8]) -> Bytes {
@@ -88,6 +90,15 @@ pub(crate) fn session(session: SessionId) -> Bytes {
 
 pub(crate) fn orphan(session: SessionId, ino: Ino) -> Bytes {
     key(ORPHANS, session.0, &ino.0.to_be_bytes())
+}
+
+pub(crate) fn change(session: SessionId, request: u64) -> Bytes {
+    key(CHANGES, session.0, &request.to_be_bytes())
+}
+
+/// What the keys of a session's outcomes begin with.
+pub(crate) fn changes(session: SessionId) -> Bytes {
+    key(CHANGES, session.0, b"")
 }
 
 /// The number right after the table's byte; `None` for a key that is too short.

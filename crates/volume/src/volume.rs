@@ -5,9 +5,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
-use hayloft_model::grants::Grants;
 use hayloft_model::{ContentHash, FileKind, Ino, SessionId, Timestamp, Usage};
-use hayloft_wire::{InodeRowMessage, VolumeStatus};
+use hayloft_wire::{Changed, InodeRowMessage, VolumeStatus};
 use parking_lot::{Mutex, RwLock};
 use prost::Message;
 use slatedb::{CloseReason, Db, ErrorKind, WriteBatch};
@@ -17,6 +16,7 @@ use crate::error::{VolumeError, chain};
 use crate::registry::Registered;
 use crate::server::Shared;
 use crate::session::Session;
+use crate::sharing::{Progress, Sharing};
 use crate::tables::{self, PackId, SessionRow, VolumeRow};
 
 /// Most names of content that are remembered as stored: 8 MiB of memory.
@@ -36,7 +36,6 @@ pub(crate) struct State {
     pub(crate) usage: Usage,
     pub(crate) next_ino: u64,
     pub(crate) sessions: HashMap<SessionId, Session>,
-    pub(crate) grants: Grants,
     /// Content that certainly has a row: no need to look.
     pub(crate) known: HashSet<ContentHash>,
     /// During a sweep: content that commits have named since it began.
@@ -69,8 +68,8 @@ impl State {
     }
 }
 
-/// An open volume. Locks, in the order in which they are taken: `sweeping`, `turn`, then one of the
-/// others; only the first two are held across an await.
+/// An open volume. Locks, in the order in which they are taken: `sweeping`, `turn`, `sharing`, `state`, then one of
+/// the others; only the first two are held across an await.
 pub(crate) struct Volume {
     pub(crate) name: String,
     pub(crate) id: String,
@@ -82,7 +81,10 @@ pub(crate) struct Volume {
     pub(crate) sweeping: tokio::sync::Mutex<()>,
     /// Whoever changes rows holds it from reading what the change builds on until it is durable.
     pub(crate) turn: tokio::sync::Mutex<()>,
+    /// Who holds and uses what; the streams to the sessions.
+    pub(crate) sharing: Mutex<Sharing>,
     pub(crate) state: Mutex<State>,
+    pub(crate) locks: crate::locks::Locks,
     /// Packs that are put but not yet named by a durable row.
     flying: Mutex<HashSet<PackId>>,
 }
@@ -138,7 +140,9 @@ impl Volume {
             slot: RwLock::new(Slot::Closed),
             sweeping: tokio::sync::Mutex::default(),
             turn: tokio::sync::Mutex::default(),
+            sharing: Mutex::default(),
             state: Mutex::default(),
+            locks: crate::locks::Locks::default(),
             flying: Mutex::default(),
             shared,
         });
@@ -180,6 +184,14 @@ impl Volume {
             let id = tables::number_in(&found.key).ok_or(VolumeError::Damaged("session's key"))?;
             rows.push((SessionId(id), database::decode::<SessionRow>(found.value, "session")?));
         }
+        let mut changes = Vec::new();
+        let mut scan = database::scan(&snapshot, &[tables::CHANGES]).await?;
+        while let Some(found) = scan.next().await? {
+            let numbers = tables::number_in(&found.key).zip(tables::second_number_in(&found.key));
+            let (id, request) = numbers.ok_or(VolumeError::Damaged("key of a change"))?;
+            let outcome = database::decode::<Changed>(found.value, "outcome of a change")?;
+            changes.push(((SessionId(id), request), outcome));
+        }
         let mut orphans = HashMap::<SessionId, HashSet<Ino>>::new();
         let mut scan = database::scan(&snapshot, &[tables::ORPHANS]).await?;
         while let Some(found) = scan.next().await? {
@@ -195,17 +207,30 @@ impl Volume {
             packs += 1;
             pack_bytes += found.value.first_chunk().map_or(0, |size| u64::from_le_bytes(*size));
         }
-        let mut state = self.state.lock();
+        let now_ms = self.shared.uptime_ms();
+        let (mut sharing, mut state) = (self.sharing.lock(), self.state.lock());
         let mut old = std::mem::take(&mut state.sessions);
         for (id, row) in rows {
-            let mut session = old.remove(&id).unwrap_or_else(|| Session::found(&row));
+            let mut session = old.remove(&id).unwrap_or_else(|| {
+                sharing.join(id, row.read_only);
+                self.locks.await_claims([id]);
+                Session::found(&row, now_ms)
+            });
             session.row = row;
             session.orphans = orphans.remove(&id).unwrap_or_default();
             session.uncertain = false;
             state.sessions.insert(id, session);
         }
+        // Sessions whose beginning did not become durable.
+        for (id, session) in old {
+            sharing.end(id, now_ms);
+            session.hang_up();
+        }
+        for (key, outcome) in changes {
+            sharing.changes.entry(key).or_insert(Progress::Done(outcome));
+        }
         state.usage = Usage { bytes: row.bytes, inodes: row.inodes };
-        state.next_ino = row.next_ino;
+        state.next_ino = row.next_ino.max(state.next_ino);
         (state.packs, state.pack_bytes) = (packs, pack_bytes);
         state.known.clear();
         Ok(())
@@ -285,6 +310,7 @@ impl Volume {
             tracing::warn!(volume = self.name, "another server has taken over the volume");
             *slot = Slot::Fenced;
             drop(slot);
+            self.sharing.lock().close();
             self.state.lock().sessions.values().for_each(Session::hang_up);
             tokio::spawn(close_quickly(db));
             return;
@@ -322,6 +348,7 @@ impl Volume {
     /// Waits for the change in progress and closes the database.
     pub(crate) async fn close(&self) -> Result<(), slatedb::Error> {
         let slot = std::mem::replace(&mut *self.slot.write(), Slot::Closed);
+        self.sharing.lock().close();
         let _turn = self.turn.lock().await;
         match slot {
             Slot::Open(db) => db.close().await,

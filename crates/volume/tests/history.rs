@@ -6,10 +6,11 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use bytes::Bytes;
 use common::*;
-use hayloft_model::{BlockRef, Content, ContentHash, FileKind, Ino, Name, Record, Rows};
+use hayloft_model::grants::Object;
+use hayloft_model::{BlockRef, Content, ContentHash, FileKind, Ino, InodeRow, Name, Record, Rows};
 use hayloft_wire::client_message::Body as Ask;
 use hayloft_wire::server_message::Body as Answer;
-use hayloft_wire::{CheckVolume, FetchInode, FetchPages, Hello, SweepVolume, encode_blocks};
+use hayloft_wire::{CheckVolume, Claim, FetchInode, FetchPages, Hello, SweepVolume, encode_blocks};
 
 /// A seeded source of small numbers.
 struct Dice(u64);
@@ -80,7 +81,7 @@ impl World {
         block
     }
 
-    fn make_file(&mut self, client: &mut Client, changes: &mut Changes, ino: Ino) {
+    fn make_file(&mut self, client: &mut Client, changes: &mut Changes, dir: Ino, ino: Ino) {
         if let Some(old) = self.rows.inodes.get(&ino) {
             changes.usage.0 -= old.allocated as i64;
         }
@@ -107,6 +108,7 @@ impl World {
             changes.records.push(Record::DeletePages(ino, 1));
         }
         changes.usage.0 += row.allocated as i64;
+        let row = InodeRow { parent: dir, ..row };
         changes.inodes.insert(ino, Some(row));
     }
 
@@ -136,14 +138,14 @@ impl World {
                     FileKind::Directory => {
                         changes.inodes.insert(ino, Some(directory(dir.0, 0, 3)));
                     }
-                    _ => self.make_file(client, changes, ino),
+                    _ => self.make_file(client, changes, dir, ino),
                 }
             }
             (_, None) => {}
             (6 | 7, Some(name)) => {
                 let dentry = self.rows.dentries[&(dir, name)];
                 if dentry.kind == FileKind::Regular && !touched(&dentry.ino, changes) {
-                    self.make_file(client, changes, dentry.ino);
+                    self.make_file(client, changes, dir, dentry.ino);
                 }
             }
             (_, Some(name)) => {
@@ -249,7 +251,9 @@ fn history(seed: u64, rounds: u64) {
             }
             running = Running::start(config(folder.path()));
             let resume = Hello { resume: true, ..hello(seed) };
-            let (again, welcome) = Client::open(running.address, resume).unwrap();
+            let own = world.directories().into_iter().map(|dir| Object::Directory(dir).into()).collect();
+            let claim = Claim { own, ..Claim::default() };
+            let (again, welcome) = Client::open_with(running.address, resume, claim).unwrap();
             assert_eq!(welcome.last_sequence, world.sequence);
             client = again;
         }

@@ -10,8 +10,9 @@ use hayloft_model::{BlockRef, Content, ContentHash, FileKind, Ino, Name, Record}
 use hayloft_wire::client_message::Body as Ask;
 use hayloft_wire::server_message::Body as Answer;
 use hayloft_wire::{
-    AllocateInos, CheckVolume, DeleteVolume, FailureCode, FetchInode, FetchPages, Goodbye, Hello,
-    ListVolumes, SetQuota, ShowVolume, StatsRequest, StatusRequest, SweepVolume, encode_blocks,
+    AllocateInos, Bury, CheckVolume, Claim, DeleteVolume, FailureCode, FetchInode, FetchPages, Goodbye,
+    Hello, ListVolumes, SetQuota, ShowVolume, StatsRequest, StatusRequest, SweepVolume, Welcome,
+    encode_blocks,
 };
 
 fn started() -> (tempfile::TempDir, Running) {
@@ -44,12 +45,12 @@ fn a_tree_is_written_read_and_found_again_after_a_restart() {
         put(1, directory(1, 1, 5)),
         link(1, "dir", dir, FileKind::Directory, 3),
         link(1, "inline", big + 1, FileKind::Regular, 4),
-        put(big + 1, file(Content::Inline(Bytes::from_static(b"short")), 5)),
+        put(big + 1, file_in(1, Content::Inline(Bytes::from_static(b"short")), 5)),
         put(dir, directory(1, 0, 5)),
         link(dir, "small", small, FileKind::Regular, 3),
-        put(small, file(Content::Blocks(vec![Some(small_block)]), 36000)),
+        put(small, file_in(dir, Content::Blocks(vec![Some(small_block)]), 36000)),
         link(dir, "big", big, FileKind::Regular, 4),
-        put(big, file(Content::Blocks(blocks[..64].to_vec()), 150 * 65536)),
+        put(big, file_in(dir, Content::Blocks(blocks[..64].to_vec()), 150 * 65536)),
         Record::PutPage(Ino(big), 1, blocks[64..128].to_vec()),
         Record::PutPage(Ino(big), 2, blocks[128..].to_vec()),
     ];
@@ -140,51 +141,64 @@ fn a_commit_is_applied_exactly_once_over_reconnects_and_crashes() {
     running.shutdown();
 }
 
+fn ended(address: std::net::SocketAddr, session: u64) -> bool {
+    let again = Client::greet(address, Hello { resume: true, ..hello(session) });
+    again.is_err_and(|failed| code(&failed) == FailureCode::SessionEnded)
+}
+
 #[test]
-fn one_client_at_a_time_until_its_lease_or_its_proven_death() {
+fn sessions_end_by_goodbye_or_by_proof_and_come_back_otherwise() {
     let (folder, running) = started();
     let address = running.address;
-    let (mut client, _) = Client::open(address, hello(1)).unwrap();
-    let busy = Client::open(address, hello(2)).err().unwrap();
-    assert_eq!(code(&busy), FailureCode::Busy);
-    assert_eq!((busy.holder_session, busy.holder_pid, busy.holder_host_id.as_str()), (1, 42, "host"));
-    // Another host cannot take over, and nobody can while the connection stands.
-    let foreign = Hello { host_id: "other".into(), takes_over: 1, ..hello(2) };
-    assert_eq!(code(&Client::open(address, foreign.clone()).err().unwrap()), FailureCode::Busy);
-    let taker = Hello { takes_over: 1, ..hello(2) };
-    assert_eq!(code(&Client::open(address, taker.clone()).err().unwrap()), FailureCode::Busy);
-    // A client that has nothing to say for many leases is still there.
-    std::thread::sleep(Duration::from_millis(2000));
-    assert_eq!(code(&Client::open(address, hello(2)).err().unwrap()), FailureCode::Busy);
-    client.ask(Ask::Status(StatusRequest {})).unwrap();
-    drop(client);
-    assert_eq!(code(&Client::open(address, hello(2)).err().unwrap()), FailureCode::Busy);
-    let (second, _) = Client::open(address, taker).unwrap();
-    let ended = Client::open(address, Hello { resume: true, ..hello(1) }).err().unwrap();
-    assert_eq!(code(&ended), FailureCode::SessionEnded);
-    drop(second);
-    // By time alone.
-    std::thread::sleep(Duration::from_millis(800));
-    let (mut third, _) = Client::open(address, hello(3)).unwrap();
-    third.send(Ask::Goodbye(Goodbye {}));
-    third.ask(Ask::Status(StatusRequest {})).unwrap();
-    // After a goodbye at once; the third's message is handled within moments.
-    let (fourth, _) = (0..100)
-        .find_map(|_| {
-            std::thread::sleep(Duration::from_millis(5));
-            Client::open(address, hello(4)).ok()
-        })
-        .unwrap();
-    drop(fourth);
-    // A restarted server knows the session, and gives it a lease to come back.
+    let (mut one, _) = Client::open(address, hello(1)).unwrap();
+    let foreign = Hello { host_id: "other".into(), ..hello(2) };
+    let (mut two, welcome) = Client::open(address, foreign).unwrap();
+    assert_eq!(welcome.lost, []);
+    let bury = |session| Ask::Bury(Bury { session });
+    assert_eq!(code(&two.ask(bury(1)).unwrap_err()), FailureCode::Invalid, "it is connected");
+    drop(one);
+    assert_eq!(code(&two.ask(bury(1)).unwrap_err()), FailureCode::Invalid, "it is of another host");
+    // Nobody needs what it holds: it comes back whenever it likes.
+    std::thread::sleep(Duration::from_millis(1000));
+    (one, _) = Client::open(address, Hello { resume: true, ..hello(1) }).unwrap();
+    drop(one);
+    let lost = |welcome: Welcome| welcome.lost.iter().map(|peer| peer.session).collect::<Vec<_>>();
+    let (mut three, welcome) = Client::open(address, hello(3)).unwrap();
+    if lost(welcome).is_empty() {
+        // The end of a connection is seen within moments.
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    assert!(matches!(three.ask(bury(1)), Ok(Answer::Done(_))));
+    assert!(ended(address, 1));
+    drop(three);
+    let (mut four, _) = Client::open(address, Hello { takes_over: 3, ..hello(4) }).unwrap();
+    assert!(ended(address, 3));
+    four.send(Ask::Goodbye(Goodbye {}));
+    four.ask(Ask::Status(StatusRequest {})).unwrap();
+    assert!((0..100).any(|_| {
+        std::thread::sleep(Duration::from_millis(5));
+        ended(address, 4)
+    }));
+    drop(two);
+    // A restarted server knows the session.
     running.crash();
     let running = Running::start(config(folder.path()));
-    assert_eq!(code(&Client::open(running.address, hello(5)).err().unwrap()), FailureCode::Busy);
-    Client::open(running.address, Hello { resume: true, ..hello(4) }).unwrap();
-    std::thread::sleep(Duration::from_millis(800));
-    Client::open(running.address, hello(5)).unwrap();
+    let (_five, welcome) = Client::open(running.address, hello(5)).unwrap();
+    assert_eq!(lost(welcome), [2]);
+    Client::open(running.address, Hello { resume: true, ..hello(2) }).unwrap();
     let old = Hello { protocol: 99, ..hello(6) };
-    assert_eq!(code(&Client::open(running.address, old).err().unwrap()), FailureCode::Protocol);
+    assert_eq!(code(&Client::greet(running.address, old).err().unwrap()), FailureCode::Protocol);
+    running.shutdown();
+}
+
+#[test]
+fn a_session_says_first_what_it_owns() {
+    let (_folder, running) = started();
+    let (mut client, _) = Client::greet(running.address, hello(1)).unwrap();
+    assert_eq!(code(&client.enter(1, 0).unwrap_err()), FailureCode::Invalid);
+    assert!(matches!(client.ask(Ask::Claim(Claim::default())), Ok(Answer::Done(_))));
+    assert!(client.enter(1, 0).unwrap().dirs[0].own, "alone in the volume");
+    assert_eq!(code(&client.ask(Ask::Claim(Claim::default())).unwrap_err()), FailureCode::Invalid);
     running.shutdown();
 }
 

@@ -12,6 +12,10 @@ use crate::messages::{
 };
 use crate::rows::{DentryRow, InodeRowMessage, Xattr};
 
+mod sharing;
+
+pub use sharing::{error_code, error_of};
+
 /// A message that breaks a rule of the protocol: do not act on it; end the connection.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("a message with an invalid {what}")]

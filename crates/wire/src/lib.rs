@@ -7,15 +7,19 @@
 
 mod convert;
 pub mod frame;
+mod locks;
 mod messages;
 mod rows;
+mod sharing;
 
-pub use convert::{InvalidMessage, decode_blocks, encode_blocks};
+pub use convert::{InvalidMessage, decode_blocks, encode_blocks, error_code, error_of};
+pub use locks::LockKind;
 pub use messages::*;
 pub use rows::{DentryRow, InodeRowMessage, Xattr};
+pub use sharing::*;
 
 /// The version of the protocol that this crate speaks; a server refuses any other.
-pub const PROTOCOL: u32 = 1;
+pub const PROTOCOL: u32 = 2;
 
 /// Largest frame that a peer accepts, bytes. Larger answers are sent in parts.
 pub const FRAME_MAX: usize = 64 << 20;

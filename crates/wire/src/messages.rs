@@ -5,6 +5,7 @@ use bytes::Bytes;
 use prost::{Message, Oneof};
 
 use crate::rows::{DentryRow, InodeRowMessage};
+use crate::sharing::*;
 
 /// From a client to the server.
 #[derive(Clone, PartialEq, Message)]
@@ -13,7 +14,10 @@ pub struct ClientMessage {
     #[prost(uint64, tag = "1")]
     pub request: u64,
     /// What is said.
-    #[prost(oneof = "client_message::Body", tags = "2,3,4,5,6,7,8,9,10,11,12,13,20,21,22,23,24,25,26,27")]
+    #[prost(
+        oneof = "client_message::Body",
+        tags = "2,3,4,5,6,7,8,9,10,11,12,13,14,15,16,17,18,19,20,21,22,23,24,25,26,27,28,29,30,31,32"
+    )]
     pub body: Option<client_message::Body>,
 }
 
@@ -60,6 +64,24 @@ pub mod client_message {
         /// Begins a batch: content and records follow, then its commit.
         #[prost(message, tag = "13")]
         BeginBatch(BeginBatch),
+        /// Wants to own an object.
+        #[prost(message, tag = "14")]
+        Acquire(Acquire),
+        /// Wants an operation executed at the server.
+        #[prost(message, tag = "15")]
+        Change(ChangeRequest),
+        /// An event is applied.
+        #[prost(message, tag = "16")]
+        Ack(Ack),
+        /// Inodes are not in use any more.
+        #[prost(message, tag = "17")]
+        LetGo(LetGo),
+        /// What the session owns, after a welcome.
+        #[prost(message, tag = "18")]
+        Claim(Claim),
+        /// Keep-alive.
+        #[prost(message, tag = "19")]
+        Ping(Ping),
         /// Administration, on a connection without a session.
         #[prost(message, tag = "20")]
         CreateVolume(CreateVolume),
@@ -79,6 +101,21 @@ pub mod client_message {
         /// Verifies rows and content of a volume.
         #[prost(message, tag = "27")]
         CheckVolume(CheckVolume),
+        /// Sets, tests or removes a lock.
+        #[prost(message, tag = "28")]
+        Lock(LockRequest),
+        /// Administration: who is connected.
+        #[prost(message, tag = "29")]
+        ListClients(ListClients),
+        /// Administration: ends a session.
+        #[prost(message, tag = "30")]
+        EvictClient(EvictClient),
+        /// Another session's process is dead.
+        #[prost(message, tag = "31")]
+        Bury(Bury),
+        /// Gives up waiting for a lock.
+        #[prost(message, tag = "32")]
+        CancelLock(CancelLock),
     }
 }
 
@@ -89,7 +126,7 @@ pub struct ServerMessage {
     #[prost(uint64, tag = "1")]
     pub request: u64,
     /// What is said.
-    #[prost(oneof = "server_message::Body", tags = "2,3,4,5,6,7,8,9,10,20,21,22,23,24")]
+    #[prost(oneof = "server_message::Body", tags = "2,3,4,5,6,7,8,9,10,11,12,13,14,15,20,21,22,23,24,25")]
     pub body: Option<server_message::Body>,
 }
 
@@ -127,6 +164,21 @@ pub mod server_message {
         /// Answers `Status`, and in general tells how full the volume is.
         #[prost(message, tag = "10")]
         Status(VolumeStatus),
+        /// Something to apply and acknowledge; belongs to no request.
+        #[prost(message, tag = "11")]
+        Event(Event),
+        /// Answers `Acquire`.
+        #[prost(message, tag = "12")]
+        Acquired(Acquired),
+        /// Answers `Change`.
+        #[prost(message, tag = "13")]
+        Changed(Changed),
+        /// Answers `Ping`.
+        #[prost(message, tag = "14")]
+        Pong(Pong),
+        /// Answers `Lock`.
+        #[prost(message, tag = "15")]
+        Locked(LockAnswer),
         /// Answers administration that returns nothing.
         #[prost(message, tag = "20")]
         Done(Done),
@@ -142,6 +194,9 @@ pub mod server_message {
         /// Answers `CheckVolume`.
         #[prost(message, tag = "24")]
         Checked(Checked),
+        /// Answers `ListClients` and `EvictClient`.
+        #[prost(message, tag = "25")]
+        Clients(Clients),
     }
 }
 
@@ -204,6 +259,9 @@ pub struct Welcome {
     /// The volume's id, random, never used twice.
     #[prost(string, tag = "7")]
     pub volume_id: String,
+    /// Sessions of the volume without a connection: a client on the same host may know that one is dead.
+    #[prost(message, repeated, tag = "8")]
+    pub lost: Vec<LostPeer>,
 }
 
 /// Why a request failed.
@@ -292,6 +350,9 @@ pub struct Listing {
     /// All entries have been said now.
     #[prost(bool, tag = "3")]
     pub complete: bool,
+    /// The session owns the directory from now on; else it is a reader of it.
+    #[prost(bool, tag = "4")]
+    pub own: bool,
 }
 
 /// A name with the row it leads to.
@@ -303,7 +364,7 @@ pub struct ListedEntry {
     /// Where it leads.
     #[prost(message, optional, tag = "2")]
     pub dentry: Option<DentryRow>,
-    /// The inode's row.
+    /// The inode's row; absent when somebody else owns it.
     #[prost(message, optional, tag = "3")]
     pub inode: Option<InodeRowMessage>,
 }
@@ -322,6 +383,9 @@ pub struct InodeAnswer {
     /// The row.
     #[prost(message, optional, tag = "1")]
     pub inode: Option<InodeRowMessage>,
+    /// The session owns it from now on (directories only); else it is a reader of it, or of its home.
+    #[prost(bool, tag = "2")]
+    pub own: bool,
 }
 
 /// Wants the page rows 1 and later of a file.

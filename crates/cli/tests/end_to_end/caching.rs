@@ -8,7 +8,7 @@ use serde_json::Value;
 use crate::farm::{Farm, Mount, number, run, sh};
 
 /// Makes a source tree of so many small files.
-fn tree(dir: &Path, files: usize) {
+pub(crate) fn tree(dir: &Path, files: usize) {
     for at in 0..files {
         let folder = dir.join(format!("part-{}/sub-{}", at / 400, at / 40 % 10));
         if at % 40 == 0 {
@@ -24,12 +24,12 @@ fn tree(dir: &Path, files: usize) {
 }
 
 /// find, stat and read, names that are not there among them.
-const PASS: &str = "find . -type f | wc -l >/dev/null
+pub(crate) const PASS: &str = "find . -type f | wc -l >/dev/null
     find . -exec stat -c %i {} + >/dev/null
     find . -type f -exec cat {} + >/dev/null
     for name in part-0 part-0/sub-1; do ! test -e $name/missing.h; done";
 
-fn lookups(stats: &Value) -> u64 {
+pub(crate) fn lookups(stats: &Value) -> u64 {
     number(stats, "fuse.requests.LOOKUP")
 }
 
@@ -107,4 +107,23 @@ fn what_lives_within_the_window_never_reaches_the_server() {
     assert_eq!(grown("log.content_bytes_shipped"), 0);
     // The directory itself has changed: its times, its next cookie.
     assert!(grown("log.records_shipped") <= 2, "{}", after["log"]);
+}
+
+#[test]
+fn a_close_writes_back_what_was_stored_through_a_map() {
+    let (_farm, mount) = Farm::mounted("v");
+    let script = r#"
+import mmap, os, sys
+for flags in (os.O_CREAT, 0):
+    file = os.open(sys.argv[1] + "/mapped", os.O_RDWR | flags)
+    os.ftruncate(file, 8192)
+    map = mmap.mmap(file, 8192)
+    map[4096:4100] = b"abcd"
+    # Python's map has a descriptor of its own.
+    os.close(file)
+    map.close()
+"#;
+    // Once for the file that is made, once for one that is opened.
+    run(std::process::Command::new("python3").args(["-c", script]).arg(mount.path()));
+    assert_eq!(number(&mount.stats(), "fuse.requests.WRITE"), 2);
 }

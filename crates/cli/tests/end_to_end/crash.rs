@@ -15,15 +15,15 @@ fn setting(name: &str, default: u64) -> u64 {
 }
 
 /// What a writer has done.
-struct History {
-    ops: Vec<Op>,
+pub(crate) struct History {
+    pub ops: Vec<Op>,
     /// So many of them were known to be durable.
-    durable: usize,
-    tree: Tree,
+    pub durable: usize,
+    pub tree: Tree,
 }
 
 /// Changes the tree until told to stop, or until the mount is gone.
-fn write(top: &Path, start: &Tree, seed: u64, stop: &AtomicBool) -> History {
+pub(crate) fn write(top: &Path, start: &Tree, seed: u64, stop: &AtomicBool) -> History {
     let mut random = Random::new(seed);
     let mut history = History { ops: Vec::new(), durable: 0, tree: start.clone() };
     while !stop.load(Ordering::Relaxed) {
@@ -50,7 +50,7 @@ fn is_gone(error: &std::io::Error) -> bool {
 }
 
 /// Lets a writer run for a while, does something terrible, and gives what the writer has done.
-fn disturbed(mount: &Mount, start: &Tree, seed: u64, act: impl FnOnce()) -> History {
+pub(crate) fn disturbed(mount: &Mount, start: &Tree, seed: u64, act: impl FnOnce()) -> History {
     let stop = AtomicBool::new(false);
     let top = mount.path().to_owned();
     std::thread::scope(|scope| {

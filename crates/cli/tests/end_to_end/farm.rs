@@ -14,7 +14,15 @@ pub(crate) const HAYLOFT: &str = env!("CARGO_BIN_EXE_hayloft");
 
 /// `hayloft` with arguments, in an environment without settings.
 pub(crate) fn hayloft<I: AsRef<std::ffi::OsStr>>(args: impl IntoIterator<Item = I>) -> Command {
-    let mut command = Command::new(HAYLOFT);
+    hayloft_at(None, args)
+}
+
+/// The same, on the network of a host of [`crate::net::Net`].
+fn hayloft_at<I: AsRef<std::ffi::OsStr>>(host: Option<&str>, args: impl IntoIterator<Item = I>) -> Command {
+    let mut command = Command::new(if host.is_some() { "nsenter" } else { HAYLOFT });
+    if let Some(host) = host {
+        command.arg(format!("--net=/run/netns/{host}")).arg(HAYLOFT);
+    }
     command.args(args).stdin(Stdio::null());
     for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("HAYLOFT_")) {
         command.env_remove(name);
@@ -50,6 +58,23 @@ pub(crate) fn sh(script: &str) -> Command {
     command
 }
 
+/// A program in Python.
+pub(crate) fn python(script: &str) -> Command {
+    let mut command = Command::new("python3");
+    command.args(["-c", script]).stdin(Stdio::null());
+    command
+}
+
+/// How often a test does something: `HAYLOFT_TEST_LONG` chooses the long form.
+pub(crate) fn rounds(short: usize, long: usize) -> usize {
+    if std::env::var_os("HAYLOFT_TEST_LONG").is_some() { long } else { short }
+}
+
+/// Where the random choices of a test begin.
+pub(crate) fn seed() -> u64 {
+    std::env::var("HAYLOFT_TEST_SEED").ok().and_then(|value| value.parse().ok()).unwrap_or(1)
+}
+
 /// Waits until something is so; panics when it does not come within `limit`.
 pub(crate) fn wait_until(what: &str, limit: Duration, mut is_so: impl FnMut() -> bool) {
     let deadline = Instant::now() + limit;
@@ -65,6 +90,8 @@ pub(crate) struct Farm {
     store: PathBuf,
     server_args: Vec<String>,
     server: Option<Child>,
+    /// The network that it is on, when it is not the machine's.
+    host: Option<String>,
     /// Where it listens; stays the same over restarts.
     pub address: String,
 }
@@ -77,11 +104,17 @@ impl Farm {
 
     /// Starts a server on this store, with more arguments.
     pub(crate) fn with(store: Option<&Path>, server_args: &[&str]) -> Farm {
+        Farm::at(None, "127.0.0.1:0", store, server_args)
+    }
+
+    /// Starts a server on a host of a network.
+    pub(crate) fn at(host: Option<&str>, address: &str, store: Option<&Path>, server_args: &[&str]) -> Farm {
         assert!(is_root(), "end-to-end tests mount file systems: run them as root");
         let dir = tempfile::Builder::new().prefix("hayloft-e2e-").tempdir_in("/var/tmp").unwrap();
         let store = store.map_or_else(|| dir.path().join("store"), Path::to_owned);
         let server_args = server_args.iter().map(ToString::to_string).collect();
-        let mut farm = Farm { dir, store, server_args, server: None, address: "127.0.0.1:0".to_owned() };
+        let (host, address) = (host.map(str::to_owned), address.to_owned());
+        let mut farm = Farm { dir, store, server_args, server: None, host, address };
         farm.start_server();
         farm
     }
@@ -95,7 +128,7 @@ impl Farm {
     pub(crate) fn start_server(&mut self) {
         assert!(self.server.is_none(), "the server runs");
         let log = File::options().create(true).append(true).open(self.dir().join("server.log")).unwrap();
-        let mut command = hayloft(["serve", "--listen", &self.address, "--store"]);
+        let mut command = self.hayloft(["serve", "--listen", &self.address, "--store"]);
         command.arg(format!("file://{}", self.store.display())).args(&self.server_args);
         let mut server = command.stdout(Stdio::piped()).stderr(log).spawn().unwrap();
         let mut line = String::new();
@@ -103,6 +136,11 @@ impl Farm {
         self.server = Some(server);
         assert!(line.starts_with("serving file:///"), "{line:?}; {}", self.server_log());
         self.address = line.trim_end().rsplit(' ').next().unwrap().to_owned();
+    }
+
+    /// `hayloft` on the server's host.
+    pub(crate) fn hayloft<const N: usize>(&self, args: [&str; N]) -> Command {
+        hayloft_at(self.host.as_deref(), args)
     }
 
     pub(crate) fn server_log(&self) -> String {
@@ -130,7 +168,7 @@ impl Farm {
 
     /// `hayloft volume ...`.
     pub(crate) fn volume<const N: usize>(&self, args: [&str; N]) -> Command {
-        let mut command = hayloft(["volume"]);
+        let mut command = self.hayloft(["volume"]);
         command.args(args).args(["--server", &self.address]);
         command
     }
@@ -142,7 +180,30 @@ impl Farm {
 
     /// Mounts a volume.
     pub(crate) fn mount(&self, volume: &str, options: &str) -> Mount {
-        Mount::new(&self.address, volume, self.dir().join(format!("mnt-{volume}")), options)
+        self.mount_as(volume, &format!("mnt-{volume}"), options, None)
+    }
+
+    /// Mounts a volume on the folder of this name, from a host of a network.
+    pub(crate) fn mount_as(&self, volume: &str, name: &str, options: &str, host: Option<&str>) -> Mount {
+        Mount::new(&self.address, volume, self.dir().join(name), options, host)
+    }
+
+    /// Mounts a volume so many times.
+    pub(crate) fn mounts(&self, volume: &str, count: usize, options: &str) -> Vec<Mount> {
+        (0..count).map(|at| self.mount_as(volume, &format!("mnt-{volume}-{at}"), options, None)).collect()
+    }
+
+    /// Creates a volume and mounts it so many times.
+    pub(crate) fn shared(count: usize) -> (Farm, Vec<Mount>) {
+        Farm::shared_with(count, "", &[])
+    }
+
+    /// The same, with mount options and with arguments for the server.
+    pub(crate) fn shared_with(count: usize, options: &str, server_args: &[&str]) -> (Farm, Vec<Mount>) {
+        let farm = Farm::with(None, server_args);
+        farm.create("v");
+        let mounts = farm.mounts("v", count, options);
+        (farm, mounts)
     }
 
     /// Creates a volume and mounts it.
@@ -155,7 +216,23 @@ impl Farm {
 
     /// The server's statistics.
     pub(crate) fn stats(&self) -> Value {
-        serde_json::from_str(&run(&mut hayloft(["stats", &self.address, "--json"]))).unwrap()
+        serde_json::from_str(&run(&mut self.hayloft(["stats", &self.address, "--json"]))).unwrap()
+    }
+}
+
+impl Farm {
+    /// `hayloft clients`: the sessions of a volume.
+    pub(crate) fn clients(&self, volume: &str) -> Vec<Value> {
+        let mut command = self.hayloft(["clients", &self.address, "--volume", volume, "--json"]);
+        serde_json::from_str(&run(&mut command)).unwrap()
+    }
+
+    /// `hayloft evict`: ends the session of a mount.
+    pub(crate) fn evict(&self, volume: &str, mount: &Mount) {
+        let clients = self.clients(volume);
+        let client = clients.iter().find(|client| client["pid"] == mount.pid());
+        let session = &client.unwrap_or_else(|| panic!("{} is not in {clients:?}", mount.pid()))["session"];
+        run(&mut self.hayloft(["evict", &self.address, volume, session.as_str().unwrap()]));
     }
 }
 
@@ -179,11 +256,12 @@ pub(crate) struct Mount {
 }
 
 impl Mount {
-    fn new(address: &str, volume: &str, path: PathBuf, options: &str) -> Mount {
+    fn new(address: &str, volume: &str, path: PathBuf, options: &str, host: Option<&str>) -> Mount {
         std::fs::create_dir_all(&path).unwrap();
         let log = path.with_extension("log");
         let file = File::options().create(true).append(true).open(&log).unwrap();
-        let mut command = hayloft(["mount", &format!("{address}/{volume}"), "--foreground"]);
+        let mut command = hayloft_at(host, ["mount", &format!("{address}/{volume}"), "--foreground"]);
+        command.arg("--cache-dir").arg(path.with_extension("state"));
         command.arg(&path).stdout(Stdio::piped()).stderr(file);
         if !options.is_empty() {
             command.args(["-o", options]);
@@ -203,6 +281,17 @@ impl Mount {
 
     pub(crate) fn log(&self) -> String {
         std::fs::read_to_string(&self.log).unwrap_or_default()
+    }
+
+    pub(crate) fn join(&self, name: &str) -> PathBuf {
+        self.path.join(name)
+    }
+
+    /// Folders of what could never be applied.
+    pub(crate) fn unsent(&self) -> Vec<PathBuf> {
+        let folder = self.path.with_extension("state").join("unsent");
+        std::fs::read_dir(folder)
+            .map_or(Vec::new(), |entries| entries.map(|entry| entry.unwrap().path()).collect())
     }
 
     /// The process that serves it.

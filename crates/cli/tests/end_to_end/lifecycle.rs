@@ -35,8 +35,8 @@ fn every_reason_not_to_mount_has_its_message_and_code() {
     let volume = format!("{}/v", farm.address);
     fails(&mut attempt("127.0.0.1:1/v", "free", ""), 3, "hayloft serve");
     fails(&mut attempt(&other, "free", ""), 4, "w");
-    fails(&mut attempt(&volume, "free", ""), 5, "in use");
     fails(&mut attempt(&other, "mnt-v", ""), 5, "mounted there already");
+    fails(&mut attempt(&volume, "mnt-v", ""), 5, "mounted there already");
     fails(&mut attempt(&other, "none", ""), 1, "No such file");
     fails(&mut attempt(&other, "file", ""), 2, "not a folder");
     fails(&mut attempt(&other, "free", "colour=red"), 2, "colour");
@@ -262,6 +262,18 @@ fn volumes_from_create_to_delete() {
     assert!(run(&mut farm.volume(["check", "one", "--content"])).contains("is sound"));
     run(&mut farm.volume(["delete", "one"]));
     assert_eq!(run(&mut farm.volume(["list", "--json"])).trim(), "[]");
+}
+
+#[test]
+fn a_volume_is_in_use_until_its_last_mount_is_left() {
+    let (farm, mounts) = Farm::shared(3);
+    fs::write(mounts[0].path().join("file"), b"shared").unwrap();
+    for mount in mounts {
+        assert_eq!(fs::read(mount.path().join("file")).unwrap(), b"shared");
+        fails(&mut farm.volume(["delete", "v"]), 5, "in use");
+        mount.unmount();
+    }
+    run(&mut farm.volume(["delete", "v"]));
 }
 
 #[test]

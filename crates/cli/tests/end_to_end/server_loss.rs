@@ -1,13 +1,17 @@
 //! A build goes on when its server is killed and comes back.
 
 use std::fs;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use crate::farm::{Farm, run, sh};
-use crate::model::Random;
+use crate::contention::Changers;
+use crate::crash::write;
+use crate::farm::{Farm, rounds, run, sh};
+use crate::model::{Random, Tree, find_prefix, read_tree};
+use crate::watchdog::Watchdog;
 
 /// A program of 60 sources with a Makefile; it prints the sum of what they return.
-fn write_program(dir: &std::path::Path) {
+pub(crate) fn write_program(dir: &std::path::Path) {
     let mut calls = String::new();
     for at in 0..60 {
         let body = format!("#include \"all.h\"\nint part_{at}(void) {{ return {at}; }}\n");
@@ -67,4 +71,46 @@ fn a_server_that_stops_in_order_is_missed_for_a_moment_only() {
     for (name, content) in [("before", "1"), ("meanwhile", "2"), ("after", "3")] {
         assert_eq!(fs::read_to_string(mount.path().join(name)).unwrap(), content);
     }
+}
+
+#[test]
+fn eight_busy_mounts_outlive_their_server() {
+    let (mut farm, mounts) = Farm::shared_with(8, "commit=0.2", &[]);
+    let watchdog = Watchdog::over(&mounts);
+    // Each has a folder of its own, and two processes in one that is everybody's.
+    let tops: Vec<_> =
+        mounts.iter().enumerate().map(|(at, mount)| mount.join(&format!("own-{at}"))).collect();
+    tops.iter().for_each(|top| fs::create_dir(top).unwrap());
+    let mut changers = Changers::start(&mounts, "dir", 2, rounds(60, 2000));
+    let (stop, mut random) = (AtomicBool::new(false), Random::new(9));
+    let (stopped, mut kills) = (&stop, 0);
+    let histories: Vec<_> = std::thread::scope(|scope| {
+        let writers: Vec<_> = tops
+            .iter()
+            .enumerate()
+            .map(|(at, top)| scope.spawn(move || write(top, &Tree::new(), 900 + at as u64, stopped)))
+            .collect();
+        while kills < 4 || !changers.are_over() {
+            std::thread::sleep(Duration::from_millis(300 + random.below(1200)));
+            farm.kill_server();
+            kills += 1;
+            std::thread::sleep(Duration::from_millis(random.below(400)));
+            farm.start_server();
+            watchdog.progress();
+        }
+        stop.store(true, Ordering::Relaxed);
+        writers.into_iter().map(|writer| writer.join().unwrap()).collect()
+    });
+    changers.check(&mounts);
+    for (at, history) in histories.iter().enumerate() {
+        assert!(history.ops.len() > 20, "mount {at} has done {} things only", history.ops.len());
+        for mount in &mounts {
+            let found = read_tree(&mount.join(&format!("own-{at}")));
+            find_prefix(&Tree::new(), &history.ops, history.ops.len(), &found);
+        }
+    }
+    drop(watchdog);
+    mounts.into_iter().for_each(crate::farm::Mount::unmount);
+    let said = run(&mut farm.volume(["check", "v", "--content"]));
+    assert!(said.contains("is sound"), "{said}");
 }

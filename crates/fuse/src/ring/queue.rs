@@ -17,6 +17,7 @@ use crate::counters::Shard;
 use crate::engine::{Engine, Verdict};
 use crate::filesystem::{FileSystem, Pace};
 use crate::reply::Statfs;
+use crate::settle::Turn;
 use crate::sys;
 
 /// `FUSE_IO_URING_CMD_REGISTER`: a new slot, to be filled with a request.
@@ -46,9 +47,11 @@ pub(super) struct Queue<F> {
     crowded: bool,
     kicker: Arc<Kicker>,
     stay: Stay,
+    turn: Arc<Turn>,
 }
 
 impl<F: FileSystem> Queue<F> {
+    #[allow(clippy::too_many_arguments)] // all that a queue consists of
     pub(super) fn new(
         core: usize,
         ring: Ring,
@@ -57,10 +60,11 @@ impl<F: FileSystem> Queue<F> {
         shard: Arc<Shard>,
         kicker: Arc<Kicker>,
         stay: Stay,
+        turn: Arc<Turn>,
     ) -> Queue<F> {
         let Ring { uring, wake } = ring;
         let (slots, absent, deferred, crowded) = (Vec::new(), 0, false, false);
-        Queue { core, uring, wake, engine, fd, shard, slots, absent, deferred, crowded, kicker, stay }
+        Queue { core, uring, wake, engine, fd, shard, slots, absent, deferred, crowded, kicker, stay, turn }
     }
 
     /// Registers the slots, reports how that went, and serves until the connection ends.
@@ -76,6 +80,7 @@ impl<F: FileSystem> Queue<F> {
         if go_on && let Err(error) = self.serve() {
             tracing::error!(core = self.core, %error, "a queue has failed");
         }
+        self.turn.end();
     }
 
     fn start(&mut self) -> io::Result<()> {
@@ -97,6 +102,10 @@ impl<F: FileSystem> Queue<F> {
         let (mut given_before, mut taken_before) = (self.slots.len(), 0);
         loop {
             let given = self.slots.len() - self.absent;
+            if let Some(wanted) = self.turn.wanted() {
+                self.uring.submit()?;
+                self.turn.submitted(wanted);
+            }
             let waited = self.stay.awake(&mut self.uring).and_then(|()| self.uring.submit_and_wait(1));
             match waited {
                 Ok(_) => {}
@@ -169,13 +178,14 @@ impl<F: FileSystem> Queue<F> {
             self.commit_request(index, header.unique);
             return;
         }
-        let (slot, wake) = (Arc::clone(slot), Arc::clone(&self.wake));
+        let (slot, wake, unique) = (Arc::clone(slot), Arc::clone(&self.wake), header.unique);
         self.engine.submit(&header, move |engine, token| {
             // SAFETY: the queue's thread leaves the slot alone until it is given back.
             unsafe {
                 slot.handle(|message, reply| Verdict::Answer(engine.serve_patiently(message, reply, token)))
             };
             wake.answered(index);
+            engine.answered(unique);
         });
         self.replace_absent();
         self.deferred = true;

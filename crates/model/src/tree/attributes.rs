@@ -59,8 +59,12 @@ impl Tree {
             if size > SIZE_MAX {
                 return Err(TreeError::TooLarge);
             }
+            self.need_row(ino)?;
+            let now = self.stamp(now);
             self.set_size(ino, size, allocated, now)?;
         }
+        self.need_row(ino)?;
+        let now = self.stamp(now);
         let row = self.change(ino)?;
         row.ctime = now;
         if let Some(mode) = change.mode {
@@ -77,7 +81,8 @@ impl Tree {
         Ok(())
     }
 
-    /// A file's data was written: its size is at least `end` now, and `allocated` bytes take room.
+    /// A file's data was written: its size is at least `end` now, and `allocated` bytes take room. Whether it may be
+    /// written was asked before, see [`Tree::check_owned`].
     ///
     /// # Errors
     /// The file would be too large, or the row is missing.
@@ -90,6 +95,7 @@ impl Tree {
         now: Timestamp,
     ) -> Result<(), TreeError> {
         let size = self.inode(ino)?.size.max(end);
+        let now = self.stamp(now);
         self.set_size(ino, size, allocated, now)?;
         if kill_privileges {
             drop_privileges(self.change(ino)?);
@@ -103,7 +109,7 @@ impl Tree {
         row.size = size;
         (row.mtime, row.ctime) = (now, now);
         if row.nlink > 0 {
-            self.usage.bytes = (self.usage.bytes + allocated).saturating_sub(before);
+            self.count(allocated as i64 - before as i64, 0);
         }
         Ok(())
     }
@@ -154,6 +160,8 @@ impl Tree {
         if total + name.len() + value.len() > XATTRS_MAX {
             return Err(TreeError::NoSpace);
         }
+        self.need_row(ino)?;
+        let now = self.stamp(now);
         let row = self.change(ino)?;
         row.xattrs.insert(Bytes::copy_from_slice(name), Bytes::copy_from_slice(value));
         row.ctime = now;
@@ -166,6 +174,8 @@ impl Tree {
     /// There is none of that name, or the row is missing.
     pub fn remove_xattr(&mut self, ino: Ino, name: &[u8], now: Timestamp) -> Result<(), TreeError> {
         self.xattr(ino, name)?;
+        self.need_row(ino)?;
+        let now = self.stamp(now);
         let row = self.change(ino)?;
         row.xattrs.remove(name);
         row.ctime = now;

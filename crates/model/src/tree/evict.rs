@@ -31,8 +31,9 @@ impl Tree {
             }
             let Some(directory) = self.dirs.remove(&dir) else { continue };
             for dentry in directory.by_name.values() {
-                let clean =
-                    self.nodes.get(&dentry.ino).is_some_and(|node| !node.dirty && node.cut <= durable);
+                let clean = self.nodes.get(&dentry.ino).is_some_and(|node| {
+                    !node.dirty && node.cut <= durable && !self.owns_alone(dentry.ino, &node.row)
+                });
                 // A directory's row goes when its own listing is gone already: parents are dropped later.
                 let listed = dentry.kind == FileKind::Directory && self.dirs.contains_key(&dentry.ino);
                 if clean && !listed && !in_use(dentry.ino) {
@@ -71,6 +72,7 @@ impl Tree {
                     && !named.contains(ino)
                     && !self.dirs.contains_key(ino)
                     && !in_use(**ino)
+                    && !self.owns_alone(**ino, &node.row)
             })
             .map(|(ino, _)| *ino)
             .collect();

@@ -5,7 +5,8 @@ use std::collections::HashMap;
 use rustc_hash::FxBuildHasher;
 
 use super::Tree;
-use crate::{Batch, Ino, Missing, Name, Record, Sequence, TreeError, Usage, UsageDelta};
+use crate::grants::STRAY;
+use crate::{Batch, Ino, Missing, Name, Record, Sequence, TreeError, UsageDelta};
 
 /// Changes since the last cut. What was made and removed between two cuts leaves nothing here.
 #[derive(Debug, Default)]
@@ -16,14 +17,9 @@ pub(super) struct Changes {
     pub(super) deleted: Vec<Ino>,
     /// Names, and whether the server has (or will have, by cuts already made) each of them.
     names: HashMap<(Ino, Name), bool, FxBuildHasher>,
-    /// Usage at the last cut.
-    usage: Usage,
-}
-
-impl Changes {
-    pub(super) fn new(usage: Usage) -> Changes {
-        Changes { usage, ..Changes::default() }
-    }
+    /// How the usage has changed since the last cut. Counted by itself: others change the volume's usage as well, so
+    /// that what is known of it here may be too low to subtract from.
+    pub(super) usage: UsageDelta,
 }
 
 /// A cut of the log: the batch that brings the server to the state of this moment. Rows of files whose
@@ -35,6 +31,8 @@ pub struct Cut {
     pub batch: Batch,
     /// Inodes that the server had no row of before.
     fresh: Vec<Ino>,
+    /// Files of which the server learns that they have lost their home.
+    homeless: Vec<Ino>,
     /// The names, and whether the server had each of them.
     names: Vec<(Ino, Name, bool)>,
 }
@@ -68,6 +66,7 @@ impl Tree {
         let mut orphans = Vec::new();
         let mut kept = Vec::new();
         let mut fresh = Vec::new();
+        let mut homeless = Vec::new();
         let mut names = Vec::with_capacity(self.changes.names.len());
         for ino in std::mem::take(&mut self.changes.inodes) {
             let Some(node) = self.nodes.get_mut(&ino) else { continue };
@@ -86,10 +85,18 @@ impl Tree {
                 fresh.push(ino);
             }
             node.cut = sequence;
+            if self.homeless.remove(&ino) {
+                homeless.push(ino);
+            }
             records.push(Record::PutInode(ino, Box::new(node.row.clone())));
         }
         self.changes.inodes = kept;
-        records.extend(std::mem::take(&mut self.changes.deleted).into_iter().map(Record::DeleteInode));
+        for ino in std::mem::take(&mut self.changes.deleted) {
+            if let Some((_, cut)) = self.dying.get_mut(&ino) {
+                *cut = Some(sequence);
+            }
+            records.push(Record::DeleteInode(ino));
+        }
         for ((dir, name), stored) in std::mem::take(&mut self.changes.names) {
             let directory = self.dirs.get_mut(&dir);
             let dentry = directory.and_then(|directory| {
@@ -104,12 +111,8 @@ impl Tree {
             }
             names.push((dir, name, stored));
         }
-        let usage = UsageDelta {
-            bytes: self.usage.bytes as i64 - self.changes.usage.bytes as i64,
-            inodes: self.usage.inodes as i64 - self.changes.usage.inodes as i64,
-        };
-        self.changes.usage = self.usage;
-        Cut { batch: Batch { sequence, records, usage, orphans }, fresh, names }
+        let usage = std::mem::take(&mut self.changes.usage);
+        Cut { batch: Batch { sequence, records, usage, orphans }, fresh, homeless, names }
     }
 
     /// The server has refused the last cut, and nothing of it was applied: what it held is part of the
@@ -121,6 +124,15 @@ impl Tree {
             } else {
                 // It has ended since then, and the server never knew it.
                 self.changes.deleted.retain(|deleted| *deleted != ino);
+                self.disown(ino);
+            }
+        }
+        for ino in cut.homeless {
+            match self.nodes.get(&ino).map(|node| node.row.parent) {
+                Some(STRAY) if self.owns(ino) => drop(self.homeless.insert(ino)),
+                // It has a home again, and the server does not know that it had none.
+                Some(parent) if parent != STRAY => self.disown(ino),
+                _ => {}
             }
         }
         for record in &cut.batch.records {
@@ -131,7 +143,12 @@ impl Tree {
                         self.changes.inodes.push(*ino);
                     }
                 }
-                Record::DeleteInode(ino) => self.changes.deleted.push(*ino),
+                Record::DeleteInode(ino) => {
+                    if let Some((_, cut)) = self.dying.get_mut(ino) {
+                        *cut = None;
+                    }
+                    self.changes.deleted.push(*ino);
+                }
                 _ => {}
             }
         }
@@ -144,9 +161,7 @@ impl Tree {
             // What the server had before the refused cut counts, not what it would have had after it.
             self.changes.names.insert((dir, name), stored);
         }
-        self.changes.usage = Usage {
-            bytes: self.changes.usage.bytes.saturating_add_signed(-cut.batch.usage.bytes),
-            inodes: self.changes.usage.inodes.saturating_add_signed(-cut.batch.usage.inodes),
-        };
+        self.changes.usage.bytes += cut.batch.usage.bytes;
+        self.changes.usage.inodes += cut.batch.usage.inodes;
     }
 }

@@ -9,16 +9,23 @@ mod attributes;
 mod evict;
 mod log;
 mod names;
+mod share;
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 
 use rustc_hash::FxBuildHasher;
 
 pub use attributes::AttributeChange;
 pub use log::Cut;
 pub use names::{NewNode, RenameFlags};
+pub use share::Stale;
+pub(crate) use share::object_of;
 
-use crate::{Dentry, FileKind, Ino, InoRange, InodeRow, Missing, Name, Sequence, TreeError, Usage};
+use crate::grants::Object;
+use crate::{
+    Dentry, FileKind, Ino, InoRange, InodeRow, Missing, Name, Sequence, Timestamp, TreeError, Usage,
+    UsageDelta,
+};
 
 type Map<K, V> = HashMap<K, V, FxBuildHasher>;
 
@@ -74,12 +81,27 @@ pub struct Tree {
     quota: Usage,
     operations: u64,
     ended: Vec<Ino>,
+    /// Objects that may be changed here; `None`: all.
+    owned: Option<HashSet<Ino, FxBuildHasher>>,
+    /// Of those, files that have lost their home here, which no cut has told the server yet.
+    homeless: HashSet<Ino, FxBuildHasher>,
+    /// Of those, objects that are gone here, and that the server has still; with the cut that deletes them.
+    dying: Map<Ino, (Object, Option<Sequence>)>,
+    /// The last batch that the server is known to hold, see [`Tree::shipped`].
+    durable: Sequence,
+    /// Inodes that the server was told to be in use, though their name or cover is gone.
+    in_use: HashSet<Ino, FxBuildHasher>,
+    released: Vec<Ino>,
+    /// Inodes without name and use that were given back, until their last change is shipped.
+    lingering: Vec<Ino>,
+    /// The latest change that is known of: no later one gets an earlier time.
+    newest: Timestamp,
 }
 
 impl Tree {
     /// A tree that knows nothing but how full its volume is; zeros in `quota` mean no limit.
     pub fn new(usage: Usage, quota: Usage) -> Tree {
-        Tree { usage, quota, changes: log::Changes::new(usage), ..Tree::default() }
+        Tree { usage, quota, ..Tree::default() }
     }
 
     /// Adds inode numbers to make new inodes with.
@@ -104,6 +126,7 @@ impl Tree {
 
     /// Adds an inode's row as fetched from the server; a row that is here already stays, since it is newer.
     pub fn add_inode(&mut self, ino: Ino, row: InodeRow) {
+        self.newest = self.newest.max(row.ctime);
         self.nodes.entry(ino).or_insert(Node { row, stored: true, dirty: false, cut: Sequence(0) });
     }
 
@@ -205,6 +228,9 @@ impl Tree {
             return false;
         }
         self.lookups.remove(&ino);
+        if self.in_use.remove(&ino) && !self.lingers(ino) {
+            self.released.push(ino);
+        }
         self.end_if_unused(ino)
     }
 
@@ -213,14 +239,29 @@ impl Tree {
         let unused =
             self.nodes.get(&ino).is_some_and(|node| node.row.nlink == 0) && !self.lookups.contains_key(&ino);
         if unused {
+            if self.lingers(ino) {
+                self.lingering.push(ino);
+                return false;
+            }
+            let owned = self.owns(ino);
             let node = self.nodes.remove(&ino).expect("just seen");
             self.dirs.remove(&ino);
-            if node.stored {
+            // What others own, or nobody, is the server's to delete.
+            if node.stored && owned {
                 self.changes.deleted.push(ino);
+                self.keep_until_deleted(object_of(ino, &node.row));
+            } else {
+                self.disown(ino);
             }
             self.ended.push(ino);
         }
         unused
+    }
+
+    /// Whether an inode that was given back without a name has changes that are not shipped: others may use it.
+    fn lingers(&self, ino: Ino) -> bool {
+        let unshipped = |node: &Node| node.row.nlink == 0 && (node.dirty || node.cut > self.durable);
+        !self.owns(ino) && self.nodes.get(&ino).is_some_and(unshipped)
     }
 
     /// The inodes that have ended since this was asked last: whatever is kept for them can go.
@@ -252,9 +293,21 @@ impl Tree {
         paths
     }
 
+    /// The volume's files take more (or less) from now on.
+    fn count(&mut self, bytes: i64, inodes: i64) {
+        self.usage = self.usage.after(UsageDelta { bytes, inodes });
+        self.changes.usage.bytes += bytes;
+        self.changes.usage.inodes += inodes;
+    }
+
     /// What the volume's files take now.
     pub fn usage(&self) -> Usage {
         self.usage
+    }
+
+    /// What the volume's files take by the server's account, all cuts included: others change it too.
+    pub fn set_usage(&mut self, usage: Usage) {
+        self.usage = usage.after(self.changes.usage);
     }
 
     /// How much they may take; 0 for no limit.

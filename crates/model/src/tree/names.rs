@@ -5,13 +5,14 @@ use std::collections::BTreeMap;
 use bytes::Bytes;
 
 use super::{Directory, FIRST_COOKIE, Node, Tree};
-use crate::{Content, Dentry, FileKind, Ino, InodeRow, Name, Sequence, Timestamp, TreeError};
+use crate::grants::STRAY;
+use crate::{Content, Dentry, FileKind, Ino, InodeRow, Missing, Name, Sequence, Timestamp, TreeError};
 
 const SETGID: u32 = 0o2000;
 const LINKS_MAX: u32 = 1 << 30;
 
 /// What a new inode is to be.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct NewNode {
     /// Type and permission bits, the umask already applied.
     pub mode: u32,
@@ -46,10 +47,12 @@ impl Tree {
         if self.lookup(dir, name)?.is_some() {
             return Err(TreeError::Exists);
         }
+        self.need_names(dir)?;
         self.check_inode_room()?;
+        let now = self.stamp(now);
         let ino = self.add_new(dir, new, 1, now)?;
         self.add_name(dir, name, ino, now)?;
-        self.usage.inodes += 1;
+        self.count(0, 1);
         Ok(ino)
     }
 
@@ -60,6 +63,7 @@ impl Tree {
     /// As [`Tree::create`].
     pub fn create_unnamed(&mut self, dir: Ino, new: NewNode, now: Timestamp) -> Result<Ino, TreeError> {
         self.directory(dir)?;
+        let now = self.stamp(now);
         self.add_new(dir, new, 0, now)
     }
 
@@ -85,7 +89,7 @@ impl Tree {
             mtime: now,
             ctime: now,
             btime: now,
-            parent: if is_dir { dir } else { Ino(0) },
+            parent: if is_dir || nlink > 0 { dir } else { STRAY },
             next_cookie: if is_dir { FIRST_COOKIE } else { 0 },
             xattrs: BTreeMap::new(),
             content: new.target.map_or(Content::None, Content::Target),
@@ -94,6 +98,12 @@ impl Tree {
         self.changes.inodes.push(ino);
         if is_dir {
             self.dirs.insert(ino, Directory { used: self.operations, ..Directory::default() });
+        }
+        // Nobody else knows of it.
+        if is_dir {
+            self.own(ino);
+        } else if nlink == 0 {
+            self.own_homeless(ino);
         }
         Ok(ino)
     }
@@ -129,8 +139,11 @@ impl Tree {
         row.nlink = if row.kind() == FileKind::Directory { 0 } else { row.nlink - 1 };
         if row.nlink == 0 {
             let allocated = row.allocated;
-            self.usage.bytes -= allocated.min(self.usage.bytes);
-            self.usage.inodes -= 1.min(self.usage.inodes);
+            if row.kind() != FileKind::Directory {
+                row.parent = STRAY;
+                self.own_homeless(ino);
+            }
+            self.count(-(allocated as i64), -1);
             self.end_if_unused(ino);
         }
         Ok(())
@@ -155,15 +168,25 @@ impl Tree {
         if self.inode(dir)?.nlink == 0 {
             return Err(TreeError::NotFound);
         }
+        self.need_names(dir)?;
+        self.need_row(ino)?;
+        let now = self.stamp(now);
         if revived {
             self.check_inode_room()?;
             self.check_room(allocated)?;
-            self.usage.inodes += 1;
-            self.usage.bytes += allocated;
+            self.count(allocated as i64, 1);
         }
         let row = self.change(ino)?;
         row.nlink += 1;
         row.ctime = now;
+        if revived {
+            row.parent = dir;
+            self.settle_at_home(ino);
+        } else if row.parent != dir {
+            // Names in several directories: it is owned by itself from now on.
+            row.parent = STRAY;
+            self.own_homeless(ino);
+        }
         self.add_name(dir, name, ino, now)
     }
 
@@ -176,7 +199,9 @@ impl Tree {
         if dentry.kind == FileKind::Directory {
             return Err(TreeError::IsDirectory);
         }
-        self.inode(dentry.ino)?;
+        self.need_names(dir)?;
+        self.need_row(dentry.ino)?;
+        let now = self.stamp(now);
         self.take_name(dir, name, now)?;
         self.drop_link(dentry.ino, now)?;
         Ok(dentry.ino)
@@ -189,6 +214,9 @@ impl Tree {
     pub fn rmdir(&mut self, dir: Ino, name: &[u8], now: Timestamp) -> Result<Ino, TreeError> {
         let dentry = self.lookup(dir, name)?.ok_or(TreeError::NotFound)?;
         self.check_empty(dentry)?;
+        self.need_names(dir)?;
+        self.need_names(dentry.ino)?;
+        let now = self.stamp(now);
         self.take_name(dir, name, now)?;
         self.drop_link(dentry.ino, now)?;
         Ok(dentry.ino)
@@ -218,6 +246,17 @@ impl Tree {
         if self.inode(to.0)?.nlink == 0 {
             return Err(TreeError::NotFound);
         }
+        self.need_names(from.0)?;
+        self.need_names(to.0)?;
+        self.need_row(source.ino)?;
+        target.map_or(Ok(()), |target| self.need_row(target.ino))?;
+        let moves_directory =
+            [Some(source), target].into_iter().flatten().any(|moved| moved.kind == FileKind::Directory);
+        if self.owned.is_some() && from.0 != to.0 && moves_directory {
+            // Two owners could build a cycle.
+            return Err(TreeError::Missing(Missing::Executor));
+        }
+        let now = self.stamp(now);
         self.check_no_cycle(source, from.0, to.0)?;
         match target {
             Some(_) if flags.no_replace => return Err(TreeError::Exists),
@@ -231,7 +270,7 @@ impl Tree {
         if flags.whiteout {
             self.check_inode_room()?;
             if self.numbers_left() == 0 {
-                return Err(TreeError::Missing(crate::Missing::Numbers));
+                return Err(TreeError::Missing(Missing::Numbers));
             }
         }
         if let Some(target) = target {
@@ -254,8 +293,12 @@ impl Tree {
     fn moved(&mut self, dentry: Dentry, dir: Ino, now: Timestamp) -> Result<(), TreeError> {
         let row = self.change(dentry.ino)?;
         row.ctime = now;
-        if dentry.kind == FileKind::Directory {
+        if dentry.kind == FileKind::Directory || row.nlink == 1 && row.parent != STRAY {
             row.parent = dir;
+        } else if row.parent != dir {
+            // Its other names stay where they were: it is owned by itself from now on.
+            row.parent = STRAY;
+            self.own_homeless(dentry.ino);
         }
         Ok(())
     }

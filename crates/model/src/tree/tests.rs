@@ -214,6 +214,7 @@ impl World {
                 self.tree.add_listing(dir, listing);
             }
             Missing::Numbers => panic!("there are enough numbers"),
+            Missing::Own(_) | Missing::Executor => panic!("the tree is not shared"),
         }
     }
 

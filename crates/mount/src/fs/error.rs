@@ -5,6 +5,7 @@ use hayloft_model::TreeError;
 
 use crate::committer::FlushError;
 use crate::fault::FaultError;
+use crate::locks::LockError;
 
 /// Why a request fails.
 #[derive(Debug, thiserror::Error)]
@@ -15,6 +16,8 @@ pub(crate) enum FsError {
     Fault(#[from] FaultError),
     #[error("the change cannot be made durable: {0:?}")]
     Flush(FlushError),
+    #[error(transparent)]
+    Lock(#[from] LockError),
     #[error("interrupted")]
     Interrupted,
     #[error("the session has ended: {0}")]
@@ -62,6 +65,13 @@ impl FsError {
                     tracing::error!(reason, "cannot fetch from the server");
                     Errno::EIO
                 }
+            },
+            FsError::Lock(error) => match error {
+                LockError::Held => Errno::EAGAIN,
+                LockError::Deadlock => Errno::EDEADLK,
+                LockError::Interrupted => Errno::EINTR,
+                LockError::NoLocks(_) => Errno::ENOLCK,
+                LockError::Failed(_) => Errno::EIO,
             },
             FsError::Flush(error) => match error {
                 FlushError::NoSpace => Errno::ENOSPC,

@@ -1,8 +1,10 @@
 //! Requests about data.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Instant;
 
-use hayloft_fuse::{Interrupt, Pace, Reply, SetAttr, Validity, write_flags};
+use hayloft_fuse::{Interrupt, Pace, Reply, SetAttr, Validity};
 use hayloft_model::tree::{AttributeChange, Tree};
 use hayloft_model::{BLOCK_SIZE, FileKind, Ino, TreeError};
 use parking_lot::MutexGuard;
@@ -11,6 +13,50 @@ use super::error::FsError;
 use super::{Done, Need, Stop, VolumeFs, attr};
 use crate::core::Core;
 use crate::data::{File, FileData, Lacking};
+use crate::kernel::Word;
+
+const PAGE: u64 = 4096;
+/// The kernel may send larger writes in parts, bytes.
+const LARGE: usize = 128 << 10;
+
+/// What a program writes.
+pub(super) struct Write<'a> {
+    pub(super) offset: u64,
+    pub(super) bytes: &'a [u8],
+    /// At the end, wherever that is.
+    pub(super) appends: bool,
+    pub(super) kills_privileges: bool,
+}
+
+impl Write<'_> {
+    fn end(&self, offset: u64) -> u64 {
+        offset.saturating_add(self.bytes.len() as u64)
+    }
+
+    /// Whether this may be the first part of what a program appends with one call. The kernel sends what goes into a
+    /// page that it has not read apart from the rest.
+    fn is_to_be_continued(&self) -> bool {
+        let ends_with_page = self.end(self.offset).is_multiple_of(PAGE);
+        self.appends && ends_with_page && (!self.offset.is_multiple_of(PAGE) || self.bytes.len() >= LARGE)
+    }
+}
+
+/// A write that the file's owner has admitted: who needs the file waits until it is in the tree.
+struct Admitted(Arc<File>);
+
+impl Admitted {
+    /// To be called with the core's lock held.
+    fn new(file: Arc<File>) -> Admitted {
+        file.writes.fetch_add(1, Ordering::AcqRel);
+        Admitted(file)
+    }
+}
+
+impl Drop for Admitted {
+    fn drop(&mut self) {
+        self.0.writes.fetch_sub(1, Ordering::AcqRel);
+    }
+}
 
 impl VolumeFs {
     pub(super) fn read(&self, ino: Ino, offset: u64, size: u32, reply: &mut Reply<'_>) -> Done {
@@ -48,37 +94,50 @@ impl VolumeFs {
     ) -> Result<T, Stop> {
         self.client
             .budget
-            .with(file, work)
+            .with(file, |data| if data.is_gone() { Err(Lacking::Gone) } else { work(data) })
             .map_err(|lacking| Stop::Need(Need::Data(ino, Arc::clone(file), lacking)))
     }
 
     pub(super) fn write(
         &self,
         ino: Ino,
-        offset: u64,
-        bytes: &[u8],
-        flags: u32,
+        write: &Write<'_>,
         status_asked: bool,
         reply: &mut Reply<'_>,
     ) -> Done {
-        let end = offset.saturating_add(bytes.len() as u64);
-        if end > Tree::size_max() {
-            return Err(TreeError::TooLarge.into());
-        }
-        let file = {
+        let (file, offset) = {
             let mut core = self.client.core();
+            core.tree.check_owned(ino)?;
+            let size = core.tree.inode(ino)?.size;
+            // The kernel's idea of the end is old when another host has appended.
+            let offset = if write.appends { size } else { write.offset };
+            if write.end(offset) > Tree::size_max() {
+                return Err(TreeError::TooLarge.into());
+            }
             let file = core.file(ino)?;
-            let growth = self.with_data(ino, &file, |data| data.growth(offset, bytes.len() as u64))?;
-            self.check_room(&core, ino, growth, bytes.len() as u64, status_asked)?;
-            file
+            let len = write.bytes.len() as u64;
+            let growth = self.with_data(ino, &file, |data| data.growth(offset, len))?;
+            self.check_room(&core, ino, growth, len, status_asked)?;
+            (Admitted::new(file), offset)
         };
-        self.with_data(ino, &file, |data| data.write(offset, bytes))?;
+        let file = &file.0;
+        self.with_data(ino, file, |data| data.write(offset, write.bytes))?;
         let mut core = self.client.core();
         let allocated = file.data.lock().allocated();
-        core.tree.wrote(ino, end, allocated, flags & write_flags::KILL_SUIDGID != 0, self.now())?;
+        core.tree.wrote(ino, write.end(offset), allocated, write.kills_privileges, self.now())?;
+        if write.is_to_be_continued() {
+            core.appending.insert(ino, Instant::now());
+        } else {
+            core.appending.remove(&ino);
+        }
         self.changed(&mut core);
         drop(core);
-        reply.written(bytes.len() as u32);
+        if offset != write.offset {
+            // It has put the bytes elsewhere in its cache. The word waits until this answer is there.
+            let (names, attributes, data) = (Vec::new(), vec![ino], vec![ino]);
+            self.client.tell_kernel(Word::Stale { names, attributes, data, in_use: Vec::new(), ack: None });
+        }
+        reply.written(write.bytes.len() as u32);
         Ok(())
     }
 
@@ -116,6 +175,7 @@ impl VolumeFs {
         if size > Tree::size_max() {
             return Err(TreeError::TooLarge.into());
         }
+        core.tree.check_owned(ino)?;
         let file = core.file(ino)?;
         self.with_data(ino, &file, |data| data.truncate(size))?;
         let allocated = file.data.lock().allocated();
@@ -158,6 +218,7 @@ impl VolumeFs {
             return Err(TreeError::TooLarge.into());
         }
         let mut core = self.client.core();
+        core.tree.check_owned(ino)?;
         let size = core.tree.inode(ino)?.size;
         let file = core.file(ino)?;
         if mode & (PUNCH_HOLE | ZERO_RANGE) != 0 {

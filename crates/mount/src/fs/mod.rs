@@ -2,22 +2,28 @@
 
 mod error;
 mod io;
+mod locks;
 mod names;
+mod request;
 mod xattrs;
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use hayloft_fuse::{
-    Attr, Entry, Failure, FileSystem, Forget, Interrupt, Operation, Pace, Reply, Request, SetAttr, Statfs,
-    TimeOrNow, Validity,
+    Attr, Entry, Errno, Failure, FileSystem, Forget, Interrupt, Operation, Pace, Reply, Request, SetAttr,
+    Statfs, TimeOrNow, Validity, write_flags,
 };
 use hayloft_model::tree::AttributeChange;
 use hayloft_model::{BLOCK_SIZE, FileKind, Ino, InodeRow, Missing, Timestamp, TreeError};
 
 use self::error::FsError;
+use self::io::Write;
+use self::request::Asked;
 use crate::core::{Client, Core};
 use crate::data::{File, Lacking};
+use crate::fault::FaultError;
+use crate::link::Condition;
 
 /// A volume as a file system.
 pub(crate) struct VolumeFs {
@@ -60,19 +66,58 @@ type Done = Result<(), Stop>;
 impl FileSystem for VolumeFs {
     fn handle(&self, request: &Request<'_>, reply: &mut Reply<'_>, pace: Pace<'_>) -> Result<(), Failure> {
         let mut status_asked = false;
+        let mut asked = Asked::new(&self.client);
+        if let Pace::Patient(_) = pace {
+            self.client.calls.note(request, false);
+        }
         loop {
+            match (self.client.link.condition(), pace) {
+                (Condition::Live, _) => {}
+                // Who asks what became of the mount has to find it.
+                (Condition::Ended, _) if is_top(request) => {}
+                (Condition::Ended, _) => return Err(Failure::Errno(Errno::EIO)),
+                (Condition::Lapsed, Pace::Fast) => {
+                    self.client.calls.note(request, true);
+                    return Err(Failure::Again);
+                }
+                (Condition::Lapsed, Pace::Patient(interrupt)) => {
+                    self.client.calls.note(request, true);
+                    self.client.link.await_lease(interrupt).map_err(|_| Failure::Errno(Errno::EINTR))?;
+                    self.client.calls.note(request, false);
+                    continue;
+                }
+            }
             match self.answer(request, reply, pace, status_asked) {
                 Ok(()) => return Ok(()),
                 Err(Stop::Error(error)) => return Err(Failure::Errno(error.errno())),
                 Err(Stop::Need(need)) => match pace {
-                    Pace::Fast => return Err(Failure::Again),
+                    Pace::Fast => {
+                        self.client.calls.note(request, true);
+                        return Err(Failure::Again);
+                    }
                     Pace::Patient(interrupt) => {
+                        self.client.calls.note(request, true);
+                        if let Need::Row(missing @ (Missing::Own(_) | Missing::Executor)) = need {
+                            match self.obtain(request, missing, &mut asked, reply, interrupt) {
+                                Ok(true) => return Ok(()),
+                                Ok(false) => {
+                                    self.client.calls.note(request, false);
+                                    continue;
+                                }
+                                Err(error) => return Err(Failure::Errno(error.errno())),
+                            }
+                        }
                         status_asked |= matches!(need, Need::Status);
                         self.satisfy(need, interrupt).map_err(|error| Failure::Errno(error.errno()))?;
+                        self.client.calls.note(request, false);
                     }
                 },
             }
         }
+    }
+
+    fn answered(&self, unique: u64) {
+        self.client.calls.end(unique);
     }
 
     fn forget(&self, forgets: &[Forget]) {
@@ -81,8 +126,11 @@ impl FileSystem for VolumeFs {
             core.tree.forget(Ino(forget.nodeid), forget.nlookup);
         }
         self.client.drop_ended(&mut core);
-        let dirty = core.tree.is_dirty();
+        let (dirty, released) = (core.tree.is_dirty(), core.tree.has_released());
         drop(core);
+        if released {
+            self.client.let_go();
+        }
         if dirty {
             self.client.ledger.touch();
         }
@@ -98,7 +146,14 @@ impl VolumeFs {
         match need {
             Need::Row(missing) => Ok(self.client.fetch_row(missing, Some(interrupt))?),
             Need::Data(ino, file, lacking) => {
-                Ok(self.client.fetch_data(ino, &file, lacking, Some(interrupt))?)
+                let fetched = self.client.fetch_data(ino, &file, lacking, Some(interrupt));
+                match fetched {
+                    // Another host has changed the file meanwhile: what was asked for is not its data any more.
+                    Err(FaultError::Gone | FaultError::Broken(_)) if !self.client.is_current(ino, &file) => {
+                        Ok(())
+                    }
+                    fetched => Ok(fetched?),
+                }
             }
             Need::Status => {
                 self.client.refresh_status(interrupt);
@@ -128,19 +183,15 @@ impl VolumeFs {
         status_asked: bool,
     ) -> Done {
         let ino = Ino(request.nodeid);
-        let changes = changes(&request.op);
-        if (changes || waits_for_store(&request.op)) && self.client.link.ended().is_some() {
-            return Err(FsError::Ended(String::new()).into());
-        }
         // The kernel lets nothing through, unless somebody has told it since to.
-        if changes && self.client.options.read_only {
+        if self.client.options.read_only && changes(&request.op) {
             return Err(FsError::ReadOnly.into());
         }
         if self.client.dirty_rows.load(Ordering::Relaxed) > DIRTY_ROWS_MAX && adds_rows(&request.op) {
             return Err(Stop::Need(Need::Room));
         }
         match request.op {
-            Operation::Lookup { name } => self.lookup(ino, name, reply),
+            Operation::Lookup { name } => self.lookup(ino, name, pace, reply),
             Operation::Getattr { .. } => {
                 let attr = attr(ino, self.client.core().tree.inode(ino)?);
                 reply.attr(&attr, Validity::FOREVER);
@@ -148,34 +199,45 @@ impl VolumeFs {
             }
             Operation::Setattr(change) => self.set_attributes(ino, &change, reply),
             Operation::Readlink => self.readlink(ino, reply),
-            Operation::Symlink { name, target } => self.symlink(request, name, target, reply),
-            Operation::Mknod { name, mode, rdev, .. } => self.mknod(request, name, mode, rdev, reply),
-            Operation::Mkdir { name, mode, .. } => self.mkdir(request, name, mode, reply),
+            Operation::Symlink { name, target } => self.symlink(request, name, target, pace, reply),
+            Operation::Mknod { name, mode, rdev, .. } => self.mknod(request, name, mode, rdev, pace, reply),
+            Operation::Mkdir { name, mode, .. } => self.mkdir(request, name, mode, pace, reply),
             Operation::Unlink { name } => self.unlink(ino, name),
             Operation::Rmdir { name } => self.rmdir(ino, name),
             Operation::Rename { name, new_parent, new_name, flags } => {
                 self.rename((ino, name), (Ino(new_parent), new_name), flags)
             }
-            Operation::Link { ino: linked, new_name } => self.link(Ino(linked), ino, new_name, reply),
-            Operation::Create { name, mode, flags, .. } => self.create(request, name, mode, flags, reply),
+            Operation::Link { ino: linked, new_name } => self.link(Ino(linked), ino, new_name, pace, reply),
+            Operation::Create { name, mode, flags, .. } => {
+                self.create(request, name, mode, flags, pace, reply)
+            }
             Operation::Tmpfile { mode, .. } => self.create_unnamed(request, mode, reply),
             Operation::Read { offset, size, .. } => self.read(ino, offset, size, reply),
-            Operation::Write { offset, data, write_flags, .. } => {
-                self.write(ino, offset, data, write_flags, status_asked, reply)
+            Operation::Write { offset, data, write_flags: kind, flags, .. } => {
+                let write = Write {
+                    offset,
+                    bytes: data,
+                    appends: flags & libc::O_APPEND as u32 != 0 && kind & write_flags::CACHE == 0,
+                    kills_privileges: kind & write_flags::KILL_SUIDGID != 0,
+                };
+                self.write(ino, &write, status_asked, reply)
             }
             Operation::Fallocate { offset, length, mode, .. } => {
                 self.fallocate(ino, offset, length, mode, status_asked)
             }
             Operation::Lseek { offset, whence, .. } => self.seek(ino, offset, whence, reply),
             Operation::Fsync { .. } | Operation::Fsyncdir { .. } | Operation::Syncfs => self.sync(pace),
-            Operation::Readdir { offset, .. } => self.readdir(ino, offset, false, reply),
-            Operation::Readdirplus { offset, .. } => self.readdir(ino, offset, true, reply),
-            Operation::Statfs => self.statfs(reply),
+            Operation::Readdir { offset, .. } => self.readdir(ino, offset, false, pace, reply),
+            Operation::Readdirplus { offset, .. } => self.readdir(ino, offset, true, pace, reply),
+            Operation::Statfs => self.statfs(status_asked, reply),
             Operation::Setxattr { name, value, flags, .. } => self.set_xattr(ino, name, value, flags),
             Operation::Getxattr { name, size } => self.get_xattr(ino, name, size, reply),
             Operation::Listxattr { size } => self.list_xattrs(ino, size, reply),
             Operation::Removexattr { name } => self.remove_xattr(ino, name),
             Operation::Ioctl { .. } => Err(FsError::NoTty.into()),
+            Operation::Getlk { .. } | Operation::Setlk { .. } | Operation::Setlkw { .. } => {
+                self.lock(request, reply, pace)
+            }
             // The kernel does these by itself, or is told to, once it has heard ENOSYS.
             Operation::Open { .. }
             | Operation::Opendir { .. }
@@ -183,9 +245,6 @@ impl VolumeFs {
             | Operation::Releasedir { .. }
             | Operation::Flush { .. }
             | Operation::Access { .. }
-            | Operation::Getlk { .. }
-            | Operation::Setlk { .. }
-            | Operation::Setlkw { .. }
             | Operation::Poll { .. }
             | Operation::CopyFileRange { .. }
             | Operation::Statx { .. }
@@ -231,7 +290,10 @@ impl VolumeFs {
         Ok(())
     }
 
-    fn statfs(&self, reply: &mut Reply<'_>) -> Done {
+    fn statfs(&self, status_asked: bool, reply: &mut Reply<'_>) -> Done {
+        if !status_asked && self.client.others_changed.load(Ordering::Relaxed) {
+            return Err(Stop::Need(Need::Status));
+        }
         let status = self.client.status();
         let (used, quota) = {
             let core = self.client.core();
@@ -279,6 +341,11 @@ fn adds_rows(op: &Operation<'_>) -> bool {
     changes(op) && !matches!(op, Operation::Write { .. })
 }
 
+/// Whether a request is about the attributes of the root directory.
+fn is_top(request: &Request<'_>) -> bool {
+    matches!(request.op, Operation::Getattr { .. }) && request.nodeid == Ino::ROOT.0
+}
+
 /// Whether a request changes something.
 fn changes(op: &Operation<'_>) -> bool {
     matches!(
@@ -298,11 +365,6 @@ fn changes(op: &Operation<'_>) -> bool {
             | Operation::Setxattr { .. }
             | Operation::Removexattr { .. }
     )
-}
-
-/// Whether a request asks for everything up to now to be durable.
-fn waits_for_store(op: &Operation<'_>) -> bool {
-    matches!(op, Operation::Fsync { .. } | Operation::Fsyncdir { .. } | Operation::Syncfs)
 }
 
 /// The row as the kernel wants it.
@@ -327,15 +389,9 @@ fn attr(ino: Ino, row: &InodeRow) -> Attr {
     }
 }
 
-/// A name's answer: the client owns the directory, so the kernel may keep it until told otherwise.
-fn entry(ino: Ino, row: &InodeRow) -> Entry {
-    Entry {
-        nodeid: ino.0,
-        generation: 0,
-        entry_valid: Validity::FOREVER,
-        attr_valid: Validity::FOREVER,
-        attr: attr(ino, row),
-    }
+/// A name's answer. The kernel may keep the attributes until told otherwise.
+fn entry(ino: Ino, row: &InodeRow, entry_valid: Validity) -> Entry {
+    Entry { nodeid: ino.0, generation: 0, entry_valid, attr_valid: Validity::FOREVER, attr: attr(ino, row) }
 }
 
 impl Client {
@@ -346,7 +402,7 @@ impl Client {
         if let Ok(answers) = answers
             && let Some(Answer::Status(status)) = answers.into_iter().next()
         {
-            self.set_status(status);
+            if self.ledger.is_shipping() { self.set_status(status) } else { self.set_usage(status) }
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Requests about names and directories.
 
 use bytes::Bytes;
-use hayloft_fuse::{Entry, Reply, Request, Validity, open_flags};
+use hayloft_fuse::{Entry, Pace, Reply, Request, Validity, open_flags};
 use hayloft_model::tree::{NewNode, RenameFlags};
 use hayloft_model::{Content, FileKind, Ino, TreeError};
 
@@ -10,15 +10,16 @@ use super::{Done, Stop, VolumeFs, entry};
 use crate::core::Core;
 
 /// Longest target of a symbolic link, as everywhere on Linux.
-const TARGET_MAX: usize = 4095;
-const RENAME_NOREPLACE: u32 = 1;
-const RENAME_EXCHANGE: u32 = 2;
-const RENAME_WHITEOUT: u32 = 4;
-/// Files stay in the kernel's cache until told otherwise, and their close sends nothing.
-const OPEN_FLAGS: u32 = open_flags::KEEP_CACHE | open_flags::NOFLUSH;
+pub(super) const TARGET_MAX: usize = 4095;
+pub(super) const RENAME_NOREPLACE: u32 = 1;
+pub(super) const RENAME_EXCHANGE: u32 = 2;
+pub(super) const RENAME_WHITEOUT: u32 = 4;
+/// Files stay in the kernel's cache until told otherwise. Without NOFLUSH a close writes back what was stored through a
+/// map; FLUSH itself is not sent, since it was answered by ENOSYS once.
+pub(super) const OPEN_FLAGS: u32 = open_flags::KEEP_CACHE;
 
 impl VolumeFs {
-    pub(super) fn lookup(&self, dir: Ino, name: &[u8], reply: &mut Reply<'_>) -> Done {
+    pub(super) fn lookup(&self, dir: Ino, name: &[u8], pace: Pace<'_>, reply: &mut Reply<'_>) -> Done {
         let mut core = self.client.core();
         let found = match name {
             // The kernel asks for these by number when it has lost a directory's entry (exports only).
@@ -28,21 +29,25 @@ impl VolumeFs {
         };
         match found {
             Some(ino) => {
-                let entry = entry(ino, core.tree.inode(ino)?);
+                let validity = core.validity(dir, pace);
+                let entry = entry(ino, core.tree.inode(ino)?, validity);
                 core.tree.remember(ino);
                 reply.entry(&entry);
             }
-            None => reply.entry(&Entry::negative(Validity::FOREVER)),
+            None => reply.entry(&Entry::negative(core.absence(dir, name, pace))),
         }
         Ok(())
     }
 
-    fn make(&self, request: &Request<'_>, name: &[u8], new: NewNode) -> Result<Entry, Stop> {
+    fn make(&self, request: &Request<'_>, name: &[u8], new: NewNode, pace: Pace<'_>) -> Result<Entry, Stop> {
         self.check_not_full()?;
         let mut core = self.client.core();
-        let ino = core.tree.create(Ino(request.nodeid), name, new, self.now())?;
+        let dir = Ino(request.nodeid);
+        let ino = core.tree.create(dir, name, new, self.now())?;
+        core.names.exists(dir, name);
         core.tree.remember(ino);
-        let entry = entry(ino, core.tree.inode(ino)?);
+        let validity = core.validity(dir, pace);
+        let entry = entry(ino, core.tree.inode(ino)?, validity);
         self.changed(&mut core);
         Ok(entry)
     }
@@ -52,6 +57,7 @@ impl VolumeFs {
         request: &Request<'_>,
         name: &[u8],
         target: &[u8],
+        pace: Pace<'_>,
         reply: &mut Reply<'_>,
     ) -> Done {
         if target.len() > TARGET_MAX {
@@ -62,7 +68,7 @@ impl VolumeFs {
             target: Some(Bytes::copy_from_slice(target)),
             ..owned_by(request)
         };
-        reply.entry(&self.make(request, name, new)?);
+        reply.entry(&self.make(request, name, new, pace)?);
         Ok(())
     }
 
@@ -72,15 +78,23 @@ impl VolumeFs {
         name: &[u8],
         mode: u32,
         rdev: u32,
+        pace: Pace<'_>,
         reply: &mut Reply<'_>,
     ) -> Done {
-        reply.entry(&self.make(request, name, NewNode { mode, rdev, ..owned_by(request) })?);
+        reply.entry(&self.make(request, name, NewNode { mode, rdev, ..owned_by(request) }, pace)?);
         Ok(())
     }
 
-    pub(super) fn mkdir(&self, request: &Request<'_>, name: &[u8], mode: u32, reply: &mut Reply<'_>) -> Done {
+    pub(super) fn mkdir(
+        &self,
+        request: &Request<'_>,
+        name: &[u8],
+        mode: u32,
+        pace: Pace<'_>,
+        reply: &mut Reply<'_>,
+    ) -> Done {
         let mode = FileKind::Directory.bits() | (mode & 0o7777);
-        reply.entry(&self.make(request, name, NewNode { mode, ..owned_by(request) })?);
+        reply.entry(&self.make(request, name, NewNode { mode, ..owned_by(request) }, pace)?);
         Ok(())
     }
 
@@ -90,13 +104,14 @@ impl VolumeFs {
         name: &[u8],
         mode: u32,
         flags: u32,
+        pace: Pace<'_>,
         reply: &mut Reply<'_>,
     ) -> Done {
         let mode = FileKind::Regular.bits() | (mode & 0o7777);
-        let entry = match self.make(request, name, NewNode { mode, ..owned_by(request) }) {
+        let entry = match self.make(request, name, NewNode { mode, ..owned_by(request) }, pace) {
             // Somebody else on this host was faster; without O_EXCL theirs is opened.
             Err(Stop::Error(FsError::Tree(TreeError::Exists))) if flags & libc::O_EXCL as u32 == 0 => {
-                self.open_existing(Ino(request.nodeid), name, flags)?
+                self.open_existing(Ino(request.nodeid), name, flags, pace)?
             }
             result => result?,
         };
@@ -104,7 +119,7 @@ impl VolumeFs {
         Ok(())
     }
 
-    fn open_existing(&self, dir: Ino, name: &[u8], flags: u32) -> Result<Entry, Stop> {
+    fn open_existing(&self, dir: Ino, name: &[u8], flags: u32, pace: Pace<'_>) -> Result<Entry, Stop> {
         let mut core = self.client.core();
         let dentry = core.tree.lookup(dir, name)?.ok_or(TreeError::NotFound)?;
         match dentry.kind {
@@ -116,7 +131,8 @@ impl VolumeFs {
             self.set_size(&mut core, dentry.ino, 0, false)?;
             self.changed(&mut core);
         }
-        let entry = entry(dentry.ino, core.tree.inode(dentry.ino)?);
+        let validity = core.validity(dir, pace);
+        let entry = entry(dentry.ino, core.tree.inode(dentry.ino)?, validity);
         core.tree.remember(dentry.ino);
         Ok(entry)
     }
@@ -127,16 +143,25 @@ impl VolumeFs {
         let mut core = self.client.core();
         let ino = core.tree.create_unnamed(Ino(request.nodeid), new, self.now())?;
         core.tree.remember(ino);
-        reply.create(&entry(ino, core.tree.inode(ino)?), 0, OPEN_FLAGS);
+        reply.create(&entry(ino, core.tree.inode(ino)?, Validity::FOREVER), 0, OPEN_FLAGS);
         Ok(())
     }
 
-    pub(super) fn link(&self, ino: Ino, dir: Ino, name: &[u8], reply: &mut Reply<'_>) -> Done {
+    pub(super) fn link(
+        &self,
+        ino: Ino,
+        dir: Ino,
+        name: &[u8],
+        pace: Pace<'_>,
+        reply: &mut Reply<'_>,
+    ) -> Done {
         self.check_not_full()?;
         let mut core = self.client.core();
         core.tree.link(ino, dir, name, self.now())?;
+        core.names.exists(dir, name);
         core.tree.remember(ino);
-        reply.entry(&entry(ino, core.tree.inode(ino)?));
+        let validity = core.validity(dir, pace);
+        reply.entry(&entry(ino, core.tree.inode(ino)?, validity));
         self.changed(&mut core);
         Ok(())
     }
@@ -166,6 +191,7 @@ impl VolumeFs {
         };
         let mut core = self.client.core();
         core.tree.rename(from, to, flags, self.now())?;
+        core.names.exists(to.0, to.1);
         self.changed(&mut core);
         Ok(())
     }
@@ -178,16 +204,20 @@ impl VolumeFs {
         Ok(())
     }
 
-    pub(super) fn readdir(&self, dir: Ino, offset: u64, plus: bool, reply: &mut Reply<'_>) -> Done {
+    pub(super) fn readdir(
+        &self,
+        dir: Ino,
+        offset: u64,
+        plus: bool,
+        pace: Pace<'_>,
+        reply: &mut Reply<'_>,
+    ) -> Done {
         let mut core = self.client.core();
         let parent = core.tree.inode(dir)?.parent;
+        let validity = core.validity(dir, pace);
         let mut known = Vec::new();
         {
             let Core { tree, .. } = &mut *core;
-            if plus {
-                // All rows have to be here before anything is written, and before the kernel gets references.
-                check_rows(tree, dir, offset)?;
-            }
             let mut writer = reply.directory();
             let kind = FileKind::Directory.bits() >> 12;
             let dots = [(1, &b"."[..], dir), (2, &b".."[..], parent)];
@@ -211,16 +241,24 @@ impl VolumeFs {
                 .collect();
             for (name, dentry) in entries {
                 let kind = dentry.kind.bits() >> 12;
-                let added = if plus {
-                    let entry = entry(dentry.ino, tree.inode(dentry.ino)?);
-                    writer.add_plus(&entry, dentry.cookie, kind, name.as_bytes())
-                } else {
-                    writer.add(dentry.ino.0, dentry.cookie, kind, name.as_bytes())
+                // A row that is not here (others own it) is looked up when it is asked for.
+                let row = tree.inode(dentry.ino).ok().filter(|_| plus);
+                let added = match row {
+                    Some(row) => {
+                        let entry = entry(dentry.ino, row, validity);
+                        writer.add_plus(&entry, dentry.cookie, kind, name.as_bytes())
+                    }
+                    None if plus => {
+                        let mut entry = Entry::negative(Validity::ZERO);
+                        (entry.attr.ino, entry.attr.mode) = (dentry.ino.0, dentry.kind.bits());
+                        writer.add_plus(&entry, dentry.cookie, kind, name.as_bytes())
+                    }
+                    None => writer.add(dentry.ino.0, dentry.cookie, kind, name.as_bytes()),
                 };
                 if !added {
                     break;
                 }
-                if plus {
+                if row.is_some() {
                     known.push(dentry.ino);
                 }
             }
@@ -238,15 +276,6 @@ impl VolumeFs {
 /// More entries than fit one answer of 1 MiB: the shortest takes 24 bytes, and the kernel asks for less.
 const ENTRIES_MAX: usize = 4096;
 
-fn check_rows(tree: &mut hayloft_model::tree::Tree, dir: Ino, offset: u64) -> Done {
-    let inos: Vec<Ino> =
-        tree.entries(dir, offset.max(2))?.take(ENTRIES_MAX).map(|(_, dentry)| dentry.ino).collect();
-    for ino in inos {
-        tree.inode(ino)?;
-    }
-    Ok(())
-}
-
-fn owned_by(request: &Request<'_>) -> NewNode {
+pub(super) fn owned_by(request: &Request<'_>) -> NewNode {
     NewNode { uid: request.uid, gid: request.gid, ..NewNode::default() }
 }

@@ -14,10 +14,11 @@ use hayloft_model::{
 use hayloft_store::{Codec, decode_chunk, encode_chunk};
 use hayloft_volume::{Config, Server};
 use hayloft_wire::client_message::Body as Ask;
+use hayloft_wire::event::Body as EventBody;
 use hayloft_wire::server_message::Body as Answer;
 use hayloft_wire::{
-    BeginBatch, Chunk, ClientMessage, Commit, CreateVolume, Enter, Failed, FailureCode, FetchContent, Hello,
-    Listings, PROTOCOL, RecordMessage, Records, ServerMessage, Welcome, frame,
+    Ack, BeginBatch, Chunk, Claim, ClientMessage, Commit, CreateVolume, Enter, Failed, FailureCode,
+    FetchContent, Hello, Listings, PROTOCOL, Ping, RecordMessage, Records, ServerMessage, Welcome, frame,
 };
 
 /// A server with a runtime of its own, on a folder.
@@ -95,7 +96,21 @@ impl Client {
         assert!(matches!(answer, Answer::Volumes(made) if made.volumes.len() == 1));
     }
 
+    /// A session that owns nothing yet.
     pub fn open(address: SocketAddr, hello: Hello) -> Result<(Client, Welcome), Failed> {
+        Client::open_with(address, hello, Claim::default())
+    }
+
+    pub fn open_with(address: SocketAddr, hello: Hello, claim: Claim) -> Result<(Client, Welcome), Failed> {
+        let (mut client, welcome) = Client::greet(address, hello)?;
+        match client.ask(Ask::Claim(claim))? {
+            Answer::Done(_) => Ok((client, welcome)),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// A session that has not claimed.
+    pub fn greet(address: SocketAddr, hello: Hello) -> Result<(Client, Welcome), Failed> {
         let mut client = Client::connect(address);
         match client.ask(Ask::Hello(hello))? {
             Answer::Welcome(welcome) => Ok((client, welcome)),
@@ -103,16 +118,53 @@ impl Client {
         }
     }
 
+    /// The next event.
+    pub fn event(&mut self) -> (u64, EventBody) {
+        match self.receive(0) {
+            Answer::Event(event) => (event.number, event.body.unwrap()),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    pub fn ack(&mut self, event: u64, in_use: &[u64]) {
+        self.send(Ask::Ack(Ack { event, in_use: in_use.to_vec() }));
+    }
+
+    /// The next event, which is acknowledged.
+    pub fn acked(&mut self) -> EventBody {
+        let (event, body) = self.event();
+        self.ack(event, &[]);
+        body
+    }
+
+    /// Whether the answer is there, after the server has said something else.
+    pub fn is_answered(&mut self, request: u64) -> bool {
+        assert!(matches!(self.ask(Ask::Ping(Ping {})), Ok(Answer::Pong(_))));
+        self.early.get(&request).is_some_and(|waiting| !waiting.is_empty())
+    }
+
     pub fn send(&mut self, body: Ask) -> u64 {
-        let one_way =
-            matches!(body, Ask::Content(_) | Ask::Records(_) | Ask::BeginBatch(_) | Ask::Goodbye(_));
+        let one_way = matches!(
+            body,
+            Ask::Content(_)
+                | Ask::Records(_)
+                | Ask::BeginBatch(_)
+                | Ask::Goodbye(_)
+                | Ask::Ack(_)
+                | Ask::LetGo(_)
+        );
         let request = if one_way { 0 } else { self.next };
         self.next += 1;
         self.requests += u64::from(request != 0);
+        self.send_as(request, body);
+        request
+    }
+
+    /// Sends a request of that number.
+    pub fn send_as(&mut self, request: u64, body: Ask) {
         let mut bytes = Vec::new();
         frame::encode(&ClientMessage { request, body: Some(body) }, &mut bytes);
         self.socket.write_all(&bytes).unwrap();
-        request
     }
 
     pub fn receive(&mut self, request: u64) -> Answer {
@@ -190,6 +242,10 @@ impl Client {
     /// All parts of the answer to an `Enter`, put together.
     pub fn enter(&mut self, dir: u64, budget_bytes: u64) -> Result<Listings, Failed> {
         let request = self.send(Ask::Enter(Enter { dir, budget_bytes }));
+        self.listings(request)
+    }
+
+    pub fn listings(&mut self, request: u64) -> Result<Listings, Failed> {
         let mut whole = Listings::default();
         loop {
             match self.receive(request) {
@@ -199,6 +255,7 @@ impl Client {
                             Some(last) if last.dir == listing.dir => {
                                 last.entries.extend(listing.entries);
                                 last.complete = listing.complete;
+                                last.own = listing.own;
                             }
                             _ => whole.dirs.push(listing),
                         }
@@ -265,6 +322,11 @@ pub fn row(kind: FileKind, nlink: u32) -> InodeRow {
 
 pub fn file(content: Content, size: u64) -> InodeRow {
     InodeRow { content, size, allocated: size, ..row(FileKind::Regular, 1) }
+}
+
+/// A file with a name in one directory.
+pub fn file_in(home: u64, content: Content, size: u64) -> InodeRow {
+    InodeRow { parent: Ino(home), ..file(content, size) }
 }
 
 pub fn directory(parent: u64, subdirectories: u32, next_cookie: u64) -> InodeRow {

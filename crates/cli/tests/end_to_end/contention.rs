@@ -1,0 +1,239 @@
+//! Many processes on several mounts that change one directory, or append to one file, at the same time.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::process::{Child, Stdio};
+
+use serde_json::Value;
+
+use crate::farm::{Farm, Mount, python, rounds, seed};
+use crate::watchdog::Watchdog;
+
+/// Makes, links, renames and removes names of its own, moves tokens that all move, and makes and removes names
+/// that all do. Prints what is left of its own and how often it made and removed each of the common ones.
+const CHANGER: &str = r#"
+import json, os, random, sys
+top, me, rounds, seed, tokens = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]), int(sys.argv[5])
+random.seed(seed)
+os.chdir(top)
+own, dirs, serial = {}, set(), 0
+common = [[0, 0] for _ in range(5)]
+
+def new(kind):
+    global serial
+    serial += 1
+    return f"{kind}-{me}-{serial}"
+
+def make(name, text):
+    fd = os.open(name, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644)
+    os.write(fd, text.encode())
+    os.close(fd)
+
+def tried(call, *args):
+    try:
+        call(*args)
+        return True
+    except (FileNotFoundError, FileExistsError):
+        return False
+
+for at in range(rounds):
+    choice = random.randrange(12)
+    name = random.choice(list(own)) if own else None
+    if choice <= 2 or name is None:
+        to = new("f")
+        make(to, to)
+        own[to] = to
+    elif choice == 3:
+        os.unlink(name)
+        del own[name]
+        assert not os.path.lexists(name), name
+    elif choice == 4:
+        to = new("r")
+        os.rename(name, to)
+        own[to] = own.pop(name)
+        assert not os.path.lexists(name) and open(to).read() == own[to], to
+    elif choice == 5 and len(own) > 1:
+        over = random.choice([other for other in own if other != name])
+        same = os.stat(name).st_ino == os.stat(over).st_ino
+        os.rename(name, over)
+        if not same:
+            own[over] = own.pop(name)
+    elif choice == 6:
+        to = new("l")
+        os.link(name, to)
+        own[to] = own[name]
+    elif choice == 7:
+        if dirs and random.random() < 0.5:
+            os.rmdir(dirs.pop())
+        else:
+            dirs.add(new("d"))
+            os.mkdir(f"d-{me}-{serial}")
+    elif choice == 8 and tokens:
+        token = random.choice([found for found in os.listdir(".") if found.startswith("token-")] or ["none"])
+        tried(os.rename, token, f"{token.split('.')[0]}.{new('t')}")
+    elif choice == 9:
+        which = random.randrange(len(common))
+        common[which][0] += tried(make, f"common-{which}", me)
+    elif choice == 10:
+        which = random.randrange(len(common))
+        common[which][1] += tried(os.unlink, f"common-{which}")
+    else:
+        # Names that others move meanwhile may come twice or not at all, as on every file system.
+        mine = [found for found in os.listdir(".") if f"-{me}-" in found and not found.startswith("token-")]
+        assert sorted(mine) == sorted(list(own) + list(dirs)), set(mine) ^ (set(own) | dirs) or "twice"
+print(json.dumps({"own": own, "dirs": sorted(dirs), "common": common}))
+"#;
+
+const TOKENS: usize = 6;
+
+/// The processes that change one directory of a volume.
+pub(crate) struct Changers {
+    dir: String,
+    children: Vec<Child>,
+}
+
+impl Changers {
+    /// So many for each mount, each with so many changes.
+    pub(crate) fn start(mounts: &[Mount], dir: &str, each: usize, changes: usize) -> Changers {
+        fs::create_dir(mounts[0].join(dir)).unwrap();
+        for token in 0..TOKENS {
+            fs::write(mounts[0].join(&format!("{dir}/token-{token}.start")), format!("{token}")).unwrap();
+        }
+        let start = |at: usize| {
+            let mut command = python(CHANGER);
+            command.arg(mounts[at % mounts.len()].join(dir)).arg(format!("p{at}")).arg(changes.to_string());
+            command.arg((seed() * 1000 + at as u64).to_string()).arg(TOKENS.to_string());
+            command.stdout(Stdio::piped()).spawn().unwrap()
+        };
+        Changers { dir: dir.to_owned(), children: (0..each * mounts.len()).map(start).collect() }
+    }
+
+    pub(crate) fn are_over(&mut self) -> bool {
+        self.children.iter_mut().all(|child| child.try_wait().unwrap().is_some())
+    }
+
+    /// Waits for them, and finds on every mount what they say they have left there.
+    pub(crate) fn check(self, mounts: &[Mount]) {
+        let outputs: Vec<_> =
+            self.children.into_iter().map(|child| child.wait_with_output().unwrap()).collect();
+        assert!(outputs.iter().all(|output| output.status.success()), "a process has failed, see above");
+        let reports: Vec<Value> =
+            outputs.iter().map(|output| serde_json::from_slice(&output.stdout).unwrap()).collect();
+        // Names, with contents where they are known; directories have none.
+        let mut expected: BTreeMap<String, Option<String>> = BTreeMap::new();
+        let mut common = [0; 5];
+        for report in &reports {
+            for (name, text) in report["own"].as_object().unwrap() {
+                expected.insert(name.clone(), Some(text.as_str().unwrap().to_owned()));
+            }
+            for dir in report["dirs"].as_array().unwrap() {
+                expected.insert(dir.as_str().unwrap().to_owned(), None);
+            }
+            for (at, counts) in report["common"].as_array().unwrap().iter().enumerate() {
+                common[at] += counts[0].as_i64().unwrap() - counts[1].as_i64().unwrap();
+            }
+        }
+        assert!(common.iter().all(|left| [0, 1].contains(left)), "made more often than removed: {common:?}");
+        let left = common.iter().enumerate().filter(|(_, left)| **left == 1);
+        let common: Vec<String> = left.map(|(at, _)| format!("common-{at}")).collect();
+        for mount in mounts {
+            let dir = mount.join(&self.dir);
+            let mut found: BTreeMap<String, Option<String>> = fs::read_dir(&dir)
+                .unwrap()
+                .map(|entry| entry.unwrap())
+                .map(|entry| {
+                    (entry.file_name().into_string().unwrap(), fs::read_to_string(entry.path()).ok())
+                })
+                .collect();
+            let mut tokens = Vec::new();
+            let mut found_common = Vec::new();
+            found.retain(|name, text| {
+                if name.starts_with("token-") {
+                    tokens.push(text.clone().unwrap());
+                } else if name.starts_with("common-") {
+                    found_common.push(name.clone());
+                } else {
+                    return true;
+                }
+                false
+            });
+            tokens.sort();
+            assert_eq!(
+                tokens,
+                (0..TOKENS).map(|token| token.to_string()).collect::<Vec<_>>(),
+                "{}",
+                dir.display()
+            );
+            assert_eq!(found_common, common, "{}", dir.display());
+            assert_eq!(found, expected, "{}", dir.display());
+            let links =
+                |name: &String| std::os::unix::fs::MetadataExt::nlink(&fs::metadata(dir.join(name)).unwrap());
+            let dirs = expected.values().filter(|text| text.is_none()).count() as u64;
+            assert_eq!(links(&String::from(".")), 2 + dirs, "{}", dir.display());
+        }
+    }
+}
+
+fn one_directory(count: usize, each: usize, changes: usize) {
+    let (_farm, mounts) = Farm::shared(count);
+    let _watchdog = Watchdog::over(&mounts);
+    Changers::start(&mounts, "dir", each, changes).check(&mounts);
+}
+
+#[test]
+fn two_mounts_change_one_directory() {
+    one_directory(2, 6, rounds(150, 5000));
+}
+
+#[test]
+fn four_mounts_change_one_directory() {
+    one_directory(4, 4, rounds(100, 4000));
+}
+
+/// Half of the processes keep the file open, half open it for each line.
+const APPENDER: &str = r#"
+import os, sys
+path, me, lines = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
+fd = os.open(path, flags, 0o644)
+for at in range(lines):
+    line = f"{me} {at} {'x' * (at * 37 % 190)} {me} {at}\n".encode()
+    if me % 2:
+        os.close(fd)
+        fd = os.open(path, flags, 0o644)
+    assert os.write(fd, line) == len(line)
+"#;
+
+#[test]
+fn lines_appended_on_eight_mounts_are_there_once_and_whole() {
+    let (_farm, mounts) = Farm::shared(8);
+    let _watchdog = Watchdog::over(&mounts);
+    let (workers, lines) = (24, rounds(40, 1000));
+    let start = |at: usize| {
+        let mut command = python(APPENDER);
+        command.arg(mounts[at % 8].join("log")).arg(at.to_string()).arg(lines.to_string()).spawn().unwrap()
+    };
+    let children: Vec<Child> = (0..workers).map(start).collect();
+    for mut child in children {
+        assert!(child.wait().unwrap().success(), "a process has failed, see above");
+    }
+    let line = |me, at| format!("{me} {at} {} {me} {at}", "x".repeat(at * 37 % 190));
+    let mut expected: Vec<String> =
+        (0..workers).flat_map(|me| (0..lines).map(move |at| line(me, at))).collect();
+    expected.sort();
+    let texts: Vec<String> =
+        mounts.iter().map(|mount| fs::read_to_string(mount.join("log")).unwrap()).collect();
+    assert!(texts.iter().all(|text| *text == texts[0]), "the mounts differ");
+    let mut found: Vec<&str> = texts[0].lines().collect();
+    found.sort_unstable();
+    let difference = found.iter().zip(&expected).find(|(found, expected)| *found != expected);
+    assert!(found.len() == expected.len() && difference.is_none(), "{} lines, {difference:?}", found.len());
+    // Each process's own lines are in the order in which it wrote them.
+    let mut next = vec![0; workers];
+    for line in texts[0].lines() {
+        let mut numbers = line.split(' ').map(|word| word.parse::<usize>().unwrap_or(0));
+        let (me, at) = (numbers.next().unwrap(), numbers.next().unwrap());
+        assert_eq!(next[me], at, "{line}");
+        next[me] += 1;
+    }
+}

@@ -1,0 +1,142 @@
+//! What sharing costs, counted: messages to the server and requests from the kernel, never times.
+
+use std::fs;
+use std::time::Duration;
+
+use serde_json::Value;
+
+use crate::caching::{PASS, lookups, tree};
+use crate::calls;
+use crate::farm::{Farm, Mount, number, rounds, run, sh};
+use crate::watchdog::Watchdog;
+
+/// Messages to the server about the tree: no keep-alives, no acknowledgements of what others did, and no questions of
+/// statfs, whose answer others have changed.
+fn messages(stats: &Value) -> u64 {
+    let unasked = ["total", "PING", "ACK", "STATUS"];
+    let kinds = stats["server"]["requests"].as_object().unwrap();
+    kinds
+        .iter()
+        .filter(|(kind, _)| !unasked.contains(&kind.as_str()))
+        .map(|(_, count)| count.as_u64().unwrap())
+        .sum()
+}
+
+fn all(mounts: &[Mount]) -> Vec<Value> {
+    mounts.iter().map(Mount::stats).collect()
+}
+
+/// Fails unless each mount has sent so many messages at most.
+fn sent_at_most(most: u64, before: &[Value], after: &[Value]) {
+    for (before, after) in before.iter().zip(after) {
+        let sent = messages(after) - messages(before);
+        assert!(sent <= most, "{sent} messages: {} became {}", before["server"], after["server"]);
+    }
+}
+
+fn pass_on(mounts: &[Mount]) {
+    std::thread::scope(|scope| {
+        for mount in mounts {
+            scope.spawn(|| run(sh(PASS).current_dir(mount.path())));
+        }
+    });
+}
+
+#[test]
+fn a_second_pass_sends_nothing_on_any_mount_of_a_shared_tree() {
+    let (_farm, mounts) = Farm::shared(rounds(8, 30));
+    let _watchdog = Watchdog::over(&mounts);
+    tree(mounts[0].path(), 1200);
+    mounts[0].sync();
+    pass_on(&mounts);
+    // The kernel is told again to keep names of what was changed by request some time after that.
+    for keeps_names in [false, true] {
+        let before = all(&mounts);
+        pass_on(&mounts);
+        let after = all(&mounts);
+        sent_at_most(0, &before, &after);
+        for (before, after) in before.iter().zip(&after) {
+            if keeps_names {
+                assert_eq!(lookups(after), lookups(before), "{} became {}", before["fuse"], after["fuse"]);
+            }
+            let acks = |stats: &Value| number(stats, "server.requests.ACK");
+            assert_eq!(acks(after), acks(before), "an unchanged tree has no events");
+        }
+        std::thread::sleep(Duration::from_millis(1500));
+        pass_on(&mounts);
+    }
+}
+
+#[test]
+fn a_tree_is_unchanged_for_the_others_while_one_changes_another() {
+    let (_farm, mounts) = Farm::shared(8);
+    let _watchdog = Watchdog::over(&mounts);
+    tree(mounts[0].path(), 400);
+    pass_on(&mounts);
+    let before = all(&mounts[1..]);
+    fs::create_dir(mounts[0].join("part-0/new")).unwrap();
+    tree(&mounts[0].join("part-0/new"), 400);
+    mounts[0].sync();
+    for mount in &mounts[1..] {
+        run(sh("find part-0/sub-* -type f -exec cat {} + > /dev/null").current_dir(mount.path()));
+    }
+    sent_at_most(0, &before, &all(&mounts[1..]));
+}
+
+#[test]
+fn work_in_directories_of_its_own_sends_less_than_a_message_for_50_operations() {
+    let (_farm, mounts) = Farm::shared(4);
+    for mount in &mounts {
+        fs::read_dir(mount.path()).unwrap().count();
+    }
+    let before = all(&mounts);
+    let mut operations = 0;
+    for (at, mount) in mounts.iter().enumerate() {
+        let dir = mount.join(&format!("own-{at}"));
+        fs::create_dir(&dir).unwrap();
+        for file in 0..500 {
+            let (temporary, path) = (dir.join(format!("temporary-{file}")), dir.join(format!("file-{file}")));
+            // Open, write and close are one; looking is free anyway.
+            fs::write(&temporary, vec![b'x'; 300]).unwrap();
+            calls::chmod(&temporary, 0o640);
+            fs::rename(&temporary, &path).unwrap();
+            calls::set_times(&path, [(1, 1), (file, 1)]).unwrap();
+            if file % 2 == 0 {
+                fs::remove_file(&path).unwrap();
+            }
+        }
+        operations = 500 * 4 + 250;
+    }
+    mounts.iter().for_each(Mount::sync);
+    sent_at_most(operations / 50, &before, &all(&mounts));
+}
+
+#[test]
+fn a_create_in_a_directory_that_eight_mounts_change_is_one_request() {
+    let (_farm, mounts) = Farm::shared_with(8, "commit=3600", &[]);
+    let _watchdog = Watchdog::over(&mounts);
+    fs::create_dir(mounts[0].join("dir")).unwrap();
+    let create = |mount: &Mount, name: String| {
+        let path = mount.join("dir").join(name);
+        calls::open(&path, libc::O_CREAT | libc::O_EXCL | libc::O_WRONLY, 0o644).unwrap();
+    };
+    let in_turn = |times: usize, prefix: &str| {
+        (0..times).for_each(|time| {
+            mounts.iter().enumerate().for_each(|(at, mount)| create(mount, format!("{prefix}-{time}-{at}")));
+        });
+    };
+    // Afterwards all of them change it, and none owns it.
+    in_turn(5, "first");
+    mounts.iter().for_each(Mount::sync);
+    let before = all(&mounts);
+    in_turn(20, "second");
+    let after = all(&mounts);
+    sent_at_most(20, &before, &after);
+    for (before, after) in before.iter().zip(&after) {
+        let changes = |stats: &Value| number(stats, "server.requests.CHANGE");
+        assert_eq!(changes(after) - changes(before), 20, "{}", after["server"]);
+    }
+    for mount in &mounts {
+        assert_eq!(fs::read_dir(mount.join("dir")).unwrap().count(), 8 * 25);
+    }
+}

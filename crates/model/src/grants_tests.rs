@@ -1,0 +1,298 @@
+//! The grant machine by itself. Those that say "found by the simulator" were wrong once.
+
+use super::*;
+
+const A: SessionId = SessionId(1);
+const B: SessionId = SessionId(2);
+const C: SessionId = SessionId(3);
+const DIR: Ino = Ino(100);
+const FILE: Object = Object::File { ino: Ino(200), home: DIR };
+
+fn dir() -> Object {
+    Object::Directory(DIR)
+}
+
+fn sessions(of: &[SessionId]) -> Grants {
+    let mut grants = Grants::default();
+    of.iter().for_each(|session| grants.join(*session, false));
+    of.iter().for_each(|session| grants.claim(*session, &[]).unwrap());
+    grants
+}
+
+fn change(objects: &[Object]) -> Request {
+    Request::Change { objects: objects.to_vec(), local: true }
+}
+
+fn execute(objects: &[Object]) -> Request {
+    Request::Change { objects: objects.to_vec(), local: false }
+}
+
+type Orders = Vec<(SessionId, u64, Order)>;
+
+/// What is ready, and which events went to whom.
+fn outputs(grants: &mut Grants) -> (Vec<(Ticket, Outcome)>, Orders) {
+    let (mut ready, mut orders) = (Vec::new(), Vec::new());
+    for output in grants.take_outputs() {
+        match output {
+            Output::Ready { ticket, outcome } => ready.push((ticket, outcome)),
+            Output::Order { to, event, order } => orders.push((to, event, order)),
+            Output::Settled(_) => {}
+        }
+    }
+    (ready, orders)
+}
+
+fn read(grants: &mut Grants, session: SessionId, object: Object) {
+    let ticket = grants.request(session, Request::Read(vec![object]));
+    assert_eq!(outputs(grants), (vec![(ticket, Outcome::Granted)], vec![]));
+    grants.finish(ticket);
+    grants.take_outputs();
+}
+
+fn recall(object: Object, keep_read: bool) -> Order {
+    Order::Recall { object, keep_read }
+}
+
+#[test]
+fn who_is_alone_owns_what_it_reads() {
+    let mut grants = sessions(&[A]);
+    read(&mut grants, A, dir());
+    assert_eq!(grants.held(A, DIR), Some(Grant::Own));
+    let mut grants = sessions(&[A, B]);
+    read(&mut grants, A, dir());
+    assert_eq!(grants.held(A, DIR), Some(Grant::Read));
+}
+
+#[test]
+fn an_owner_is_recalled_once_and_stays_a_reader() {
+    let mut grants = sessions(&[A, B, C]);
+    assert!(grants.adopt(A, dir()));
+    let first = grants.request(B, Request::Read(vec![dir()]));
+    let second = grants.request(C, Request::Read(vec![FILE]));
+    assert_eq!(outputs(&mut grants), (vec![], vec![(A, 1, recall(dir(), true))]));
+    grants.acknowledge(A, 1);
+    let granted = vec![(first, Outcome::Granted), (second, Outcome::Granted)];
+    assert_eq!(outputs(&mut grants), (granted, vec![]));
+    assert_eq!([A, B, C].map(|session| grants.held(session, DIR)), [Some(Grant::Read); 3]);
+    assert!(grants.covers(C, FILE));
+}
+
+#[test]
+fn requests_do_not_overtake_each_other() {
+    let mut grants = sessions(&[A, B, C]);
+    assert!(grants.adopt(A, dir()));
+    let first = grants.request(B, execute(&[dir()]));
+    let second = grants.request(C, Request::Read(vec![dir()]));
+    outputs(&mut grants);
+    grants.acknowledge(A, 1);
+    assert_eq!(outputs(&mut grants).0, [(first, Outcome::Execute)]);
+    grants.finish(first);
+    assert_eq!(outputs(&mut grants).0, [(second, Outcome::Granted)]);
+}
+
+#[test]
+fn a_change_is_settled_when_all_readers_have_acknowledged() {
+    let mut grants = sessions(&[A, B, C]);
+    [A, B, C].into_iter().for_each(|session| read(&mut grants, session, dir()));
+    let ticket = grants.request(A, change(&[dir()]));
+    assert_eq!(outputs(&mut grants).0, [(ticket, Outcome::Execute)]);
+    let published = grants.publish(ticket, &[dir()]);
+    assert_eq!(published, [(A, 1), (B, 1), (C, 1)]);
+    grants.finish(ticket);
+    grants.acknowledge(B, 1);
+    assert_eq!(grants.waited_for(), BTreeSet::from([C]));
+    assert_eq!(grants.take_outputs(), []);
+    // Whoever has ended waits no more, and is not waited for.
+    grants.end(C);
+    assert_eq!(grants.take_outputs(), [Output::Settled(ticket)]);
+}
+
+#[test]
+fn what_nobody_else_uses_is_given_instead_of_executed() {
+    let mut grants = sessions(&[A, B]);
+    read(&mut grants, A, dir());
+    let ticket = grants.request(A, change(&[dir()]));
+    assert_eq!(outputs(&mut grants).0, [(ticket, Outcome::Yours(vec![dir()]))]);
+    grants.finish(ticket);
+    assert_eq!(grants.owner(DIR), Some(A));
+}
+
+#[test]
+fn a_file_is_owned_when_other_readers_have_dropped_its_row() {
+    let mut grants = sessions(&[A, B]);
+    [A, B].into_iter().for_each(|session| read(&mut grants, session, dir()));
+    let ticket = grants.request(A, Request::Own(FILE));
+    assert_eq!(outputs(&mut grants), (vec![], vec![(B, 1, Order::Drop(FILE.ino()))]));
+    grants.acknowledge(B, 1);
+    assert_eq!(outputs(&mut grants).0, [(ticket, Outcome::Granted)]);
+    grants.finish(ticket);
+    assert!(grants.covers(A, FILE) && !grants.covers(B, FILE));
+    // The names of the directory are everybody's, and nobody gets it whole while the file has an owner.
+    let names = grants.request(B, change(&[dir()]));
+    assert_eq!(outputs(&mut grants).0, [(names, Outcome::Execute)]);
+}
+
+#[test]
+fn whoever_is_alone_in_changing_a_directory_for_long_gets_it() {
+    let mut grants = sessions(&[A, B]);
+    [A, B].into_iter().for_each(|session| read(&mut grants, session, dir()));
+    for _ in 1..STREAK_MIN {
+        let ticket = grants.request(A, change(&[dir()]));
+        assert_eq!(outputs(&mut grants).0, [(ticket, Outcome::Execute)]);
+        grants.finish(ticket);
+    }
+    let ticket = grants.request(A, change(&[dir()]));
+    assert_eq!(outputs(&mut grants), (vec![], vec![(B, 1, recall(dir(), false))]));
+    grants.acknowledge(B, 1);
+    assert_eq!(outputs(&mut grants).0, [(ticket, Outcome::Yours(vec![dir()]))]);
+    grants.finish(ticket);
+    assert_eq!(grants.held(B, DIR), None);
+    // It was wrong: the next time has to be longer.
+    let back = grants.request(B, Request::Read(vec![dir()]));
+    grants.acknowledge(A, 1);
+    grants.finish(back);
+    assert_eq!(grants.objects[&DIR].patience, Some(2 * STREAK_MIN));
+}
+
+#[test]
+fn nobody_is_served_before_all_have_claimed() {
+    let mut grants = Grants::default();
+    [A, B, C].into_iter().for_each(|session| grants.join(session, false));
+    grants.claim(A, &[]).unwrap();
+    let ticket = grants.request(A, Request::Read(vec![dir()]));
+    assert_eq!(grants.waited_for(), BTreeSet::from([B, C]));
+    grants.claim(B, &[dir()]).unwrap();
+    assert_eq!(grants.take_outputs(), []);
+    grants.end(C);
+    assert_eq!(outputs(&mut grants), (vec![], vec![(B, 1, recall(dir(), true))]));
+    grants.acknowledge(B, 1);
+    assert_eq!(outputs(&mut grants).0, [(ticket, Outcome::Granted)]);
+    assert_eq!(grants.claim(C, &[]), Ok(()));
+    assert!(grants.adopt(B, FILE));
+    assert_eq!(grants.claim(A, &[FILE]), Err(vec![FILE]));
+}
+
+#[test]
+fn what_a_connection_did_not_acknowledge_is_done_with_its_claim() {
+    let mut grants = sessions(&[A, B]);
+    assert!(grants.adopt(A, dir()));
+    let ticket = grants.request(B, Request::Read(vec![dir()]));
+    outputs(&mut grants);
+    grants.claim(A, &[dir()]).unwrap();
+    assert_eq!(outputs(&mut grants).1, [(A, 2, recall(dir(), true))], "it is told again");
+    grants.claim(A, &[]).unwrap();
+    assert_eq!(outputs(&mut grants).0, [(ticket, Outcome::Granted)]);
+    assert_eq!(grants.held(A, DIR), None);
+}
+
+#[test]
+fn a_request_that_is_given_up_lets_the_next_go() {
+    let mut grants = sessions(&[A, B]);
+    [A, B].into_iter().for_each(|session| read(&mut grants, session, dir()));
+    let first = grants.request(A, Request::Own(FILE));
+    let second = grants.request(B, execute(&[dir(), FILE]));
+    outputs(&mut grants);
+    grants.cancel(first);
+    assert_eq!(outputs(&mut grants).0, [(second, Outcome::Execute)]);
+}
+
+/// Found by the simulator: it was executed while a listing of the directory was being read.
+#[test]
+fn a_request_that_is_extended_waits_for_what_has_begun_since() {
+    let (other, below) = (Ino(101), Object::Directory(Ino(101)));
+    let mut grants = sessions(&[A, B]);
+    [A, B].into_iter().for_each(|session| read(&mut grants, session, dir()));
+    let rmdir = grants.request(A, execute(&[dir()]));
+    let enter = grants.request(B, Request::Read(vec![below]));
+    assert_eq!(outputs(&mut grants).0, [(rmdir, Outcome::Execute), (enter, Outcome::Granted)]);
+    grants.extend(rmdir, [below]);
+    assert_eq!(outputs(&mut grants).0, []);
+    grants.finish(enter);
+    assert_eq!(outputs(&mut grants).0, [(rmdir, Outcome::Execute)]);
+    assert!(grants.publish(rmdir, &[below]).iter().any(|(session, _)| *session == B), "{other} was read");
+}
+
+/// Found by the simulator: readers were told of the change after they had dropped the row for an owner.
+#[test]
+fn a_request_that_is_extended_waits_for_rows_that_are_dropped() {
+    let mut grants = sessions(&[A, B]);
+    [A, B].into_iter().for_each(|session| read(&mut grants, session, dir()));
+    let link = grants.request(A, execute(&[Object::Directory(Ino(101))]));
+    let own = grants.request(B, Request::Own(FILE));
+    assert_eq!(outputs(&mut grants).1, [(A, 1, Order::Drop(FILE.ino()))]);
+    grants.extend(link, [FILE]);
+    grants.acknowledge(A, 1);
+    assert_eq!(outputs(&mut grants).0, [(own, Outcome::Granted)]);
+    grants.finish(own);
+    assert_eq!(outputs(&mut grants).1, [(B, 1, recall(FILE, true))]);
+    grants.acknowledge(B, 1);
+    assert_eq!(outputs(&mut grants).0, [(link, Outcome::Execute)]);
+}
+
+/// Found by the simulator: an answer behind the recall in the stream said that the session owned it.
+#[test]
+fn what_is_recalled_is_not_said_to_be_owned() {
+    let mut grants = sessions(&[A, B]);
+    assert!(grants.adopt(A, dir()));
+    let own = grants.request(A, Request::Read(vec![dir()]));
+    assert_eq!(outputs(&mut grants).0, [(own, Outcome::Granted)]);
+    assert_eq!(grants.held(A, DIR), Some(Grant::Own));
+    grants.request(B, Request::Read(vec![dir()]));
+    assert_eq!(outputs(&mut grants).1, [(A, 1, recall(dir(), true))]);
+    assert_eq!(grants.held(A, DIR), Some(Grant::Read));
+    assert_eq!(grants.read_along(own, DIR), None);
+}
+
+/// Found by the simulator: the acknowledgement of an older recall took what had been granted anew.
+#[test]
+fn a_late_acknowledgement_takes_nothing_that_was_granted_since() {
+    let mut grants = sessions(&[A, B]);
+    assert!(grants.adopt(A, dir()));
+    let enter = grants.request(B, Request::Read(vec![dir()]));
+    assert_eq!(outputs(&mut grants).1, [(A, 1, recall(dir(), true))]);
+    grants.cancel(enter);
+    let again = grants.request(A, change(&[dir()]));
+    assert_eq!(outputs(&mut grants).0, [], "the acknowledgement is on its way");
+    grants.acknowledge(A, 1);
+    assert_eq!(outputs(&mut grants).0, [(again, Outcome::Yours(vec![dir()]))]);
+    grants.finish(again);
+    assert_eq!(grants.owner(DIR), Some(A));
+}
+
+/// Found by the simulator: it kept the row, and nobody told it of changes.
+#[test]
+fn an_owner_of_a_file_that_does_not_read_its_home_keeps_nothing() {
+    let mut grants = sessions(&[A, B]);
+    grants.claim(A, &[FILE]).unwrap();
+    grants.request(B, Request::Read(vec![FILE]));
+    assert_eq!(outputs(&mut grants).1, [(A, 1, recall(FILE, false))]);
+}
+
+/// Found by the simulator: it was told of a change behind the recall, kept the row, and was no reader any more.
+#[test]
+fn nothing_is_published_to_a_reader_that_is_letting_go() {
+    let mut grants = sessions(&[A, B, C]);
+    [A, B].into_iter().for_each(|session| read(&mut grants, session, dir()));
+    for _ in 0..STREAK_MIN {
+        let ticket = grants.request(A, execute(&[dir()]));
+        grants.finish(ticket);
+    }
+    outputs(&mut grants);
+    let own = grants.request(A, Request::Own(dir()));
+    assert_eq!(outputs(&mut grants), (vec![], vec![(B, 1, recall(dir(), false))]));
+    grants.cancel(own);
+    let ticket = grants.request(C, execute(&[dir()]));
+    assert_eq!(outputs(&mut grants).0, []);
+    grants.acknowledge(B, 1);
+    assert_eq!(outputs(&mut grants).0, [(ticket, Outcome::Execute)]);
+    assert_eq!(grants.publish(ticket, &[dir()]), [(A, 1), (C, 1)]);
+}
+
+/// Found by the simulator: between the two its owner removed the last name, and owned the file again.
+#[test]
+fn a_home_is_recalled_before_its_file() {
+    let mut grants = sessions(&[A, B]);
+    grants.claim(A, &[dir(), FILE]).unwrap();
+    grants.request(B, Request::Read(vec![FILE]));
+    assert_eq!(outputs(&mut grants).1, [(A, 1, recall(dir(), true)), (A, 2, recall(FILE, true))]);
+}

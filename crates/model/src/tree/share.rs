@@ -1,0 +1,388 @@
+//! Sharing a volume with others: what may be changed here, and what others have changed.
+
+use super::{Directory, Node, Tree};
+use crate::grants::{Object, STRAY};
+use crate::{Dentry, FileKind, Ino, InodeRow, Missing, Name, Record, Sequence, Timestamp, TreeError};
+
+/// What the kernel may hold that is no longer so.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Stale {
+    /// Names.
+    pub names: Vec<(Ino, Name)>,
+    /// Inodes of which attributes have changed.
+    pub attributes: Vec<Ino>,
+    /// Inodes of which data, or the listing, has changed as well.
+    pub data: Vec<Ino>,
+    /// Inodes in use here that the server has to keep, see [`Tree::take_released`].
+    pub in_use: Vec<Ino>,
+}
+
+impl Tree {
+    /// From now on only what is owned is changed here; everything else asks for it.
+    pub fn share(&mut self) {
+        self.owned.get_or_insert_default();
+    }
+
+    /// The object may be changed here: it was granted, or made here.
+    pub fn own(&mut self, ino: Ino) {
+        if let Some(owned) = &mut self.owned {
+            owned.insert(ino);
+            self.homeless.remove(&ino);
+        }
+    }
+
+    /// A file has lost its home, which covered it: it is owned by itself from now on. The server learns of it by the next
+    /// cut that takes its row.
+    pub(super) fn own_homeless(&mut self, ino: Ino) {
+        if let Some(owned) = &mut self.owned
+            && owned.insert(ino)
+        {
+            self.homeless.insert(ino);
+        }
+    }
+
+    /// A file has a home again: it is owned by itself still, if the server knows (or will, by what is cut) that it was.
+    pub(super) fn settle_at_home(&mut self, ino: Ino) {
+        if self.homeless.contains(&ino) {
+            self.disown(ino);
+        }
+    }
+
+    /// The object may not be changed any more; what is known of it stays. Without a name it is the server's to delete
+    /// from now on: it is among [`Tree::in_use`] while the kernel knows it, and who gives it back says so.
+    pub fn disown(&mut self, ino: Ino) {
+        self.dying.remove(&ino);
+        self.homeless.remove(&ino);
+        if let Some(owned) = &mut self.owned
+            && owned.remove(&ino)
+            && self.nodes.get(&ino).is_some_and(|node| node.row.nlink == 0)
+            && self.lookups.contains_key(&ino)
+        {
+            self.in_use.insert(ino);
+        }
+    }
+
+    /// Whether a directory's names, or an inode's row, may be changed here.
+    pub fn owns(&self, ino: Ino) -> bool {
+        let Some(owned) = &self.owned else { return true };
+        owned.contains(&ino)
+            || self.nodes.get(&ino).is_some_and(|node| {
+                node.row.kind() != FileKind::Directory && owned.contains(&node.row.parent)
+            })
+    }
+
+    /// Whether an object is owned by itself, see [`Tree::owned`].
+    pub fn owns_itself(&self, ino: Ino) -> bool {
+        self.owned.as_ref().is_some_and(|owned| owned.contains(&ino))
+    }
+
+    /// Everything that is owned by itself: directories, and files that their home does not cover. What was deleted here
+    /// is among it until that is durable, see [`Tree::shipped`]: nobody else may be given it before.
+    pub fn owned(&self) -> Vec<Object> {
+        let object = |ino: &Ino| match (self.object(*ino), self.dying.get(ino)) {
+            (Ok(object), _) => object,
+            (Err(_), Some((object, _))) => *object,
+            // Rows of files that are owned by themselves are not evicted.
+            (Err(_), None) => Object::Directory(*ino),
+        };
+        self.owned.iter().flatten().map(object).collect()
+    }
+
+    /// Whether a file is owned without its home: then its row says what it is.
+    pub(super) fn owns_alone(&self, ino: Ino, row: &InodeRow) -> bool {
+        row.kind() != FileKind::Directory && self.owned.as_ref().is_some_and(|owned| owned.contains(&ino))
+    }
+
+    pub(super) fn keep_until_deleted(&mut self, object: Object) {
+        if self.owned.as_ref().is_some_and(|owned| owned.contains(&object.ino())) {
+            self.dying.insert(object.ino(), (object, None));
+        }
+    }
+
+    /// The server holds everything up to this batch: what was deleted by then is nobody's any more.
+    pub fn shipped(&mut self, durable: Sequence) {
+        self.durable = self.durable.max(durable);
+        let gone = |cut: &Option<Sequence>| cut.is_some_and(|cut| cut <= durable);
+        let dead: Vec<Ino> =
+            self.dying.iter().filter(|(_, (_, cut))| gone(cut)).map(|(ino, _)| *ino).collect();
+        dead.into_iter().for_each(|ino| self.disown(ino));
+        for ino in std::mem::take(&mut self.lingering) {
+            if self.end_if_unused(ino) {
+                self.released.push(ino);
+            }
+        }
+    }
+
+    /// The object that an inode is.
+    ///
+    /// # Errors
+    /// Its row is not in memory.
+    pub fn object(&self, ino: Ino) -> Result<Object, TreeError> {
+        let row = self.inode(ino)?;
+        Ok(object_of(ino, row))
+    }
+
+    pub(super) fn need_names(&self, dir: Ino) -> Result<(), TreeError> {
+        match &self.owned {
+            Some(owned) if !owned.contains(&dir) => {
+                Err(TreeError::Missing(Missing::Own(Object::Directory(dir))))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Whether an inode's row may be changed here, for a change that is made in two steps.
+    ///
+    /// # Errors
+    /// [`Missing::Own`], or its row is not in memory.
+    pub fn check_owned(&self, ino: Ino) -> Result<(), TreeError> {
+        self.need_row(ino)
+    }
+
+    pub(super) fn need_row(&self, ino: Ino) -> Result<(), TreeError> {
+        let object = self.object(ino)?;
+        if self.owns(ino) { Ok(()) } else { Err(TreeError::Missing(Missing::Own(object))) }
+    }
+
+    /// The time of a change: never before that of a change which is known here.
+    pub(super) fn stamp(&mut self, now: Timestamp) -> Timestamp {
+        self.newest = self.newest.max(now);
+        self.newest
+    }
+
+    /// How many references the kernel has to an inode.
+    pub fn lookups(&self, ino: Ino) -> u64 {
+        self.lookups.get(&ino).copied().unwrap_or(0)
+    }
+
+    /// Whether the server has heard of the inode; `durable` is the last batch that it is known to hold.
+    pub fn is_stored(&self, ino: Ino, durable: Sequence) -> bool {
+        self.nodes.get(&ino).is_none_or(|node| node.stored && node.cut <= durable)
+    }
+
+    /// All inodes that the kernel has references to.
+    pub fn known(&self) -> Vec<Ino> {
+        self.lookups.keys().copied().collect()
+    }
+
+    /// All names in memory that lead to inodes which the kernel knows.
+    pub fn all_known_names(&self) -> Vec<(Ino, Name)> {
+        let dirs = self.dirs.keys();
+        dirs.flat_map(|dir| self.known_names(*dir).into_iter().map(|name| (*dir, name))).collect()
+    }
+
+    /// Names of a directory that lead to inodes which the kernel knows.
+    pub fn known_names(&self, dir: Ino) -> Vec<Name> {
+        let entries = self.dirs.get(&dir).into_iter().flat_map(|directory| &directory.by_name);
+        entries.filter(|(_, dentry)| self.lookups(dentry.ino) > 0).map(|(name, _)| name.clone()).collect()
+    }
+
+    /// Others have changed rows (or rows have become known), and these objects are owned here from now on.
+    pub fn apply(&mut self, records: &[Record], own: &[Object], forget: &[Ino]) -> Stale {
+        let mut stale = Stale::default();
+        for record in records {
+            match record {
+                // Without a name it stays with whoever is made its owner.
+                Record::PutInode(ino, row)
+                    if row.nlink == 0 && !own.iter().any(|object| object.ino() == *ino) =>
+                {
+                    self.gone(*ino, &mut stale);
+                }
+                Record::PutInode(ino, row) => self.replace(*ino, row, &mut stale),
+                Record::DeleteInode(ino) => self.gone(*ino, &mut stale),
+                Record::PutDentry(dir, name, dentry) => {
+                    self.replace_name(*dir, name, Some(*dentry), &mut stale);
+                }
+                Record::DeleteDentry(dir, name) => self.replace_name(*dir, name, None, &mut stale),
+                // Pages are fetched with the file's data, which its row's change drops.
+                Record::PutPage(..) | Record::DeletePages(..) => {}
+            }
+        }
+        for ino in forget {
+            // Its names are elsewhere now, where nobody tells of them.
+            self.drop_row(*ino, &mut stale);
+            self.report_in_use(*ino, &mut stale);
+        }
+        for object in own {
+            self.own(object.ino());
+            // A directory that was just made has no names yet: that is its whole listing.
+            if let Object::Directory(dir) = object
+                && self.nodes.get(dir).is_some_and(|node| node.row.next_cookie == super::FIRST_COOKIE)
+            {
+                self.dirs.entry(*dir).or_default();
+            }
+            // The kernel may have forgotten it meanwhile.
+            self.end_if_unused(object.ino());
+        }
+        stale
+    }
+
+    fn replace(&mut self, ino: Ino, row: &InodeRow, stale: &mut Stale) {
+        self.newest = self.newest.max(row.ctime);
+        let owned = self.owned.is_some() && self.owns(ino);
+        match self.nodes.get_mut(&ino) {
+            // Only the owner changes a row: what is here, or on its way from here, is newer.
+            Some(node) if node.dirty || owned || node.cut > self.durable => return,
+            Some(node) => {
+                if node.row.content != row.content || node.row.size != row.size {
+                    stale.data.push(ino);
+                }
+                node.row = row.clone();
+                node.stored = true;
+            }
+            None => {
+                let node = Node { row: row.clone(), stored: true, dirty: false, cut: Sequence(0) };
+                self.nodes.insert(ino, node);
+            }
+        }
+        stale.attributes.push(ino);
+    }
+
+    fn replace_name(&mut self, dir: Ino, name: &Name, dentry: Option<Dentry>, stale: &mut Stale) {
+        if let Some(directory) = self.dirs.get_mut(&dir) {
+            if let Some(before) = directory.by_name.get(name)
+                && Some(*before) == dentry
+            {
+                return;
+            }
+            directory.remove(name.as_bytes());
+            if let Some(dentry) = dentry {
+                directory.insert(name.clone(), dentry);
+            }
+        }
+        stale.names.push((dir, name.clone()));
+        if stale.data.last() != Some(&dir) {
+            stale.data.push(dir);
+        }
+    }
+
+    /// The inode has no name any more.
+    fn gone(&mut self, ino: Ino, stale: &mut Stale) {
+        self.drop_row(ino, stale);
+        self.disown(ino);
+        self.dirs.remove(&ino);
+        self.report_in_use(ino, stale);
+    }
+
+    fn report_in_use(&mut self, ino: Ino, stale: &mut Stale) {
+        if self.lookups.contains_key(&ino) {
+            self.in_use.insert(ino);
+            stale.in_use.push(ino);
+        }
+    }
+
+    /// The row of an inode may change elsewhere.
+    fn drop_row(&mut self, ino: Ino, stale: &mut Stale) {
+        if self.nodes.get(&ino).is_none_or(|node| !node.dirty) {
+            self.nodes.remove(&ino);
+            stale.attributes.push(ino);
+            stale.data.push(ino);
+        }
+    }
+
+    /// The rows of these inodes may change elsewhere.
+    pub fn drop_rows(&mut self, inos: &[Ino]) -> Stale {
+        let mut stale = Stale::default();
+        inos.iter().for_each(|ino| self.drop_row(*ino, &mut stale));
+        stale
+    }
+
+    /// The object is no longer held at all: what is known of it goes. It is not owned, and all of it is shipped.
+    pub fn uncover(&mut self, object: Object) -> Stale {
+        let mut stale = Stale::default();
+        let ino = object.ino();
+        match (object, self.dirs.remove(&ino)) {
+            (Object::Directory(_), Some(directory)) => self.uncover_files(ino, directory, &mut stale),
+            // The listing has left memory: whatever may be one of its files goes.
+            (Object::Directory(_), None) => {
+                let known = self.lookups.keys().filter(|ino| !self.nodes.contains_key(ino));
+                let files = self
+                    .nodes
+                    .iter()
+                    .filter(|(_, node)| {
+                        node.row.kind() != FileKind::Directory && [ino, STRAY].contains(&node.row.parent)
+                    })
+                    .map(|(file, _)| file);
+                let files: Vec<Ino> = known.chain(files).copied().collect();
+                files.into_iter().for_each(|file| self.uncover_file(ino, file, &mut stale));
+            }
+            (Object::File { .. }, _) => {}
+        }
+        self.drop_row(ino, &mut stale);
+        self.report_in_use(ino, &mut stale);
+        stale
+    }
+
+    fn uncover_files(&mut self, dir: Ino, directory: Directory, stale: &mut Stale) {
+        for (name, dentry) in &directory.by_name {
+            if self.lookups.contains_key(&dentry.ino) {
+                stale.names.push((dir, name.clone()));
+            }
+            if dentry.kind != FileKind::Directory {
+                self.uncover_file(dir, dentry.ino, stale);
+            }
+        }
+    }
+
+    /// A file has lost the cover of a directory that it has, or may have, a name in: its row goes unless something
+    /// else covers it. Others may remove all its names now without this host being told, even those of a stray.
+    fn uncover_file(&mut self, dir: Ino, file: Ino, stale: &mut Stale) {
+        if self.owned.as_ref().is_some_and(|owned| owned.contains(&file)) {
+            return;
+        }
+        if self.nodes.get(&file).is_none_or(|node| node.row.parent == dir) {
+            self.drop_row(file, stale);
+        }
+        self.report_in_use(file, stale);
+    }
+
+    /// A new connection: everything that is not owned may have changed, and goes.
+    pub fn uncover_all(&mut self) -> Stale {
+        let mut stale = Stale::default();
+        let Some(owned) = self.owned.clone() else { return stale };
+        let dirs: Vec<Ino> = self.dirs.keys().filter(|dir| !owned.contains(dir)).copied().collect();
+        for dir in dirs {
+            if let Some(directory) = self.dirs.remove(&dir) {
+                self.uncover_files(dir, directory, &mut stale);
+            }
+        }
+        // Rows that were evicted are known to the kernel still.
+        let known = self.lookups.keys().filter(|ino| !self.nodes.contains_key(ino));
+        let rows: Vec<Ino> =
+            self.nodes.keys().chain(known).filter(|ino| !self.owns(**ino)).copied().collect();
+        for ino in rows {
+            self.drop_row(ino, &mut stale);
+            self.report_in_use(ino, &mut stale);
+        }
+        stale.in_use.sort_unstable();
+        stale.in_use.dedup();
+        stale
+    }
+
+    /// Inodes whose names or cover are gone, or that have no name, and that the kernel knows.
+    pub fn in_use(&self) -> impl Iterator<Item = Ino> + '_ {
+        self.in_use.iter().copied()
+    }
+
+    /// Whether [`Tree::take_released`] has something to give.
+    pub fn has_released(&self) -> bool {
+        !self.released.is_empty()
+    }
+
+    /// Inodes that were reported in use, and are not any more, since this was asked last.
+    pub fn take_released(&mut self) -> Vec<Ino> {
+        std::mem::take(&mut self.released)
+    }
+}
+
+/// The object that an inode's row says it is.
+pub(crate) fn object_of(ino: Ino, row: &InodeRow) -> Object {
+    match row.kind() {
+        FileKind::Directory => Object::Directory(ino),
+        _ => Object::File { ino, home: if row.nlink == 0 { STRAY } else { row.parent } },
+    }
+}
+
+#[cfg(test)]
+#[path = "share_tests.rs"]
+mod tests;

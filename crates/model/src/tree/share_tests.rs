@@ -1,0 +1,264 @@
+//! Sharing at the client. Each of these was found by the simulator.
+
+use super::*;
+use crate::tree::{FIRST_COOKIE, NewNode};
+use crate::{InoRange, Usage};
+
+const DIR: Ino = Ino(20);
+const FILE: Ino = Ino(21);
+
+fn time(secs: i64) -> Timestamp {
+    Timestamp { secs, nanos: 0 }
+}
+
+fn row(mode: u32, nlink: u32, parent: Ino) -> InodeRow {
+    InodeRow {
+        mode,
+        uid: 0,
+        gid: 0,
+        nlink,
+        rdev: 0,
+        size: 0,
+        allocated: 0,
+        atime: time(1),
+        mtime: time(1),
+        ctime: time(1),
+        btime: time(1),
+        parent,
+        next_cookie: FIRST_COOKIE + 5,
+        xattrs: Default::default(),
+        content: Default::default(),
+    }
+}
+
+fn file(nlink: u32, parent: Ino) -> InodeRow {
+    row(0o100644, nlink, parent)
+}
+
+/// A shared tree with the root, a directory, and a file in it.
+fn tree() -> Tree {
+    let mut tree = Tree::new(Usage::default(), Usage::default());
+    tree.share();
+    tree.add_inode(Ino::ROOT, row(0o040755, 3, Ino::ROOT));
+    tree.add_inode(DIR, row(0o040755, 2, Ino::ROOT));
+    tree.add_inode(FILE, file(1, DIR));
+    tree.add_listing(Ino::ROOT, [(Name::new(b"dir"), entry(DIR, FileKind::Directory))]);
+    tree.add_listing(DIR, [(Name::new(b"file"), entry(FILE, FileKind::Regular))]);
+    tree.add_numbers(InoRange { next: 100, end: 200 });
+    tree
+}
+
+fn entry(ino: Ino, kind: FileKind) -> Dentry {
+    Dentry { ino, kind, cookie: FIRST_COOKIE }
+}
+
+fn put(ino: Ino, row: InodeRow) -> Record {
+    Record::PutInode(ino, Box::new(row))
+}
+
+fn stray(ino: Ino) -> Object {
+    Object::File { ino, home: STRAY }
+}
+
+#[test]
+fn usage_is_counted_however_little_is_known_of_it() {
+    let mut tree = tree();
+    tree.own(DIR);
+    tree.unlink(DIR, b"file", time(2)).unwrap();
+    let cut = tree.cut(Sequence(1), false);
+    assert_eq!(cut.batch.usage.inodes, -1, "others have made it, after the usage was told");
+    tree.undo_cut(cut);
+    assert_eq!(tree.cut(Sequence(1), false).batch.usage.inodes, -1);
+}
+
+#[test]
+fn a_file_without_a_name_stays_with_whoever_is_given_it() {
+    let mut tree = tree();
+    tree.remember(FILE);
+    let stale = tree.apply(&[put(FILE, file(0, STRAY))], &[stray(FILE)], &[]);
+    assert_eq!(stale.in_use, []);
+    assert!(tree.owns(FILE) && tree.has_inode(FILE));
+    tree.wrote(FILE, 1, 1, false, time(2)).unwrap();
+}
+
+#[test]
+fn a_file_without_a_name_that_is_given_too_late_is_deleted() {
+    let mut tree = tree();
+    tree.apply(&[put(FILE, file(0, STRAY))], &[stray(FILE)], &[]);
+    assert_eq!(tree.cut(Sequence(1), false).batch.records, [Record::DeleteInode(FILE)]);
+}
+
+#[test]
+fn what_is_owned_is_newer_than_what_is_told() {
+    let mut tree = tree();
+    tree.own(DIR);
+    tree.create(DIR, b"new", NewNode { mode: 0o100644, ..NewNode::default() }, time(9)).unwrap();
+    tree.cut(Sequence(1), false);
+    // It was asked for twice, and granted twice; the batch is on its way.
+    tree.apply(&[put(DIR, row(0o040755, 2, Ino::ROOT))], &[Object::Directory(DIR)], &[]);
+    assert_eq!(tree.inode(DIR).unwrap().mtime, time(9));
+}
+
+#[test]
+fn who_gives_back_a_file_without_a_name_says_that_it_is_in_use() {
+    let mut tree = tree();
+    tree.remember(FILE);
+    tree.apply(&[put(FILE, file(0, STRAY))], &[stray(FILE)], &[]);
+    tree.disown(FILE);
+    assert_eq!(tree.in_use().collect::<Vec<_>>(), [FILE]);
+    tree.forget(FILE, 1);
+    assert_eq!(tree.take_released(), [FILE]);
+    assert!(!tree.is_dirty(), "it is the server's to delete");
+}
+
+#[test]
+fn an_uncovered_directory_reports_files_whose_rows_are_elsewhere() {
+    for evict in [false, true] {
+        let mut tree = tree();
+        tree.remember(FILE);
+        if evict {
+            tree.touch(Ino::ROOT);
+            tree.evict(0, Sequence(0), |_| false);
+            assert!(!tree.is_listed(DIR) && !tree.has_inode(FILE));
+        } else {
+            // Somebody else owns it.
+            tree.drop_rows(&[FILE]);
+        }
+        let stale = tree.uncover(Object::Directory(DIR));
+        assert_eq!(stale.in_use, [FILE]);
+        assert!(stale.attributes.contains(&FILE), "the kernel may have its attributes");
+    }
+}
+
+#[test]
+fn a_stray_in_an_uncovered_directory_stays_and_is_in_use() {
+    let mut tree = tree();
+    tree.apply(&[put(FILE, file(2, STRAY))], &[], &[]);
+    tree.remember(FILE);
+    let stale = tree.uncover(Object::Directory(DIR));
+    assert_eq!(stale.in_use, [FILE]);
+    assert!(tree.has_inode(FILE));
+}
+
+#[test]
+fn a_new_connection_reports_all_that_the_kernel_knows() {
+    let mut tree = tree();
+    tree.remember(FILE);
+    tree.touch(Ino::ROOT);
+    tree.evict(0, Sequence(0), |_| false);
+    let stale = tree.uncover_all();
+    assert!(stale.in_use.contains(&FILE) && stale.attributes.contains(&FILE));
+}
+
+#[test]
+fn what_moves_out_of_sight_is_in_use() {
+    let mut tree = tree();
+    tree.remember(FILE);
+    let stale = tree.apply(&[Record::DeleteDentry(DIR, Name::new(b"file"))], &[], &[FILE]);
+    assert_eq!(stale.in_use, [FILE]);
+}
+
+#[test]
+fn what_was_deleted_is_owned_until_that_is_durable() {
+    let mut tree = tree();
+    tree.own(Ino::ROOT);
+    tree.own(DIR);
+    tree.unlink(DIR, b"file", time(2)).unwrap();
+    tree.rmdir(Ino::ROOT, b"dir", time(2)).unwrap();
+    let owned = |tree: &Tree| -> Vec<Object> {
+        let mut owned = tree.owned();
+        owned.sort_unstable();
+        owned
+    };
+    let all = [Object::Directory(Ino::ROOT), Object::Directory(DIR), stray(FILE)];
+    assert_eq!(owned(&tree), all);
+    tree.shipped(Sequence(0));
+    tree.cut(Sequence(1), false);
+    assert_eq!(owned(&tree), all, "it is on its way");
+    tree.shipped(Sequence(1));
+    assert_eq!(owned(&tree), [Object::Directory(Ino::ROOT)]);
+}
+
+#[test]
+fn rows_of_files_that_are_owned_by_themselves_are_not_evicted() {
+    let mut tree = tree();
+    tree.own(FILE);
+    tree.touch(Ino::ROOT);
+    tree.evict(0, Sequence(0), |_| false);
+    assert_eq!(tree.owned(), [Object::File { ino: FILE, home: DIR }]);
+}
+
+#[test]
+fn a_link_that_leaves_its_home_makes_a_stray() {
+    let mut tree = tree();
+    tree.own(Ino::ROOT);
+    tree.own(DIR);
+    tree.link(FILE, DIR, b"second", time(2)).unwrap();
+    tree.rename((DIR, b"second"), (Ino::ROOT, b"third"), Default::default(), time(2)).unwrap();
+    assert_eq!(tree.object(FILE), Ok(stray(FILE)));
+    assert!(tree.owned().contains(&stray(FILE)));
+}
+
+#[test]
+fn what_is_on_its_way_is_newer_than_what_is_told() {
+    let mut tree = tree();
+    tree.own(DIR);
+    tree.wrote(FILE, 5, 5, false, time(9)).unwrap();
+    tree.cut(Sequence(1), false);
+    // The directory is recalled, and the file asked for by itself before the batch has arrived.
+    tree.disown(DIR);
+    tree.apply(&[put(FILE, file(1, DIR))], &[Object::File { ino: FILE, home: DIR }], &[]);
+    assert_eq!(tree.inode(FILE).unwrap().size, 5);
+}
+
+#[test]
+fn a_file_that_gets_a_name_again_is_owned_by_itself_if_the_server_thinks_so() {
+    let at_home = Object::File { ino: FILE, home: DIR };
+    // It was granted, or the server was told that it has no name.
+    for granted in [true, false] {
+        let mut tree = tree();
+        tree.own(DIR);
+        tree.remember(FILE);
+        if granted {
+            tree.apply(&[put(FILE, file(0, STRAY))], &[stray(FILE)], &[]);
+        } else {
+            tree.unlink(DIR, b"file", time(2)).unwrap();
+            tree.cut(Sequence(1), false);
+        }
+        tree.link(FILE, DIR, b"again", time(2)).unwrap();
+        assert!(tree.owned().contains(&at_home));
+    }
+    // The server never knows, or not yet.
+    for refused in [true, false] {
+        let mut tree = tree();
+        tree.own(DIR);
+        tree.remember(FILE);
+        tree.unlink(DIR, b"file", time(2)).unwrap();
+        if refused {
+            let cut = tree.cut(Sequence(1), false);
+            tree.link(FILE, DIR, b"again", time(2)).unwrap();
+            tree.undo_cut(cut);
+        } else {
+            tree.link(FILE, DIR, b"again", time(2)).unwrap();
+        }
+        assert_eq!(tree.owned(), [Object::Directory(DIR)]);
+    }
+}
+
+#[test]
+fn changes_of_a_file_that_was_given_back_are_shipped_though_it_is_forgotten() {
+    let mut tree = tree();
+    tree.remember(FILE);
+    tree.apply(&[put(FILE, file(0, STRAY))], &[stray(FILE)], &[]);
+    tree.wrote(FILE, 5, 5, false, time(2)).unwrap();
+    tree.disown(FILE);
+    tree.forget(FILE, 1);
+    assert_eq!(tree.take_released(), [], "the batch will say that it is in use");
+    let cut = tree.cut(Sequence(1), false);
+    assert!(matches!(cut.batch.records[..], [Record::PutInode(FILE, _)]));
+    tree.undo_cut(cut);
+    assert!(matches!(tree.cut(Sequence(1), false).batch.records[..], [Record::PutInode(FILE, _)]));
+    tree.shipped(Sequence(1));
+    assert_eq!(tree.take_released(), [FILE]);
+    assert!(!tree.has_inode(FILE));
+}

@@ -1,0 +1,224 @@
+//! Operations on what others use too: owned first, or executed by the server.
+
+use bytes::Bytes;
+use hayloft_fuse::{Interrupt, Operation, Pace, Reply, Request, TimeOrNow, Validity};
+use hayloft_model::grants::Object;
+use hayloft_model::tree::{AttributeChange, NewNode, RenameFlags};
+use hayloft_model::{Change, FileKind, Ino, Missing, Name, Timestamp, TreeError};
+
+use super::error::FsError;
+use super::names::{OPEN_FLAGS, RENAME_EXCHANGE, RENAME_NOREPLACE, RENAME_WHITEOUT, owned_by};
+use super::{Stop, VolumeFs, attr, entry};
+use crate::core::Client;
+use crate::sharing::Outcome;
+
+/// What was asked of the server for an operation.
+pub(super) struct Asked<'a> {
+    client: &'a Client,
+    /// What it wanted to own: as soon as it does, it is done before that is given back.
+    wanted: Vec<Ino>,
+    /// Directories that it was to own: asked once each.
+    acquired: Vec<Ino>,
+    /// It was told to do it here, where something was still lacking.
+    was_yours: bool,
+}
+
+impl<'a> Asked<'a> {
+    pub(super) fn new(client: &'a Client) -> Asked<'a> {
+        Asked { client, wanted: Vec::new(), acquired: Vec::new(), was_yours: false }
+    }
+
+    fn want(&mut self, ino: Ino) {
+        if !self.wanted.contains(&ino) {
+            self.wanted.push(ino);
+            *self.client.wanted.lock().entry(ino).or_default() += 1;
+        }
+    }
+}
+
+impl Drop for Asked<'_> {
+    fn drop(&mut self) {
+        if self.wanted.is_empty() {
+            return;
+        }
+        let mut wanted = self.client.wanted.lock();
+        for ino in &self.wanted {
+            if let Some(count) = wanted.get_mut(ino) {
+                *count -= 1;
+                if *count == 0 {
+                    wanted.remove(ino);
+                }
+            }
+        }
+    }
+}
+
+impl VolumeFs {
+    /// Gets what an operation lacks: the ownership of an object, so that it can be repeated (`false`), or its
+    /// execution by the server, after which it is answered (`true`).
+    pub(super) fn obtain(
+        &self,
+        request: &Request<'_>,
+        missing: Missing,
+        asked: &mut Asked<'_>,
+        reply: &mut Reply<'_>,
+        interrupt: &Interrupt,
+    ) -> Result<bool, FsError> {
+        if let Missing::Own(object) = missing {
+            asked.want(object.ino());
+        }
+        let change = match (missing, self.change_of(request)) {
+            (Missing::Own(object), None) => {
+                self.client.acquire(object, Some(interrupt))?;
+                return Ok(false);
+            }
+            // Rows of files are changed by their owner.
+            (Missing::Own(object @ Object::File { .. }), Some(_)) => {
+                self.client.acquire(object, Some(interrupt))?;
+                return Ok(false);
+            }
+            (Missing::Own(Object::Directory(dir)), Some(change)) => {
+                let tried = asked.acquired.contains(&dir) || self.client.core().names.is_hot(dir);
+                asked.acquired.push(dir);
+                if !tried && self.client.acquire(Object::Directory(dir), Some(interrupt))? {
+                    return Ok(false);
+                }
+                change
+            }
+            (_, Some(change)) => change,
+            (_, None) => return Err(FsError::NotSupported),
+        };
+        // What became its own may not be enough: the row of a directory that is moved or removed is another's.
+        match self.client.change(&change, missing == Missing::Executor || asked.was_yours)? {
+            Outcome::Yours => {
+                asked.was_yours = true;
+                Ok(false)
+            }
+            Outcome::Done(made) => self.answer_done(request, made, reply, interrupt).map(|()| true),
+            Outcome::Refused(TreeError::Exists) if opens_existing(request) => Ok(false),
+            Outcome::Refused(error) => Err(FsError::Tree(error)),
+        }
+    }
+
+    /// The operation as the server executes it.
+    fn change_of(&self, request: &Request<'_>) -> Option<Change> {
+        let dir = Ino(request.nodeid);
+        let made = |name: &[u8], new: NewNode| Some(Change::Create(dir, Name::new(name), new));
+        match request.op {
+            Operation::Create { name, mode, .. } => {
+                let mode = FileKind::Regular.bits() | (mode & 0o7777);
+                made(name, NewNode { mode, ..owned_by(request) })
+            }
+            Operation::Mkdir { name, mode, .. } => {
+                let mode = FileKind::Directory.bits() | (mode & 0o7777);
+                made(name, NewNode { mode, ..owned_by(request) })
+            }
+            Operation::Mknod { name, mode, rdev, .. } => {
+                made(name, NewNode { mode, rdev, ..owned_by(request) })
+            }
+            Operation::Symlink { name, target } => {
+                let mode = FileKind::Symlink.bits() | 0o777;
+                let target = Some(Bytes::copy_from_slice(target));
+                made(name, NewNode { mode, target, ..owned_by(request) })
+            }
+            Operation::Link { ino, new_name } => Some(Change::Link(Ino(ino), dir, Name::new(new_name))),
+            Operation::Unlink { name } => Some(Change::Unlink(dir, Name::new(name))),
+            Operation::Rmdir { name } => Some(Change::Rmdir(dir, Name::new(name))),
+            Operation::Rename { name, new_parent, new_name, flags } => {
+                let flags = RenameFlags {
+                    no_replace: flags & RENAME_NOREPLACE != 0,
+                    exchange: flags & RENAME_EXCHANGE != 0,
+                    whiteout: flags & RENAME_WHITEOUT != 0,
+                };
+                Some(Change::Rename((dir, Name::new(name)), (Ino(new_parent), Name::new(new_name)), flags))
+            }
+            Operation::Setattr(change) if change.size.is_none() => {
+                let time = |time: Option<TimeOrNow>| {
+                    time.map(|time| match time {
+                        TimeOrNow::Now => self.now(),
+                        TimeOrNow::Time(time) => Timestamp { secs: time.seconds, nanos: time.nanos },
+                    })
+                };
+                let change = AttributeChange {
+                    mode: change.mode,
+                    uid: change.uid,
+                    gid: change.gid,
+                    size: None,
+                    atime: time(change.atime),
+                    mtime: time(change.mtime),
+                    kill_privileges: change.kill_suidgid,
+                };
+                Some(Change::SetAttributes(dir, change))
+            }
+            Operation::Setxattr { name, value, flags, .. } => {
+                let mode = (flags & libc::XATTR_CREATE as u32 != 0, flags & libc::XATTR_REPLACE as u32 != 0);
+                let (name, value) = (Bytes::copy_from_slice(name), Bytes::copy_from_slice(value));
+                Some(Change::SetXattr(dir, name, value, mode))
+            }
+            Operation::Removexattr { name } => Some(Change::RemoveXattr(dir, Bytes::copy_from_slice(name))),
+            _ => None,
+        }
+    }
+
+    /// Answers an operation that the server has executed. What it changed is here already.
+    fn answer_done(
+        &self,
+        request: &Request<'_>,
+        made: Option<Ino>,
+        reply: &mut Reply<'_>,
+        interrupt: &Interrupt,
+    ) -> Result<(), FsError> {
+        let ino = match request.op {
+            Operation::Link { ino, .. } => Ino(ino),
+            Operation::Setattr(_) => Ino(request.nodeid),
+            _ => match made {
+                Some(made) => made,
+                None => return Ok(()),
+            },
+        };
+        loop {
+            let error = match self.answer_row(request, ino, reply, interrupt) {
+                Ok(()) => return Ok(()),
+                Err(Stop::Error(error)) => error,
+                // Somebody has changed it in this moment: it is fetched.
+                Err(Stop::Need(need)) => match self.satisfy(need, interrupt) {
+                    Ok(()) => continue,
+                    Err(error) => error,
+                },
+            };
+            let mut core = self.client.core();
+            core.give_up_made(ino);
+            self.changed(&mut core);
+            return Err(error);
+        }
+    }
+
+    fn answer_row(
+        &self,
+        request: &Request<'_>,
+        ino: Ino,
+        reply: &mut Reply<'_>,
+        interrupt: &Interrupt,
+    ) -> Result<(), Stop> {
+        let mut core = self.client.core();
+        let validity = core.validity(Ino(request.nodeid), Pace::Patient(interrupt));
+        let row = core.tree.inode(ino)?;
+        match request.op {
+            Operation::Setattr(_) => reply.attr(&attr(ino, row), Validity::FOREVER),
+            Operation::Create { .. } => {
+                reply.create(&entry(ino, row, validity), 0, OPEN_FLAGS);
+                core.hand_out(ino);
+            }
+            _ => {
+                reply.entry(&entry(ino, row, validity));
+                core.hand_out(ino);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Whether the operation is content with a file that somebody else was faster to make.
+fn opens_existing(request: &Request<'_>) -> bool {
+    matches!(request.op, Operation::Create { flags, .. } if flags & libc::O_EXCL as u32 == 0)
+}

@@ -1,0 +1,344 @@
+//! What the kernel holds of the volume, and how it is told that it is no longer so.
+//!
+//! The kernel may keep names without a time limit where the client hears of every change. To drop a name takes the
+//! directory's lock, which a local call may hold that waits for the server, which may wait for this very word. So
+//! words are spoken by threads that hold no lock of ours, and one that does not come through is replaced by raising
+//! the epoch, which needs no lock (`docs/sharing.md`).
+
+use std::collections::{HashMap, HashSet};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::time::{Duration, Instant};
+
+use hayloft_fuse::{Control, Notifier, Pace, Validity};
+use hayloft_model::tree::{Stale, Tree};
+use hayloft_model::{Ino, Name};
+use rustc_hash::FxBuildHasher;
+
+use crate::core::{Client, Core};
+use crate::pages::Pages;
+
+/// How long a name's lock is waited for before the epoch is raised.
+const PATIENCE: Duration = Duration::from_millis(30);
+/// How long after the last change by request the names of a directory may be kept again.
+const COOLING: Duration = Duration::from_secs(1);
+/// Most absent names of one directory that the kernel is told without a time limit.
+const ABSENT_MAX: usize = 1 << 16;
+
+/// Names that the kernel holds without a time limit, as far as the tree does not say it.
+#[derive(Debug, Default)]
+pub(crate) struct KernelNames {
+    /// Names that do not exist, by directory.
+    absent: HashMap<Ino, HashSet<Name, FxBuildHasher>, FxBuildHasher>,
+    /// Directories that this host changes by request: their names are handed out for one use.
+    hot: HashMap<Ino, Hot, FxBuildHasher>,
+    /// The kernel can be told to look up everything anew (Linux 6.16).
+    pub(crate) epochs: bool,
+}
+
+/// A directory that is changed by request.
+#[derive(Debug)]
+struct Hot {
+    /// When it was changed last.
+    changed: Instant,
+    /// Names that were handed out before, and that the kernel may still hold.
+    held: HashSet<Name, FxBuildHasher>,
+}
+
+impl KernelNames {
+    /// Whether names of a directory may be kept by the kernel.
+    fn lasting(&mut self, tree: &Tree, dir: Ino, pace: Pace<'_>) -> bool {
+        // An answer of a pool thread may be late: after the word that a name has changed.
+        let in_time = matches!(pace, Pace::Fast);
+        tree.owns(dir) || (in_time && self.epochs && !self.is_hot(dir))
+    }
+
+    /// A directory's listing has come.
+    pub(crate) fn listed(&mut self, dir: Ino, own: bool) {
+        if own {
+            self.cool(dir);
+        }
+    }
+
+    /// The directory is owned: the kernel may keep its names again.
+    pub(crate) fn cool(&mut self, dir: Ino) {
+        if let Some(Hot { held, .. }) = self.hot.remove(&dir)
+            && !held.is_empty()
+        {
+            self.absent.entry(dir).or_default().extend(held);
+        }
+    }
+
+    /// Whether the directory is being changed by request.
+    pub(crate) fn is_hot(&mut self, dir: Ino) -> bool {
+        let is_over = self.hot.get(&dir).is_some_and(|hot| hot.changed.elapsed() > COOLING);
+        if is_over {
+            self.cool(dir);
+        }
+        self.hot.contains_key(&dir)
+    }
+
+    /// The kernel may hold this name of a directory that is changed by request.
+    pub(crate) fn keeps(&mut self, dir: Ino, name: &Name) {
+        if let Some(hot) = self.hot.get_mut(&dir) {
+            hot.held.insert(name.clone());
+        }
+    }
+
+    /// The name exists now.
+    pub(crate) fn exists(&mut self, dir: Ino, name: &[u8]) {
+        if let Some(absent) = self.absent.get_mut(&dir) {
+            absent.remove(name);
+        }
+    }
+}
+
+impl Core {
+    /// How long the kernel may keep a name that exists.
+    pub(crate) fn validity(&mut self, dir: Ino, pace: Pace<'_>) -> Validity {
+        if self.names.lasting(&self.tree, dir, pace) { Validity::FOREVER } else { Validity::ZERO }
+    }
+
+    /// How long the kernel may keep it that a name does not exist.
+    pub(crate) fn absence(&mut self, dir: Ino, name: &[u8], pace: Pace<'_>) -> Validity {
+        if !self.names.lasting(&self.tree, dir, pace) {
+            return Validity::ZERO;
+        }
+        let absent = self.names.absent.entry(dir).or_default();
+        if absent.len() >= ABSENT_MAX && !absent.contains(name) {
+            return Validity::ZERO;
+        }
+        absent.insert(Name::new(name));
+        Validity::FOREVER
+    }
+
+    /// This host is going to change the directory by request: its names are handed out for one use from now on.
+    /// Returns what the kernel holds of it, to be expired when its lock is free.
+    pub(crate) fn heat(&mut self, dir: Ino) -> Vec<(Ino, Name)> {
+        let changed = Instant::now();
+        if let Some(hot) = self.names.hot.get_mut(&dir) {
+            hot.changed = changed;
+            return Vec::new();
+        }
+        let mut held: HashSet<Name, FxBuildHasher> = self.tree.known_names(dir).into_iter().collect();
+        held.extend(self.names.absent.remove(&dir).unwrap_or_default());
+        let names = held.iter().map(|name| (dir, name.clone())).collect();
+        self.names.hot.insert(dir, Hot { changed, held });
+        names
+    }
+
+    /// Which of these names the kernel may hold; they are on their way out of it.
+    fn held(&mut self, names: Vec<(Ino, Name)>) -> Vec<(Ino, Name)> {
+        names
+            .into_iter()
+            .filter(|(dir, name)| match self.names.hot.get_mut(dir) {
+                Some(hot) => hot.held.remove(name),
+                None => {
+                    if let Some(absent) = self.names.absent.get_mut(dir) {
+                        absent.remove(name);
+                    }
+                    true
+                }
+            })
+            .collect()
+    }
+
+    /// All absent names that the kernel was told of a directory; they are on their way out of it.
+    pub(crate) fn take_absent(&mut self, dir: Ino) -> Vec<(Ino, Name)> {
+        let absent = self.names.absent.remove(&dir).unwrap_or_default();
+        let hot = self.names.hot.remove(&dir).map(|hot| hot.held).unwrap_or_default();
+        absent.into_iter().chain(hot).map(|name| (dir, name)).collect()
+    }
+
+    /// All absent names, of all directories.
+    pub(crate) fn take_all_absent(&mut self) -> Vec<(Ino, Name)> {
+        let dirs: Vec<Ino> = self.names.absent.keys().chain(self.names.hot.keys()).copied().collect();
+        dirs.into_iter().flat_map(|dir| self.take_absent(dir)).collect()
+    }
+
+    /// The word about what is stale.
+    pub(crate) fn word(&mut self, stale: Stale, more: Vec<(Ino, Name)>, ack: Option<(u64, u64)>) -> Word {
+        let known = |ino: &Ino| self.tree.lookups(*ino) > 0 || *ino == Ino::ROOT;
+        let attributes = stale.attributes.into_iter().filter(known).collect();
+        let data = stale.data.into_iter().filter(known).collect();
+        let mut names = self.held(stale.names);
+        names.extend(more);
+        Word::Stale { names, attributes, data, in_use: stale.in_use, ack }
+    }
+}
+
+/// Something to tell the kernel.
+#[derive(Debug)]
+pub(crate) enum Word {
+    /// This is no longer so; afterwards the event is acknowledged on its connection.
+    Stale {
+        names: Vec<(Ino, Name)>,
+        attributes: Vec<Ino>,
+        data: Vec<Ino>,
+        in_use: Vec<Ino>,
+        /// Connection and event.
+        ack: Option<(u64, u64)>,
+    },
+    /// Nothing can be relied upon.
+    Everything,
+    /// These have to go before the sender goes on.
+    ExpireNow(Vec<(Ino, Name)>, Sender<()>),
+    /// The mount is gone.
+    End,
+}
+
+/// What may have to wait for a lock, and where to say that it is done.
+struct Slow {
+    names: Vec<(Ino, Name)>,
+    /// Inodes with offsets and lengths of data, bytes; length 0 is up to the end.
+    ranges: Vec<(Ino, u64, u64)>,
+    done: Sender<()>,
+}
+
+/// Has threads say what may have to wait for a lock.
+pub(crate) struct Speaker {
+    notifier: Notifier,
+    thread: Option<Sender<Slow>>,
+}
+
+impl Speaker {
+    fn new(notifier: Notifier) -> Speaker {
+        Speaker { notifier, thread: None }
+    }
+
+    /// Expires names. When that does not come through, the epoch is raised instead; the rest is said by the thread
+    /// that waits.
+    fn expire(&mut self, names: Vec<(Ino, Name)>) {
+        let Some(wait) = self.entrust(names, Vec::new()) else {
+            let _ = self.notifier.inc_epoch();
+            return;
+        };
+        match wait.recv_timeout(PATIENCE) {
+            Ok(()) => {}
+            Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => {
+                // It ends by itself when the lock is free; until then another thread speaks.
+                self.thread = None;
+                if self.notifier.inc_epoch().is_err() {
+                    let _ = wait.recv();
+                }
+            }
+        }
+    }
+
+    /// Expires names if that comes through in time.
+    fn try_expire(&mut self, names: Vec<(Ino, Name)>) {
+        if let Some(wait) = self.entrust(names, Vec::new())
+            && wait.recv_timeout(PATIENCE).is_err()
+        {
+            self.thread = None;
+        }
+    }
+
+    /// Drops data from the kernel's cache. Returns whether that came through in time; if not, the thread goes on.
+    pub(crate) fn drop_ranges(&mut self, ranges: Vec<(Ino, u64, u64)>, patience: Duration) -> bool {
+        let patience = patience + Duration::from_micros(50 * ranges.len() as u64);
+        let dropped = match self.entrust(Vec::new(), ranges) {
+            Some(wait) => wait.recv_timeout(patience).is_ok(),
+            None => true,
+        };
+        if !dropped {
+            self.thread = None;
+        }
+        dropped
+    }
+
+    /// The same, on a thread that nobody else speaks through afterwards.
+    pub(crate) fn drop_apart(&mut self, ranges: Vec<(Ino, u64, u64)>) -> Option<Receiver<()>> {
+        let mut apart = Speaker::new(self.notifier.clone());
+        apart.entrust(Vec::new(), ranges)
+    }
+
+    /// Has a thread say it; returns what tells that it is done.
+    fn entrust(&mut self, names: Vec<(Ino, Name)>, ranges: Vec<(Ino, u64, u64)>) -> Option<Receiver<()>> {
+        let (done, wait) = channel();
+        let slow = Slow { names, ranges, done };
+        let slow = match &self.thread {
+            Some(to) => to.send(slow).err().map(|error| error.0),
+            None => Some(slow),
+        };
+        if let Some(slow) = slow {
+            let (to, from) = channel::<Slow>();
+            let notifier = self.notifier.clone();
+            let spawned = std::thread::Builder::new()
+                .name("hayloft-kernel".to_string())
+                .spawn(move || from.iter().for_each(|slow| say(&notifier, slow)));
+            match spawned {
+                Ok(_) => {
+                    let _ = to.send(slow);
+                    self.thread = Some(to);
+                }
+                Err(error) => {
+                    tracing::warn!(%error, "no thread to speak to the kernel with");
+                    return None;
+                }
+            }
+        }
+        Some(wait)
+    }
+}
+
+fn say(notifier: &Notifier, slow: Slow) {
+    for (dir, name) in slow.names {
+        let _ = notifier.expire_entry(dir.0, name.as_bytes());
+    }
+    for (ino, offset, length) in slow.ranges {
+        let _ = notifier.inval_inode(ino.0, offset as i64, length as i64);
+    }
+    let _ = slow.done.send(());
+}
+
+/// Tells the kernel, in order, until the end.
+pub(crate) fn run(client: &Client, control: &Control, words: &Receiver<Word>) {
+    let notifier = &control.notifier();
+    let mut speaker = Speaker::new(notifier.clone());
+    let mut pages = Pages::default();
+    for word in words {
+        match word {
+            Word::Stale { names, attributes, data, in_use, ack } => {
+                if !names.is_empty() {
+                    // Answers that were made before the names changed are not to arrive after the word.
+                    control.settle();
+                }
+                for ino in attributes {
+                    let _ = notifier.inval_inode(ino.0, -1, 0);
+                }
+                if !names.is_empty() {
+                    speaker.expire(names);
+                }
+                if !data.is_empty() {
+                    pages.drop_all(&client.calls, control, &mut speaker, &data);
+                }
+                if let Some(ack) = ack {
+                    client.acknowledge(ack, in_use);
+                }
+            }
+            Word::Everything => {
+                let (known, names) = {
+                    let mut core = client.core();
+                    let mut names = core.tree.all_known_names();
+                    names.extend(core.take_all_absent());
+                    (core.tree.known(), names)
+                };
+                control.settle();
+                for ino in &known {
+                    let _ = notifier.inval_inode(ino.0, -1, 0);
+                }
+                // A directory whose lock is held is in use by a call that waits for the server: others do not wait
+                // for it.
+                let mut of_dir: HashMap<Ino, Vec<(Ino, Name)>> = HashMap::new();
+                names.into_iter().for_each(|(dir, name)| of_dir.entry(dir).or_default().push((dir, name)));
+                of_dir.into_values().for_each(|names| speaker.try_expire(names));
+                pages.drop_all(&client.calls, control, &mut speaker, &known);
+            }
+            Word::ExpireNow(names, done) => {
+                speaker.expire(names);
+                let _ = done.send(());
+            }
+            Word::End => return,
+        }
+    }
+}

@@ -1,0 +1,203 @@
+//! Pages of files in the kernel's cache, and how they are taken from it without waiting for calls that wait for us.
+//!
+//! The kernel locks a page while a read fills it, or a write that covers only a part of it, until the call is
+//! answered; dropping the page waits for that. The call may wait for another host, which waits for the drop. A page
+//! that is locked like this has nothing in it that anybody could read, and is filled by an answer that is made anew:
+//! so what calls lock that wait here is left out, and everything else of the file is dropped.
+
+use std::collections::HashMap;
+use std::ops::Range;
+use std::sync::mpsc::{Receiver, TryRecvError};
+use std::time::{Duration, Instant};
+
+use hayloft_fuse::{Control, Operation, Request};
+use hayloft_model::Ino;
+use parking_lot::Mutex;
+
+use crate::kernel::Speaker;
+
+const PAGE: u64 = 4096;
+/// How long a call that does not wait for anybody is waited for.
+const RUN_PATIENCE: Duration = Duration::from_secs(1);
+const PAUSE: Duration = Duration::from_micros(20);
+/// How long dropping is waited for before it is looked again which calls are in the way, and how often.
+const DROP_PATIENCE: Duration = Duration::from_millis(10);
+const DROP_TRIES: usize = 10;
+/// How long a page is waited for that may be locked.
+const PAGE_PATIENCE: Duration = Duration::from_millis(2);
+
+/// A read or a write that could not be answered at once.
+#[derive(Debug)]
+struct Call {
+    ino: Ino,
+    /// Bytes of the file.
+    range: Range<u64>,
+    reads: bool,
+    /// It waits for the server, and looks anew at what there is when it goes on.
+    waits: bool,
+}
+
+/// Calls about data that are under way, by the kernel's number.
+#[derive(Debug, Default)]
+pub(crate) struct Calls(Mutex<HashMap<u64, Call>>);
+
+/// What calls that wait keep locked of a file.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Locked {
+    /// Locked for certain, in bytes.
+    ranges: Vec<Range<u64>>,
+    /// Pages that are locked, unless they are up to date.
+    pages: Vec<u64>,
+}
+
+impl Calls {
+    /// A call about data has to wait, or goes on.
+    pub(crate) fn note(&self, request: &Request<'_>, waits: bool) {
+        let (offset, size, reads) = match request.op {
+            Operation::Read { offset, size, .. } => (offset, u64::from(size), true),
+            Operation::Write { offset, data, .. } => (offset, data.len() as u64, false),
+            _ => return,
+        };
+        let range = offset..offset.saturating_add(size);
+        let call = Call { ino: Ino(request.nodeid), range, reads, waits };
+        self.0.lock().insert(request.unique, call);
+    }
+
+    /// The kernel has the answer.
+    pub(crate) fn end(&self, unique: u64) {
+        self.0.lock().remove(&unique);
+    }
+
+    /// What is locked of these files by calls that wait; nothing as long as one of them does not wait.
+    fn locked(&self, inos: &[Ino]) -> Option<HashMap<Ino, Locked>> {
+        let calls = self.0.lock();
+        let mut locked: HashMap<Ino, Locked> = HashMap::new();
+        if calls.is_empty() {
+            return Some(locked);
+        }
+        for call in calls.values().filter(|call| inos.contains(&call.ino)) {
+            if !call.waits {
+                return None;
+            }
+            let of_file = locked.entry(call.ino).or_default();
+            if call.reads {
+                of_file.ranges.push(call.range.start / PAGE * PAGE..call.range.end.div_ceil(PAGE) * PAGE);
+            } else {
+                // The kernel goes no further than the first page that it has to fill in part.
+                let page = call.range.end.saturating_sub(1) / PAGE;
+                of_file.ranges.push(page * PAGE..(page + 1) * PAGE);
+                of_file.pages.push(page);
+            }
+        }
+        Some(locked)
+    }
+}
+
+impl Locked {
+    /// Everything else of the file: offsets and lengths, 0 for up to the end.
+    fn others(&self) -> Vec<(u64, u64)> {
+        let mut ranges = self.ranges.clone();
+        ranges.sort_by_key(|range| range.start);
+        let (mut others, mut at) = (Vec::new(), 0);
+        for range in ranges {
+            if range.start > at {
+                others.push((at, range.start - at));
+            }
+            at = at.max(range.end);
+        }
+        others.push((at, 0));
+        others
+    }
+}
+
+/// Drops pages.
+#[derive(Default)]
+pub(crate) struct Pages {
+    /// Pages that a thread waits for.
+    waited_for: HashMap<(Ino, u64), Receiver<()>>,
+}
+
+impl Pages {
+    /// Takes what the kernel has of these files from it. What it asks for afterwards is answered as things are now.
+    pub(crate) fn drop_all(&mut self, calls: &Calls, control: &Control, speaker: &mut Speaker, inos: &[Ino]) {
+        // Answers of what was there before are not to arrive afterwards.
+        control.settle();
+        for _ in 0..DROP_TRIES {
+            let locked = self.await_running(calls, control, inos);
+            let ranges = inos.iter().flat_map(|ino| {
+                let others = locked.get(ino).map_or_else(|| vec![(0, 0)], Locked::others);
+                others.into_iter().map(|(offset, length)| (*ino, offset, length))
+            });
+            let dropped = speaker.drop_ranges(ranges.collect(), DROP_PATIENCE);
+            self.drop_uncertain(&locked, speaker);
+            if dropped {
+                return;
+            }
+        }
+        tracing::debug!("pages stay locked by calls that are not known here");
+    }
+
+    /// Waits for calls that will be answered at once.
+    fn await_running(&self, calls: &Calls, control: &Control, inos: &[Ino]) -> HashMap<Ino, Locked> {
+        let begun = Instant::now();
+        loop {
+            if let Some(locked) = calls.locked(inos) {
+                return locked;
+            }
+            if begun.elapsed() > RUN_PATIENCE {
+                return HashMap::new();
+            }
+            std::thread::sleep(PAUSE);
+            control.settle();
+        }
+    }
+
+    /// The last page of a write is either locked, or up to date, and has to go then.
+    fn drop_uncertain(&mut self, locked: &HashMap<Ino, Locked>, speaker: &mut Speaker) {
+        self.waited_for.retain(|_, wait| wait.try_recv() == Err(TryRecvError::Empty));
+        for (ino, of_file) in locked {
+            for page in &of_file.pages {
+                if self.waited_for.contains_key(&(*ino, *page)) {
+                    continue;
+                }
+                let wait = speaker.drop_apart(vec![(*ino, page * PAGE, PAGE)]);
+                if let Some(wait) = wait
+                    && wait.recv_timeout(PAGE_PATIENCE).is_err()
+                {
+                    self.waited_for.insert((*ino, *page), wait);
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn call(ino: u64, range: Range<u64>, reads: bool, waits: bool) -> Call {
+        Call { ino: Ino(ino), range, reads, waits }
+    }
+
+    #[test]
+    fn what_waiting_calls_lock_is_left_out() {
+        let calls = Calls::default();
+        calls.0.lock().insert(1, call(5, 4096..12288, true, true));
+        calls.0.lock().insert(2, call(5, 20000..20010, false, true));
+        calls.0.lock().insert(3, call(6, 0..10, true, false));
+        let locked = calls.locked(&[Ino(5)]).unwrap();
+        assert_eq!(locked[&Ino(5)].others(), [(0, 4096), (12288, 4096), (20480, 0)]);
+        assert_eq!(locked[&Ino(5)].pages, [4]);
+        assert!(calls.locked(&[Ino(6)]).is_none());
+        assert!(calls.locked(&[Ino(7)]).unwrap().is_empty());
+        calls.end(3);
+        assert_eq!(calls.locked(&[Ino(6)]).unwrap().len(), 0);
+    }
+
+    #[test]
+    fn a_file_without_calls_goes_whole() {
+        assert_eq!(Locked::default().others(), [(0, 0)]);
+        let both = Locked { ranges: vec![0..8192, 4096..12288], pages: Vec::new() };
+        assert_eq!(both.others(), [(12288, 0)]);
+    }
+}

@@ -1,0 +1,383 @@
+//! Sharing the volume with other hosts: what they change, what they need, and what is asked of the server for it.
+//! The rules are in `docs/sharing.md`.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
+use std::time::{Duration, Instant};
+
+use hayloft_fuse::Interrupt;
+use hayloft_model::grants::Object;
+use hayloft_model::tree::Stale;
+use hayloft_model::{Change, Ino, Record, Sequence, TreeError};
+use hayloft_wire::client_message::Body as Ask;
+use hayloft_wire::event::Body as Told;
+use hayloft_wire::server_message::Body as Answer;
+use hayloft_wire::{
+    Ack, Acquire, Apply, ChangeRequest, Claim, Event, InvalidMessage, LetGo, ObjectMessage, error_of,
+};
+
+use crate::committer::FlushError;
+use crate::core::{Client, Core};
+use crate::fault::FaultError;
+use crate::kernel::Word;
+use crate::link::{Arrival, Receiver as LinkReceiver};
+
+/// How long to wait before a log that cannot be shipped is tried again.
+const AGAIN: Duration = Duration::from_millis(200);
+/// How long to wait for writes under way to reach the tree.
+const WRITES_PAUSE: Duration = Duration::from_micros(50);
+
+/// An object that somebody else needs.
+#[derive(Debug)]
+pub(crate) struct Recalled {
+    connection: u64,
+    event: u64,
+    object: Object,
+    keep_read: bool,
+}
+
+/// How long what is recalled is kept for calls that have waited for it, and how often these are looked at.
+const USE_PATIENCE: Duration = Duration::from_millis(50);
+const USE_PAUSE: Duration = Duration::from_micros(200);
+/// How long the second part of an append is waited for.
+const APPEND_PATIENCE: Duration = Duration::from_millis(200);
+
+/// What the server made of a change.
+#[derive(Debug)]
+pub(crate) enum Outcome {
+    /// It did it; with the inode that was made.
+    Done(Option<Ino>),
+    /// The directories are owned now: do it here.
+    Yours,
+    /// It refused.
+    Refused(TreeError),
+}
+
+impl LinkReceiver for Client {
+    fn receive(&self, at: Arrival, body: Answer) {
+        let received = match body {
+            Answer::Event(event) => self.receive_event(at.connection, event),
+            Answer::Listings(listings) => self.receive_listings(at.request, listings, at.mark),
+            Answer::Inode(answer) => self.receive_inode(&answer, at.mark),
+            _ => Ok(()),
+        };
+        if let Err(error) = received {
+            tracing::error!(%error, "the server said something without sense; connecting anew");
+            self.link.abandon(at.connection);
+        }
+    }
+
+    fn renew(&self, last: Sequence) -> Claim {
+        self.partial.lock().clear();
+        let mut core = self.core();
+        core.tree.shipped(last);
+        // What was not given back is still its own: changes of it may be in the log.
+        for ino in std::mem::take(&mut core.giving) {
+            core.tree.own(ino);
+        }
+        let stale = core.tree.uncover_all();
+        self.drop_data(&mut core, &stale);
+        let own = core.tree.owned().into_iter().map(ObjectMessage::from).collect();
+        let in_use = core.tree.in_use().map(|ino| ino.0).collect();
+        let absent = core.take_all_absent();
+        let word = core.word(Stale { in_use: Vec::new(), ..stale }, absent, None);
+        drop(core);
+        self.tell_kernel(word);
+        let locks = self.locks.get().map(|locks| locks.claims()).unwrap_or_default();
+        Claim { own, in_use, locks }
+    }
+
+    fn resumed(&self) {
+        self.let_go();
+    }
+
+    fn lapse(&self) {
+        self.tell_kernel(Word::Everything);
+    }
+}
+
+impl Client {
+    pub(crate) fn tell_kernel(&self, word: Word) {
+        // The other end is there as long as the mount.
+        let _ = self.words.send(word);
+    }
+
+    /// Data of files that have changed elsewhere leaves memory.
+    fn drop_data(&self, core: &mut Core, stale: &Stale) {
+        stale.data.iter().for_each(|ino| self.drop_file(core, *ino));
+    }
+
+    fn receive_event(&self, connection: u64, event: Event) -> Result<(), FaultError> {
+        let ack = (connection, event.number);
+        match event.body {
+            Some(Told::Apply(apply)) => self.apply(ack, &apply),
+            Some(Told::Drop(drop)) => {
+                let inos: Vec<Ino> = drop.inos.into_iter().map(Ino).collect();
+                let mut core = self.core();
+                let stale = core.tree.drop_rows(&inos);
+                self.finish_event(core, stale, ack);
+                Ok(())
+            }
+            Some(Told::Recall(recall)) => {
+                let object = Object::try_from(&recall.object.unwrap_or_default())?;
+                let recalled =
+                    Recalled { connection, event: event.number, object, keep_read: recall.keep_read };
+                self.stats.recalls.add(1);
+                let _ = self.recalls.send(recalled);
+                Ok(())
+            }
+            None => Err(FaultError::Broken("an unknown event".to_string())),
+        }
+    }
+
+    fn apply(&self, ack: (u64, u64), apply: &Apply) -> Result<(), FaultError> {
+        let records: Vec<Record> =
+            apply.records.iter().map(Record::try_from).collect::<Result<_, InvalidMessage>>()?;
+        let own: Vec<Object> =
+            apply.own.iter().map(Object::try_from).collect::<Result<_, InvalidMessage>>()?;
+        let forget: Vec<Ino> = apply.forget.iter().copied().map(Ino).collect();
+        self.stats.events_applied.add(1);
+        self.others_changed.store(true, Ordering::Relaxed);
+        let mut core = self.core();
+        let stale = core.tree.apply(&records, &own, &forget);
+        for object in own.iter().filter(|_| apply.asked) {
+            if core.made.insert(object.ino()) {
+                core.tree.remember(object.ino());
+            }
+        }
+        for object in &own {
+            if let Object::Directory(dir) = object {
+                core.names.cool(*dir);
+            }
+        }
+        if apply.asked {
+            self.drop_data(&mut core, &stale);
+            let stale = Stale { in_use: stale.in_use, ..Stale::default() };
+            self.finish_event(core, stale, ack);
+        } else {
+            self.finish_event(core, stale, ack);
+        }
+        Ok(())
+    }
+
+    fn finish_event(&self, mut core: parking_lot::MutexGuard<'_, Core>, stale: Stale, ack: (u64, u64)) {
+        self.drop_data(&mut core, &stale);
+        let word = core.word(stale, Vec::new(), Some(ack));
+        drop(core);
+        self.tell_kernel(word);
+    }
+
+    /// Tells of inodes that are not in use any more, of which the server was told that they are.
+    pub(crate) fn let_go(&self) {
+        // In the order of the stream: an acknowledgement may say that one of them is in use.
+        let _order = self.uses_told.lock();
+        let Some(connection) = self.link.connected() else { return };
+        let inos = {
+            let mut core = self.core();
+            if core.in_flight {
+                // The batch on its way may say so too.
+                return;
+            }
+            let mut inos = core.tree.take_released();
+            let used: HashSet<Ino> = core.tree.in_use().collect();
+            inos.retain(|ino| !used.contains(ino));
+            inos
+        };
+        if !inos.is_empty() {
+            let inos = inos.into_iter().map(|ino| ino.0).collect();
+            // When the connection breaks, the claim of the next one says it.
+            let _ = self.link.send_on(connection, Ask::LetGo(LetGo { inos }));
+        }
+    }
+
+    /// Acknowledges an event, with those of these inodes that are in use still.
+    pub(crate) fn acknowledge(&self, (connection, event): (u64, u64), in_use: Vec<Ino>) {
+        let _order = self.uses_told.lock();
+        let mut in_use = in_use;
+        if !in_use.is_empty() {
+            let core = self.core();
+            let used: HashSet<Ino> = core.tree.in_use().collect();
+            in_use.retain(|ino| used.contains(ino));
+        }
+        let in_use = in_use.into_iter().map(|ino| ino.0).collect();
+        // On another connection it counts as acknowledged.
+        let _ = self.link.send_on(connection, Ask::Ack(Ack { event, in_use }));
+    }
+
+    /// Wants to own an object. Returns whether it is owned; else others use it too.
+    pub(crate) fn acquire(&self, object: Object, interrupt: Option<&Interrupt>) -> Result<bool, FaultError> {
+        let ask = Ask::Acquire(Acquire { object: Some(object.into()) });
+        match self.ask(ask, interrupt)?.into_iter().next() {
+            Some(Answer::Acquired(acquired)) => Ok(acquired.owned),
+            _ => Err(FaultError::Broken("the server's answer is of another kind than asked for".to_string())),
+        }
+    }
+
+    /// Has the server execute a change. Its names are handed to the kernel for one use from now on.
+    pub(crate) fn change(&self, change: &Change, execute: bool) -> Result<Outcome, FaultError> {
+        let durable = self.durable();
+        let known_there = {
+            let mut core = self.core();
+            change.directories().into_iter().for_each(|dir| drop(core.heat(dir)));
+            if let Change::Rename(from, to, _) = change {
+                // The kernel takes along how long it may keep a name.
+                [from, to].into_iter().for_each(|(dir, name)| core.names.keeps(*dir, name));
+            }
+            let named: Vec<Ino> = change
+                .places()
+                .iter()
+                .filter_map(|(dir, name)| core.tree.lookup(*dir, name.as_bytes()).ok().flatten())
+                .map(|dentry| dentry.ino)
+                .collect();
+            let mut all = change.directories().into_iter().chain(change.inode()).chain(named);
+            let known_there = all.all(|ino| core.tree.is_stored(ino, durable));
+            // A file without a name goes to the server only when it must.
+            self.room_wanted.fetch_or(!known_there, Ordering::Relaxed);
+            // What is durable is in the order in which it was done.
+            known_there && !core.tree.is_dirty() && !core.in_flight
+        };
+        if !known_there && !self.ship_all() {
+            return Err(FaultError::Ended("the session is over".to_string()));
+        }
+        let operation = Some(change.into());
+        let ask = Ask::Change(ChangeRequest { forget_below: 0, execute, operation });
+        match self.ask_change(&ask)?.into_iter().next() {
+            Some(Answer::Changed(changed)) if changed.error != 0 => {
+                Ok(Outcome::Refused(error_of(changed.error)?))
+            }
+            Some(Answer::Changed(changed)) if changed.yours => Ok(Outcome::Yours),
+            Some(Answer::Changed(changed)) => {
+                Ok(Outcome::Done((changed.ino != 0).then_some(Ino(changed.ino))))
+            }
+            _ => Err(FaultError::Broken("the server's answer is of another kind than asked for".to_string())),
+        }
+    }
+
+    /// Waits until writes that were admitted while the object was owned are in the tree.
+    fn await_writes(&self, object: Object) {
+        let files: Vec<Arc<crate::data::File>> = {
+            let core = self.core();
+            let of_object = core.files.iter().filter(|(ino, file)| {
+                let at_home = || core.tree.inode(**ino).is_ok_and(|row| row.parent == object.ino());
+                file.writes.load(Ordering::Acquire) > 0 && (**ino == object.ino() || at_home())
+            });
+            of_object.map(|(_, file)| Arc::clone(file)).collect()
+        };
+        for file in files {
+            while file.writes.load(Ordering::Acquire) > 0 {
+                std::thread::sleep(WRITES_PAUSE);
+            }
+        }
+    }
+
+    /// Makes durable whatever was changed so far, however long that takes. `false`: the session is over.
+    fn ship_all(&self) -> bool {
+        loop {
+            match self.ledger.flush(None) {
+                Ok(()) => return true,
+                Err(FlushError::Ended(_)) => return false,
+                Err(error) => {
+                    tracing::warn!(?error, "another host waits for changes that cannot be shipped yet");
+                    std::thread::sleep(AGAIN);
+                }
+            }
+        }
+    }
+
+    fn give_way(&self, recalled: &[Recalled]) {
+        if !self.core().names.epochs {
+            // Names that the kernel keeps only go with its directory's lock: as long as the directory is owned nobody
+            // holds that and waits.
+            self.expire_before(recalled);
+        }
+        {
+            let mut core = self.core();
+            for recalled in recalled {
+                let ino = recalled.object.ino();
+                if core.tree.owns_itself(ino) {
+                    core.giving.push(ino);
+                    core.tree.disown(ino);
+                }
+            }
+        }
+        recalled.iter().for_each(|recalled| self.await_writes(recalled.object));
+        if !self.ship_all() {
+            return;
+        }
+        for Recalled { connection, event, object, keep_read } in recalled {
+            let mut core = self.core();
+            let ino = object.ino();
+            core.giving.retain(|giving| *giving != ino);
+            // Owned again: there is another connection.
+            let (mut stale, absent) = if *keep_read || core.tree.owns_itself(ino) {
+                (Stale::default(), Vec::new())
+            } else {
+                (core.tree.uncover(*object), core.take_absent(ino))
+            };
+            if !stale.in_use.contains(&ino) {
+                // Without a name: whether it stays is the server's business from now on.
+                stale.in_use.push(ino);
+            }
+            self.drop_data(&mut core, &stale);
+            let word = core.word(stale, absent, Some((*connection, *event)));
+            drop(core);
+            self.tell_kernel(word);
+        }
+    }
+
+    fn expire_before(&self, recalled: &[Recalled]) {
+        for recalled in recalled {
+            if let Object::Directory(dir) = recalled.object {
+                let names = self.core().heat(dir);
+                let (done, wait) = std::sync::mpsc::channel();
+                self.tell_kernel(Word::ExpireNow(names, done));
+                let _ = wait.recv();
+            }
+        }
+    }
+}
+
+/// Gives way to others, until the mount is gone.
+pub(crate) fn run(client: &Client, recalls: &Receiver<Recalled>) {
+    let mut waiting: Vec<(Recalled, Instant)> = Vec::new();
+    loop {
+        let first = if waiting.is_empty() {
+            recalls.recv().map_err(|_| RecvTimeoutError::Disconnected)
+        } else {
+            recalls.recv_timeout(USE_PAUSE)
+        };
+        match first {
+            Ok(first) => waiting.push((first, Instant::now())),
+            Err(RecvTimeoutError::Timeout) => {}
+            Err(RecvTimeoutError::Disconnected) => return,
+        }
+        waiting.extend(recalls.try_iter().map(|recalled| (recalled, Instant::now())));
+        if waiting.iter().any(|(recalled, _)| recalled.connection == 0) {
+            return;
+        }
+        // Calls that have waited for it are done first: else hosts could take it from each other for ever.
+        let (used, free): (Vec<_>, Vec<_>) = {
+            let mut core = client.core();
+            core.appending.retain(|_, since| since.elapsed() < APPEND_PATIENCE);
+            let wanted = client.wanted.lock();
+            waiting.into_iter().partition(|(recalled, since)| {
+                let is_wanted = |ino: &Ino| wanted.contains_key(ino) && since.elapsed() < USE_PATIENCE;
+                core.covered_by(recalled.object, |ino| core.appending.contains_key(&ino) || is_wanted(&ino))
+            })
+        };
+        waiting = used;
+        let free: Vec<Recalled> = free.into_iter().map(|(recalled, _)| recalled).collect();
+        if !free.is_empty() {
+            client.give_way(&free);
+        }
+    }
+}
+
+impl Recalled {
+    /// The mark that ends the thread.
+    pub(crate) fn end() -> Recalled {
+        Recalled { connection: 0, event: 0, object: Object::Directory(Ino::ROOT), keep_read: true }
+    }
+}

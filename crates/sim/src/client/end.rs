@@ -1,0 +1,139 @@
+//! The end of a world: everything comes to rest, and is compared.
+
+use super::*;
+
+impl World {
+    /// Everything comes to an end: connections heal, dead sessions are ended, logs are shipped.
+    pub(crate) fn drain(&mut self) {
+        self.server.fault = None;
+        self.server.drain_until = self.now + 20_000;
+        for at in 0..self.clients.len() {
+            self.clients[at].processes.iter_mut().for_each(|process| process.open.clear());
+        }
+    }
+
+    pub(crate) fn is_quiet(&mut self) -> bool {
+        if !self.server.up || !self.server.is_idle() {
+            return false;
+        }
+        let dead: Vec<SessionId> = self
+            .sessions()
+            .into_iter()
+            .filter(|session| self.clients.iter().all(|client| client.session != *session))
+            .collect();
+        dead.into_iter().for_each(|session| self.end_session(session));
+        for at in 0..self.clients.len() {
+            if self.clients[at].link == Link::Up && self.clients[at].tree.is_dirty() {
+                self.flush(at);
+            }
+        }
+        self.clients.iter().all(Client::is_at_rest)
+            && self.connections.values().all(|connection| connection.is_empty())
+    }
+
+    /// At rest: all views are one, and nothing is left over.
+    pub(crate) fn check_end(&mut self) {
+        let mut wrong = Vec::new();
+        for (at, client) in self.clients.iter().enumerate() {
+            for ((dir, name), target) in client.kernel.cached_names() {
+                let verdict = self.reference.observed(
+                    Register::Name(dir.0, name),
+                    &Value::Name(target.map(|ino| ino.0)),
+                    self.now,
+                );
+                if let Err(why) = verdict {
+                    wrong.push(format!("the kernel of c{at}: {why}"));
+                }
+            }
+            for (ino, attributes) in client.kernel.cached_attributes() {
+                if self.reference.attributes(ino.0).is_some_and(|known| known != attributes) {
+                    wrong.push(format!("the kernel of c{at}: {ino} is {attributes:?}"));
+                }
+            }
+        }
+        for at in 0..self.clients.len() {
+            let inos: Vec<Ino> = self.clients[at].kernel.known.keys().copied().collect();
+            inos.into_iter().for_each(|ino| self.kernel_forgets(at, ino));
+        }
+        let rows = self.server.stored.rows.clone();
+        for (at, client) in self.clients.iter_mut().enumerate() {
+            for (ino, row) in &rows.inodes {
+                if let Ok(here) = client.tree.inode(*ino)
+                    && here != row
+                {
+                    wrong.push(format!("c{at} has {ino} as {here:?}, stored is {row:?}"));
+                }
+                if row.kind() == FileKind::Directory
+                    && client.tree.is_listed(*ino)
+                    && client.tree.has_inode(*ino)
+                {
+                    let here: Vec<_> = client
+                        .tree
+                        .entries(*ino, 0)
+                        .map(|all| all.map(|(name, dentry)| (name.clone(), *dentry)).collect())
+                        .unwrap_or_default();
+                    if here != rows.listing(*ino) {
+                        wrong.push(format!(
+                            "c{at} has {ino} with {here:?}, stored is {:?}",
+                            rows.listing(*ino)
+                        ));
+                    }
+                }
+            }
+        }
+        let stored: BTreeMap<(u64, u8), u64> = rows
+            .dentries
+            .iter()
+            .map(|((dir, name), dentry)| ((dir.0, name.as_bytes()[0]), dentry.ino.0))
+            .collect();
+        if stored != *self.reference.names() {
+            wrong.push(format!("stored names are {stored:?}, not {:?}", self.reference.names()));
+        }
+        for (ino, row) in &rows.inodes {
+            let known = self.reference.attributes(ino.0);
+            if known != Some(Attributes::of(row)) && row.nlink > 0 {
+                wrong.push(format!("{ino} is stored as {row:?}, not {known:?}"));
+            }
+            let data = match &row.content {
+                hayloft_model::Content::Inline(data) => data.to_vec(),
+                _ => Vec::new(),
+            };
+            if row.kind() == FileKind::Regular && row.nlink > 0 && data != self.reference.data(ino.0) {
+                wrong.push(format!("the data of {ino} is {data:?}, not {:?}", self.reference.data(ino.0)));
+            }
+        }
+        let named = rows.inodes.iter().filter(|(ino, row)| row.nlink > 0 && **ino != Ino::ROOT);
+        let usage =
+            Usage { inodes: named.clone().count() as u64, bytes: named.map(|(_, row)| row.allocated).sum() };
+        if usage != self.server.stored.usage {
+            wrong.push(format!("the usage is {usage:?}, and counted as {:?}", self.server.stored.usage));
+        }
+        if let Some(wrong) = wrong.into_iter().next() {
+            return self.fail(format!("at the end: {wrong}"));
+        }
+        self.check_unused();
+    }
+
+    /// With all kernels empty, no inode without a name may be left.
+    pub(super) fn check_unused(&mut self) {
+        let until = self.now + 4 * LEASE;
+        self.server.drain_until = until + 1;
+        while self.outcome.failure.is_none() {
+            if !self.one_more_before(until) {
+                break;
+            }
+        }
+        let left: Vec<Ino> = self
+            .server
+            .stored
+            .rows
+            .inodes
+            .iter()
+            .filter(|(_, row)| row.nlink == 0)
+            .map(|(ino, _)| *ino)
+            .collect();
+        if !left.is_empty() && self.outcome.failure.is_none() {
+            self.fail(format!("inodes {left:?} have neither a name nor a user, and are left"));
+        }
+    }
+}

@@ -1,0 +1,197 @@
+//! The log on its way to the server, and events from there.
+
+use super::*;
+
+impl World {
+    /// The log up to `until` is to be shipped.
+    pub(crate) fn flush(&mut self, at: usize) -> Sequence {
+        let until = self.clients[at].everything();
+        let client = &mut self.clients[at];
+        client.ship_to = client.ship_to.max(until);
+        self.start_batch(at);
+        until
+    }
+
+    pub(crate) fn ship(&mut self, at: usize) {
+        let life = self.clients[at].life;
+        let wait = self.rng.between(20, 300);
+        self.after(wait, What::Ship(at, life));
+        if self.clients[at].tree.is_dirty() {
+            self.flush(at);
+        }
+        self.start_batch(at);
+    }
+
+    pub(super) fn start_batch(&mut self, at: usize) {
+        let now = self.now;
+        let client = &mut self.clients[at];
+        if client.link != Link::Up || client.in_flight.is_some() || client.last_cut >= client.ship_to {
+            return;
+        }
+        let sequence = client.last_cut.next();
+        let cut = client.tree.cut(sequence, false);
+        client.last_cut = sequence;
+        client.commit_sent = now;
+        let batch = cut.batch.clone();
+        client.in_flight = Some((Some(cut), batch.clone()));
+        let session = client.session;
+        self.reference.cut(session, sequence.0);
+        self.say(at, ToServer::Commit(batch));
+    }
+
+    pub(super) fn shipped(&mut self, at: usize) {
+        let client = &mut self.clients[at];
+        let Some((_, batch)) = client.in_flight.take() else { return };
+        client.durable = batch.sequence;
+        let durable = client.durable;
+        client.tree.shipped(durable);
+        let (ready, rest) =
+            std::mem::take(&mut client.recalls).into_iter().partition(|recall| recall.until <= durable);
+        client.recalls = rest;
+        let ready: Vec<Recall> = ready;
+        ready.into_iter().for_each(|recall| self.give_back(at, recall));
+        self.let_go(at);
+        self.start_batch(at);
+        self.wake_all(at);
+    }
+
+    pub(super) fn refused(&mut self, at: usize, sequence: Sequence) {
+        let client = &mut self.clients[at];
+        let Some((cut, _)) = client.in_flight.take_if(|(_, batch)| batch.sequence == sequence) else {
+            return;
+        };
+        if let Some(cut) = cut {
+            client.tree.undo_cut(cut);
+        }
+        client.last_cut = Sequence(sequence.0 - 1);
+        let session = client.session;
+        self.reference.undo_cut(session, sequence.0);
+        self.start_batch(at);
+    }
+
+    pub(super) fn event_at_client(&mut self, at: usize, number: u64, body: Body) {
+        if self.clients[at].link != Link::Up {
+            // Cannot be: events go out after the claim was answered.
+            return self.fail(format!("c{at} gets an event before its claim is answered"));
+        }
+        if self.is_broken(Rule::AckBeforeApply) && !matches!(body, Body::Recall { .. }) {
+            let (life, wait) = (self.clients[at].life, self.rng.between(5, 60));
+            self.after(wait, What::Late(at, life, Late::Body(body)));
+            return self.say(at, ToServer::Ack { event: number, in_use: Vec::new() });
+        }
+        match body {
+            Body::Apply { records, own, forget } => {
+                let stale = self.apply(at, &records, &own, &forget);
+                self.acknowledge(at, number, stale);
+            }
+            Body::Drop(ino) => {
+                let stale = self.clients[at].tree.drop_rows(&[ino]);
+                self.acknowledge(at, number, stale);
+            }
+            Body::Recall { object, keep_read } => {
+                let tree = &mut self.clients[at].tree;
+                let owned = tree.owned().iter().any(|own| own.ino() == object.ino());
+                tree.disown(object.ino());
+                let until =
+                    if self.is_broken(Rule::RecallWithoutShip) { Sequence(0) } else { self.flush(at) };
+                let recall = Recall { event: number, object, keep_read, owned, until };
+                if recall.until <= self.clients[at].durable {
+                    self.give_back(at, recall);
+                } else {
+                    self.clients[at].recalls.push(recall);
+                }
+            }
+        }
+    }
+
+    pub(super) fn apply(&mut self, at: usize, records: &[Record], own: &[Object], forget: &[Ino]) -> Stale {
+        let client = &mut self.clients[at];
+        for object in own {
+            client.hot.remove(&object.ino());
+        }
+        client.tree.apply(records, own, forget)
+    }
+
+    pub(crate) fn apply_late(&mut self, at: usize, late: Late) {
+        let stale = match late {
+            Late::Body(Body::Apply { records, own, forget }) => self.apply(at, &records, &own, &forget),
+            Late::Body(Body::Drop(ino)) => self.clients[at].tree.drop_rows(&[ino]),
+            Late::Body(Body::Recall { .. }) => return,
+        };
+        let client = &mut self.clients[at];
+        stale.attributes.iter().chain(&stale.data).for_each(|ino| client.kernel.invalidate(*ino));
+        stale.names.iter().for_each(|(dir, name)| client.kernel.drop_name(*dir, name.as_bytes()[0]));
+    }
+
+    /// What was recalled is shipped.
+    pub(super) fn give_back(&mut self, at: usize, recall: Recall) {
+        let mut stale = Stale::default();
+        if !recall.keep_read {
+            stale = self.clients[at].tree.uncover(recall.object);
+            if matches!(recall.object, Object::Directory(_)) && !self.is_broken(Rule::KeepAbsentNames) {
+                // Names that it does not have were handed out as well.
+                self.clients[at].kernel.raise_epoch();
+                self.clients[at].unlimited.clear();
+                stale.names.clear();
+            }
+        }
+        let ino = recall.object.ino();
+        if self.clients[at].tree.in_use().any(|used| used == ino) && !stale.in_use.contains(&ino) {
+            // It has no name: whether it stays is the server's business from now on.
+            stale.in_use.push(ino);
+        }
+        self.acknowledge(at, recall.event, stale);
+    }
+
+    /// The kernel is told what is stale, then the server.
+    pub(super) fn acknowledge(&mut self, at: usize, event: u64, stale: Stale) {
+        let unlimited = self.is_broken(Rule::UnlimitedWhileChanging);
+        let client = &mut self.clients[at];
+        stale.attributes.iter().chain(&stale.data).for_each(|ino| client.kernel.invalidate(*ino));
+        let names = stale
+            .names
+            .iter()
+            .map(|(dir, name)| (*dir, name.as_bytes()[0]))
+            .filter(|place| client.unlimited.contains(place))
+            .filter(|(dir, _)| !unlimited || !client.hot.contains(dir))
+            .collect();
+        let since = self.now;
+        client.expiries.insert(event, Expiry { names, in_use: stale.in_use, since });
+        self.expire_names(at, event);
+    }
+
+    pub(crate) fn expire_names(&mut self, at: usize, event: u64) {
+        let wait_for_locks = self.is_broken(Rule::WaitForLocks);
+        let now = self.now;
+        let client = &mut self.clients[at];
+        let Some(expiry) = client.expiries.get_mut(&event) else { return };
+        let (kernel, unlimited) = (&mut client.kernel, &mut client.unlimited);
+        expiry.names.retain(|(dir, name)| {
+            let blocked = kernel.is_locked(*dir);
+            if !blocked {
+                kernel.drop_name(*dir, *name);
+                unlimited.remove(&(*dir, *name));
+            }
+            blocked
+        });
+        if !expiry.names.is_empty() && (now - expiry.since < EXPIRY_PATIENCE || wait_for_locks) {
+            let life = client.life;
+            return self.after(3, What::Expire(at, life, event));
+        }
+        if !expiry.names.is_empty() {
+            trace!(self, "c{at} raises the epoch");
+            let client = &mut self.clients[at];
+            client.kernel.raise_epoch();
+            client.unlimited.clear();
+        }
+        let client = &mut self.clients[at];
+        let Some(Expiry { mut in_use, .. }) = client.expiries.remove(&event) else { return };
+        // The kernel may have forgotten some while names were expired: the server was told, if it knew.
+        let used: BTreeSet<Ino> = self.clients[at].tree.in_use().collect();
+        in_use.retain(|ino| used.contains(ino));
+        if self.is_broken(Rule::ForgetInUse) {
+            in_use.clear();
+        }
+        self.say(at, ToServer::Ack { event, in_use });
+    }
+}

@@ -1,0 +1,249 @@
+//! The connection: hello, claim, lease, requests and their answers.
+
+use super::*;
+
+impl World {
+    pub(crate) fn connect(&mut self, at: usize) {
+        let client = &self.clients[at];
+        if client.connection.is_some() {
+            return;
+        }
+        let (life, session) = (client.life, client.session);
+        if !self.server.up {
+            return self.after(20, What::Connect(at, life));
+        }
+        let number = self.open(at, life, session);
+        let now = self.now;
+        let client = &mut self.clients[at];
+        client.connection = Some(number);
+        client.link = Link::Greeting;
+        client.hello_sent = now;
+        let resume = client.greeted;
+        self.say(at, ToServer::Hello { session, resume });
+    }
+
+    pub(crate) fn client_loses(&mut self, at: usize) {
+        let forgets = self.is_broken(Rule::ForgetRecalled);
+        let client = &mut self.clients[at];
+        client.connection = None;
+        client.link = Link::Down;
+        // What was not given back is still its own: changes of it may be in the log.
+        for recall in client.recalls.drain(..).filter(|recall| recall.owned && !forgets) {
+            client.tree.own(recall.object.ino());
+        }
+        client.expiries.clear();
+        let life = client.life;
+        let delay = self.rng.below(60);
+        self.after(delay, What::Connect(at, life));
+    }
+
+    pub(super) fn say(&mut self, at: usize, message: ToServer) {
+        let now = self.now;
+        self.clients[at].last_sent = now;
+        if let Some(connection) = self.clients[at].connection {
+            self.send_to_server(connection, message);
+        }
+    }
+
+    pub(super) fn heard(&mut self, at: usize, sent: u64) {
+        let life = self.clients[at].life;
+        let until = sent + LEASE;
+        let now = self.now;
+        let client = &mut self.clients[at];
+        if until <= client.lease_until && !client.lapsed {
+            return;
+        }
+        client.lease_until = client.lease_until.max(until);
+        if client.lapsed && client.link == Link::Up && client.lease_until > now {
+            client.lapsed = false;
+            self.wake_all(at);
+        }
+        let wait = self.clients[at].lease_until.saturating_sub(now);
+        self.after(wait, What::Lease(at, life));
+    }
+
+    pub(crate) fn check_lease(&mut self, at: usize) {
+        let now = self.now;
+        let no_lease = self.is_broken(Rule::NoLease);
+        let client = &mut self.clients[at];
+        if now >= client.lease_until && !client.lapsed && !no_lease {
+            client.lapsed = true;
+            client.kernel.expire_all();
+            client.unlimited.clear();
+            trace!(self, "the lease of c{at} has run out");
+        }
+    }
+
+    pub(crate) fn ping(&mut self, at: usize) {
+        let life = self.clients[at].life;
+        self.after(LEASE / 6, What::Ping(at, life));
+        if self.clients[at].link == Link::Up && self.now - self.clients[at].last_sent >= LEASE / 6 {
+            self.ask(at, Ask::Ping);
+        }
+    }
+
+    /// Asks the server; an answer wakes everybody.
+    pub(crate) fn ask(&mut self, at: usize, ask: Ask) -> u64 {
+        let now = self.now;
+        let client = &mut self.clients[at];
+        let request = client.next_request;
+        client.next_request += 1;
+        let outstanding = Outstanding { ask: ask.clone(), sent: now, durable: client.durable };
+        client.outstanding.insert(request, outstanding);
+        if client.link == Link::Up {
+            self.send_ask(at, request, ask);
+        }
+        request
+    }
+
+    pub(super) fn send_ask(&mut self, at: usize, request: u64, ask: Ask) {
+        let client = &self.clients[at];
+        let first = client.outstanding.keys().next().copied().unwrap_or(request);
+        self.say(at, ToServer::Ask { request, forget_below: first, ask });
+    }
+
+    /// Fetches what is missing, unless that is under way.
+    pub(crate) fn fetch(&mut self, at: usize, missing: Missing) -> u64 {
+        let under_way =
+            self.clients[at].fetches.iter().find(|(_, of)| **of == missing).map(|(request, _)| *request);
+        if let Some(request) = under_way {
+            return request;
+        }
+        let ask = match missing {
+            Missing::Inode(ino) => Ask::Fetch(ino),
+            Missing::Directory(dir) => Ask::Enter(dir),
+            Missing::Own(object) => Ask::Acquire(object),
+            Missing::Numbers | Missing::Executor => Ask::Numbers,
+        };
+        let request = self.ask(at, ask);
+        self.clients[at].fetches.insert(request, missing);
+        request
+    }
+
+    pub(super) fn answered(&mut self, at: usize, request: u64) -> Option<Outstanding> {
+        let client = &mut self.clients[at];
+        client.fetches.remove(&request);
+        let outstanding = client.outstanding.remove(&request)?;
+        self.heard(at, outstanding.sent);
+        self.wake_all(at);
+        Some(outstanding)
+    }
+
+    pub(crate) fn client_receives(&mut self, at: usize, message: ToClient) {
+        match message {
+            ToClient::Welcome { last, numbers } => self.welcome(at, last, numbers),
+            ToClient::Ended => {
+                trace!(self, "c{at} was evicted");
+                if let Some(connection) = self.clients[at].connection.take() {
+                    self.connections.remove(&connection);
+                }
+                self.restart_client(at);
+            }
+            ToClient::Claimed => self.claimed(at),
+            ToClient::Listings { request, listings } => {
+                if self.answered(at, request).is_some() {
+                    listings.into_iter().for_each(|listing| self.add_listing(at, listing));
+                }
+            }
+            ToClient::Row { request, ino, row, own } => {
+                if self.answered(at, request).is_some()
+                    && let Some(row) = row
+                {
+                    let tree = &mut self.clients[at].tree;
+                    tree.add_inode(ino, *row);
+                    if own {
+                        tree.own(ino);
+                    }
+                }
+            }
+            ToClient::Acquired { request, owned } => {
+                trace!(self, "c{at} acquires: {owned}");
+                self.answered(at, request);
+            }
+            ToClient::Changed { request, result, yours } => {
+                if self.answered(at, request).is_some() {
+                    self.clients[at].answers.insert(request, (result, yours));
+                }
+            }
+            ToClient::Numbers { request, range } => {
+                if self.answered(at, request).is_some() {
+                    self.clients[at].tree.add_numbers(range);
+                }
+            }
+            ToClient::Pong { request } => drop(self.answered(at, request)),
+            ToClient::Committed(sequence) => {
+                let sent = self.clients[at].commit_sent;
+                if self.clients[at].in_flight.as_ref().is_some_and(|(_, batch)| batch.sequence == sequence) {
+                    self.heard(at, sent);
+                    self.shipped(at);
+                }
+            }
+            ToClient::Refused(sequence) => self.refused(at, sequence),
+            ToClient::Uncertain => {
+                // The batch stays as it is, and goes out again.
+                if let Some((_, batch)) = &self.clients[at].in_flight {
+                    let batch = batch.clone();
+                    self.say(at, ToServer::Commit(batch));
+                }
+            }
+            ToClient::Event { number, body } => self.event_at_client(at, number, body),
+        }
+    }
+
+    pub(super) fn welcome(&mut self, at: usize, last: Sequence, numbers: hayloft_model::InoRange) {
+        let now = self.now;
+        let client = &mut self.clients[at];
+        client.greeted = true;
+        client.link = Link::Claiming;
+        client.claim_sent = now;
+        let stale = client.tree.uncover_all();
+        client.tree.add_numbers(numbers);
+        stale.attributes.iter().chain(&stale.data).for_each(|ino| client.kernel.invalidate(*ino));
+        client.kernel.raise_epoch();
+        client.unlimited.clear();
+        let in_use = if self.is_broken(Rule::ForgetInUse) {
+            Vec::new()
+        } else {
+            self.clients[at].tree.in_use().collect()
+        };
+        if self.clients[at].in_flight.as_ref().is_some_and(|(_, batch)| batch.sequence <= last) {
+            self.shipped(at);
+        }
+        let own = self.clients[at].tree.owned();
+        self.say(at, ToServer::Claim { own, in_use });
+    }
+
+    pub(super) fn claimed(&mut self, at: usize) {
+        self.clients[at].link = Link::Up;
+        let sent = self.clients[at].claim_sent;
+        self.heard(at, sent);
+        self.check_lease(at);
+        let now = self.now;
+        if let Some((_, batch)) = &self.clients[at].in_flight {
+            let batch = batch.clone();
+            self.clients[at].commit_sent = now;
+            self.say(at, ToServer::Commit(batch));
+        }
+        let again: Vec<(u64, Ask)> = self.clients[at]
+            .outstanding
+            .iter_mut()
+            .map(|(request, outstanding)| {
+                outstanding.sent = now;
+                (*request, outstanding.ask.clone())
+            })
+            .collect();
+        again.into_iter().for_each(|(request, ask)| self.send_ask(at, request, ask));
+        self.let_go(at);
+        self.wake_all(at);
+    }
+
+    pub(super) fn add_listing(&mut self, at: usize, listing: Listing) {
+        let client = &mut self.clients[at];
+        listing.rows.into_iter().for_each(|(ino, row)| client.tree.add_inode(ino, row));
+        client.tree.add_listing(listing.dir, listing.entries);
+        for dir in listing.own {
+            client.tree.own(dir);
+            client.hot.remove(&dir);
+        }
+    }
+}

@@ -1,0 +1,282 @@
+//! The model client: a tree, a log that is shipped in batches, and a stream whose messages are applied in order. What
+//! `mount` does with input and output.
+
+mod end;
+mod events;
+mod link;
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use hayloft_model::grants::Object;
+use hayloft_model::tree::{Cut, Stale, Tree};
+use hayloft_model::{Batch, FileKind, Ino, Missing, Record, Sequence, SessionId, Timestamp, Usage};
+
+use crate::Rule;
+use crate::kernel::Kernel;
+use crate::messages::{Ask, Body, Listing, ToClient, ToServer};
+use crate::operation::{Op, Process};
+use crate::reference::{Attributes, Register, Value};
+use crate::world::{LEASE, What, World, trace};
+
+/// How long a name's directory lock is waited for before the epoch is raised.
+const EXPIRY_PATIENCE: u64 = 10;
+
+#[derive(Clone, Copy, PartialEq, Debug)]
+enum Link {
+    Down,
+    /// Said hello.
+    Greeting,
+    /// Has claimed.
+    Claiming,
+    Up,
+}
+
+#[derive(Debug)]
+pub(crate) struct Outstanding {
+    ask: Ask,
+    sent: u64,
+    /// The batch that was durable when it was sent.
+    durable: Sequence,
+}
+
+#[derive(Debug)]
+struct Recall {
+    event: u64,
+    object: Object,
+    keep_read: bool,
+    owned: bool,
+    /// The batch that ships what was changed until then.
+    until: Sequence,
+}
+
+#[derive(Debug)]
+struct Expiry {
+    names: Vec<(Ino, u8)>,
+    in_use: Vec<Ino>,
+    since: u64,
+}
+
+/// An event that is applied late, which is wrong.
+#[derive(Debug)]
+pub(crate) enum Late {
+    Body(Body),
+}
+
+pub(crate) struct Client {
+    pub(crate) life: u64,
+    pub(crate) session: SessionId,
+    pub(crate) tree: Tree,
+    pub(crate) kernel: Kernel,
+    pub(crate) connection: Option<u64>,
+    link: Link,
+    greeted: bool,
+    hello_sent: u64,
+    claim_sent: u64,
+    lease_until: u64,
+    pub(crate) lapsed: bool,
+    last_sent: u64,
+    next_request: u64,
+    pub(crate) outstanding: BTreeMap<u64, Outstanding>,
+    /// What is fetched, by request.
+    fetches: BTreeMap<u64, Missing>,
+    /// Answers to changes, until the operation takes them.
+    pub(crate) answers: BTreeMap<u64, (Result<Option<Ino>, hayloft_model::TreeError>, bool)>,
+    pub(crate) durable: Sequence,
+    last_cut: Sequence,
+    ship_to: Sequence,
+    in_flight: Option<(Option<Cut>, Batch)>,
+    commit_sent: u64,
+    recalls: Vec<Recall>,
+    expiries: BTreeMap<u64, Expiry>,
+    /// Directories whose names are handed out for a moment only.
+    pub(crate) hot: BTreeSet<Ino>,
+    /// Names that the kernel was given without a limit.
+    pub(crate) unlimited: BTreeSet<(Ino, u8)>,
+    /// How far its clock is off.
+    skew: i64,
+    /// It begins nothing more, and says goodbye when everything is shipped.
+    pub(crate) leaving: bool,
+    pub(crate) processes: Vec<Process>,
+}
+
+impl Client {
+    pub(crate) fn is_idle(&self) -> bool {
+        self.processes.iter().all(|process| process.op.is_none())
+    }
+
+    pub(crate) fn oldest_call(&self) -> Option<u64> {
+        self.processes.iter().filter_map(|process| process.op.as_ref().map(|op| op.call)).min()
+    }
+
+    pub(crate) fn waits_for(&self) -> String {
+        let ops: Vec<&Op> = self.processes.iter().filter_map(|process| process.op.as_ref()).collect();
+        format!(
+            "{ops:?}; link {:?}, lapsed {}, outstanding {:?}, recalls {:?}, expiries {:?}, durable {:?}, cut {:?}, \
+             to ship {:?}",
+            self.link,
+            self.lapsed,
+            self.outstanding,
+            self.recalls,
+            self.expiries,
+            self.durable,
+            self.last_cut,
+            self.ship_to,
+        )
+    }
+
+    fn is_at_rest(&self) -> bool {
+        self.link == Link::Up
+            && self.outstanding.values().all(|outstanding| matches!(outstanding.ask, Ask::Ping))
+            && self.recalls.is_empty()
+            && self.expiries.is_empty()
+            && self.in_flight.is_none()
+            && !self.tree.is_dirty()
+    }
+
+    /// The log up to here brings everything that was changed until now.
+    pub(crate) fn everything(&self) -> Sequence {
+        if self.tree.is_dirty() { self.last_cut.next() } else { self.last_cut }
+    }
+}
+
+impl World {
+    pub(crate) fn new_client(&mut self, _at: usize, life: u64) -> Client {
+        let mut tree = Tree::new(Usage::default(), Usage::default());
+        tree.share();
+        tree.remember(Ino::ROOT);
+        let mut kernel = Kernel::default();
+        kernel.known.insert(Ino::ROOT, 1);
+        let processes = (0..self.rng.between(1, 3)).map(|_| Process::default()).collect();
+        Client {
+            life,
+            session: self.new_session(),
+            tree,
+            kernel,
+            connection: None,
+            link: Link::Down,
+            greeted: false,
+            hello_sent: 0,
+            claim_sent: 0,
+            lease_until: 0,
+            lapsed: true,
+            last_sent: 0,
+            next_request: 1,
+            outstanding: BTreeMap::new(),
+            fetches: BTreeMap::new(),
+            answers: BTreeMap::new(),
+            durable: Sequence(0),
+            last_cut: Sequence(0),
+            ship_to: Sequence(0),
+            in_flight: None,
+            commit_sent: 0,
+            recalls: Vec::new(),
+            expiries: BTreeMap::new(),
+            hot: BTreeSet::new(),
+            unlimited: BTreeSet::new(),
+            leaving: false,
+            skew: self.rng.between(0, 20) as i64 - 10,
+            processes,
+        }
+    }
+
+    pub(crate) fn start_client(&mut self, at: usize, delay: u64) {
+        let life = self.clients[at].life;
+        self.after(delay, What::Connect(at, life));
+        self.after(delay + 50, What::Ship(at, life));
+        self.after(delay + LEASE / 3, What::Ping(at, life));
+        self.after(delay + 40, What::Upkeep(at, life));
+        for process in 0..self.clients[at].processes.len() {
+            self.wake(at, process, delay);
+        }
+    }
+
+    /// The client is gone, and somebody mounts the volume anew.
+    pub(crate) fn restart_client(&mut self, at: usize) {
+        if let Some(connection) = self.clients[at].connection.take() {
+            let session = self.clients[at].session;
+            self.connections.remove(&connection);
+            self.server_loses(connection, session);
+        }
+        let life = self.clients[at].life + 1;
+        self.clients[at] = self.new_client(at, life);
+        let delay = self.rng.below(100);
+        self.start_client(at, delay);
+    }
+
+    pub(crate) fn client_now(&self, at: usize) -> Timestamp {
+        Timestamp::from_nanos(i128::from(self.now as i64 + self.clients[at].skew))
+    }
+
+    /// Whether operations are answered.
+    pub(crate) fn answers(&self, at: usize) -> bool {
+        !self.clients[at].lapsed
+    }
+
+    pub(crate) fn upkeep(&mut self, at: usize) {
+        let life = self.clients[at].life;
+        let wait = self.rng.between(10, 200);
+        self.after(wait, What::Upkeep(at, life));
+        if self.clients[at].leaving && self.clients[at].is_idle() {
+            return self.leave(at);
+        }
+        if self.rng.permille(300) {
+            let inos: Vec<Ino> = self.clients[at].kernel.known.keys().copied().collect();
+            let ino = *self.rng.pick(&inos);
+            self.kernel_forgets(at, ino);
+        }
+        if self.rng.permille(300) {
+            let client = &mut self.clients[at];
+            // A fetch that is under way may bring what was so before a later batch.
+            let durable = client.outstanding.values().map(|out| out.durable).min().unwrap_or(client.durable);
+            let dropped = client.tree.evict(2, durable, |_| false);
+            trace!(self, "c{at} evicts {dropped:?}");
+        }
+    }
+
+    /// Everything is forgotten and shipped; then the session ends.
+    fn leave(&mut self, at: usize) {
+        self.clients[at].processes.iter_mut().for_each(|process| process.open.clear());
+        let inos: Vec<Ino> = self.clients[at].kernel.known.keys().copied().collect();
+        inos.into_iter().for_each(|ino| self.kernel_forgets(at, ino));
+        if self.clients[at].tree.is_dirty() {
+            self.flush(at);
+        }
+        if self.clients[at].is_at_rest() {
+            let (session, now) = (self.clients[at].session, self.now);
+            let verdict = self.reference.synced(session, now + 1);
+            self.judge(&format!("c{at} says goodbye"), verdict);
+            self.say(at, ToServer::Goodbye);
+            self.clients[at].connection = None;
+            self.restart_client(at);
+        }
+    }
+
+    /// The kernel forgets an inode, if nothing uses it.
+    pub(crate) fn kernel_forgets(&mut self, at: usize, ino: Ino) {
+        let client = &mut self.clients[at];
+        let pinned = client.processes.iter().any(|process| process.pins(ino));
+        if ino == Ino::ROOT || pinned {
+            return;
+        }
+        let count = client.kernel.forget(ino);
+        client.tree.forget(ino, count);
+        client.tree.take_ended();
+        trace!(self, "the kernel of c{at} forgets {ino}");
+        self.let_go(at);
+    }
+
+    /// Tells what is not in use any more; a claim tells what is.
+    fn let_go(&mut self, at: usize) {
+        let client = &mut self.clients[at];
+        // A batch on its way may say that they are in use.
+        if client.link != Link::Up || client.in_flight.is_some() {
+            return;
+        }
+        let mut released = client.tree.take_released();
+        let used: BTreeSet<Ino> = client.tree.in_use().collect();
+        released.retain(|ino| !used.contains(ino));
+        if !released.is_empty() {
+            self.say(at, ToServer::LetGo(released));
+        }
+    }
+}

@@ -1,0 +1,177 @@
+//! A client's kernel: it answers names, attributes, listings and data from its caches without asking, as long as
+//! nobody tells it that they are stale. Expiring a name takes the lock of its directory; raising the epoch does not.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use hayloft_model::{FileKind, Ino};
+
+use crate::reference::Attributes;
+
+/// Where a name leads.
+pub(crate) type Target = Option<(Ino, FileKind)>;
+
+#[derive(Clone, Copy, Debug)]
+struct Dentry {
+    target: Target,
+    /// Without a time limit; else it is looked up each time.
+    unlimited: bool,
+    epoch: u64,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Lock {
+    shared: u32,
+    exclusive: bool,
+}
+
+/// When a request began: what has been invalidated since then is not cached.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Moment {
+    pub(crate) epoch: u64,
+    version: u64,
+}
+
+#[derive(Default)]
+pub(crate) struct Kernel {
+    epoch: u64,
+    version: u64,
+    names: BTreeMap<(Ino, u8), Dentry>,
+    attributes: BTreeMap<Ino, Attributes>,
+    data: BTreeMap<Ino, Vec<u8>>,
+    listings: BTreeMap<Ino, Vec<(u8, Ino)>>,
+    /// When an inode was invalidated last.
+    invalidated: BTreeMap<Ino, u64>,
+    all_invalidated: u64,
+    /// How often it was told of each inode.
+    pub(crate) known: BTreeMap<Ino, u64>,
+    locks: BTreeMap<Ino, Lock>,
+}
+
+impl Kernel {
+    pub(crate) fn moment(&self) -> Moment {
+        Moment { epoch: self.epoch, version: self.version }
+    }
+
+    /// The name as it is cached; `None`: it has to be looked up.
+    pub(crate) fn name(&self, dir: Ino, name: u8) -> Option<Target> {
+        let dentry = self.names.get(&(dir, name))?;
+        (dentry.unlimited && dentry.epoch == self.epoch).then_some(dentry.target)
+    }
+
+    pub(crate) fn attributes(&self, ino: Ino) -> Option<Attributes> {
+        self.attributes.get(&ino).copied()
+    }
+
+    pub(crate) fn data(&self, ino: Ino) -> Option<&Vec<u8>> {
+        self.data.get(&ino)
+    }
+
+    pub(crate) fn listing(&self, dir: Ino) -> Option<&Vec<(u8, Ino)>> {
+        self.listings.get(&dir)
+    }
+
+    pub(crate) fn put_name(&mut self, dir: Ino, name: u8, target: Target, unlimited: bool, since: Moment) {
+        self.names.insert((dir, name), Dentry { target, unlimited, epoch: since.epoch });
+    }
+
+    fn current(&self, ino: Ino, since: Moment) -> bool {
+        self.all_invalidated <= since.version
+            && self.invalidated.get(&ino).is_none_or(|version| *version <= since.version)
+    }
+
+    pub(crate) fn put_attributes(&mut self, ino: Ino, attributes: Attributes, since: Moment) {
+        if self.current(ino, since) {
+            self.attributes.insert(ino, attributes);
+        }
+    }
+
+    pub(crate) fn put_data(&mut self, ino: Ino, data: Vec<u8>, since: Moment) {
+        if self.current(ino, since) {
+            self.data.insert(ino, data);
+        }
+    }
+
+    pub(crate) fn put_listing(&mut self, dir: Ino, listing: Vec<(u8, Ino)>, since: Moment) {
+        if self.current(dir, since) {
+            self.listings.insert(dir, listing);
+        }
+    }
+
+    pub(crate) fn invalidate(&mut self, ino: Ino) {
+        self.version += 1;
+        self.invalidated.insert(ino, self.version);
+        self.attributes.remove(&ino);
+        self.data.remove(&ino);
+        self.listings.remove(&ino);
+    }
+
+    pub(crate) fn drop_name(&mut self, dir: Ino, name: u8) {
+        self.names.remove(&(dir, name));
+    }
+
+    /// All names are looked up anew.
+    pub(crate) fn raise_epoch(&mut self) {
+        self.epoch += 1;
+    }
+
+    /// Nothing that is cached counts any more.
+    pub(crate) fn expire_all(&mut self) {
+        self.raise_epoch();
+        self.version += 1;
+        self.all_invalidated = self.version;
+        self.attributes.clear();
+        self.data.clear();
+        self.listings.clear();
+    }
+
+    pub(crate) fn is_locked(&self, dir: Ino) -> bool {
+        self.locks.contains_key(&dir)
+    }
+
+    pub(crate) fn lock_shared(&mut self, dir: Ino) -> bool {
+        let lock = self.locks.entry(dir).or_default();
+        if lock.exclusive {
+            return false;
+        }
+        lock.shared += 1;
+        true
+    }
+
+    pub(crate) fn lock_all(&mut self, dirs: &BTreeSet<Ino>) -> bool {
+        if dirs.iter().any(|dir| self.is_locked(*dir)) {
+            return false;
+        }
+        for dir in dirs {
+            self.locks.insert(*dir, Lock { shared: 0, exclusive: true });
+        }
+        true
+    }
+
+    pub(crate) fn unlock(&mut self, dir: Ino) {
+        let Some(lock) = self.locks.get_mut(&dir) else { return };
+        lock.shared = lock.shared.saturating_sub(1);
+        lock.exclusive = false;
+        if lock.shared == 0 {
+            self.locks.remove(&dir);
+        }
+    }
+
+    /// The inode leaves the kernel: how often it was known.
+    pub(crate) fn forget(&mut self, ino: Ino) -> u64 {
+        self.names.retain(|(dir, _), dentry| *dir != ino && dentry.target.is_none_or(|(to, _)| to != ino));
+        self.invalidate(ino);
+        self.known.remove(&ino).unwrap_or(0)
+    }
+
+    /// What is cached without a limit, for the check at the end.
+    pub(crate) fn cached_names(&self) -> impl Iterator<Item = ((Ino, u8), Option<Ino>)> + '_ {
+        self.names
+            .iter()
+            .filter(|(_, dentry)| dentry.unlimited && dentry.epoch == self.epoch)
+            .map(|(place, dentry)| (*place, dentry.target.map(|(ino, _)| ino)))
+    }
+
+    pub(crate) fn cached_attributes(&self) -> impl Iterator<Item = (Ino, Attributes)> + '_ {
+        self.attributes.iter().map(|(ino, attributes)| (*ino, *attributes))
+    }
+}

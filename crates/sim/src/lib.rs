@@ -1,0 +1,71 @@
+//! Worlds of clients and a server from a seed: the pure rules of `hayloft-model` under random delays, lost
+//! connections, crashes and restarts, judged by a reference that is written separately. See `README.md`.
+//!
+//! There is no input or output here, no thread and no clock: time is a counter, and one seed is one schedule.
+
+mod client;
+mod kernel;
+mod messages;
+mod operation;
+mod reference;
+mod rng;
+mod server;
+mod world;
+
+pub use world::{Config, Failure, Outcome, run};
+
+/// A rule that is left out, to see that the simulator notices.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Rule {
+    /// Events are acknowledged before tree and kernel have them.
+    AckBeforeApply,
+    /// A recall is acknowledged before the log is shipped.
+    RecallWithoutShip,
+    /// A server that starts serves requests before all sessions have claimed.
+    NoClaimGrace,
+    /// Rule 1: names are handed out without a limit in directories that are changed by request.
+    UnlimitedWhileChanging,
+    /// Rule 1: the kernel's directory lock is waited for, instead of raising the epoch.
+    WaitForLocks,
+    /// A client whose lease has run out goes on answering.
+    NoLease,
+    /// Changes and batches that come again are done again.
+    ReplayTwice,
+    /// Nobody tells the server what is in use.
+    ForgetInUse,
+    /// Changes are requested while older ones are only in memory.
+    ChangeBeforeShip,
+    /// Rows of children are listed whoever owns them.
+    ListUncovered,
+    /// Whether a session owns what it reads is looked up when that is read, not when it goes into the stream.
+    OwnFlagEarly,
+    /// A client that loses its connection forgets to claim what was recalled and not given back.
+    ForgetRecalled,
+    /// Names that an uncovered directory does not have stay in the kernel.
+    KeepAbsentNames,
+    /// A change that came back as the client's own is requested as before.
+    YoursForEver,
+    /// A listing has the rows of files that the asker owns by themselves.
+    ListOwnFiles,
+}
+
+impl Rule {
+    /// All, by name.
+    pub const ALL: [(&'static str, Rule); 15] = [
+        ("ack-before-apply", Rule::AckBeforeApply),
+        ("recall-without-ship", Rule::RecallWithoutShip),
+        ("no-claim-grace", Rule::NoClaimGrace),
+        ("unlimited-while-changing", Rule::UnlimitedWhileChanging),
+        ("wait-for-locks", Rule::WaitForLocks),
+        ("no-lease", Rule::NoLease),
+        ("replay-twice", Rule::ReplayTwice),
+        ("forget-in-use", Rule::ForgetInUse),
+        ("change-before-ship", Rule::ChangeBeforeShip),
+        ("list-uncovered", Rule::ListUncovered),
+        ("own-flag-early", Rule::OwnFlagEarly),
+        ("forget-recalled", Rule::ForgetRecalled),
+        ("keep-absent-names", Rule::KeepAbsentNames),
+        ("yours-for-ever", Rule::YoursForEver),
+        ("list-own-files", Rule::ListOwnFiles),
+    ];
+}

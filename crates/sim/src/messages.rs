@@ -1,0 +1,104 @@
+//! What clients and the server say: the messages of `hayloft-wire` as plain values.
+
+use hayloft_model::grants::Object;
+use hayloft_model::{
+    Batch, Change, Dentry, Ino, InoRange, InodeRow, Name, Record, Sequence, SessionId, TreeError,
+};
+
+#[derive(Clone, Debug)]
+pub(crate) enum Ask {
+    Enter(Ino),
+    Fetch(Ino),
+    Acquire(Object),
+    Change { change: Change, execute: bool },
+    Numbers,
+    Ping,
+}
+
+#[derive(Clone, Debug)]
+pub(crate) enum ToServer {
+    Hello {
+        session: SessionId,
+        resume: bool,
+    },
+    Claim {
+        own: Vec<Object>,
+        in_use: Vec<Ino>,
+    },
+    Ask {
+        request: u64,
+        forget_below: u64,
+        ask: Ask,
+    },
+    Commit(Batch),
+    Ack {
+        event: u64,
+        in_use: Vec<Ino>,
+    },
+    LetGo(Vec<Ino>),
+    /// The session is over; nothing of it is left to send.
+    Goodbye,
+}
+
+/// A directory with what the session may know of it.
+#[derive(Clone, Debug)]
+pub(crate) struct Listing {
+    pub(crate) dir: Ino,
+    pub(crate) entries: Vec<(Name, Dentry)>,
+    pub(crate) rows: Vec<(Ino, InodeRow)>,
+    pub(crate) own: Vec<Ino>,
+}
+
+#[derive(Clone, Debug)]
+pub(crate) enum Body {
+    Apply { records: Vec<Record>, own: Vec<Object>, forget: Vec<Ino> },
+    Drop(Ino),
+    Recall { object: Object, keep_read: bool },
+}
+
+#[derive(Clone, Debug)]
+pub(crate) enum ToClient {
+    Welcome {
+        last: Sequence,
+        numbers: InoRange,
+    },
+    /// The session is over.
+    Ended,
+    Claimed,
+    /// Answers `Enter`; nothing: there is no such directory.
+    Listings {
+        request: u64,
+        listings: Vec<Listing>,
+    },
+    Row {
+        request: u64,
+        ino: Ino,
+        row: Option<Box<InodeRow>>,
+        own: bool,
+    },
+    Acquired {
+        request: u64,
+        owned: bool,
+    },
+    Changed {
+        request: u64,
+        result: Result<Option<Ino>, TreeError>,
+        yours: bool,
+    },
+    Numbers {
+        request: u64,
+        range: InoRange,
+    },
+    Pong {
+        request: u64,
+    },
+    Committed(Sequence),
+    /// Nothing of the batch was applied.
+    Refused(Sequence),
+    /// Nobody knows.
+    Uncertain,
+    Event {
+        number: u64,
+        body: Body,
+    },
+}

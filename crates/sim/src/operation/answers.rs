@@ -1,0 +1,309 @@
+//! How the client answers its kernel.
+
+use super::*;
+
+impl World {
+    /// Has the client answer, and the answer come back.
+    pub(super) fn answer(
+        &mut self,
+        at: usize,
+        op: &mut Op,
+        ask: impl FnOnce(&mut World, &mut Op) -> Flow<Answer>,
+    ) -> Flow<Answer> {
+        let answered = op.fuse.as_ref().and_then(|fuse| fuse.answer.clone());
+        match answered {
+            Some((when, answer)) if when <= self.now => Flow::Ready(answer),
+            Some(_) => Flow::Wait,
+            None => {
+                if !self.answers(at) {
+                    return Flow::Wait;
+                }
+                if let Some(request) = op.waits {
+                    if self.clients[at].outstanding.contains_key(&request) {
+                        return Flow::Wait;
+                    }
+                    op.waits = None;
+                }
+                let answer = ready!(ask(self, op));
+                let when = self.now + self.rng.below(3);
+                trace!(self, "c{at} op {} is answered {answer:?}", op.id);
+                if let Some(fuse) = &mut op.fuse {
+                    fuse.answer = Some((when, answer.clone()));
+                }
+                if when <= self.now { Flow::Ready(answer) } else { Flow::Wait }
+            }
+        }
+    }
+
+    pub(super) fn wait_for(&mut self, at: usize, op: &mut Op, missing: Missing) -> Flow<Answer> {
+        op.waits = Some(self.fetch(at, missing));
+        Flow::Wait
+    }
+
+    /// Whether a name of a directory may be handed out for ever.
+    pub(super) fn unlimited(&mut self, at: usize, dir: Ino, at_name: u8) -> bool {
+        let broken = self.is_broken(Rule::UnlimitedWhileChanging);
+        let client = &mut self.clients[at];
+        let unlimited = broken || !client.hot.contains(&dir);
+        if unlimited {
+            client.unlimited.insert((dir, at_name));
+        }
+        unlimited
+    }
+
+    pub(super) fn remember(&mut self, at: usize, ino: Ino) {
+        let client = &mut self.clients[at];
+        client.tree.remember(ino);
+        *client.kernel.known.entry(ino).or_default() += 1;
+    }
+
+    pub(super) fn answer_lookup(&mut self, at: usize, op: &mut Op, dir: Ino, at_name: u8) -> Flow<Answer> {
+        let found = self.clients[at].tree.lookup(dir, &[at_name]);
+        let dentry = match found {
+            Ok(dentry) => dentry,
+            Err(TreeError::Missing(missing)) => {
+                if self.is_gone(at, op, dir) {
+                    return Flow::Ready(Answer::Error(TreeError::Stale));
+                }
+                return self.wait_for(at, op, missing);
+            }
+            Err(error) => return Flow::Ready(Answer::Error(error)),
+        };
+        let Some(dentry) = dentry else {
+            let unlimited = self.unlimited(at, dir, at_name);
+            return Flow::Ready(Answer::Entry(None, None, unlimited));
+        };
+        let row = match self.clients[at].tree.inode(dentry.ino) {
+            Ok(row) => Attributes::of(row),
+            Err(_) => return self.wait_for(at, op, Missing::Inode(dentry.ino)),
+        };
+        self.remember(at, dentry.ino);
+        op.pins.insert(dentry.ino);
+        let unlimited = self.unlimited(at, dir, at_name);
+        Flow::Ready(Answer::Entry(Some((dentry.ino, dentry.kind)), Some(row), unlimited))
+    }
+
+    /// Whether an inode that the kernel knows is gone: then it had no name since the call.
+    pub(super) fn is_gone(&mut self, at: usize, op: &Op, ino: Ino) -> bool {
+        if self.server.stored.rows.inodes.contains_key(&ino) || self.clients[at].tree.has_inode(ino) {
+            return false;
+        }
+        let call = op.fuse.as_ref().map_or(op.call, |fuse| fuse.call);
+        // Made here and not shipped yet, it is in the tree.
+        if !self.reference.could_be_unlinked(ino.0, call) {
+            self.fail(format!("op {} of c{at}: {ino} has a name, and is gone", op.id));
+        } else if self.clients[at].kernel.known.contains_key(&ino) {
+            self.fail(format!("op {} of c{at}: {ino} is in use, and is gone", op.id));
+        }
+        true
+    }
+
+    pub(super) fn answer_inode(
+        &mut self,
+        at: usize,
+        op: &mut Op,
+        ino: Ino,
+        of: impl Fn(&hayloft_model::InodeRow) -> Answer,
+    ) -> Flow<Answer> {
+        let answer = self.clients[at].tree.inode(ino).map(of);
+        match answer {
+            Ok(answer) => Flow::Ready(answer),
+            Err(_) if self.is_gone(at, op, ino) => Flow::Ready(Answer::Error(TreeError::Stale)),
+            Err(_) => self.wait_for(at, op, Missing::Inode(ino)),
+        }
+    }
+
+    pub(super) fn answer_list(&mut self, at: usize, op: &mut Op, dir: Ino) -> Flow<Answer> {
+        let hot = self.clients[at].hot.contains(&dir);
+        let entries = self.clients[at].tree.entries(dir, 0).map(|entries| {
+            entries.map(|(name, dentry)| (name.as_bytes()[0], dentry.ino)).collect::<Vec<_>>()
+        });
+        match entries {
+            Ok(list) => Flow::Ready(Answer::List(list, !hot)),
+            Err(TreeError::Missing(_)) if self.is_gone(at, op, dir) => {
+                Flow::Ready(Answer::Error(TreeError::Stale))
+            }
+            Err(TreeError::Missing(missing)) => self.wait_for(at, op, missing),
+            Err(error) => Flow::Ready(Answer::Error(error)),
+        }
+    }
+
+    pub(super) fn answer_write(&mut self, at: usize, op: &mut Op, ino: Ino, how: How) -> Flow<Answer> {
+        let now = self.client_now(at);
+        let before = self.clients[at].tree.inode(ino).map(data_of);
+        let before = match before {
+            Ok(data) => data,
+            Err(_) if self.is_gone(at, op, ino) => return Flow::Ready(Answer::Error(TreeError::Stale)),
+            Err(_) => return self.wait_for(at, op, Missing::Inode(ino)),
+        };
+        let data = how.write(before, op.id);
+        let size = data.len() as u64;
+        let tree = &mut self.clients[at].tree;
+        let done = match how {
+            How::Truncate => {
+                let change = AttributeChange { size: Some((0, 0)), ..AttributeChange::default() };
+                tree.set_attributes(ino, change, now)
+            }
+            _ => tree.check_owned(ino).and_then(|()| tree.wrote(ino, size, size, false, now)),
+        };
+        match done {
+            Ok(()) => {
+                tree.set_content(ino, Content::Inline(data.clone().into()));
+                let row = |ino: u64| self.clients[at].tree.inode(Ino(ino)).ok().map(Attributes::of);
+                let verdict = self.reference.write(op.id, ino.0, how, &data, row, self.now);
+                self.judge(&format!("c{at} op {}", op.id), verdict);
+                Flow::Ready(Answer::Done(None, false))
+            }
+            Err(TreeError::Missing(missing)) => self.wait_for(at, op, missing),
+            Err(error) => Flow::Ready(Answer::Error(error)),
+        }
+    }
+
+    /// A change of names or attributes: here, or at the server.
+    pub(super) fn answer_change(&mut self, at: usize, op: &mut Op, change: &Change) -> Flow<Answer> {
+        if let Some(made) = op.executed {
+            return self.answer_executed(at, op, change, made);
+        }
+        if let Some(request) = op.requested {
+            let Some((result, yours)) = self.clients[at].answers.remove(&request) else { return Flow::Wait };
+            op.requested = None;
+            match result {
+                Err(error) => return Flow::Ready(Answer::Error(error)),
+                Ok(_) if yours => op.was_yours = true,
+                Ok(made) => {
+                    op.executed = Some(made);
+                    return self.answer_executed(at, op, change, made);
+                }
+            }
+        }
+        if let Some((until, execute)) = op.ship {
+            if self.clients[at].durable < until && !self.is_broken(Rule::ChangeBeforeShip) {
+                return Flow::Wait;
+            }
+            op.ship = None;
+            let request = self.ask(at, Ask::Change { change: change.clone(), execute });
+            let session = self.clients[at].session;
+            self.reference.requests.insert((session, request), op.id);
+            (op.requested, op.waits) = (Some(request), Some(request));
+            return Flow::Wait;
+        }
+        let now = self.client_now(at);
+        let done = change.apply(&mut self.clients[at].tree, now);
+        match done {
+            Ok(made) => {
+                let row = |ino: u64| self.clients[at].tree.inode(Ino(ino)).ok().map(Attributes::of);
+                let verdict = self.reference.change(op.id, change, made.map(|ino| ino.0), row, self.now);
+                self.judge(&format!("c{at} op {}", op.id), verdict);
+                self.answer_made(at, op, change, made)
+            }
+            Err(TreeError::Missing(missing)) => self.need(at, op, change, missing),
+            Err(error) => Flow::Ready(Answer::Error(error)),
+        }
+    }
+
+    pub(super) fn need(&mut self, at: usize, op: &mut Op, change: &Change, missing: Missing) -> Flow<Answer> {
+        match missing {
+            Missing::Inode(ino) | Missing::Directory(ino) if self.is_gone(at, op, ino) => {
+                Flow::Ready(Answer::Error(TreeError::Stale))
+            }
+            Missing::Own(Object::Directory(dir)) if !op.acquired.insert(dir) => {
+                self.request_change(at, op, change, false)
+            }
+            Missing::Executor => self.request_change(at, op, change, true),
+            missing => self.wait_for(at, op, missing),
+        }
+    }
+
+    pub(super) fn request_change(
+        &mut self,
+        at: usize,
+        op: &mut Op,
+        change: &Change,
+        execute: bool,
+    ) -> Flow<Answer> {
+        // What is its own may not be enough: the row of a directory that is moved or removed is another's. Told so again
+        // and again, it would never end.
+        let execute = execute || op.was_yours && !self.is_broken(Rule::YoursForEver);
+        let client = &mut self.clients[at];
+        client.hot.extend(change.directories());
+        let until = self.flush(at);
+        op.ship = Some((until, execute));
+        self.answer_change(at, op, change)
+    }
+
+    /// A change that the server has executed; the kernel is told what was made.
+    pub(super) fn answer_executed(
+        &mut self,
+        at: usize,
+        op: &mut Op,
+        change: &Change,
+        made: Option<Ino>,
+    ) -> Flow<Answer> {
+        if let Some(ino) = made
+            && !self.clients[at].tree.has_inode(ino)
+        {
+            if !self.server.stored.rows.inodes.contains_key(&ino) {
+                // Somebody has removed it already, before the kernel knew of it.
+                return Flow::Ready(Answer::Done(None, false));
+            }
+            return self.wait_for(at, op, Missing::Inode(ino));
+        }
+        self.answer_made(at, op, change, made)
+    }
+
+    pub(super) fn answer_made(
+        &mut self,
+        at: usize,
+        op: &mut Op,
+        change: &Change,
+        made: Option<Ino>,
+    ) -> Flow<Answer> {
+        let linked = if let Change::Link(ino, ..) = change { Some(*ino) } else { None };
+        let entry = made.or(linked);
+        let row = entry.and_then(|ino| self.clients[at].tree.inode(ino).ok().map(|row| (ino, row)));
+        let Some((ino, row)) = row else { return Flow::Ready(Answer::Done(None, false)) };
+        let (kind, attributes) = (row.kind(), Attributes::of(row));
+        self.remember(at, ino);
+        op.pins.insert(ino);
+        let (dir, at_name) = (change.directories()[0], change.places()[0].1.as_bytes()[0]);
+        // What the server has executed may be over already.
+        let unlimited = op.executed.is_none() && self.unlimited(at, dir, at_name);
+        Flow::Ready(Answer::Done(Some((ino, kind, attributes)), unlimited))
+    }
+
+    /// Whether an error may be right: something that it says was so between the call and now.
+    pub(super) fn explains(&self, act: &Act, error: TreeError, call: u64) -> bool {
+        let reference = &self.reference;
+        let change = match act {
+            Act::Change(change) => change,
+            Act::Write(ino, _) | Act::Attributes(ino) | Act::Read(ino) | Act::List(ino) => {
+                return error == TreeError::Stale && reference.could_be_unlinked(ino.0, call);
+            }
+        };
+        let places: Vec<(u64, u8)> =
+            change.places().iter().map(|(dir, name)| (dir.0, name.as_bytes()[0])).collect();
+        let could_be = |at: usize| {
+            places.get(at).map(|(dir, name)| reference.could_be(*dir, *name, call)).unwrap_or_default()
+        };
+        let dead = change
+            .directories()
+            .into_iter()
+            .chain(change.inode())
+            .any(|ino| reference.could_be_unlinked(ino.0, call));
+        let last = places.len().saturating_sub(1);
+        let is_dir = |ino: &u64| reference.kind(*ino) == Some(FileKind::Directory);
+        match error {
+            TreeError::Exists => could_be(last).iter().any(Option::is_some),
+            TreeError::NotFound => dead || (0..=last).any(|at| could_be(at).contains(&None)),
+            TreeError::Stale => dead,
+            TreeError::NotEmpty => {
+                could_be(last).iter().flatten().any(|ino| reference.could_have_names(*ino, call))
+            }
+            TreeError::IsDirectory => could_be(last).iter().flatten().any(is_dir),
+            TreeError::NotDirectory => could_be(last).iter().flatten().any(|ino| !is_dir(ino)),
+            TreeError::Invalid => could_be(0).iter().chain(&could_be(last)).flatten().any(is_dir),
+            TreeError::NotPermitted => could_be(last).iter().flatten().any(is_dir),
+            _ => false,
+        }
+    }
+}

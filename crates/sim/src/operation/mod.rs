@@ -1,0 +1,542 @@
+//! Operations of programs: what the kernel does of them by itself, what it asks the client, what the client asks the
+//! server; and what is checked of each.
+
+/// The value, or waits.
+macro_rules! ready {
+    ($flow:expr) => {
+        match $flow {
+            Flow::Ready(value) => value,
+            Flow::Wait => return Flow::Wait,
+        }
+    };
+}
+
+mod answers;
+mod workload;
+
+use std::collections::BTreeSet;
+
+use bytes::Bytes;
+use hayloft_model::grants::Object;
+use hayloft_model::tree::{AttributeChange, NewNode, RenameFlags};
+use hayloft_model::{Change, Content, FileKind, Ino, Missing, Name, Sequence, TreeError};
+
+use crate::Rule;
+use crate::kernel::{Moment, Target};
+use crate::messages::Ask;
+use crate::reference::{Attributes, How, Register, Value};
+use crate::world::{What, World, trace};
+
+/// How often a waiting operation looks again, when nothing wakes it.
+const LOOK_AGAIN: u64 = 7;
+
+/// A process, with the files that it holds open.
+#[derive(Default)]
+pub(crate) struct Process {
+    pub(crate) op: Option<Op>,
+    pub(crate) open: Vec<Ino>,
+    token: u64,
+    wakes_at: u64,
+}
+
+impl Process {
+    /// Whether the kernel must not forget an inode.
+    pub(crate) fn pins(&self, ino: Ino) -> bool {
+        self.open.contains(&ino) || self.op.as_ref().is_some_and(|op| op.pins.contains(&ino))
+    }
+}
+
+/// A directory by its path from the root, and a name in it.
+#[derive(Clone, Debug)]
+struct Place {
+    dir: Vec<u8>,
+    name: u8,
+}
+
+impl Place {
+    fn path(&self) -> Vec<u8> {
+        self.dir.iter().copied().chain([self.name]).collect()
+    }
+}
+
+#[derive(Clone, Debug)]
+enum Kind {
+    Make(Place, FileKind),
+    Link(Place, Place),
+    Remove(Place, bool),
+    Rename(Place, Place, RenameFlags),
+    Write(Place, How),
+    Chmod(Place, u32),
+    Stat(Place),
+    Read(Place),
+    List(Vec<u8>),
+    Open(Place),
+    ReadOpen(Ino),
+    WriteOpen(Ino),
+    StatOpen(Ino),
+    Close(Ino),
+    Sync,
+}
+
+/// What the kernel asks of the client.
+#[derive(Clone, Debug)]
+enum Act {
+    Change(Change),
+    Write(Ino, How),
+    Attributes(Ino),
+    Read(Ino),
+    List(Ino),
+}
+
+/// What the client answers.
+#[derive(Clone, Debug)]
+enum Answer {
+    /// Where a name leads, and whether that may be kept without a limit.
+    Entry(Target, Option<Attributes>, bool),
+    Attributes(Attributes),
+    Data(Vec<u8>),
+    List(Vec<(u8, Ino)>, bool),
+    /// Done; with the inode that was made, its attributes, and whether its name may be kept without a limit.
+    Done(Option<(Ino, FileKind, Attributes)>, bool),
+    Error(TreeError),
+}
+
+/// A request of the kernel, on its way.
+#[derive(Clone, Debug)]
+struct Fuse {
+    call: u64,
+    moment: Moment,
+    answer: Option<(u64, Answer)>,
+    /// The directory whose lock a lookup holds.
+    lock: Option<Ino>,
+}
+
+#[derive(Debug)]
+pub(crate) struct Op {
+    id: u64,
+    pub(crate) call: u64,
+    kind: Kind,
+    /// Paths that are walked before anything is done, and how far each has come.
+    walks: Vec<(Vec<u8>, usize, Ino, FileKind)>,
+    pins: BTreeSet<Ino>,
+    locked: BTreeSet<Ino>,
+    locking: bool,
+    /// Names that were looked up under the locks.
+    looked_up: Vec<Target>,
+    fuse: Option<Fuse>,
+    /// Requests that the operation waits for.
+    waits: Option<u64>,
+    acquired: BTreeSet<Ino>,
+    /// A change is requested when this is durable.
+    ship: Option<(Sequence, bool)>,
+    requested: Option<u64>,
+    /// The client was told to do it itself once.
+    was_yours: bool,
+    executed: Option<Option<Ino>>,
+    synced: Option<Sequence>,
+}
+
+enum Flow<T> {
+    Ready(T),
+    /// Look again when woken.
+    Wait,
+}
+
+fn name(byte: u8) -> Name {
+    Name::new(&[byte])
+}
+
+impl World {
+    pub(crate) fn wake(&mut self, at: usize, process: usize, delay: u64) {
+        let life = self.clients[at].life;
+        let when = self.now + delay;
+        let woken = &mut self.clients[at].processes[process];
+        if woken.wakes_at > self.now && woken.wakes_at <= when {
+            return;
+        }
+        woken.token += 1;
+        woken.wakes_at = when;
+        let token = woken.token;
+        self.after(delay, What::Process(at, life, process, token));
+    }
+
+    pub(crate) fn wake_all(&mut self, at: usize) {
+        for process in 0..self.clients[at].processes.len() {
+            let delay = self.rng.below(3);
+            self.wake(at, process, delay);
+        }
+    }
+
+    /// A process goes on.
+    pub(crate) fn step(&mut self, at: usize, process: usize, token: u64) {
+        let this = &mut self.clients[at].processes[process];
+        if this.token != token {
+            return;
+        }
+        this.wakes_at = 0;
+        let op = this.op.take();
+        let Some(mut op) = op.or_else(|| self.new_operation(at, process)) else { return };
+        // Taken out, it must still pin what it uses: it is put back before anything else happens.
+        let flow = self.drive(at, process, &mut op);
+        match flow {
+            Flow::Wait => {
+                let soon = op.fuse.as_ref().and_then(|fuse| fuse.answer.as_ref()).map(|(when, _)| *when);
+                let delay = soon.map_or(LOOK_AGAIN, |when| when.saturating_sub(self.now).max(1));
+                self.clients[at].processes[process].op = Some(op);
+                self.wake(at, process, delay);
+            }
+            Flow::Ready(result) => {
+                trace!(self, "c{at}.{process} op {} returns {result:?}", op.id);
+                let now = self.now;
+                self.reference.returned(op.id, now);
+                op.locked.iter().for_each(|dir| self.clients[at].kernel.unlock(*dir));
+                self.outcome.ops += 1;
+                let idle = match self.busy {
+                    Some(busy) if busy != at => 500,
+                    _ => *self.rng.pick(&[0, 2, 10, 100]),
+                };
+                let delay = 1 + self.rng.below(idle + 1);
+                self.wake_all(at);
+                self.wake(at, process, delay);
+            }
+        }
+    }
+
+    fn drive(&mut self, at: usize, process: usize, op: &mut Op) -> Flow<Result<(), TreeError>> {
+        for walk in 0..op.walks.len() {
+            if let Err(error) = ready!(self.walk(at, op, walk)) {
+                return Flow::Ready(Err(error));
+            }
+        }
+        match op.kind.clone() {
+            Kind::Open(_) => {
+                let (_, _, ino, kind) = op.walks[0];
+                if kind == FileKind::Regular && self.clients[at].processes[process].open.len() < 3 {
+                    self.clients[at].processes[process].open.push(ino);
+                }
+                Flow::Ready(Ok(()))
+            }
+            Kind::Close(ino) => {
+                self.clients[at].processes[process].open.retain(|open| *open != ino);
+                Flow::Ready(Ok(()))
+            }
+            Kind::Sync => self.sync(at, op),
+            Kind::Make(place, kind) => {
+                ready!(self.lock(at, op));
+                let dir = op.walks[0].2;
+                if ready!(self.look(at, op, dir, place.name)).is_some() {
+                    return Flow::Ready(Err(TreeError::Exists));
+                }
+                let target = (kind == FileKind::Symlink).then(|| Bytes::from_static(b"target"));
+                let new = NewNode { mode: kind.bits() | 0o755, target, ..NewNode::default() };
+                self.act(at, op, Act::Change(Change::Create(dir, name(place.name), new)))
+            }
+            Kind::Remove(place, is_dir) => {
+                ready!(self.lock(at, op));
+                let dir = op.walks[0].2;
+                match ready!(self.look(at, op, dir, place.name)) {
+                    None => Flow::Ready(Err(TreeError::NotFound)),
+                    Some((_, FileKind::Directory)) if !is_dir => Flow::Ready(Err(TreeError::IsDirectory)),
+                    Some((_, kind)) if is_dir && kind != FileKind::Directory => {
+                        Flow::Ready(Err(TreeError::NotDirectory))
+                    }
+                    Some(_) if is_dir => self.act(at, op, Act::Change(Change::Rmdir(dir, name(place.name)))),
+                    Some(_) => self.act(at, op, Act::Change(Change::Unlink(dir, name(place.name)))),
+                }
+            }
+            Kind::Rename(from, to, flags) => {
+                ready!(self.lock(at, op));
+                let (from_dir, to_dir) = (op.walks[0].2, op.walks[1].2);
+                if op.looked_up.is_empty() {
+                    let source = ready!(self.look_up(at, op, from_dir, from.name, true));
+                    op.looked_up.push(source);
+                }
+                if op.looked_up.len() == 1 {
+                    let target = ready!(self.look_up(at, op, to_dir, to.name, true));
+                    op.looked_up.push(target);
+                }
+                if op.looked_up[0].is_none() {
+                    return Flow::Ready(Err(TreeError::NotFound));
+                }
+                let change = Change::Rename((from_dir, name(from.name)), (to_dir, name(to.name)), flags);
+                self.act(at, op, Act::Change(change))
+            }
+            Kind::Link(_, to) => {
+                let (_, _, ino, kind) = op.walks[0];
+                if kind == FileKind::Directory {
+                    return Flow::Ready(Err(TreeError::NotPermitted));
+                }
+                ready!(self.lock(at, op));
+                let dir = op.walks[1].2;
+                if ready!(self.look(at, op, dir, to.name)).is_some() {
+                    return Flow::Ready(Err(TreeError::Exists));
+                }
+                self.act(at, op, Act::Change(Change::Link(ino, dir, name(to.name))))
+            }
+            Kind::Write(_, how) => match op.walks[0] {
+                (_, _, ino, FileKind::Regular) => self.act(at, op, Act::Write(ino, how)),
+                _ => Flow::Ready(Err(TreeError::Invalid)),
+            },
+            Kind::WriteOpen(ino) => self.act(at, op, Act::Write(ino, How::Append)),
+            Kind::Chmod(_, mode) => {
+                let change = AttributeChange { mode: Some(mode), ..AttributeChange::default() };
+                let ino = op.walks[0].2;
+                self.act(at, op, Act::Change(Change::SetAttributes(ino, change)))
+            }
+            Kind::Stat(_) => self.stat(at, op, op.walks[0].2),
+            Kind::StatOpen(ino) => self.stat(at, op, ino),
+            Kind::Read(_) => match op.walks[0] {
+                (_, _, ino, FileKind::Regular) => self.read(at, op, ino),
+                _ => Flow::Ready(Err(TreeError::Invalid)),
+            },
+            Kind::ReadOpen(ino) => self.read(at, op, ino),
+            Kind::List(_) => self.list(at, op, op.walks[0].2),
+        }
+    }
+
+    fn sync(&mut self, at: usize, op: &mut Op) -> Flow<Result<(), TreeError>> {
+        if !self.answers(at) {
+            return Flow::Wait;
+        }
+        let until = match op.synced {
+            Some(until) => until,
+            None => {
+                let until = self.flush(at);
+                op.synced = Some(until);
+                until
+            }
+        };
+        if self.clients[at].durable < until {
+            return Flow::Wait;
+        }
+        let session = self.clients[at].session;
+        let verdict = self.reference.synced(session, op.call);
+        self.judge(&format!("c{at} op {} has synced", op.id), verdict);
+        Flow::Ready(Ok(()))
+    }
+
+    /// Goes along a path as far as it is not known yet.
+    fn walk(&mut self, at: usize, op: &mut Op, walk: usize) -> Flow<Result<(), TreeError>> {
+        loop {
+            let (path, done, cur, kind) = &op.walks[walk];
+            let (cur, done) = (*cur, *done);
+            let Some(next) = path.get(done).copied() else {
+                // Directories come before the last name of a path.
+                let wants_dir = match &op.kind {
+                    Kind::Link(..) => walk == 1,
+                    Kind::Make(..) | Kind::Remove(..) | Kind::Rename(..) | Kind::List(..) => true,
+                    _ => false,
+                };
+                let fits = !wants_dir || *kind == FileKind::Directory;
+                return Flow::Ready(if fits { Ok(()) } else { Err(TreeError::NotDirectory) });
+            };
+            if *kind != FileKind::Directory {
+                return Flow::Ready(Err(TreeError::NotDirectory));
+            }
+            match ready!(self.look_up(at, op, cur, next, false)) {
+                None => return Flow::Ready(Err(TreeError::NotFound)),
+                Some((ino, kind)) => {
+                    let walk = &mut op.walks[walk];
+                    (walk.1, walk.2, walk.3) = (done + 1, ino, kind);
+                }
+            }
+        }
+    }
+
+    /// The locks of the directories whose names change.
+    fn lock(&mut self, at: usize, op: &mut Op) -> Flow<()> {
+        if op.locking {
+            return Flow::Ready(());
+        }
+        let first = usize::from(matches!(op.kind, Kind::Link(..)));
+        let dirs: BTreeSet<Ino> = op.walks[first..].iter().map(|walk| walk.2).collect();
+        if !self.clients[at].kernel.lock_all(&dirs) {
+            return Flow::Wait;
+        }
+        op.locked = dirs;
+        op.locking = true;
+        Flow::Ready(())
+    }
+
+    /// A name under the lock, looked up once.
+    fn look(&mut self, at: usize, op: &mut Op, dir: Ino, at_name: u8) -> Flow<Target> {
+        if op.looked_up.is_empty() {
+            let target = ready!(self.look_up(at, op, dir, at_name, true));
+            op.looked_up.push(target);
+        }
+        Flow::Ready(op.looked_up[0])
+    }
+
+    fn see(&mut self, at: usize, op: &Op, register: Register, value: Value, call: u64) {
+        let verdict = self.reference.observed(register, &value, call);
+        self.judge(&format!("c{at} op {}", op.id), verdict);
+    }
+
+    /// Where a name leads: by the kernel's cache, or by a request.
+    fn look_up(&mut self, at: usize, op: &mut Op, dir: Ino, at_name: u8, locked: bool) -> Flow<Target> {
+        let now = self.now;
+        if op.fuse.is_none() {
+            if let Some(target) = self.clients[at].kernel.name(dir, at_name) {
+                self.see(
+                    at,
+                    op,
+                    Register::Name(dir.0, at_name),
+                    Value::Name(target.map(|(ino, _)| ino.0)),
+                    now,
+                );
+                op.pins.extend(target.map(|(ino, _)| ino));
+                return Flow::Ready(target);
+            }
+            let kernel = &mut self.clients[at].kernel;
+            if !locked && !kernel.lock_shared(dir) {
+                return Flow::Wait;
+            }
+            op.pins.insert(dir);
+            let lock = (!locked).then_some(dir);
+            op.fuse = Some(Fuse { call: now, moment: kernel.moment(), answer: None, lock });
+        }
+        let answer = ready!(self.answer(at, op, |world, op| world.answer_lookup(at, op, dir, at_name)));
+        let fuse = op.fuse.take().expect("just answered");
+        if let Some(lock) = fuse.lock {
+            self.clients[at].kernel.unlock(lock);
+        }
+        let Answer::Entry(target, attributes, unlimited) = answer else {
+            // The directory is gone.
+            return Flow::Ready(None);
+        };
+        self.see(
+            at,
+            op,
+            Register::Name(dir.0, at_name),
+            Value::Name(target.map(|(ino, _)| ino.0)),
+            fuse.call,
+        );
+        let kernel = &mut self.clients[at].kernel;
+        kernel.put_name(dir, at_name, target, unlimited, fuse.moment);
+        if let (Some((ino, _)), Some(attributes)) = (target, attributes) {
+            kernel.put_attributes(ino, attributes, fuse.moment);
+            op.pins.insert(ino);
+            self.see(at, op, Register::Attributes(ino.0), Value::Attributes(attributes), fuse.call);
+        }
+        Flow::Ready(target)
+    }
+
+    fn stat(&mut self, at: usize, op: &mut Op, ino: Ino) -> Flow<Result<(), TreeError>> {
+        let now = self.now;
+        if op.fuse.is_none()
+            && let Some(attributes) = self.clients[at].kernel.attributes(ino)
+        {
+            self.see(at, op, Register::Attributes(ino.0), Value::Attributes(attributes), now);
+            return Flow::Ready(Ok(()));
+        }
+        self.act(at, op, Act::Attributes(ino))
+    }
+
+    fn read(&mut self, at: usize, op: &mut Op, ino: Ino) -> Flow<Result<(), TreeError>> {
+        let now = self.now;
+        if op.fuse.is_none()
+            && let Some(data) = self.clients[at].kernel.data(ino)
+        {
+            let data = data.clone();
+            self.see(at, op, Register::Data(ino.0), Value::Data(data), now);
+            return Flow::Ready(Ok(()));
+        }
+        self.act(at, op, Act::Read(ino))
+    }
+
+    fn list(&mut self, at: usize, op: &mut Op, dir: Ino) -> Flow<Result<(), TreeError>> {
+        let now = self.now;
+        if op.fuse.is_none()
+            && let Some(list) = self.clients[at].kernel.listing(dir)
+        {
+            let list = list.clone();
+            self.see_list(at, op, dir, &list, now);
+            return Flow::Ready(Ok(()));
+        }
+        self.act(at, op, Act::List(dir))
+    }
+
+    fn see_list(&mut self, at: usize, op: &Op, dir: Ino, list: &[(u8, Ino)], call: u64) {
+        for at_name in *b"abcd" {
+            let found = list.iter().find(|(name, _)| *name == at_name).map(|(_, ino)| ino.0);
+            self.see(at, op, Register::Name(dir.0, at_name), Value::Name(found), call);
+        }
+    }
+
+    /// Asks the client for something that is no lookup.
+    fn act(&mut self, at: usize, op: &mut Op, act: Act) -> Flow<Result<(), TreeError>> {
+        let now = self.now;
+        if op.fuse.is_none() {
+            let moment = self.clients[at].kernel.moment();
+            op.fuse = Some(Fuse { call: now, moment, answer: None, lock: None });
+        }
+        let answer = ready!(self.answer(at, op, |world, op| match &act {
+            Act::Change(change) => world.answer_change(at, op, change),
+            Act::Write(ino, how) => world.answer_write(at, op, *ino, *how),
+            Act::Attributes(ino) =>
+                world.answer_inode(at, op, *ino, |row| Answer::Attributes(Attributes::of(row))),
+            Act::Read(ino) => world.answer_inode(at, op, *ino, |row| Answer::Data(data_of(row))),
+            Act::List(dir) => world.answer_list(at, op, *dir),
+        }));
+        let fuse = op.fuse.take().expect("just answered");
+        Flow::Ready(self.returned(at, op, &act, answer, &fuse))
+    }
+
+    /// The kernel learns of the answer.
+    fn returned(
+        &mut self,
+        at: usize,
+        op: &mut Op,
+        act: &Act,
+        answer: Answer,
+        fuse: &Fuse,
+    ) -> Result<(), TreeError> {
+        match (act, answer) {
+            (Act::Attributes(ino), Answer::Attributes(attributes)) => {
+                self.clients[at].kernel.put_attributes(*ino, attributes, fuse.moment);
+                self.see(at, op, Register::Attributes(ino.0), Value::Attributes(attributes), fuse.call);
+            }
+            (Act::Read(ino), Answer::Data(data)) => {
+                self.clients[at].kernel.put_data(*ino, data.clone(), fuse.moment);
+                self.see(at, op, Register::Data(ino.0), Value::Data(data), fuse.call);
+            }
+            (Act::List(dir), Answer::List(list, keep)) => {
+                if keep {
+                    self.clients[at].kernel.put_listing(*dir, list.clone(), fuse.moment);
+                }
+                self.see_list(at, op, *dir, &list, fuse.call);
+            }
+            (Act::Write(ino, _), Answer::Done(..)) => self.clients[at].kernel.invalidate(*ino),
+            (Act::Change(change), Answer::Done(made, unlimited)) => {
+                let kernel = &mut self.clients[at].kernel;
+                change.directories().into_iter().for_each(|dir| kernel.invalidate(dir));
+                change.inode().into_iter().for_each(|ino| kernel.invalidate(ino));
+                op.looked_up.iter().flatten().for_each(|(ino, _)| kernel.invalidate(*ino));
+                for (dir, at_name) in change.places() {
+                    kernel.drop_name(dir, at_name.as_bytes()[0]);
+                }
+                if let (Some((ino, kind, attributes)), Some((dir, at_name))) = (made, change.places().first())
+                {
+                    kernel.put_name(*dir, at_name.as_bytes()[0], Some((ino, kind)), unlimited, fuse.moment);
+                    kernel.put_attributes(ino, attributes, fuse.moment);
+                }
+            }
+            (_, Answer::Error(error)) => {
+                let explained = self.explains(act, error, fuse.call);
+                if !explained {
+                    self.fail(format!("c{at} op {}: {act:?} gave {error:?} since {}", op.id, fuse.call));
+                }
+                return Err(error);
+            }
+            (act, answer) => self.fail(format!("{act:?} was answered {answer:?}")),
+        }
+        Ok(())
+    }
+}
+
+fn data_of(row: &hayloft_model::InodeRow) -> Vec<u8> {
+    match &row.content {
+        Content::Inline(data) => data.to_vec(),
+        _ => Vec::new(),
+    }
+}

@@ -1,0 +1,189 @@
+//! Requests whose turn has come: what is read and granted.
+
+use super::*;
+
+impl World {
+    /// The turn of a request has come.
+    pub(crate) fn work(&mut self, ticket: Ticket, turn: Turn) {
+        let Some(pending) = self.server.tickets.get(&ticket) else {
+            // Its session is over, or has a new connection.
+            self.server.grants.cancel(ticket);
+            return self.pump();
+        };
+        if !self.server.live.contains_key(&pending.session) {
+            self.give_up(ticket);
+            return self.pump();
+        }
+        match (&pending.ask, turn) {
+            (Ask::Enter(dir), _) => {
+                let dir = *dir;
+                let send = Send::Listings(self.read_directories(ticket, dir));
+                self.read_done(ticket, send);
+            }
+            (Ask::Fetch(ino), _) => {
+                let ino = *ino;
+                match self.server.object(ino).filter(|object| !pending.objects.contains(object)) {
+                    Some(object) => self.extend(ticket, vec![object]),
+                    None => {
+                        let row = self.server.stored.rows.inodes.get(&ino).cloned().map(Box::new);
+                        self.read_done(ticket, Send::Row(row));
+                    }
+                }
+            }
+            (Ask::Acquire(_), Turn::Granted) => self.acquired(ticket),
+            (Ask::Acquire(_), _) => {
+                let (connection, request) = (pending.connection, pending.request);
+                self.send_to_client(connection, ToClient::Acquired { request, owned: false });
+                self.finish(ticket);
+            }
+            (Ask::Change { .. }, Turn::Yours(own)) => self.yours(ticket, &own),
+            (Ask::Change { .. }, _) => self.execute(ticket),
+            (Ask::Numbers | Ask::Ping, _) => {}
+        }
+    }
+
+    pub(super) fn extend(&mut self, ticket: Ticket, more: Vec<Object>) {
+        trace!(self, "{ticket:?} also needs {more:?}");
+        if let Some(pending) = self.server.tickets.get_mut(&ticket) {
+            pending.objects.extend(more.iter().copied());
+        }
+        self.server.grants.extend(ticket, more);
+        self.pump();
+    }
+
+    pub(super) fn read_done(&mut self, ticket: Ticket, send: Send) {
+        let (life, delay) = (self.server.life, self.rng.below(4));
+        self.after(delay, What::Send(life, ticket, send));
+    }
+
+    pub(crate) fn send_read(&mut self, ticket: Ticket, send: Send) {
+        let Some(pending) = self.server.tickets.get(&ticket) else {
+            self.server.grants.cancel(ticket);
+            return self.pump();
+        };
+        let (connection, request) = (pending.connection, pending.request);
+        let message = match send {
+            Send::Listings(mut listings) => {
+                // A recall may have gone into the stream since they were read.
+                let (grants, session) = (&self.server.grants, pending.session);
+                let early = self.is_broken(Rule::OwnFlagEarly);
+                for listing in listings.iter_mut().filter(|_| !early) {
+                    listing.own.retain(|dir| grants.held(session, *dir) == Some(Grant::Own));
+                }
+                ToClient::Listings { request, listings }
+            }
+            Send::Row(row) => {
+                let Ask::Fetch(ino) = pending.ask else { return };
+                let own = self.server.grants.held(pending.session, ino) == Some(Grant::Own);
+                ToClient::Row { request, ino, row, own }
+            }
+        };
+        self.send_to_client(connection, message);
+        self.finish(ticket);
+    }
+
+    /// A directory, and some below it.
+    pub(super) fn read_directories(&mut self, ticket: Ticket, dir: Ino) -> Vec<Listing> {
+        let mut listings = Vec::new();
+        if !self.server.stored.rows.inodes.contains_key(&dir) {
+            return listings;
+        }
+        let Some(session) = self.server.tickets.get(&ticket).map(|pending| pending.session) else {
+            return listings;
+        };
+        let mut todo = vec![dir];
+        while let Some(dir) = todo.pop() {
+            let listing = self.read_directory(ticket, session, dir);
+            for (child, row) in &listing.rows {
+                if row.kind() == FileKind::Directory && *child != dir && self.rng.permille(300) {
+                    todo.push(*child);
+                }
+            }
+            listings.push(listing);
+        }
+        listings
+    }
+
+    pub(super) fn read_directory(&mut self, ticket: Ticket, session: SessionId, dir: Ino) -> Listing {
+        let uncovered = self.is_broken(Rule::ListUncovered);
+        let own_files = self.is_broken(Rule::ListOwnFiles);
+        let server = &mut self.server;
+        let entries = server.stored.rows.listing(dir);
+        let mut rows = Vec::new();
+        let mut own = Vec::new();
+        if server.grants.held(session, dir) == Some(Grant::Own) {
+            own.push(dir);
+        }
+        rows.extend(server.stored.rows.inodes.get(&dir).map(|row| (dir, row.clone())));
+        for (_, dentry) in &entries {
+            let Some(row) = server.stored.rows.inodes.get(&dentry.ino) else { continue };
+            let visible = match object_of(dentry.ino, row) {
+                Object::Directory(child) => match server.grants.read_along(ticket, child) {
+                    Some(Grant::Own) => {
+                        own.push(child);
+                        true
+                    }
+                    held => held.is_some(),
+                },
+                // Nobody has claimed a stray for this: it may change while the answer is made. What the session owns by
+                // itself it has, and may be told to give back meanwhile.
+                object => {
+                    object.home().is_some()
+                        && server.grants.covers(session, object)
+                        && (server.grants.owner(object.ino()).is_none() || own_files)
+                }
+            };
+            if visible || uncovered {
+                rows.push((dentry.ino, row.clone()));
+            }
+        }
+        Listing { dir, entries, rows, own }
+    }
+
+    pub(super) fn acquired(&mut self, ticket: Ticket) {
+        let Some(pending) = self.server.tickets.get(&ticket) else { return };
+        let (session, connection, request) = (pending.session, pending.connection, pending.request);
+        let granted = pending.objects[0];
+        let object = self.server.object(granted.ino());
+        if object != Some(granted) {
+            // It is something else by now: another home, or nothing at all.
+            self.server.grants.forget(granted.ino());
+            let pending = self.give_up(ticket);
+            match (object, pending) {
+                (Some(object), Some(pending)) => self.request(Pending { objects: vec![object], ..pending }),
+                _ => self.send_to_client(connection, ToClient::Acquired { request, owned: false }),
+            }
+            return self.pump();
+        }
+        let row = self.server.stored.rows.inodes[&granted.ino()].clone();
+        let records = vec![Record::PutInode(granted.ino(), Box::new(row))];
+        if let Some(event) = self.server.grants.tell(session) {
+            self.event(session, event, Body::Apply { records, own: vec![granted], forget: Vec::new() });
+        }
+        self.send_to_client(connection, ToClient::Acquired { request, owned: true });
+        self.finish(ticket);
+    }
+
+    pub(super) fn yours(&mut self, ticket: Ticket, own: &[Object]) {
+        let Some(pending) = self.server.tickets.get(&ticket) else { return };
+        let (session, connection, request) = (pending.session, pending.connection, pending.request);
+        let rows = &self.server.stored.rows.inodes;
+        if own.iter().any(|object| !rows.contains_key(&object.ino())) {
+            own.iter()
+                .filter(|object| !rows.contains_key(&object.ino()))
+                .for_each(|object| self.server.grants.forget(object.ino()));
+            self.give_up(ticket);
+            self.changed(connection, request, Err(TreeError::Stale), false);
+            return self.pump();
+        }
+        let records = own
+            .iter()
+            .map(|object| Record::PutInode(object.ino(), Box::new(rows[&object.ino()].clone())))
+            .collect();
+        if let Some(event) = self.server.grants.tell(session) {
+            self.event(session, event, Body::Apply { records, own: own.to_vec(), forget: Vec::new() });
+        }
+        self.changed(connection, request, Ok(None), true);
+        self.finish(ticket);
+    }
+}

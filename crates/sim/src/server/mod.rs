@@ -1,0 +1,518 @@
+//! The model server: the grant machine, with rows in memory for a store. What `volume::sharing` does with input and
+//! output.
+
+mod answers;
+mod execute;
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use hayloft_model::grants::{Grant, Grants, Object, Order, Outcome as Turn, Output, Request, STRAY, Ticket};
+use hayloft_model::tree::FIRST_COOKIE;
+use hayloft_model::{
+    Batch, Change, Content, Executed, Execution, FileKind, Ino, InoRange, InodeRow, Record, Rows, Sequence,
+    SessionId, Timestamp, TreeError, Usage, Wants,
+};
+
+use crate::Rule;
+use crate::messages::{Ask, Body, Listing, ToClient, ToServer};
+use crate::reference::Attributes;
+use crate::world::{LEASE, What, World, trace};
+
+/// What happens to the next batch.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub(crate) enum Fault {
+    Refuse,
+    /// Written, but nobody knows.
+    UncertainApplied,
+    /// Not written, and nobody knows.
+    UncertainLost,
+}
+
+/// A session as the store has it.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct StoredSession {
+    pub(crate) last: Sequence,
+    outcomes: BTreeMap<u64, Option<Ino>>,
+}
+
+/// What is durable.
+#[derive(Debug, Default)]
+pub(crate) struct Stored {
+    pub(crate) rows: Rows,
+    pub(crate) usage: Usage,
+    next_ino: u64,
+    pub(crate) sessions: BTreeMap<SessionId, StoredSession>,
+}
+
+#[derive(Debug, Default)]
+struct Live {
+    connection: Option<u64>,
+    /// Its connection has claimed: events go out.
+    claimed: bool,
+    ever_claimed: bool,
+    heard: u64,
+    /// Inodes that it uses, whether they have names or not.
+    uses: BTreeSet<Ino>,
+}
+
+#[derive(Debug)]
+struct Pending {
+    session: SessionId,
+    connection: u64,
+    request: u64,
+    ask: Ask,
+    objects: Vec<Object>,
+    /// It has been carried out; what is to be answered.
+    done: Option<Option<Ino>>,
+    unnamed: Vec<Ino>,
+}
+
+/// What a request has read and sends.
+#[derive(Debug)]
+pub(crate) enum Send {
+    Listings(Vec<Listing>),
+    Row(Option<Box<InodeRow>>),
+}
+
+pub(crate) struct Server {
+    pub(crate) up: bool,
+    pub(crate) life: u64,
+    pub(crate) stored: Stored,
+    pub(crate) grants: Grants,
+    live: BTreeMap<SessionId, Live>,
+    tickets: BTreeMap<Ticket, Pending>,
+    /// Inodes that lost their name by an event which a session has not acknowledged: it may use them.
+    unanswered: BTreeMap<(SessionId, u64), Vec<Ino>>,
+    /// Changes that were carried out before, to be answered when everybody has claimed.
+    replays: Vec<(u64, u64, Option<Ino>)>,
+    pub(crate) fault: Option<Fault>,
+    pub(crate) drain_until: u64,
+}
+
+impl Server {
+    pub(crate) fn new() -> Server {
+        let mut stored = Stored { next_ino: Ino::FIRST.0, ..Stored::default() };
+        let root = InodeRow {
+            mode: FileKind::Directory.bits() | 0o755,
+            uid: 0,
+            gid: 0,
+            nlink: 2,
+            rdev: 0,
+            size: 0,
+            allocated: 0,
+            atime: Timestamp::default(),
+            mtime: Timestamp::default(),
+            ctime: Timestamp::default(),
+            btime: Timestamp::default(),
+            parent: Ino::ROOT,
+            next_cookie: FIRST_COOKIE,
+            xattrs: BTreeMap::default(),
+            content: Content::None,
+        };
+        stored.rows.inodes.insert(Ino::ROOT, root);
+        Server {
+            up: true,
+            life: 1,
+            stored,
+            grants: Grants::default(),
+            live: BTreeMap::new(),
+            tickets: BTreeMap::new(),
+            unanswered: BTreeMap::new(),
+            replays: Vec::new(),
+            fault: None,
+            drain_until: u64::MAX,
+        }
+    }
+
+    fn object(&self, ino: Ino) -> Option<Object> {
+        self.stored.rows.inodes.get(&ino).map(|row| object_of(ino, row))
+    }
+
+    fn all_claimed(&self) -> bool {
+        self.live.values().all(|live| live.ever_claimed)
+    }
+
+    /// Whether an inode without a name has to stay.
+    fn is_used(&self, ino: Ino) -> bool {
+        !self.all_claimed()
+            || self.grants.owner(ino).is_some()
+            || self.live.values().any(|live| live.uses.contains(&ino))
+            || self.unanswered.values().any(|inos| inos.contains(&ino))
+            || self.tickets.values().any(|pending| pending.done.is_some() && pending.unnamed.contains(&ino))
+    }
+
+    /// Deletes inodes that have neither a name nor a user.
+    fn collect(&mut self) {
+        let unnamed: Vec<Ino> =
+            self.stored.rows.inodes.iter().filter(|(_, row)| row.nlink == 0).map(|(ino, _)| *ino).collect();
+        for ino in unnamed {
+            if !self.is_used(ino) {
+                self.stored.rows.apply(&Record::DeleteInode(ino));
+                self.grants.forget(ino);
+            }
+        }
+    }
+
+    pub(crate) fn is_idle(&self) -> bool {
+        self.tickets.is_empty() && self.replays.is_empty()
+    }
+}
+
+fn object_of(ino: Ino, row: &InodeRow) -> Object {
+    match row.kind() {
+        FileKind::Directory => Object::Directory(ino),
+        _ => Object::File { ino, home: if row.nlink == 0 { STRAY } else { row.parent } },
+    }
+}
+
+impl World {
+    pub(crate) fn is_broken(&self, rule: Rule) -> bool {
+        self.config.broken == Some(rule)
+    }
+
+    pub(crate) fn server_loses(&mut self, connection: u64, session: SessionId) {
+        if let Some(live) = self.server.live.get_mut(&session)
+            && live.connection == Some(connection)
+        {
+            (live.connection, live.claimed) = (None, false);
+        }
+    }
+
+    pub(crate) fn stop_server(&mut self) {
+        trace!(self, "the server stops");
+        self.server.up = false;
+        let connections: Vec<u64> = self.connections.keys().copied().collect();
+        connections.into_iter().for_each(|connection| self.cut_connection(connection));
+        let server = &mut self.server;
+        server.life += 1;
+        server.grants = Grants::default();
+        server.live.clear();
+        server.tickets.clear();
+        server.unanswered.clear();
+        server.replays.clear();
+        let pause = self.rng.between(5, LEASE / 2);
+        self.after(pause, What::ServerStart);
+    }
+
+    pub(crate) fn start_server(&mut self) {
+        if self.server.up {
+            return;
+        }
+        trace!(self, "the server starts");
+        let sessions: Vec<SessionId> = self.server.stored.sessions.keys().copied().collect();
+        for session in sessions {
+            self.server.grants.join(session, false);
+            let mut live = Live { heard: self.now, ..Live::default() };
+            if self.is_broken(Rule::NoClaimGrace) {
+                drop(self.server.grants.claim(session, &[]));
+                live.ever_claimed = true;
+            }
+            self.server.live.insert(session, live);
+        }
+        self.server.up = true;
+        self.server.collect();
+    }
+
+    pub(crate) fn server_receives(&mut self, connection: u64, session: SessionId, message: ToServer) {
+        if !self.server.up {
+            return self.cut_connection(connection);
+        }
+        if let ToServer::Hello { session, resume } = message {
+            return self.hello(connection, session, resume);
+        }
+        let now = self.now;
+        let known = self.server.live.get_mut(&session).filter(|live| live.connection == Some(connection));
+        let Some(live) = known else { return self.cut_connection(connection) };
+        live.heard = now;
+        match message {
+            ToServer::Hello { .. } => {}
+            ToServer::Claim { own, in_use } => self.claim(connection, session, &own, in_use),
+            ToServer::Ask { request, forget_below, ask } => {
+                if let Some(stored) = self.server.stored.sessions.get_mut(&session) {
+                    stored.outcomes.retain(|request, _| *request >= forget_below);
+                }
+                self.asked(connection, session, request, ask);
+            }
+            ToServer::Commit(batch) => self.commit(connection, session, &batch),
+            ToServer::Ack { event, in_use } => {
+                live.uses.extend(in_use);
+                let unnamed = self.server.unanswered.remove(&(session, event)).is_some();
+                self.server.grants.acknowledge(session, event);
+                if unnamed {
+                    self.server.collect();
+                }
+            }
+            ToServer::LetGo(inos) => {
+                inos.iter().for_each(|ino| {
+                    live.uses.remove(ino);
+                });
+                self.server.collect();
+            }
+            ToServer::Goodbye => {
+                self.end_session(session);
+                self.connections.remove(&connection);
+            }
+        }
+        self.pump();
+    }
+
+    fn hello(&mut self, connection: u64, session: SessionId, resume: bool) {
+        let known = self.server.stored.sessions.contains_key(&session);
+        if resume && !known {
+            return self.send_to_client(connection, ToClient::Ended);
+        }
+        if !known {
+            self.server.stored.sessions.insert(session, StoredSession::default());
+            self.server.grants.join(session, false);
+            self.server.live.insert(session, Live::default());
+        }
+        // Requests come again; what is carried out already is answered from its outcome.
+        let void: Vec<Ticket> = self
+            .server
+            .tickets
+            .iter()
+            .filter(|(_, pending)| pending.session == session && pending.done.is_none())
+            .map(|(ticket, _)| *ticket)
+            .collect();
+        for ticket in void {
+            self.server.tickets.remove(&ticket);
+            self.server.grants.cancel(ticket);
+        }
+        let now = self.now;
+        let live = self.server.live.entry(session).or_default();
+        let old = live.connection.replace(connection);
+        (live.claimed, live.heard) = (false, now);
+        if let Some(old) = old {
+            self.connections.remove(&old);
+        }
+        let numbers = self.numbers();
+        let last = self.server.stored.sessions[&session].last;
+        self.send_to_client(connection, ToClient::Welcome { last, numbers });
+        self.pump();
+    }
+
+    fn numbers(&mut self) -> InoRange {
+        let next = self.server.stored.next_ino;
+        self.server.stored.next_ino += 20;
+        InoRange { next, end: next + 20 }
+    }
+
+    fn claim(&mut self, connection: u64, session: SessionId, own: &[Object], in_use: Vec<Ino>) {
+        self.server.unanswered.retain(|(of, _), _| *of != session);
+        if let Some(live) = self.server.live.get_mut(&session) {
+            (live.claimed, live.ever_claimed) = (true, true);
+            live.uses = in_use.into_iter().collect();
+        }
+        if let Err(refused) = self.server.grants.claim(session, own) {
+            self.fail(format!("{session} claims what it does not own: {refused:?}"));
+        }
+        self.server.collect();
+        self.send_to_client(connection, ToClient::Claimed);
+    }
+
+    fn asked(&mut self, connection: u64, session: SessionId, request: u64, ask: Ask) {
+        let objects = match &ask {
+            Ask::Ping => return self.send_to_client(connection, ToClient::Pong { request }),
+            Ask::Numbers => {
+                let range = self.numbers();
+                return self.send_to_client(connection, ToClient::Numbers { request, range });
+            }
+            Ask::Enter(dir) => match self.server.object(*dir) {
+                Some(Object::Directory(dir)) => vec![Object::Directory(dir)],
+                _ => {
+                    return self
+                        .send_to_client(connection, ToClient::Listings { request, listings: Vec::new() });
+                }
+            },
+            Ask::Fetch(ino) => match self.server.object(*ino) {
+                Some(object) => vec![object],
+                None => {
+                    return self.send_to_client(
+                        connection,
+                        ToClient::Row { request, ino: *ino, row: None, own: false },
+                    );
+                }
+            },
+            Ask::Acquire(object) => match self.server.object(object.ino()) {
+                Some(object) => vec![object],
+                None => return self.send_to_client(connection, ToClient::Acquired { request, owned: false }),
+            },
+            Ask::Change { change, .. } => {
+                let outcome = self.server.stored.sessions[&session].outcomes.get(&request).copied();
+                if let Some(made) = outcome.filter(|_| !self.is_broken(Rule::ReplayTwice)) {
+                    return self.replay(connection, session, request, made);
+                }
+                let mut objects: Vec<Object> =
+                    change.directories().into_iter().map(Object::Directory).collect();
+                if let Some(ino) = change.inode() {
+                    match self.server.object(ino) {
+                        Some(object) => objects.push(object),
+                        None => return self.changed(connection, request, Err(TreeError::Stale), false),
+                    }
+                }
+                objects.dedup();
+                objects
+            }
+        };
+        self.request(Pending { session, connection, request, ask, objects, done: None, unnamed: Vec::new() });
+    }
+
+    fn request(&mut self, pending: Pending) {
+        let objects = pending.objects.clone();
+        let request = match &pending.ask {
+            Ask::Acquire(_) => Request::Own(objects[0]),
+            Ask::Change { execute, .. } => Request::Change { objects, local: !execute },
+            _ => Request::Read(objects),
+        };
+        let ticket = self.server.grants.request(pending.session, request);
+        self.server.tickets.insert(ticket, pending);
+    }
+
+    /// A change that was carried out before is answered when everybody has seen it.
+    fn replay(&mut self, connection: u64, session: SessionId, request: u64, made: Option<Ino>) {
+        let settling = self
+            .server
+            .tickets
+            .values_mut()
+            .find(|pending| pending.session == session && pending.request == request);
+        if let Some(pending) = settling {
+            pending.connection = connection;
+            return;
+        }
+        match self.server.all_claimed() {
+            true => self.changed(connection, request, Ok(made), false),
+            false => self.server.replays.push((connection, request, made)),
+        }
+    }
+
+    fn changed(
+        &mut self,
+        connection: u64,
+        request: u64,
+        result: Result<Option<Ino>, TreeError>,
+        yours: bool,
+    ) {
+        self.send_to_client(connection, ToClient::Changed { request, result, yours });
+    }
+
+    /// Carries out what the grant machine says.
+    pub(crate) fn pump(&mut self) {
+        if self.server.all_claimed() {
+            for (connection, request, made) in std::mem::take(&mut self.server.replays) {
+                self.changed(connection, request, Ok(made), false);
+            }
+        }
+        for output in self.server.grants.take_outputs() {
+            match output {
+                Output::Order { to, event, order } => {
+                    let body = match order {
+                        Order::Drop(ino) => Body::Drop(ino),
+                        Order::Recall { object, keep_read } => Body::Recall { object, keep_read },
+                    };
+                    self.outcome.recalls += u64::from(matches!(body, Body::Recall { .. }));
+                    self.event(to, event, body);
+                }
+                Output::Ready { ticket, outcome } => {
+                    let (life, delay) = (self.server.life, self.rng.below(3));
+                    self.after(delay, What::Work(life, ticket, outcome));
+                }
+                Output::Settled(ticket) => self.settled(ticket),
+            }
+        }
+        self.check_owners();
+    }
+
+    fn event(&mut self, to: SessionId, number: u64, body: Body) {
+        let live = self.server.live.get(&to).filter(|live| live.claimed);
+        if let Some(connection) = live.and_then(|live| live.connection) {
+            self.send_to_client(connection, ToClient::Event { number, body });
+        }
+    }
+
+    fn settled(&mut self, ticket: Ticket) {
+        let Some(pending) = self.server.tickets.remove(&ticket) else { return };
+        if let Some(made) = pending.done {
+            self.changed(pending.connection, pending.request, Ok(made), false);
+        }
+        if !pending.unnamed.is_empty() {
+            self.server.collect();
+        }
+    }
+
+    fn finish(&mut self, ticket: Ticket) {
+        self.server.grants.finish(ticket);
+        self.pump();
+    }
+
+    fn give_up(&mut self, ticket: Ticket) -> Option<Pending> {
+        let pending = self.server.tickets.remove(&ticket);
+        self.server.grants.cancel(ticket);
+        pending
+    }
+
+    /// Sessions that somebody waits for, and that have been silent for longer than their lease.
+    pub(crate) fn check_sessions(&mut self) {
+        if !self.server.up {
+            return;
+        }
+        let now = self.now;
+        // An answer that waits for all claims waits for those who have not.
+        let replays = !self.server.replays.is_empty();
+        let unclaimed = self
+            .server
+            .live
+            .iter()
+            .filter(|(_, live)| replays && !live.ever_claimed)
+            .map(|(session, _)| *session);
+        let mut waited_for = self.server.grants.waited_for();
+        waited_for.extend(unclaimed);
+        let late: Vec<SessionId> = waited_for
+            .into_iter()
+            .filter(|session| self.server.live.get(session).is_some_and(|live| now - live.heard > LEASE))
+            .collect();
+        for session in late {
+            trace!(self, "{session} is evicted");
+            self.end_session(session);
+        }
+        self.pump();
+    }
+
+    pub(crate) fn end_session(&mut self, session: SessionId) {
+        let verdict = self.reference.ended(session);
+        self.judge(&format!("{session} ends"), verdict);
+        let live = self.server.live.remove(&session);
+        self.server.stored.sessions.remove(&session);
+        self.server.unanswered.retain(|(of, _), _| *of != session);
+        self.server.tickets.retain(|_, pending| pending.session != session || pending.done.is_some());
+        self.server.grants.end(session);
+        self.server.collect();
+        if let Some(connection) = live.and_then(|live| live.connection) {
+            self.send_to_client(connection, ToClient::Ended);
+        }
+        self.pump();
+    }
+
+    /// Nobody believes to own what the server has given to somebody else.
+    fn check_owners(&mut self) {
+        let mut wrong = None;
+        for (at, client) in self.clients.iter().enumerate() {
+            if !self.server.live.get(&client.session).is_some_and(|live| live.claimed) || client.lapsed {
+                continue;
+            }
+            for object in client.tree.owned() {
+                let owner = self.server.grants.owner(object.ino());
+                if owner.is_some_and(|owner| owner != client.session) {
+                    wrong = Some(format!("c{at} owns {object:?}, and so does {owner:?}"));
+                }
+            }
+        }
+        if let Some(wrong) = wrong {
+            self.fail(wrong);
+        }
+    }
+
+    /// Sessions in the store.
+    pub(crate) fn sessions(&self) -> Vec<SessionId> {
+        self.server.stored.sessions.keys().copied().collect()
+    }
+}

@@ -1,0 +1,44 @@
+//! Ten thousand worlds, each judged by the reference.
+
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use hayloft_sim::{Config, run};
+
+/// Without optimisation a tenth of it takes as long.
+const WORLDS: u64 = if cfg!(debug_assertions) { 500 } else { 10_000 };
+
+#[test]
+fn worlds_keep_their_promises() {
+    let next = AtomicU64::new(1);
+    let failed: Mutex<Vec<String>> = Mutex::default();
+    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    std::thread::scope(|scope| {
+        for _ in 0..threads {
+            scope.spawn(|| {
+                loop {
+                    let seed = next.fetch_add(1, Relaxed);
+                    if seed > WORLDS {
+                        break;
+                    }
+                    let outcome = run(Config { seed, ops: 120, broken: None, trace: false });
+                    if let Some(failure) = outcome.failure {
+                        let what: String = failure.what.chars().take(300).collect();
+                        failed.lock().unwrap().push(format!("seed {seed}: {what}"));
+                    }
+                }
+            });
+        }
+    });
+    let failed = failed.into_inner().unwrap();
+    assert!(failed.is_empty(), "see crates/sim/README.md to replay:\n{}", failed.join("\n"));
+}
+
+#[test]
+fn a_seed_is_one_schedule() {
+    for seed in [7, 77, 777] {
+        let config = Config { seed, ops: 120, broken: None, trace: false };
+        let [first, second] = [run(config), run(Config { trace: true, ..config })];
+        assert_eq!((first.steps, first.ops, first.executed), (second.steps, second.ops, second.executed));
+    }
+}

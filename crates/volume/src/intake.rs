@@ -1,0 +1,85 @@
+//! What has to be handled in its order: content, records, commits, and acknowledgements that follow them.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use hayloft_model::SessionId;
+use hayloft_wire::client_message::Body;
+use hayloft_wire::server_message::Body as Answer;
+use tokio::sync::{Notify, mpsc};
+
+use crate::content::Pending;
+use crate::error::VolumeError;
+use crate::replies::Replies;
+use crate::stats::type_of;
+use crate::volume::Volume;
+
+/// Handles what has to be handled in its order.
+pub(crate) struct Intake {
+    pub(crate) volume: Arc<Volume>,
+    pub(crate) session: SessionId,
+    pub(crate) connection: u64,
+    pub(crate) replies: Replies,
+    pub(crate) hang_up: Arc<Notify>,
+}
+
+impl Intake {
+    pub(crate) async fn run(self, mut queue: mpsc::Receiver<(u64, Body, Instant)>) {
+        let mut pending = Pending::new(Arc::clone(&self.volume));
+        while let Some((request, body, started)) = queue.recv().await {
+            let kind = type_of(&body);
+            let answer = match body {
+                Body::Content(chunk) => {
+                    pending.push(chunk).await;
+                    self.volume.shared.stats.count(kind, started.elapsed());
+                    continue;
+                }
+                Body::Records(records) => {
+                    pending.push_records(records.records);
+                    self.volume.shared.stats.count(kind, started.elapsed());
+                    continue;
+                }
+                Body::BeginBatch(begin) => {
+                    pending = Pending::begin(Arc::clone(&self.volume), &begin);
+                    self.volume.shared.stats.count(kind, started.elapsed());
+                    continue;
+                }
+                Body::Commit(commit) => {
+                    let content = std::mem::replace(&mut pending, Pending::new(Arc::clone(&self.volume)));
+                    let done = self.volume.commit(self.session, self.connection, commit, content).await;
+                    done.map(Answer::Committed)
+                }
+                Body::AllocateInos(allocate) => {
+                    self.volume.allocate(allocate.count).await.map(|range| Answer::Inos(range.into()))
+                }
+                Body::Ack(ack) => {
+                    // A recall: what was shipped before is applied now.
+                    if self.volume.check_connection(self.session, self.connection).is_ok() {
+                        self.volume.acknowledge(self.session, ack.event);
+                    }
+                    self.volume.shared.stats.count(kind, started.elapsed());
+                    continue;
+                }
+                _ => {
+                    let left = self.volume.goodbye(self.session, self.connection).await;
+                    self.volume.shared.stats.count(kind, started.elapsed());
+                    if let Err(error) = left {
+                        tracing::warn!(session = %self.session, %error, "a goodbye failed");
+                    }
+                    continue;
+                }
+            };
+            let mut useless = false;
+            if let Err(error) = &answer {
+                self.volume.note(error);
+                useless = self.volume.is_fenced()
+                    || matches!(error, VolumeError::Superseded | VolumeError::NotOwned(_));
+            }
+            self.volume.shared.stats.count(kind, started.elapsed());
+            self.replies.answer(request, answer).await;
+            if useless {
+                self.hang_up.notify_one();
+            }
+        }
+    }
+}

@@ -1,0 +1,285 @@
+//! Locks of flock(2) and fcntl(2): `hayloft_model::locks` with its requests and answers.
+//!
+//! Requests take effect in the order in which they come in, before the next message of their connection is looked
+//! at; those that wait are answered when their turn comes. Locks are not stored: after a restart the sessions claim
+//! what they hold, and until all have done so, or have ended, nobody gets a lock.
+
+use std::collections::{HashMap, HashSet};
+
+use hayloft_model::SessionId;
+use hayloft_model::locks::{Answer as Outcome, Lock, Locks as Table, Wait};
+use hayloft_wire::client_message::Body;
+use hayloft_wire::server_message::Body as Answer;
+use hayloft_wire::{LockAnswer, LockKind, LockMessage, LockRequest};
+use parking_lot::Mutex;
+
+use crate::error::VolumeError;
+use crate::replies::Replies;
+use crate::volume::Volume;
+
+/// Most requests of one session that wait: the client bounds its own below that.
+const WAITS_MAX: usize = 1 << 16;
+
+/// Who asked, and where the answer goes.
+#[derive(Clone)]
+struct Asker {
+    session: SessionId,
+    request: u64,
+    replies: Replies,
+}
+
+/// A request that came before all sessions had claimed.
+struct Early {
+    asker: Asker,
+    ask: LockRequest,
+}
+
+#[derive(Default)]
+struct State {
+    table: Table,
+    waiting: HashMap<Wait, Asker>,
+    /// Sessions that may hold locks from before the restart.
+    unclaimed: HashSet<SessionId>,
+    /// Sessions whose locks were in somebody's way since [`Locks::take_needed`].
+    in_the_way: HashSet<SessionId>,
+    early: Vec<Early>,
+}
+
+/// The locks of a volume.
+#[derive(Default)]
+pub(crate) struct Locks {
+    /// A leaf: nothing is taken under it, and it is not held across an await.
+    state: Mutex<State>,
+}
+
+/// Answers that are ready; they go out after the lock is released, each to its own connection.
+#[must_use]
+pub(crate) struct Ready(Vec<(Asker, LockAnswer)>);
+
+impl Ready {
+    /// Queues them. A client that does not read holds up nobody else.
+    pub(crate) fn send(self) {
+        let mut by_session: HashMap<SessionId, Vec<(Asker, LockAnswer)>> = HashMap::new();
+        for ready in self.0 {
+            by_session.entry(ready.0.session).or_default().push(ready);
+        }
+        for answers in by_session.into_values() {
+            tokio::spawn(async move {
+                for (asker, answer) in answers {
+                    asker.replies.send(asker.request, Answer::Locked(answer)).await;
+                }
+            });
+        }
+    }
+}
+
+impl Volume {
+    /// The other sessions of the same host, as far as numbers of processes mean the same there.
+    fn neighbours(&self, session: SessionId) -> HashSet<SessionId> {
+        let state = self.state.lock();
+        let Some(own) = state.sessions.get(&session) else { return HashSet::new() };
+        let is_near = |host: &str| !host.is_empty() && host == own.row.host_id;
+        let near = state.sessions.iter().filter(|(_, other)| is_near(&other.row.host_id));
+        near.map(|(id, _)| *id).collect()
+    }
+
+    /// Handles a message about locks. It does not wait for anything but room in the queue of answers.
+    pub(crate) async fn handle_lock(
+        &self,
+        session: SessionId,
+        connection: u64,
+        request: u64,
+        body: Body,
+        replies: &Replies,
+    ) {
+        let done = self.check_connection(session, connection).and_then(|()| match body {
+            Body::Lock(ask) => {
+                let neighbours = if ask.test { self.neighbours(session) } else { HashSet::new() };
+                self.locks.request(session, request, ask, replies, &neighbours)
+            }
+            Body::CancelLock(cancel) => {
+                self.locks.cancel(session, cancel.request);
+                Ok(None)
+            }
+            _ => Err(VolumeError::Invalid("a message that is not about locks")),
+        });
+        match done {
+            Ok(None) => {}
+            Ok(Some(answer)) => replies.send(request, Answer::Locked(answer)).await,
+            Err(error) => replies.answer(request, Err(error)).await,
+        }
+    }
+}
+
+impl Locks {
+    /// These sessions may hold locks that only they know of: nobody gets one before they have claimed or ended.
+    pub(crate) fn await_claims(&self, sessions: impl IntoIterator<Item = SessionId>) {
+        self.state.lock().unclaimed.extend(sessions);
+    }
+
+    /// Handles a request; `None` when it is answered later.
+    pub(crate) fn request(
+        &self,
+        session: SessionId,
+        request: u64,
+        ask: LockRequest,
+        replies: &Replies,
+        neighbours: &HashSet<SessionId>,
+    ) -> Result<Option<LockAnswer>, VolumeError> {
+        let asker = Asker { session, request, replies: replies.clone() };
+        let mut state = self.state.lock();
+        let waits = state.early.len() + state.waiting.len();
+        if waits >= WAITS_MAX {
+            return Err(VolumeError::Invalid("one more request that waits for a lock"));
+        }
+        let answer = if state.unclaimed.is_empty() {
+            state.handle(asker, ask, neighbours)?
+        } else {
+            let (lock, set) = valid(&ask, session)?;
+            if set {
+                state.early.push(Early { asker, ask });
+                None
+            } else {
+                state.table.unset(&lock);
+                Some(LockAnswer::default())
+            }
+        };
+        let ready = state.take_ready();
+        drop(state);
+        ready.send();
+        Ok(answer)
+    }
+
+    /// A session gives up a request that waits; it is answered all the same.
+    pub(crate) fn cancel(&self, session: SessionId, request: u64) {
+        let mut state = self.state.lock();
+        let is_it = |asker: &Asker| asker.session == session && asker.request == request;
+        let wait = state.waiting.iter().find(|(_, asker)| is_it(asker)).map(|(wait, _)| *wait);
+        let asker = if let Some(wait) = wait {
+            state.table.cancel(wait);
+            state.waiting.remove(&wait)
+        } else {
+            let early = state.early.iter().position(|early| is_it(&early.asker));
+            early.map(|at| state.early.remove(at).asker)
+        };
+        drop(state);
+        // Of no file: given up, and not in anybody's way.
+        let given_up = LockAnswer { conflict: Some(LockMessage::default()), deadlock: false };
+        Ready(asker.into_iter().map(|asker| (asker, given_up)).collect()).send();
+    }
+
+    /// A session says, on a new connection, what it holds. It will send again what it still waits for.
+    pub(crate) fn claim(&self, session: SessionId, locks: &[LockMessage]) -> Result<(), VolumeError> {
+        let locks: Vec<Lock> = locks
+            .iter()
+            .map(|message| message.lock(session).map(|(lock, _)| lock))
+            .collect::<Result<_, _>>()?;
+        let mut state = self.state.lock();
+        state.waiting.retain(|_, asker| asker.session != session);
+        state.early.retain(|early| early.asker.session != session);
+        let refused = state.table.claim(session, locks);
+        let ready = state.settle(session);
+        drop(state);
+        for lock in refused {
+            tracing::error!(%session, ino = %lock.ino, "a lock that a session claims is held by another one");
+        }
+        ready.send();
+        Ok(())
+    }
+
+    /// A session has ended: what it held is free.
+    pub(crate) fn end_session(&self, session: SessionId) {
+        let mut state = self.state.lock();
+        state.waiting.retain(|_, asker| asker.session != session);
+        state.early.retain(|early| early.asker.session != session);
+        state.table.end_session(session);
+        let ready = state.settle(session);
+        drop(state);
+        ready.send();
+    }
+
+    /// The sessions whose locks somebody wants, or may want: one of them that is silent for its lease is to be ended.
+    pub(crate) fn take_needed(&self) -> HashSet<SessionId> {
+        let mut state = self.state.lock();
+        let mut needed = std::mem::take(&mut state.in_the_way);
+        let in_the_way = state.table.waiting().filter_map(|(_, lock)| state.table.test(lock));
+        needed.extend(in_the_way.map(|lock| lock.owner.session));
+        if !state.early.is_empty() {
+            needed.extend(&state.unclaimed);
+        }
+        needed
+    }
+
+    /// How many locks a session holds.
+    pub(crate) fn count(&self, session: SessionId) -> u64 {
+        self.state.lock().table.count(session) as u64
+    }
+}
+
+impl State {
+    /// `neighbours`: sessions whose numbers of processes mean something to the asker.
+    fn handle(
+        &mut self,
+        asker: Asker,
+        ask: LockRequest,
+        neighbours: &HashSet<SessionId>,
+    ) -> Result<Option<LockAnswer>, VolumeError> {
+        let (lock, set) = valid(&ask, asker.session)?;
+        let blocked = |by: Lock| {
+            // A process of another host has no number here.
+            let is_known = by.owner.session == asker.session || neighbours.contains(&by.owner.session);
+            let pid = if is_known { by.pid } else { 0 };
+            let conflict = LockMessage::new(&Lock { pid, ..by }, LockKind::of(by.mode));
+            Some(LockAnswer { conflict: Some(conflict), deadlock: false })
+        };
+        if ask.test {
+            return Ok(self.table.test(&lock).map_or(Some(LockAnswer::default()), blocked));
+        }
+        if !set {
+            self.table.unset(&lock);
+            return Ok(Some(LockAnswer::default()));
+        }
+        Ok(match self.table.set(lock, ask.wait) {
+            Outcome::Set => Some(LockAnswer::default()),
+            Outcome::Blocked(by) => {
+                self.in_the_way.insert(by.owner.session);
+                blocked(by)
+            }
+            Outcome::Deadlock => Some(LockAnswer { conflict: None, deadlock: true }),
+            Outcome::Waits(wait) => {
+                self.waiting.insert(wait, asker);
+                None
+            }
+        })
+    }
+
+    fn take_ready(&mut self) -> Ready {
+        let granted = self.table.take_granted();
+        let askers = granted.iter().filter_map(|wait| self.waiting.remove(wait));
+        Ready(askers.map(|asker| (asker, LockAnswer::default())).collect())
+    }
+
+    /// A session has claimed or ended: when it was the last one, early requests are handled.
+    fn settle(&mut self, session: SessionId) -> Ready {
+        let mut ready = Ready(Vec::new());
+        if self.unclaimed.remove(&session) && self.unclaimed.is_empty() {
+            for Early { asker, ask } in std::mem::take(&mut self.early) {
+                // It was valid when it came.
+                if let Ok(Some(answer)) = self.handle(asker.clone(), ask, &HashSet::new()) {
+                    ready.0.push((asker, answer));
+                }
+            }
+        }
+        ready.0.extend(self.take_ready().0);
+        ready
+    }
+}
+
+fn valid(ask: &LockRequest, session: SessionId) -> Result<(Lock, bool), VolumeError> {
+    let message = ask.lock.as_ref().ok_or(VolumeError::Invalid("a request without its lock"))?;
+    Ok(message.lock(session)?)
+}
+
+#[cfg(test)]
+#[path = "locks_tests.rs"]
+mod tests;

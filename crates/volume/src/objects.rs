@@ -1,0 +1,89 @@
+//! Requests about single objects: an inode's row, and owning it.
+
+use std::sync::Arc;
+
+use hayloft_model::grants::{Grant, Object, Outcome, Request};
+use hayloft_model::{Ino, SessionId};
+use hayloft_wire::server_message::Body as Answer;
+use hayloft_wire::{Acquire, Acquired, InodeAnswer, RecordMessage, record_message};
+
+use crate::change::row_of;
+use crate::error::VolumeError;
+use crate::replies::Replies;
+use crate::volume::Volume;
+
+impl Volume {
+    /// Sends an inode's row.
+    pub(crate) async fn fetch_inode(
+        self: &Arc<Self>,
+        session: SessionId,
+        ino: Ino,
+        replies: &Replies,
+        request: u64,
+    ) -> Result<(), VolumeError> {
+        loop {
+            let stored = row_of(&*self.db()?.snapshot()?, ino).await?;
+            let object = Object::of(ino, &stored.ok_or(VolumeError::NoInode(ino))?.1);
+            let mut pass = self.request(session, Request::Read(vec![object]))?;
+            pass.ready().await?;
+            let stored = row_of(&*self.db()?.snapshot()?, ino).await?;
+            let (message, row) = stored.ok_or(VolumeError::NoInode(ino))?;
+            if Object::of(ino, &row) != object {
+                // It was moved meanwhile: another directory covers it.
+                continue;
+            }
+            {
+                // Together: a recall is in the stream before this, or behind it.
+                let sharing = self.sharing.lock();
+                let own = matches!(object, Object::Directory(_))
+                    && sharing.grants.held(session, ino) == Some(Grant::Own);
+                replies.push(request, Answer::Inode(InodeAnswer { inode: Some(message), own }));
+            }
+            pass.finish();
+            return Ok(());
+        }
+    }
+
+    /// Makes a session the owner of an object, unless others use it as well.
+    pub(crate) async fn acquire(
+        self: &Arc<Self>,
+        session: SessionId,
+        acquire: &Acquire,
+        replies: &Replies,
+        request: u64,
+    ) -> Result<(), VolumeError> {
+        if self.state.lock().sessions.get(&session).is_none_or(|found| found.row.read_only) {
+            return Err(VolumeError::Invalid("a read-only session owns nothing"));
+        }
+        let asked = acquire.object.as_ref().ok_or(VolumeError::Invalid("no object"))?;
+        let asked = Object::try_from(asked)?;
+        let ino = asked.ino();
+        loop {
+            let stored = row_of(&*self.db()?.snapshot()?, ino).await?;
+            let object = stored.map_or(asked, |(_, row)| Object::of(ino, &row));
+            let mut pass = self.request(session, Request::Own(object))?;
+            let owned = pass.ready().await? == Outcome::Granted;
+            if owned {
+                let stored = row_of(&*self.db()?.snapshot()?, ino).await?;
+                let stored = stored.map(|(message, row)| (message, Object::of(ino, &row)));
+                let Some((message, _)) = stored.as_ref().filter(|(_, now)| *now == object) else {
+                    // It has another home meanwhile, or is gone.
+                    self.sharing.lock().grants.forget(ino);
+                    drop(pass);
+                    if stored.is_none() {
+                        return Err(VolumeError::NoInode(ino));
+                    }
+                    continue;
+                };
+                let body = Some(record_message::Body::PutInode(message.clone()));
+                if !self.tell_own(session, vec![RecordMessage { body }], &[object]) {
+                    // The session has a new connection, and asks again.
+                    return Ok(());
+                }
+            }
+            replies.push(request, Answer::Acquired(Acquired { owned }));
+            pass.finish();
+            return Ok(());
+        }
+    }
+}

@@ -1,0 +1,344 @@
+//! Drives the grant machine of a volume: what it says is put into the sessions' streams, and wakes the requests
+//! that wait. `docs/sharing.md` has the rules.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+
+use hayloft_model::grants::{Grants, Object, Order, Outcome, Output, Request, Ticket};
+use hayloft_model::{Ino, SessionId};
+use hayloft_wire::server_message::Body as Answer;
+use hayloft_wire::{Apply, Changed, DropRows, Event, Recall, event::Body as EventBody};
+use tokio::sync::mpsc;
+
+use crate::error::VolumeError;
+use crate::replies::{Replies, failure};
+use crate::uses::Uses;
+use crate::volume::Volume;
+
+/// What a request that waits is told.
+enum Signal {
+    Ready(Outcome),
+    Settled,
+}
+
+struct Waiter {
+    session: SessionId,
+    /// Its turn has come; it goes on even if its session ends.
+    ready: bool,
+    signals: mpsc::UnboundedSender<Signal>,
+}
+
+/// The way to a session that has claimed what it owns.
+pub(crate) struct Stream {
+    pub(crate) connection: u64,
+    pub(crate) replies: Replies,
+    /// Recalls that it has not acknowledged.
+    recalls: HashSet<u64>,
+    /// When events that it has not acknowledged were sent, milliseconds after the server's start.
+    sent: BTreeMap<u64, u64>,
+    /// Directories whose listing it was sent.
+    pub(crate) listed: HashSet<Ino>,
+}
+
+/// How far a `CHANGE` has come.
+pub(crate) enum Progress {
+    UnderWay,
+    Done(Changed),
+}
+
+/// What was done, for the statistics.
+#[derive(Default)]
+pub(crate) struct Counts {
+    pub(crate) applies: u64,
+    pub(crate) drops: u64,
+    pub(crate) recalls: u64,
+    pub(crate) executed: u64,
+    pub(crate) given: u64,
+    pub(crate) evictions: u64,
+}
+
+/// How the sessions of a volume share it. All under one lock, so that the streams have the machine's order.
+#[derive(Default)]
+pub(crate) struct Sharing {
+    pub(crate) grants: Grants,
+    pub(crate) streams: HashMap<SessionId, Stream>,
+    pub(crate) changes: BTreeMap<(SessionId, u64), Progress>,
+    /// Outcomes that can go with the session's next batch.
+    pub(crate) forgotten: HashMap<SessionId, Vec<u64>>,
+    pub(crate) uses: Uses,
+    pub(crate) counts: Counts,
+    waiters: HashMap<Ticket, Waiter>,
+    closed: bool,
+}
+
+impl Sharing {
+    /// Carries out what the machine has said. To be called after everything that may make it say something.
+    pub(crate) fn drive(&mut self, now_ms: u64) {
+        for output in self.grants.take_outputs() {
+            match output {
+                Output::Order { to, event, order } => self.order(to, event, order, now_ms),
+                Output::Ready { ticket, outcome } => {
+                    if let Some(waiter) = self.waiters.get_mut(&ticket) {
+                        waiter.ready = true;
+                        let _ = waiter.signals.send(Signal::Ready(outcome));
+                    }
+                }
+                Output::Settled(ticket) => {
+                    if let Some(waiter) = self.waiters.remove(&ticket) {
+                        let _ = waiter.signals.send(Signal::Settled);
+                    }
+                }
+            }
+        }
+    }
+
+    fn order(&mut self, to: SessionId, number: u64, order: Order, now_ms: u64) {
+        let body = match order {
+            Order::Recall { object, keep_read } => {
+                self.counts.recalls += 1;
+                if let Some(stream) = self.streams.get_mut(&to) {
+                    stream.recalls.insert(number);
+                    if !keep_read {
+                        stream.listed.remove(&object.ino());
+                    }
+                }
+                EventBody::Recall(Recall { object: Some(object.into()), keep_read })
+            }
+            Order::Drop(ino) => {
+                self.counts.drops += 1;
+                EventBody::Drop(DropRows { inos: vec![ino.0] })
+            }
+        };
+        self.send_event(to, number, body, now_ms);
+    }
+
+    /// Tells a session of changes, or of what it owns now.
+    pub(crate) fn apply(&mut self, to: SessionId, number: u64, apply: Apply, now_ms: u64) {
+        self.counts.applies += 1;
+        self.send_event(to, number, EventBody::Apply(apply), now_ms);
+    }
+
+    /// To a session without a connection nothing is sent: when it is back it knows nothing that it does not own.
+    fn send_event(&mut self, to: SessionId, number: u64, body: EventBody, now_ms: u64) {
+        if let Some(stream) = self.streams.get_mut(&to) {
+            stream.sent.insert(number, now_ms);
+            stream.replies.push(0, Answer::Event(Event { number, body: Some(body) }));
+        }
+    }
+
+    /// Answers a request on the session's current connection.
+    pub(crate) fn answer(&self, session: SessionId, request: u64, answer: Result<Answer, VolumeError>) {
+        if let Some(stream) = self.streams.get(&session) {
+            stream.replies.push(request, answer.unwrap_or_else(|error| failure(request, &error)));
+        }
+    }
+
+    /// Whether the event is a recall that was not acknowledged: what its holder has shipped comes before.
+    pub(crate) fn is_recall(&self, session: SessionId, event: u64) -> bool {
+        self.streams.get(&session).is_some_and(|stream| stream.recalls.contains(&event))
+    }
+
+    pub(crate) fn acknowledge(&mut self, session: SessionId, event: u64, now_ms: u64) {
+        if let Some(stream) = self.streams.get_mut(&session) {
+            stream.recalls.remove(&event);
+            stream.sent.remove(&event);
+        }
+        self.uses.told(session, event);
+        self.grants.acknowledge(session, event);
+        self.drive(now_ms);
+    }
+
+    /// A session begins, or has a new connection; it is told nothing until it has claimed.
+    pub(crate) fn join(&mut self, session: SessionId, read_only: bool) {
+        self.streams.remove(&session);
+        self.grants.join(session, read_only);
+    }
+
+    /// A session has said what it owns, on this connection. To be followed by [`Sharing::drive`].
+    pub(crate) fn claim(
+        &mut self,
+        session: SessionId,
+        own: &[Object],
+        (connection, replies): (u64, &Replies),
+    ) -> Result<(), Vec<Object>> {
+        self.uses.told_all(session);
+        self.grants.claim(session, own)?;
+        let stream = Stream {
+            connection,
+            replies: replies.clone(),
+            recalls: HashSet::new(),
+            sent: BTreeMap::new(),
+            listed: HashSet::new(),
+        };
+        self.streams.insert(session, stream);
+        Ok(())
+    }
+
+    /// The connection is gone; what the session holds stays.
+    pub(crate) fn disconnected(&mut self, session: SessionId, connection: u64) {
+        if self.streams.get(&session).is_some_and(|stream| stream.connection == connection) {
+            self.streams.remove(&session);
+        }
+    }
+
+    /// The session is over.
+    pub(crate) fn end(&mut self, session: SessionId, now_ms: u64) {
+        if let Some(stream) = self.streams.remove(&session) {
+            stream.replies.push(0, failure(0, &VolumeError::SessionEnded(session)));
+        }
+        self.grants.end(session);
+        self.waiters.retain(|_, waiter| waiter.session != session || waiter.ready);
+        self.changes.retain(|(of, _), _| *of != session);
+        self.forgotten.remove(&session);
+        self.uses.end(session);
+        self.drive(now_ms);
+    }
+
+    /// Nothing is granted any more: another server has the volume, or this one stops.
+    pub(crate) fn close(&mut self) {
+        self.closed = true;
+        self.waiters.clear();
+    }
+
+    /// Age of the oldest event that the session has not acknowledged, milliseconds.
+    pub(crate) fn lag_ms(&self, session: SessionId, now_ms: u64) -> u64 {
+        let oldest = self.streams.get(&session).and_then(|stream| stream.sent.values().min());
+        oldest.map_or(0, |sent| now_ms.saturating_sub(*sent))
+    }
+}
+
+/// A request that the grant machine knows. When it is dropped unfinished it is given up.
+pub(crate) struct Pass {
+    volume: Arc<Volume>,
+    session: SessionId,
+    pub(crate) ticket: Ticket,
+    signals: mpsc::UnboundedReceiver<Signal>,
+    open: bool,
+}
+
+impl Volume {
+    /// Puts a request into the line for its objects.
+    pub(crate) fn request(
+        self: &Arc<Self>,
+        session: SessionId,
+        request: Request,
+    ) -> Result<Pass, VolumeError> {
+        let now_ms = self.shared.uptime_ms();
+        let mut sharing = self.sharing.lock();
+        if sharing.closed {
+            return Err(VolumeError::ShuttingDown);
+        }
+        if !sharing.grants.knows(session) {
+            return Err(VolumeError::SessionEnded(session));
+        }
+        let (sender, signals) = mpsc::unbounded_channel();
+        let ticket = sharing.grants.request(session, request);
+        let waiter = Waiter { session, ready: false, signals: sender };
+        sharing.waiters.insert(ticket, waiter);
+        sharing.drive(now_ms);
+        Ok(Pass { volume: Arc::clone(self), session, ticket, signals, open: true })
+    }
+
+    /// Ends sessions that have been silent for their lease and that somebody waits for.
+    pub(crate) async fn end_silent(self: &Arc<Self>) {
+        let mut waited_for: HashSet<SessionId> =
+            self.sharing.lock().grants.waited_for().into_iter().collect();
+        waited_for.extend(self.locks.take_needed());
+        if waited_for.is_empty() {
+            return;
+        }
+        let (now, lease) = (self.shared.uptime_ms(), self.shared.config.lease.as_millis() as u64);
+        let silent: Vec<SessionId> = {
+            let state = self.state.lock();
+            let is_silent = |id: &SessionId| {
+                state
+                    .sessions
+                    .get(id)
+                    .is_none_or(|found| now.saturating_sub(found.heard.load(Relaxed)) > lease)
+            };
+            waited_for.into_iter().filter(is_silent).collect()
+        };
+        for session in silent {
+            tracing::warn!(volume = self.name, %session, "silent for its lease, and others wait for it: ended");
+            if let Err(error) = self.evict(session).await {
+                tracing::warn!(volume = self.name, %session, %error, "a session cannot be ended yet");
+            }
+        }
+    }
+}
+
+impl Pass {
+    async fn signal(&mut self) -> Result<Signal, VolumeError> {
+        // Nobody will tell any more: the session has ended, or the volume is closed.
+        let gone = || VolumeError::SessionEnded(self.session);
+        match self.signals.recv().await {
+            Some(signal) => Ok(signal),
+            None if self.volume.sharing.lock().closed => Err(VolumeError::ShuttingDown),
+            None => Err(gone()),
+        }
+    }
+
+    /// Waits for its turn.
+    pub(crate) async fn ready(&mut self) -> Result<Outcome, VolumeError> {
+        loop {
+            if let Signal::Ready(outcome) = self.signal().await? {
+                return Ok(outcome);
+            }
+        }
+    }
+
+    /// Waits again, for more objects.
+    pub(crate) fn extend(&mut self, more: Vec<Object>) -> Result<(), VolumeError> {
+        let now_ms = self.volume.shared.uptime_ms();
+        let mut sharing = self.volume.sharing.lock();
+        if !sharing.grants.knows(self.session) {
+            return Err(VolumeError::SessionEnded(self.session));
+        }
+        if let Some(waiter) = sharing.waiters.get_mut(&self.ticket) {
+            waiter.ready = false;
+        }
+        sharing.grants.extend(self.ticket, more);
+        sharing.drive(now_ms);
+        Ok(())
+    }
+
+    /// It is carried out, and what it has to say is in the streams.
+    pub(crate) fn finish(mut self) {
+        let now_ms = self.volume.shared.uptime_ms();
+        self.finish_under(&mut self.volume.sharing.lock(), now_ms);
+        self.open = false;
+    }
+
+    fn finish_under(&self, sharing: &mut Sharing, now_ms: u64) {
+        sharing.grants.finish(self.ticket);
+        sharing.drive(now_ms);
+    }
+
+    /// As [`Pass::finish`], by somebody who has the lock; [`Pass::settled`] is to follow.
+    pub(crate) fn finished(&mut self, sharing: &mut Sharing, now_ms: u64) {
+        self.open = false;
+        self.finish_under(sharing, now_ms);
+    }
+
+    /// Waits until everybody has acknowledged what was published.
+    pub(crate) async fn settled(&mut self) -> Result<(), VolumeError> {
+        loop {
+            if let Signal::Settled = self.signal().await? {
+                return Ok(());
+            }
+        }
+    }
+}
+
+impl Drop for Pass {
+    fn drop(&mut self) {
+        if self.open {
+            let now_ms = self.volume.shared.uptime_ms();
+            let mut sharing = self.volume.sharing.lock();
+            sharing.waiters.remove(&self.ticket);
+            sharing.grants.cancel(self.ticket);
+            sharing.drive(now_ms);
+        }
+    }
+}

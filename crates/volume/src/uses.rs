@@ -1,0 +1,274 @@
+//! Inodes that sessions use though their names are gone, or what covered them: they stay until nobody does.
+
+use std::collections::{BTreeSet, HashMap, HashSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use hayloft_model::{Ino, SessionId};
+use hayloft_wire::InodeRowMessage;
+use slatedb::WriteBatch;
+
+use crate::database;
+use crate::error::VolumeError;
+use crate::tables;
+use crate::volume::Volume;
+
+/// Inodes that are settled with one batch.
+const SLICE: usize = 256;
+
+/// An inode that a `CHANGE` took the last name of. Until all have said whether they use it, the asker's orphan row
+/// keeps it, or those of others when the asker has ended.
+struct Unnamed {
+    asker: SessionId,
+    keepers: Vec<SessionId>,
+    /// The asker's own event of it, until that is acknowledged.
+    event: Option<u64>,
+    /// All others have acknowledged.
+    settled: bool,
+}
+
+/// Who uses what.
+#[derive(Default)]
+pub(crate) struct Uses {
+    by: HashMap<Ino, BTreeSet<SessionId>>,
+    unnamed: HashMap<Ino, Unnamed>,
+    /// Orphan rows that are not needed any more.
+    released: HashSet<(SessionId, Ino)>,
+    /// To be looked at: a row may have to go, or to be kept for somebody.
+    due: BTreeSet<Ino>,
+    settling: bool,
+}
+
+impl Uses {
+    /// Sessions other than `but` that use an inode.
+    pub(crate) fn others(&self, but: SessionId, ino: Ino) -> Vec<SessionId> {
+        self.by.get(&ino).into_iter().flatten().filter(|user| **user != but).copied().collect()
+    }
+
+    /// A session says that its kernel knows these.
+    pub(crate) fn add(&mut self, session: SessionId, inos: &[u64]) {
+        for ino in inos.iter().map(|ino| Ino(*ino)) {
+            self.by.entry(ino).or_default().insert(session);
+            self.released.remove(&(session, ino));
+            self.due.insert(ino);
+        }
+    }
+
+    /// These have no name any more; who uses them has to be kept in the tables.
+    pub(crate) fn look_at(&mut self, unnamed: &HashSet<Ino>) {
+        self.due.extend(unnamed.iter().filter(|ino| self.by.contains_key(ino)));
+    }
+
+    /// A session's kernel has forgotten these.
+    pub(crate) fn remove(&mut self, session: SessionId, inos: &[u64]) {
+        for ino in inos.iter().map(|ino| Ino(*ino)) {
+            self.drop_use(session, ino);
+            self.released.insert((session, ino));
+        }
+    }
+
+    fn drop_use(&mut self, session: SessionId, ino: Ino) {
+        if let Some(users) = self.by.get_mut(&ino) {
+            users.remove(&session);
+            if users.is_empty() {
+                self.by.remove(&ino);
+            }
+        }
+        self.due.insert(ino);
+    }
+
+    /// A `CHANGE` has taken the last name of these; `event` is what the asker is told of it.
+    pub(crate) fn unnamed(&mut self, asker: SessionId, inos: &[Ino], event: Option<u64>) {
+        for ino in inos {
+            self.unnamed.insert(*ino, Unnamed { asker, keepers: vec![asker], event, settled: false });
+        }
+    }
+
+    /// Everybody but the asker has said whether they use these.
+    pub(crate) fn settled(&mut self, inos: &[Ino]) {
+        for ino in inos {
+            if let Some(unnamed) = self.unnamed.get_mut(ino) {
+                unnamed.settled = true;
+                self.close(*ino);
+            }
+        }
+    }
+
+    /// A session has acknowledged an event.
+    pub(crate) fn told(&mut self, session: SessionId, event: u64) {
+        self.told_if(session, |waited| waited == event);
+    }
+
+    /// What a session has not acknowledged counts as acknowledged.
+    pub(crate) fn told_all(&mut self, session: SessionId) {
+        self.told_if(session, |_| true);
+    }
+
+    fn told_if(&mut self, session: SessionId, is_told: impl Fn(u64) -> bool) {
+        let mut told = Vec::new();
+        for (ino, unnamed) in self.unnamed.iter_mut().filter(|(_, unnamed)| unnamed.asker == session) {
+            if unnamed.event.is_some_and(&is_told) {
+                unnamed.event = None;
+                told.push(*ino);
+            }
+        }
+        told.into_iter().for_each(|ino| self.close(ino));
+    }
+
+    /// When all have said what they know, orphan rows are for those who do.
+    fn close(&mut self, ino: Ino) {
+        let is_closed = |unnamed: &&Unnamed| unnamed.settled && unnamed.event.is_none();
+        if self.unnamed.get(&ino).filter(is_closed).is_some()
+            && let Some(unnamed) = self.unnamed.remove(&ino)
+        {
+            self.released.extend(unnamed.keepers.into_iter().map(|keeper| (keeper, ino)));
+            self.due.insert(ino);
+        }
+    }
+
+    /// Whether not all have said yet whether they use an inode that has lost its last name.
+    pub(crate) fn is_open(&self, ino: Ino) -> bool {
+        self.unnamed.contains_key(&ino)
+    }
+
+    /// The asker ends: these sessions' orphan rows keep the inode now.
+    pub(crate) fn keep(&mut self, ino: Ino, keepers: &[SessionId]) {
+        if let Some(unnamed) = self.unnamed.get_mut(&ino) {
+            unnamed.keepers = keepers.to_vec();
+        }
+    }
+
+    pub(crate) fn end(&mut self, session: SessionId) {
+        self.told_all(session);
+        let used: Vec<Ino> =
+            self.by.iter().filter(|(_, users)| users.contains(&session)).map(|(ino, _)| *ino).collect();
+        used.into_iter().for_each(|ino| self.drop_use(session, ino));
+        self.released.retain(|(of, _)| *of != session);
+    }
+}
+
+impl Volume {
+    /// A session has done what an event told it.
+    pub(crate) fn acknowledge(self: &Arc<Self>, session: SessionId, event: u64) {
+        let now_ms = self.shared.uptime_ms();
+        self.sharing.lock().acknowledge(session, event, now_ms);
+        self.settle_uses();
+    }
+
+    /// A session's kernel knows these, though their names or cover are gone.
+    pub(crate) fn add_uses(self: &Arc<Self>, session: SessionId, inos: &[u64]) {
+        if !inos.is_empty() {
+            self.sharing.lock().uses.add(session, inos);
+            self.settle_uses();
+        }
+    }
+
+    /// A session's kernel has forgotten these.
+    pub(crate) fn remove_uses(self: &Arc<Self>, session: SessionId, inos: &[u64]) {
+        self.sharing.lock().uses.remove(session, inos);
+        self.settle_uses();
+    }
+
+    /// Deletes rows that nobody uses any more, and makes it durable who uses the others; on a task of its own.
+    pub(crate) fn settle_uses(self: &Arc<Self>) {
+        {
+            let mut sharing = self.sharing.lock();
+            if sharing.uses.settling || sharing.uses.due.is_empty() {
+                return;
+            }
+            sharing.uses.settling = true;
+        }
+        let volume = Arc::clone(self);
+        tokio::spawn(async move {
+            while let Some(due) = volume.take_due() {
+                let Err(error) = volume.settle(&due).await else { continue };
+                volume.note(&error);
+                volume.sharing.lock().uses.due.extend(&due);
+                if !volume.is_usable() {
+                    break;
+                }
+                tokio::time::sleep(Duration::from_millis(200)).await;
+            }
+        });
+    }
+
+    fn take_due(&self) -> Option<Vec<Ino>> {
+        let mut sharing = self.sharing.lock();
+        let uses = &mut sharing.uses;
+        let due: Vec<Ino> = uses.due.iter().take(SLICE).copied().collect();
+        for ino in &due {
+            uses.due.remove(ino);
+        }
+        uses.settling = !due.is_empty();
+        (!due.is_empty()).then_some(due)
+    }
+
+    async fn settle(self: &Arc<Self>, due: &[Ino]) -> Result<(), VolumeError> {
+        let _turn = self.turn.lock().await;
+        let db = self.db()?;
+        let mut batch = WriteBatch::new();
+        let mut rows = Vec::new();
+        for ino in due {
+            let row = db.get(tables::inode(*ino)).await?;
+            rows.push((*ino, row.map(|row| database::decode::<InodeRowMessage>(row, "inode")).transpose()?));
+        }
+        let (mut kept, mut gone, mut dropped) = (Vec::new(), Vec::new(), Vec::new());
+        let considered: Vec<(SessionId, Ino)>;
+        {
+            let (sharing, state) = (self.sharing.lock(), self.state.lock());
+            let uses = &sharing.uses;
+            let is_due = |(_, ino): &&(SessionId, Ino)| due.contains(ino) && !uses.unnamed.contains_key(ino);
+            considered = uses.released.iter().filter(is_due).copied().collect();
+            for (ino, row) in rows {
+                let has: Vec<SessionId> = state
+                    .sessions
+                    .iter()
+                    .filter(|(_, session)| session.orphans.contains(&ino))
+                    .map(|(id, _)| *id)
+                    .collect();
+                let Some(row) = row else {
+                    dropped.extend(has.into_iter().map(|id| (id, ino)));
+                    continue;
+                };
+                if row.nlink > 0 {
+                    continue;
+                }
+                let mut users = uses.by.get(&ino).cloned().unwrap_or_default();
+                users.retain(|id| state.sessions.contains_key(id));
+                let is_over = |id: &SessionId| considered.contains(&(*id, ino)) && !users.contains(id);
+                dropped.extend(has.iter().filter(|id| is_over(id)).map(|id| (*id, ino)));
+                let needed =
+                    uses.unnamed.contains_key(&ino) || !users.is_empty() || has.iter().any(|id| !is_over(id));
+                kept.extend(users.iter().filter(|id| !has.contains(id)).map(|id| (*id, ino)));
+                if !needed {
+                    gone.push((ino, row.allocated));
+                }
+            }
+        }
+        kept.iter().for_each(|(session, ino)| batch.put(tables::orphan(*session, *ino), [1]));
+        dropped.iter().for_each(|(session, ino)| batch.delete(tables::orphan(*session, *ino)));
+        gone.iter().for_each(|(ino, _)| batch.delete(tables::inode(*ino)));
+        if !kept.is_empty() || !dropped.is_empty() || !gone.is_empty() {
+            self.write(&db, batch).await?;
+        }
+        let now_ms = self.shared.uptime_ms();
+        let mut sharing = self.sharing.lock();
+        for (ino, _) in &gone {
+            sharing.grants.forget(*ino);
+            sharing.uses.by.remove(ino);
+        }
+        for released in considered {
+            sharing.uses.released.remove(&released);
+        }
+        sharing.drive(now_ms);
+        let mut state = self.state.lock();
+        state.dead_bytes += gone.iter().map(|(_, allocated)| *allocated as i64).sum::<i64>();
+        for (session, ino) in dropped {
+            state.sessions.get_mut(&session).map(|session| session.orphans.remove(&ino));
+        }
+        for (session, ino) in kept {
+            state.sessions.get_mut(&session).map(|session| session.orphans.insert(ino));
+        }
+        Ok(())
+    }
+}
