@@ -3,6 +3,7 @@
 use std::ffi::OsString;
 use std::io;
 use std::os::unix::ffi::OsStringExt;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use crate::exit::{Exit, failure};
@@ -23,6 +24,8 @@ pub(crate) struct MountEntry {
     pub source: String,
     /// Its device number, `MAJOR:MINOR`.
     device: String,
+    /// The top folder is there, and can be changed: neither read-only nor a bind of a folder inside.
+    whole: bool,
 }
 
 impl MountEntry {
@@ -37,6 +40,16 @@ impl MountEntry {
         let file = file.ok().filter(|_| self.kind == OUR_TYPE_WITH_SYNCFS);
         let name = file.as_deref().and_then(|file| file.trim_end().strip_prefix("/memfd:"));
         name.map_or(&*self.source, |name| name.strip_suffix(" (deleted)").unwrap_or(name)).to_owned()
+    }
+
+    /// Whether all of it can be changed at its mount point: it is the whole of it, not read-only, its process lives, and
+    /// nothing is mounted above it.
+    pub(crate) fn is_usable(&self) -> bool {
+        let here = |meta: std::fs::Metadata| {
+            let (major, minor) = (libc::major(meta.dev()), libc::minor(meta.dev()));
+            format!("{major}:{minor}") == self.device
+        };
+        self.whole && std::fs::metadata(&self.mount_point).is_ok_and(here)
     }
 }
 
@@ -83,12 +96,14 @@ pub(crate) fn absolute(dir: &Path) -> io::Result<PathBuf> {
 fn parse(line: &[u8]) -> Option<MountEntry> {
     let mut fields = line.split(|byte| *byte == b' ');
     let device = String::from_utf8_lossy(fields.nth(2)?).into_owned();
-    let mount_point = fields.nth(1)?;
+    let (root, mount_point, options) = (fields.next()?, fields.next()?, fields.next()?);
     let mut after = fields.skip_while(|field| *field != b"-").skip(1);
     let kind = String::from_utf8_lossy(after.next()?).into_owned();
     let source = String::from_utf8_lossy(&unescape(after.next()?)).into_owned();
+    let read_only = |options: &[u8]| options.split(|byte| *byte == b',').any(|option| option == b"ro");
+    let whole = root == b"/" && !read_only(options) && !read_only(after.next()?);
     let mount_point = OsString::from_vec(unescape(mount_point)).into();
-    Some(MountEntry { mount_point, kind, source, device })
+    Some(MountEntry { mount_point, kind, source, device, whole })
 }
 
 /// Spaces and the like are written as a backslash and three octal digits.
@@ -127,6 +142,14 @@ mod tests {
         assert_eq!(entry.source, "farm1:7440/v");
         assert!(entry.is_ours());
         assert_eq!((entry.device.as_str(), entry.volume()), ("0:52", "farm1:7440/v".to_owned()));
+        assert!(entry.whole);
+        for part in [
+            "36 35 0:52 /sub /mnt rw - fuse.hayloft farm1:7440/v rw",
+            "36 35 0:52 / /mnt ro,nosuid - fuse.hayloft farm1:7440/v rw",
+            "36 35 0:52 / /mnt rw - fuse.hayloft farm1:7440/v ro,user_id=0",
+        ] {
+            assert!(!parse(part.as_bytes()).unwrap().whole, "{part}");
+        }
         let line = b"36 35 7:900000 / /mnt rw - fuseblk.hayloft /dev/loop900000 rw";
         let entry = parse(line).unwrap();
         assert!(entry.is_ours() && entry.volume() == "/dev/loop900000");

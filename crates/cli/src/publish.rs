@@ -182,9 +182,10 @@ impl Place {
                 Ok(Place { folder, mounted: None })
             }
             Volume::Remote(source) => {
-                // A volume that this host has mounted is reached there.
+                // A mount that this host has anyway knows the target already; without one there is another client.
                 let mounts = mountinfo::all()?;
-                let there = mounts.iter().rev().find(|entry| entry.is_ours() && entry.volume() == *source);
+                let of_it = |entry: &&MountEntry| entry.is_ours() && entry.volume() == *source;
+                let there = mounts.iter().rev().filter(of_it).find(|entry| entry.is_usable());
                 if let Some(entry) = there {
                     return Ok(Place { folder: entry.mount_point.clone(), mounted: None });
                 }

@@ -4,11 +4,12 @@ use std::fs;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use serde_json::Value;
 
-use crate::farm::{Farm, run, run_failing, sh};
+use crate::farm::{Farm, rounds, run, run_failing, sh};
 use crate::root_box::{RootBox, small_layer};
 
 /// Roots with a small layer by the name of `small`, and programs from the host.
@@ -235,8 +236,65 @@ fn a_servers_volume_is_mounted_for_the_time() {
     run(&mut layers.run(&["--publish", &to, "--name", "byname"], "mkdir /x"));
     assert_eq!(names(&mount.path().join("byname")), ["x"]);
     mount.unmount();
+    // One that is read-only is not; it shows what comes by another.
+    let mount = farm.mount("v", "ro");
+    run(&mut layers.run(&["--publish", &to, "--name", "beside"], "mkdir /y"));
+    assert_eq!(names(&mount.path().join("beside")), ["y"]);
+    mount.unmount();
     let (code, said) = run_failing(&mut layers.run(&["--publish", "127.0.0.1:1/v:x"], "mkdir /x"));
     assert!(code == 125 && said.contains("cannot publish to 127.0.0.1:1/v"), "{code}: {said}");
+}
+
+#[test]
+fn hosts_publish_to_one_target_and_readers_see_all_or_nothing() {
+    let layers = Layers::new();
+    let (_farm, mounts) = Farm::shared(3);
+    for name in ["k0", "k1"] {
+        let script = format!(
+            "mkdir /out; for at in $(seq 60); do echo {name} >/out/$at; done; echo {name} >/only-{name}"
+        );
+        run(&mut layers.run(&["--keep", "--name", name], &script));
+    }
+    let publish = &|at: usize| {
+        let to = format!("{}:a/out", mounts[at].path().display());
+        for _ in 0..rounds(5, 50) {
+            run(&mut layers.hayloft(["root", "publish", &format!("k{at}"), &to]));
+        }
+    };
+    publish(0);
+    let done = AtomicBool::new(false);
+    let read = || {
+        let mut seen = 0;
+        while !done.load(Ordering::Relaxed) {
+            // The folder that this is in may be replaced and go; what is read of one is of one version.
+            let output =
+                sh("cd a/out/out; cat 1 30 60 | uniq").current_dir(mounts[2].path()).output().unwrap();
+            if output.status.success() {
+                let text = String::from_utf8_lossy(&output.stdout).into_owned();
+                assert!(["k0\n", "k1\n"].contains(&text.as_str()), "{text}");
+                seen += 1;
+            } else {
+                // By its name it is always there.
+                assert!(mounts[2].join("a/out/out").is_dir());
+            }
+        }
+        assert!(seen > 0);
+    };
+    std::thread::scope(|scope| {
+        let reader = scope.spawn(read);
+        let publishers = [0, 1].map(|at| scope.spawn(move || publish(at)));
+        let outcomes = publishers.map(std::thread::ScopedJoinHandle::join);
+        done.store(true, Ordering::Relaxed);
+        reader.join().unwrap();
+        outcomes.into_iter().for_each(Result::unwrap);
+    });
+    for mount in &mounts {
+        assert_eq!(names(&mount.join("a/out")), ["only-k0", "only-k1", "out"]);
+        assert_eq!(names(&mount.join("a")), ["out"]);
+    }
+    for name in ["k0", "k1"] {
+        run(&mut layers.hayloft(["root", "rm", name]));
+    }
 }
 
 #[test]

@@ -2,10 +2,11 @@
 //! in 2006, sent 2,136 lookups for the second `find` over such a tree).
 
 use std::fs;
+use std::io::BufRead;
 use std::path::Path;
 
 use crate::farm::{Farm, Mount, number, run, sh};
-use crate::root_box::RootBox;
+use crate::root_box::{RootBox, Started};
 
 /// 302 directories and 1,016 files, with long paths.
 fn tree(top: &Path) {
@@ -92,4 +93,33 @@ fn a_volume_is_a_layer() {
     let file = mount.path().join("package-category-0/long-package-name-0/Makefile.0");
     assert_eq!(fs::read(file).unwrap(), vec![b'x'; 100]);
     assert!(mount.path().join("package-category-1").exists());
+}
+
+#[test]
+fn a_bind_is_shared_with_other_hosts() {
+    let (_farm, mounts) = Farm::shared(2);
+    let roots = RootBox::new();
+    let bind = format!("{}:/src:rw", mounts[0].path().display());
+    let script =
+        "cd /src; exec 9>lock; flock 9; echo made >made; echo; until test -e answer; do sleep 0.02; done
+        cat answer; exec 9>&-; until test -e end; do sleep 0.02; done";
+    let mut root = roots.start(["--bind", &bind], script);
+    let line = |root: &mut Started| {
+        let mut line = String::new();
+        root.out.read_line(&mut line).unwrap();
+        line
+    };
+    assert_eq!(line(&mut root), "\n");
+    assert_eq!(fs::read_to_string(mounts[1].join("made")).unwrap(), "made\n");
+    let lock = |how: &str| {
+        sh(&format!("exec 9<lock; flock {how} 9")).current_dir(mounts[1].path()).status().unwrap()
+    };
+    assert!(!lock("-n").success(), "a lock of a program in a root excludes nobody");
+    // Written under another name, so that it is there with what is in it.
+    fs::write(mounts[1].join("new"), "answer\n").unwrap();
+    fs::rename(mounts[1].join("new"), mounts[1].join("answer")).unwrap();
+    assert_eq!(line(&mut root), "answer\n");
+    assert!(lock("-w 20").success());
+    fs::write(mounts[1].join("end"), "").unwrap();
+    assert!(root.child.wait().unwrap().success());
 }

@@ -71,6 +71,7 @@ impl World {
                         self.file.fill(index, stored, &data);
                     }
                 }
+                Err(Lacking::Gone) => panic!("nobody has let go of the file"),
             }
         }
         panic!("something is always lacking");
