@@ -1,13 +1,15 @@
 //! New versions of folders, made beside the old ones and put in their place in one step.
 //!
 //! The version of `NAME` that is being made is `.NAME.hayloft-new/new`. Whoever makes one holds flock(2) on
-//! `.NAME.hayloft-new`; that excludes others, and tells what a crash has left: a folder that nobody holds. The next one
-//! empties it and takes it over.
+//! `.NAME.hayloft-new/lock`; that excludes others, and tells what a crash has left: a folder that nobody holds. The next
+//! one empties it and takes it over. The lock is on a file, not on the folder: Linux keeps locks of folders on FUSE to itself,
+//! and they would exclude nobody on other hosts.
 
 use std::ffi::{OsStr, OsString};
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{self, FlockOperation, Mode, RenameFlags};
+use rustix::fs::{self, FlockOperation, Mode, OFlags, RenameFlags};
 use rustix::io::Errno;
 
 use crate::error::{Context, LayerError, Result};
@@ -17,6 +19,8 @@ use crate::folder::Folder;
 const SUFFIX: &str = ".hayloft-new";
 /// The new version's name in the staging folder.
 const NEW: &str = "new";
+/// The name in the staging folder of the file that is locked.
+const LOCK: &str = "lock";
 
 /// A version in the making.
 #[derive(Debug)]
@@ -26,6 +30,8 @@ pub(crate) struct Staging {
     name: OsString,
     staging_name: OsString,
     folder: Folder,
+    /// Held as long as it is open.
+    _lock: OwnedFd,
     done: bool,
 }
 
@@ -40,8 +46,9 @@ impl Staging {
             }
             // Gone meanwhile, or held.
             let Ok(left) = folder.sub(Path::new(&name)) else { continue };
-            if fs::flock(&left, FlockOperation::NonBlockingLockExclusive).is_ok() {
-                folder.remove(&name).context("remove", parent.join(&name))?;
+            let path = parent.join(&name);
+            if let Some(_lock) = hold(&left, FlockOperation::NonBlockingLockExclusive, &path)? {
+                clear(&folder, &name, &left).context("remove", path)?;
             }
         }
         Ok(())
@@ -64,7 +71,7 @@ impl Staging {
                 Err(error) if error.kind() == std::io::ErrorKind::NotFound => continue,
                 Err(error) => return Err(error).context("open", &path),
             };
-            fs::flock(&folder, FlockOperation::LockExclusive).context("lock", &path)?;
+            let Some(lock) = hold(&folder, FlockOperation::LockExclusive, &path)? else { continue };
             // The one who held it may have removed it when done.
             let there = parent_folder.meta(&staging_name).context("look at", &path)?;
             let held = folder.own_meta().context("look at", &path)?;
@@ -77,9 +84,13 @@ impl Staging {
                 name: name.to_owned(),
                 staging_name,
                 folder,
+                _lock: lock,
                 done: false,
             };
             for left in staging.folder.names().context("list", &path)? {
+                if left == LOCK {
+                    continue;
+                }
                 tracing::info!(path = %path.display(), "removing what a crash has left");
                 staging.folder.remove(&left).context("remove", path.join(&left))?;
             }
@@ -140,7 +151,7 @@ impl Staging {
     fn clear(&mut self) -> Result<()> {
         let path = self.parent_path.join(&self.staging_name);
         self.done = true;
-        self.parent.remove(&self.staging_name).context("remove", path)
+        clear(&self.parent, &self.staging_name, &self.folder).context("remove", path)
     }
 
     /// Leaves everything as a crash would.
@@ -157,5 +168,39 @@ impl Drop for Staging {
         {
             tracing::warn!(%error, "a staging folder stays; the next one to publish there removes it");
         }
+    }
+}
+
+/// Locks a staging folder, or waits for that. `None` when somebody else has it, or it is on its way out.
+fn hold(folder: &Folder, how: FlockOperation, path: &Path) -> Result<Option<OwnedFd>> {
+    let flags = OFlags::CREATE | OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let lock = match fs::openat(folder, LOCK, flags, Mode::RUSR | Mode::WUSR) {
+        Ok(lock) => lock,
+        // The folder has been removed.
+        Err(Errno::NOENT) => return Ok(None),
+        Err(error) => return Err(error).context("lock", path),
+    };
+    match fs::flock(&lock, how) {
+        Ok(()) => {}
+        Err(Errno::WOULDBLOCK) => return Ok(None),
+        Err(error) => return Err(error).context("lock", path),
+    }
+    let held = fs::fstat(&lock).context("look at", path)?;
+    let there = folder.meta(OsStr::new(LOCK)).context("look at", path)?;
+    Ok(there.is_some_and(|there| there.inode == (held.st_dev, held.st_ino)).then_some(lock))
+}
+
+/// Removes a staging folder that the caller holds.
+fn clear(parent: &Folder, name: &OsStr, folder: &Folder) -> std::io::Result<()> {
+    for left in folder.names()? {
+        if left != LOCK {
+            folder.remove(&left)?;
+        }
+    }
+    // From here on somebody else may make a lock of his own, and has the folder then.
+    folder.remove(OsStr::new(LOCK))?;
+    match fs::unlinkat(parent, name, fs::AtFlags::REMOVEDIR) {
+        Ok(()) | Err(Errno::NOENT | Errno::NOTEMPTY) => Ok(()),
+        Err(error) => Err(error.into()),
     }
 }
