@@ -111,7 +111,11 @@ fn eight_busy_mounts_outlive_their_server() {
         let found = read_tree(&tops[at]);
         find_prefix(&Tree::new(), &history.ops, history.ops.len(), &found);
         for mount in &mounts {
-            assert!(read_tree(&mount.join(&format!("own-{at}"))) == found, "{} differs", mount.path().display());
+            assert!(
+                read_tree(&mount.join(&format!("own-{at}"))) == found,
+                "{} differs",
+                mount.path().display()
+            );
         }
     }
     drop(watchdog);
