@@ -90,8 +90,8 @@ fn eight_busy_mounts_outlive_their_server() {
             .enumerate()
             .map(|(at, top)| scope.spawn(move || write(top, &Tree::new(), 900 + at as u64, stopped)))
             .collect();
-        while kills < rounds(5, 60) || !changers.are_over() {
-            if kills >= rounds(5, 60) {
+        while kills < rounds(3, 60) || !changers.are_over() {
+            if kills >= rounds(3, 60) {
                 std::thread::sleep(Duration::from_millis(100));
                 continue;
             }
