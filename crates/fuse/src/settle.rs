@@ -116,7 +116,9 @@ mod tests {
         let one_by_one = turns.add(Turn::default());
         let woken = Arc::new(AtomicU64::new(0));
         let count = Arc::clone(&woken);
-        let gathering = turns.add(Turn::gathering(move || drop(count.fetch_add(1, Ordering::SeqCst))));
+        let gathering = turns.add(Turn::gathering(move || {
+            count.fetch_add(1, Ordering::SeqCst);
+        }));
         one_by_one.step();
         let settled = Arc::new(AtomicBool::new(false));
         let (waiting, told) = (turns.clone(), Arc::clone(&settled));
