@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # GNU coreutils (Debian's source, 420 objects) built by make -jN whose recipes run in turn on four mounts of one
-# volume, as on four hosts that have it at the same path: in the source tree, with objects beside sources, and out of
-# it. Compared with a build on the local disk at that path: every product has the same hash, a second make has
-# nothing to do, and a header that is touched has the same made anew. With --large on 8 mounts and configured there.
+# volume, as on four hosts that have it at the same path: in the source tree, with objects beside sources. Compared
+# with a build on the local disk at that path: every product has the same hash, a second make has nothing to do, and
+# a header that is touched has the same made anew. With --large on 8 mounts, configured there, and out of the source
+# tree as well.
 set -uo pipefail
 . "$(dirname "$0")/../lib/farm.sh"
 COUNT=4
@@ -36,7 +37,7 @@ fetch() {
 prepare() {
     (cd "$WORK/local" && dpkg-source --extract --no-check "$DSC" coreutils && cp -a coreutils pristine) > "$WORK/unpack.log" 2>&1 &&
         configure "$LOCAL" coreutils . > "$WORK/configure.log" 2>&1 &&
-        mkdir "$WORK/local/out" &&
+        mkdir "$WORK/local/out" && { [ -n "$LARGE" ] || return 0; } &&
         configure "$LOCAL" out ../pristine > "$WORK/configure-out.log" 2>&1
 }
 configure() { # HOST DIR SOURCE
@@ -109,7 +110,7 @@ check "fetch the source of coreutils" fetch
 check "unpack, and configure in the tree and out of it" prepare
 check "the same on the volume" copy
 [ "$FAILED" = 0 ] || { report; exit 1; }
-for dir in coreutils out; do
+for dir in coreutils ${LARGE:+out}; do
     case $dir in coreutils) where="in the tree" header=coreutils/src/system.h ;; *) where="out of the tree" header=pristine/src/system.h ;; esac
     check "make locally, $where" build_here "$dir"
     check "make on $COUNT hosts, $where" build_there "$dir"

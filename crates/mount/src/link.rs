@@ -59,6 +59,8 @@ pub(crate) trait Receiver: Send + Sync {
     fn renew(&self, last: Sequence) -> Claim;
     /// The claim is sent: the connection can be used.
     fn resumed(&self);
+    /// The session is over.
+    fn ended(&self);
     /// The lease has run out: nothing that is known here can be relied upon until there is word from the server.
     fn lapse(&self);
 }
@@ -512,6 +514,8 @@ impl Link {
                 state.waiting.retain(|_, waiting| waiting.repeat || waiting.done);
                 self.changed.notify_all();
                 if state.ended.is_some() {
+                    drop(state);
+                    receiver.ended();
                     return;
                 }
             }
@@ -519,7 +523,10 @@ impl Link {
             tracing::warn!(server = %self.address, "the connection broke, connecting again");
             match self.reconnect(receiver) {
                 Some(next) => reader = next,
-                None => return,
+                None => {
+                    receiver.ended();
+                    return;
+                }
             }
             self.stats.reconnects.add(1);
             tracing::info!(server = %self.address, "connected again");

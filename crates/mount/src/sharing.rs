@@ -93,6 +93,11 @@ impl LinkReceiver for Client {
         self.let_go();
     }
 
+    fn ended(&self) {
+        // What is left is kept now, not when it would have been shipped.
+        self.ledger.kick();
+    }
+
     fn lapse(&self) {
         self.tell_kernel(Word::Everything);
     }

@@ -133,7 +133,7 @@ fn a_directory_of_a_hundred_thousand_names_comes_whole() {
                 let inline = Content::Inline(ino.to_string().into());
                 [
                     link(1, &format!("name-{ino}"), *ino, FileKind::Regular, ino - 97),
-                    put(*ino, file(inline, ino.to_string().len() as u64)),
+                    put(*ino, file_in(1, inline, ino.to_string().len() as u64)),
                 ]
             })
             .collect();

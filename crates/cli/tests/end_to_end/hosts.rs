@@ -22,8 +22,10 @@ fn network(hosts: usize, lease: &str, options: &str) -> (Net, Farm, Vec<Mount>) 
     (net, farm, mounts)
 }
 
+/// The shell enters the folder itself: that may block, and starting a process waits for what comes before its exec.
 fn start(script: &str, dir: &std::path::Path) -> Child {
-    sh(script).current_dir(dir).stdout(Stdio::null()).spawn().unwrap()
+    let script = format!("cd '{}' && {{ {script}; }}", dir.display());
+    sh(&script).stdout(Stdio::null()).spawn().unwrap()
 }
 
 fn is_over(child: &mut Child) -> bool {

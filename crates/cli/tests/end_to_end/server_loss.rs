@@ -90,7 +90,11 @@ fn eight_busy_mounts_outlive_their_server() {
             .enumerate()
             .map(|(at, top)| scope.spawn(move || write(top, &Tree::new(), 900 + at as u64, stopped)))
             .collect();
-        while kills < 4 || !changers.are_over() {
+        while kills < rounds(3, 60) || !changers.are_over() {
+            if kills >= rounds(3, 60) {
+                std::thread::sleep(Duration::from_millis(100));
+                continue;
+            }
             std::thread::sleep(Duration::from_millis(300 + random.below(1200)));
             farm.kill_server();
             kills += 1;
@@ -104,9 +108,14 @@ fn eight_busy_mounts_outlive_their_server() {
     changers.check(&mounts);
     for (at, history) in histories.iter().enumerate() {
         assert!(history.ops.len() > 20, "mount {at} has done {} things only", history.ops.len());
+        let found = read_tree(&tops[at]);
+        find_prefix(&Tree::new(), &history.ops, history.ops.len(), &found);
         for mount in &mounts {
-            let found = read_tree(&mount.join(&format!("own-{at}")));
-            find_prefix(&Tree::new(), &history.ops, history.ops.len(), &found);
+            assert!(
+                read_tree(&mount.join(&format!("own-{at}"))) == found,
+                "{} differs",
+                mount.path().display()
+            );
         }
     }
     drop(watchdog);

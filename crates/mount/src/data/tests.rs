@@ -71,7 +71,7 @@ impl World {
                         self.file.fill(index, stored, &data);
                     }
                 }
-                Err(Lacking::Gone) => panic!("nobody has let go of the file"),
+                Err(Lacking::Gone) => panic!("a file that nobody dropped is gone"),
             }
         }
         panic!("something is always lacking");
