@@ -61,7 +61,7 @@ pub(crate) struct RunArgs {
     /// What of the network is there: nothing but a loopback interface, or the host's
     #[arg(long, value_enum, default_value = "none")]
     pub network: NetworkArg,
-    /// Who runs the command: USER[:GROUP], names of the root's /etc/passwd or numbers
+    /// Who runs the command: USER or USER:GROUP, names of the root's /etc/passwd or numbers
     #[arg(long, value_name = "NAME", default_value = "root")]
     pub user: String,
     /// A variable of the command's environment; K alone passes on the caller's value
@@ -204,7 +204,7 @@ pub(crate) struct ShowArgs {
 pub(crate) struct EnterArgs {
     /// The root
     pub name: String,
-    /// Who runs the command: USER[:GROUP], names of the root's /etc/passwd or numbers
+    /// Who runs the command: USER or USER:GROUP, names of the root's /etc/passwd or numbers
     #[arg(long, value_name = "NAME", default_value = "root")]
     pub user: String,
     /// A variable of the command's environment; K alone passes on the caller's value

@@ -133,6 +133,10 @@ impl Ledger {
                 return Err(error.clone());
             }
             if account.stopped {
+                // Whoever asks later is told as well what has become of the changes.
+                if let Some((_, error @ FlushError::Ended(_))) = &account.failed {
+                    return Err(error.clone());
+                }
                 return Err(FlushError::Ended("the mount is closed".to_string()));
             }
             if interrupt.is_some_and(Interrupt::interrupted) {
