@@ -63,7 +63,9 @@ impl RootBox {
     /// Starts a script and waits until it says "ready".
     pub(crate) fn start<const N: usize>(&self, flags: [&str; N], script: &str) -> Started {
         use std::io::{BufRead, BufReader};
-        let mut command = self.run(flags, &format!("echo ready; {script}"));
+        let is_said = script.contains("echo ready");
+        let mut command =
+            self.run(flags, &if is_said { script.into() } else { format!("echo ready; {script}") });
         let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().unwrap();
         let mut line = String::new();
         let mut out = BufReader::new(child.stdout.take().unwrap());

@@ -39,7 +39,7 @@ fn exit_codes_and_signals_are_passed_on() {
 #[test]
 fn a_command_hears_signals_and_ends_with_its_caller() {
     let roots = RootBox::new();
-    let mut started = roots.start([], "trap 'echo heard; exit 9' TERM; sleep 4711.1 & wait");
+    let mut started = roots.start([], "trap 'echo heard; exit 9' TERM; echo ready; sleep 4711.1 & wait");
     kill(started.child.id(), libc::SIGTERM);
     assert_eq!(started.child.wait().unwrap().code(), Some(9));
     let mut rest = String::new();
