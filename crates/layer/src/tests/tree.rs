@@ -23,11 +23,14 @@ pub(super) struct Seen {
     /// Bytes, a link's target, or a device number.
     content: Vec<u8>,
     /// The first of the names of the same file.
-    first_name: PathBuf,
+    pub(super) first_name: PathBuf,
 }
 
+/// What is seen, by path.
+pub(super) type SeenTree = BTreeMap<PathBuf, Seen>;
+
 /// Everything below a folder, and the folder itself under an empty path.
-pub(super) fn seen(top: &Path) -> BTreeMap<PathBuf, Seen> {
+pub(super) fn seen(top: &Path) -> SeenTree {
     let mut all = BTreeMap::new();
     look(top, Path::new(""), &mut all, &mut HashMap::new());
     all
@@ -36,7 +39,7 @@ pub(super) fn seen(top: &Path) -> BTreeMap<PathBuf, Seen> {
 fn look(
     top: &Path,
     path: &Path,
-    all: &mut BTreeMap<PathBuf, Seen>,
+    all: &mut SeenTree,
     names: &mut HashMap<(u64, u64), PathBuf>,
 ) {
     let full = if path.as_os_str().is_empty() { top.to_owned() } else { top.join(path) };
@@ -82,7 +85,7 @@ pub(super) fn assert_same(expected: &Path, found: &Path) {
     assert_same_as(&seen(expected), found);
 }
 
-pub(super) fn assert_same_as(expected: &BTreeMap<PathBuf, Seen>, found: &Path) {
+pub(super) fn assert_same_as(expected: &SeenTree, found: &Path) {
     let found = seen(found);
     let paths: std::collections::BTreeSet<_> = expected.keys().chain(found.keys()).collect();
     let different: Vec<String> = paths
