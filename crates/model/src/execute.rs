@@ -69,7 +69,7 @@ impl Execution {
 
     /// The names that were wanted, as far as there are any.
     pub fn give_names(&mut self, dir: Ino, names: impl IntoIterator<Item = (Name, Dentry)>) {
-        self.tree.add_listing(dir, names);
+        self.tree.add_listing(dir, names.into_iter().map(|(name, dentry)| (name, dentry, None)));
     }
 
     /// Numbers for new inodes.

@@ -117,11 +117,14 @@ struct Wanted {
     stored: BlockRef,
 }
 
+/// An entry, with the row of its inode unless somebody else owns that.
+type ListedEntry = (Name, Dentry, Option<InodeRow>);
+
 /// A directory with all its entries.
 #[derive(Debug)]
 struct Listed {
     dir: Ino,
-    entries: Vec<(Name, Dentry)>,
+    entries: Vec<ListedEntry>,
     /// It is owned from now on.
     own: bool,
 }
@@ -131,8 +134,7 @@ struct Listed {
 pub(crate) struct Bundle {
     dirs: Vec<Listed>,
     /// Entries of directories of which parts are still to come.
-    partial: HashMap<u64, Vec<(Name, Dentry)>>,
-    rows: Vec<(Ino, InodeRow)>,
+    partial: HashMap<u64, Vec<ListedEntry>>,
     /// Blocks that wait for their content, by its name.
     wanted: HashMap<ContentHash, Vec<(Ino, u64, BlockRef)>>,
     chunks: Vec<Chunk>,
@@ -263,18 +265,23 @@ impl Client {
             return Ok(());
         }
         let mut core = self.core();
-        bundle.dirs.iter().filter(|listed| listed.own).for_each(|listed| core.tree.own(listed.dir));
+        let own: Vec<Ino> = bundle.dirs.iter().filter(|listed| listed.own).map(|listed| listed.dir).collect();
         if mark == self.mark() {
             self.add_bundle(&mut core, bundle);
+        }
+        // One that is gone here is on its way out at the server.
+        for dir in own {
+            if core.tree.has_inode(dir) {
+                core.tree.own(dir);
+            }
         }
         Ok(())
     }
 
     fn add_bundle(&self, core: &mut Core, bundle: Bundle) {
         self.stats.directories_prefetched.add(bundle.dirs.len().saturating_sub(1) as u64);
-        let fresh: HashSet<Ino> =
-            bundle.rows.iter().map(|(ino, _)| *ino).filter(|ino| !core.tree.has_inode(*ino)).collect();
-        bundle.rows.into_iter().for_each(|(ino, row)| core.tree.add_inode(ino, row));
+        let listed = bundle.dirs.iter().flat_map(|listed| &listed.entries).map(|(_, dentry, _)| dentry.ino);
+        let fresh: HashSet<Ino> = listed.filter(|ino| !core.tree.has_inode(*ino)).collect();
         for Listed { dir, entries, own } in bundle.dirs {
             core.names.listed(dir, own);
             core.tree.add_listing(dir, entries);
@@ -398,11 +405,8 @@ impl Bundle {
             let entries = self.partial.entry(listing.dir).or_default();
             for entry in listing.entries {
                 let dentry = Dentry::try_from(&entry.dentry.ok_or_else(unexpected)?)?;
-                entries.push((Name::new(&entry.name), dentry));
-                // Without a row, somebody else owns the inode.
-                let Some(inode) = entry.inode else { continue };
-                let row = InodeRow::try_from(&inode)?;
-                if let Content::Blocks(blocks) = &row.content {
+                let row = entry.inode.map(|inode| InodeRow::try_from(&inode)).transpose()?;
+                if let Some(Content::Blocks(blocks)) = row.as_ref().map(|row| &row.content) {
                     for (index, stored) in blocks.iter().enumerate() {
                         if let Some(stored) = stored {
                             let place = (dentry.ino, index as u64, *stored);
@@ -410,7 +414,7 @@ impl Bundle {
                         }
                     }
                 }
-                self.rows.push((dentry.ino, own(row)));
+                entries.push((Name::new(&entry.name), dentry, row.map(own)));
             }
             if listing.complete {
                 let entries = self.partial.remove(&listing.dir).unwrap_or_default();

@@ -47,11 +47,13 @@ pub enum Rule {
     YoursForEver,
     /// A listing has the rows of files that the asker owns by themselves.
     ListOwnFiles,
+    /// What a listing brings is added although it has ended here.
+    AddEnded,
 }
 
 impl Rule {
     /// All, by name.
-    pub const ALL: [(&'static str, Rule); 15] = [
+    pub const ALL: [(&'static str, Rule); 16] = [
         ("ack-before-apply", Rule::AckBeforeApply),
         ("recall-without-ship", Rule::RecallWithoutShip),
         ("no-claim-grace", Rule::NoClaimGrace),
@@ -67,5 +69,6 @@ impl Rule {
         ("keep-absent-names", Rule::KeepAbsentNames),
         ("yours-for-ever", Rule::YoursForEver),
         ("list-own-files", Rule::ListOwnFiles),
+        ("add-ended", Rule::AddEnded),
     ];
 }

@@ -44,8 +44,8 @@ pub(crate) enum ToServer {
 #[derive(Clone, Debug)]
 pub(crate) struct Listing {
     pub(crate) dir: Ino,
-    pub(crate) entries: Vec<(Name, Dentry)>,
-    pub(crate) rows: Vec<(Ino, InodeRow)>,
+    /// With the rows that the session may know.
+    pub(crate) entries: Vec<(Name, Dentry, Option<InodeRow>)>,
     pub(crate) own: Vec<Ino>,
 }
 

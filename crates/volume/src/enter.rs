@@ -156,10 +156,12 @@ impl Walk<'_> {
         let snapshot = self.db.snapshot()?;
         let mut rows = listing::inodes(&snapshot, known.iter().copied()).await?;
         self.read_strays(&mut rows, &mut known).await?;
+        let is_own = self.volume.sharing.lock().grants.owner(dir) == Some(self.session);
         let listed = entries.iter().map(|entry| {
             let ino = entry.dentry.ino;
             let inode = rows.get(&ino).cloned();
-            if inode.is_none() && known.contains(&ino) {
+            // What the session itself owns it may be removing at this moment.
+            if inode.is_none() && known.contains(&ino) && !is_own {
                 let (volume, dir) = (&self.volume.name, dir.0);
                 tracing::error!(volume, dir, ino, "a name leads to an inode that does not exist");
             }

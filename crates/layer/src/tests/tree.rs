@@ -36,12 +36,7 @@ pub(super) fn seen(top: &Path) -> SeenTree {
     all
 }
 
-fn look(
-    top: &Path,
-    path: &Path,
-    all: &mut SeenTree,
-    names: &mut HashMap<(u64, u64), PathBuf>,
-) {
+fn look(top: &Path, path: &Path, all: &mut SeenTree, names: &mut HashMap<(u64, u64), PathBuf>) {
     let full = if path.as_os_str().is_empty() { top.to_owned() } else { top.join(path) };
     let (folder, name) = match path.file_name() {
         Some(name) => (Folder::open(full.parent().unwrap()).unwrap(), name),

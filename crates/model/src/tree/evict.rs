@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 
-use super::Tree;
+use super::{Node, Tree};
 use crate::{FileKind, Ino, Sequence};
 
 impl Tree {
@@ -18,7 +18,11 @@ impl Tree {
         let mut oldest: Vec<(u64, Ino)> = self
             .dirs
             .iter()
-            .filter(|(_, directory)| directory.dirty_names == 0 && directory.cut <= durable)
+            .filter(|(ino, directory)| {
+                let is_there = |node: &Node| node.stored && node.cut <= durable;
+                let can_be_fetched = self.nodes.get(ino).is_none_or(is_there);
+                directory.dirty_names == 0 && directory.cut <= durable && can_be_fetched
+            })
             .map(|(ino, directory)| (directory.used, *ino))
             .collect();
         oldest.sort_unstable();
@@ -66,7 +70,9 @@ impl Tree {
             .nodes
             .iter()
             .filter(|(ino, node)| {
-                let clean = !node.dirty && node.cut <= durable && node.row.nlink > 0;
+                // Without a name it is the owner's to end, or was fetched when it had just lost its last one.
+                let ends_here = node.row.nlink == 0 && self.owns(**ino);
+                let clean = !node.dirty && node.cut <= durable && !ends_here;
                 clean
                     && **ino != Ino::ROOT
                     && !named.contains(ino)

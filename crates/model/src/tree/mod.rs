@@ -130,13 +130,33 @@ impl Tree {
         self.nodes.entry(ino).or_insert(Node { row, stored: true, dirty: false, cut: Sequence(0) });
     }
 
-    /// Adds a directory's whole listing as fetched from the server, unless it is here already.
-    pub fn add_listing(&mut self, dir: Ino, entries: impl IntoIterator<Item = (Name, Dentry)>) {
-        let used = self.operations;
-        if let std::collections::hash_map::Entry::Vacant(vacant) = self.dirs.entry(dir) {
-            let directory = vacant.insert(Directory { used, ..Directory::default() });
-            entries.into_iter().for_each(|(name, dentry)| directory.insert(name, dentry));
+    /// Adds a directory's whole listing as fetched from the server, unless it is here already, and the rows that came
+    /// with it. It may be older than what is here: rows are added only of what has its name still, and nothing of a
+    /// directory whose row is not here.
+    pub fn add_listing(
+        &mut self,
+        dir: Ino,
+        entries: impl IntoIterator<Item = (Name, Dentry, Option<InodeRow>)>,
+    ) {
+        let Some(node) = self.nodes.get(&dir) else { return };
+        let ended = node.row.nlink == 0;
+        let here = self.dirs.remove(&dir);
+        let is_new = here.is_none() && !ended;
+        let mut directory =
+            here.unwrap_or_else(|| Directory { used: self.operations, ..Directory::default() });
+        for (name, dentry, row) in entries {
+            let leads_there = match directory.by_name.get(&name) {
+                Some(here) => here.ino == dentry.ino,
+                None => is_new,
+            };
+            if is_new {
+                directory.insert(name, dentry);
+            }
+            if let Some(row) = row.filter(|_| leads_there) {
+                self.add_inode(dentry.ino, row);
+            }
         }
+        self.dirs.insert(dir, directory);
     }
 
     /// The directory is about to be used: it is the last one to be evicted.

@@ -42,8 +42,8 @@ fn tree() -> Tree {
     tree.add_inode(Ino::ROOT, row(0o040755, 3, Ino::ROOT));
     tree.add_inode(DIR, row(0o040755, 2, Ino::ROOT));
     tree.add_inode(FILE, file(1, DIR));
-    tree.add_listing(Ino::ROOT, [(Name::new(b"dir"), entry(DIR, FileKind::Directory))]);
-    tree.add_listing(DIR, [(Name::new(b"file"), entry(FILE, FileKind::Regular))]);
+    tree.add_listing(Ino::ROOT, [(Name::new(b"dir"), entry(DIR, FileKind::Directory), None)]);
+    tree.add_listing(DIR, [(Name::new(b"file"), entry(FILE, FileKind::Regular), None)]);
     tree.add_numbers(InoRange { next: 100, end: 200 });
     tree
 }

@@ -207,11 +207,11 @@ impl World {
         match missing {
             Missing::Inode(ino) => self.tree.add_inode(ino, self.server.inodes[&ino].clone()),
             Missing::Directory(dir) => {
-                let listing = self.server.listing(dir);
-                for (_, dentry) in &listing {
-                    self.tree.add_inode(dentry.ino, self.server.inodes[&dentry.ino].clone());
-                }
-                self.tree.add_listing(dir, listing);
+                let inodes = &self.server.inodes;
+                let listing = self.server.listing(dir).into_iter();
+                let with_row =
+                    listing.map(|(name, dentry)| (name, dentry, Some(inodes[&dentry.ino].clone())));
+                self.tree.add_listing(dir, with_row);
             }
             Missing::Numbers => panic!("there are enough numbers"),
             Missing::Own(_) | Missing::Executor => panic!("the tree is not shared"),
@@ -513,6 +513,54 @@ fn paths_lead_to_what_is_listed() {
 }
 
 #[test]
+fn a_directory_that_the_server_does_not_know_stays() {
+    let mut tree = fresh();
+    let new = NewNode { mode: 0o040755, ..NewNode::default() };
+    let made = [b"a", b"b", b"c"].map(|name| tree.create(Ino::ROOT, name, new.clone(), now()).unwrap());
+    tree.remember(made[1]);
+    tree.rmdir(Ino::ROOT, b"b", now()).unwrap();
+    tree.evict(0, Sequence(0), |_| false);
+    assert!(made.iter().all(|dir| tree.is_listed(*dir)), "nobody could list them");
+    tree.cut(Sequence(1), false);
+    tree.evict(0, Sequence(0), |_| false);
+    assert!(made.iter().all(|dir| tree.is_listed(*dir)), "the cut is under way");
+    tree.evict(0, Sequence(1), |_| false);
+    assert!(!tree.is_listed(made[0]));
+    assert!(tree.is_listed(made[1]), "it never gets there");
+}
+
+#[test]
+fn an_answer_from_before_a_removal_brings_nothing_back() {
+    let mut tree = Tree::new(Usage::default(), Usage::default());
+    tree.share();
+    tree.add_inode(Ino::ROOT, root_row());
+    tree.own(Ino::ROOT);
+    tree.add_listing(Ino::ROOT, []);
+    tree.add_numbers(InoRange { next: 16, end: 1000 });
+    let new = NewNode { mode: 0o040755, ..NewNode::default() };
+    let outer = tree.create(Ino::ROOT, b"outer", new.clone(), now()).unwrap();
+    let inner = tree.create(outer, b"inner", new, now()).unwrap();
+    tree.cut(Sequence(1), false);
+    tree.shipped(Sequence(1));
+    let listing = |tree: &mut Tree, dir| -> Vec<_> {
+        let entries: Vec<_> =
+            tree.entries(dir, 0).unwrap().map(|(name, dentry)| (name.clone(), *dentry)).collect();
+        entries
+            .into_iter()
+            .map(|(name, dentry)| (name, dentry, tree.inode(dentry.ino).ok().cloned()))
+            .collect()
+    };
+    let answer: Vec<_> = [Ino::ROOT, outer, inner].map(|dir| (dir, listing(&mut tree, dir))).into();
+    tree.rmdir(outer, b"inner", now()).unwrap();
+    tree.rmdir(Ino::ROOT, b"outer", now()).unwrap();
+    answer.into_iter().for_each(|(dir, entries)| tree.add_listing(dir, entries));
+    assert!(!tree.has_inode(outer) && !tree.is_listed(outer) && !tree.has_inode(inner));
+    let records = tree.cut(Sequence(2), false).batch.records;
+    assert!(records.contains(&Record::DeleteDentry(outer, Name::new(b"inner"))), "{records:?}");
+    assert!(!records.iter().any(|record| matches!(record, Record::PutDentry(..))), "{records:?}");
+}
+
+#[test]
 fn the_directory_just_entered_stays_and_lone_rows_go() {
     let mut tree = Tree::new(Usage::default(), Usage::default());
     tree.add_inode(Ino::ROOT, root_row());
@@ -523,11 +571,9 @@ fn the_directory_just_entered_stays_and_lone_rows_go() {
     assert!(tree.in_memory().0 <= 900, "rows without a listing go as well");
     let entry = |ino: u64| {
         let name = Name::new(format!("f{ino}").as_bytes());
-        (name, Dentry { ino: Ino(ino), kind: FileKind::Regular, cookie: ino })
+        let row = InodeRow { mode: 0o100644, nlink: 1, ..root_row() };
+        (name, Dentry { ino: Ino(ino), kind: FileKind::Regular, cookie: ino }, Some(row))
     };
-    for ino in 5000..7000 {
-        tree.add_inode(Ino(ino), InodeRow { mode: 0o100644, nlink: 1, ..root_row() });
-    }
     tree.add_listing(Ino::ROOT, (5000..7000).map(entry));
     tree.touch(Ino::ROOT);
     tree.evict(900, Sequence(0), |_| false);

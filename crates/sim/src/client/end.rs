@@ -56,7 +56,14 @@ impl World {
             inos.into_iter().for_each(|ino| self.kernel_forgets(at, ino));
         }
         let rows = self.server.stored.rows.clone();
+        let numbers = self.server.stored.next_ino;
         for (at, client) in self.clients.iter_mut().enumerate() {
+            for ino in (1..numbers).map(Ino).filter(|ino| !rows.inodes.contains_key(ino)) {
+                let has_row = client.tree.inode(ino).is_ok_and(|row| row.nlink > 0);
+                if has_row || client.tree.is_listed(ino) || client.tree.owns_itself(ino) {
+                    wrong.push(format!("c{at} has {ino}, which is gone"));
+                }
+            }
             for (ino, row) in &rows.inodes {
                 if let Ok(here) = client.tree.inode(*ino)
                     && here != row

@@ -238,12 +238,19 @@ impl World {
     }
 
     pub(super) fn add_listing(&mut self, at: usize, listing: Listing) {
+        let adds_ended = self.is_broken(Rule::AddEnded);
         let client = &mut self.clients[at];
-        listing.rows.into_iter().for_each(|(ino, row)| client.tree.add_inode(ino, row));
+        if adds_ended {
+            for (_, dentry, row) in &listing.entries {
+                row.iter().for_each(|row| client.tree.add_inode(dentry.ino, row.clone()));
+            }
+        }
         client.tree.add_listing(listing.dir, listing.entries);
         for dir in listing.own {
-            client.tree.own(dir);
-            client.hot.remove(&dir);
+            if client.tree.has_inode(dir) {
+                client.tree.own(dir);
+                client.hot.remove(&dir);
+            }
         }
     }
 }

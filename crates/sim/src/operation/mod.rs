@@ -191,6 +191,14 @@ impl World {
                 self.reference.returned(op.id, now);
                 op.locked.iter().for_each(|dir| self.clients[at].kernel.unlock(*dir));
                 self.outcome.ops += 1;
+                if matches!(op.kind, Kind::Remove(..))
+                    && result.is_ok()
+                    && let Some(Some((ino, _))) = op.looked_up.first()
+                    && self.rng.permille(700)
+                {
+                    // Without a name a kernel keeps an inode no longer than it is used.
+                    self.kernel_forgets(at, *ino);
+                }
                 let idle = match self.busy {
                     Some(busy) if busy != at => 500,
                     _ => *self.rng.pick(&[0, 2, 10, 100]),

@@ -52,7 +52,9 @@ impl World {
     }
 
     pub(super) fn read_done(&mut self, ticket: Ticket, send: Send) {
-        let (life, delay) = (self.server.life, self.rng.below(4));
+        // Reading a store may take long.
+        let most = if self.rng.permille(200) { 60 } else { 4 };
+        let (life, delay) = (self.server.life, self.rng.below(most));
         self.after(delay, What::Send(life, ticket, send));
     }
 
@@ -82,7 +84,7 @@ impl World {
         self.finish(ticket);
     }
 
-    /// A directory, and some below it.
+    /// A directory, and some below it and beside it.
     pub(super) fn read_directories(&mut self, ticket: Ticket, dir: Ino) -> Vec<Listing> {
         let mut listings = Vec::new();
         if !self.server.stored.rows.inodes.contains_key(&dir) {
@@ -91,12 +93,13 @@ impl World {
         let Some(session) = self.server.tickets.get(&ticket).map(|pending| pending.session) else {
             return listings;
         };
-        let mut todo = vec![dir];
+        let mut todo = self.beside(ticket, dir);
+        todo.push(dir);
         while let Some(dir) = todo.pop() {
             let listing = self.read_directory(ticket, session, dir);
-            for (child, row) in &listing.rows {
-                if row.kind() == FileKind::Directory && *child != dir && self.rng.permille(300) {
-                    todo.push(*child);
+            for (_, dentry, row) in &listing.entries {
+                if row.is_some() && dentry.kind == FileKind::Directory && self.rng.permille(300) {
+                    todo.push(dentry.ino);
                 }
             }
             listings.push(listing);
@@ -104,19 +107,33 @@ impl World {
         listings
     }
 
+    /// Some directories beside this one: they are likely to be read next.
+    fn beside(&mut self, ticket: Ticket, dir: Ino) -> Vec<Ino> {
+        let rows = &self.server.stored.rows;
+        let parent = rows.inodes.get(&dir).map_or(dir, |row| row.parent);
+        if parent == dir || self.rng.permille(700) {
+            return Vec::new();
+        }
+        let siblings = self.server.stored.rows.listing(parent).into_iter().map(|(_, dentry)| dentry);
+        let siblings = siblings.filter(|dentry| dentry.kind == FileKind::Directory && dentry.ino != dir);
+        let grants = &mut self.server.grants;
+        siblings.map(|dentry| dentry.ino).filter(|ino| grants.read_along(ticket, *ino).is_some()).collect()
+    }
+
     pub(super) fn read_directory(&mut self, ticket: Ticket, session: SessionId, dir: Ino) -> Listing {
         let uncovered = self.is_broken(Rule::ListUncovered);
         let own_files = self.is_broken(Rule::ListOwnFiles);
         let server = &mut self.server;
-        let entries = server.stored.rows.listing(dir);
-        let mut rows = Vec::new();
+        let mut entries = Vec::new();
         let mut own = Vec::new();
         if server.grants.held(session, dir) == Some(Grant::Own) {
             own.push(dir);
         }
-        rows.extend(server.stored.rows.inodes.get(&dir).map(|row| (dir, row.clone())));
-        for (_, dentry) in &entries {
-            let Some(row) = server.stored.rows.inodes.get(&dentry.ino) else { continue };
+        for (name, dentry) in server.stored.rows.listing(dir) {
+            let Some(row) = server.stored.rows.inodes.get(&dentry.ino) else {
+                entries.push((name, dentry, None));
+                continue;
+            };
             let visible = match object_of(dentry.ino, row) {
                 Object::Directory(child) => match server.grants.read_along(ticket, child) {
                     Some(Grant::Own) => {
@@ -133,11 +150,9 @@ impl World {
                         && (server.grants.owner(object.ino()).is_none() || own_files)
                 }
             };
-            if visible || uncovered {
-                rows.push((dentry.ino, row.clone()));
-            }
+            entries.push((name, dentry, (visible || uncovered).then(|| row.clone())));
         }
-        Listing { dir, entries, rows, own }
+        Listing { dir, entries, own }
     }
 
     pub(super) fn acquired(&mut self, ticket: Ticket) {

@@ -40,7 +40,7 @@ pub(crate) struct StoredSession {
 pub(crate) struct Stored {
     pub(crate) rows: Rows,
     pub(crate) usage: Usage,
-    next_ino: u64,
+    pub(crate) next_ino: u64,
     pub(crate) sessions: BTreeMap<SessionId, StoredSession>,
 }
 
