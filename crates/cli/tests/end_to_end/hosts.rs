@@ -120,7 +120,7 @@ fn a_host_that_is_cut_off_blocks_while_the_others_go_on_and_tells_what_it_could_
     let report = fs::read_to_string(kept.join("REPORT")).unwrap();
     assert!(report.contains("dir/unsent") && !report.contains("dir/sent"), "{report}");
     assert_eq!(fs::read(kept.join("files/dir/unsent")).unwrap(), b"never");
-    assert!(lost.log().contains(kept.to_str().unwrap()), "{}", lost.log());
+    wait_until("a line in the log", PATIENCE, || lost.log().contains(kept.to_str().unwrap()));
     // It comes again as a new client, and all see the same.
     drop(lost);
     mounts.push(farm.mount_as("v", "mnt-again", "", Some(&net.host(2))));
