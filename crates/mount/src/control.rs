@@ -210,6 +210,7 @@ fn statistics(client: &Client, control: &Control) -> Value {
         },
         "fuse": {"requests": fuse},
         "server": server,
+        "sharing": client.stats.sharing_json(),
         "cache": cache,
         "log": log,
         "volume": {

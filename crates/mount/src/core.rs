@@ -22,7 +22,7 @@ use crate::kernel::{KernelNames, Word};
 use crate::link::Link;
 use crate::options::MountOptions;
 use crate::sharing::Recalled;
-use crate::stats::Stats;
+use crate::stats::{Hold, Stats};
 
 /// The tree and the files' data.
 #[derive(Debug, Default)]
@@ -58,6 +58,16 @@ impl Core {
         let file = Arc::new(File::new(FileData::from_row(row.size, row.allocated, &row.content)));
         self.files.insert(ino, Arc::clone(&file));
         Ok(file)
+    }
+
+    /// How this host holds a directory, or the one that a file is in.
+    pub(crate) fn hold(&mut self, ino: Ino) -> Hold {
+        if self.tree.owns(ino) {
+            return Hold::Owned;
+        }
+        let home = self.tree.inode(ino).ok().filter(|row| row.kind() != FileKind::Directory);
+        let dir = home.map_or(ino, |row| row.parent);
+        if self.names.is_hot(dir) { Hold::Shared } else { Hold::Read }
     }
 
     /// Whether something is so for an object, or for a file that a directory covers.

@@ -17,8 +17,10 @@ use rustc_hash::FxBuildHasher;
 use crate::core::{Client, Core};
 use crate::pages::Pages;
 
-/// How long a name's lock is waited for before the epoch is raised.
+/// How long a name's lock is waited for before the epoch is raised; and so much more for each name, which takes a
+/// microsecond or two.
 const PATIENCE: Duration = Duration::from_millis(30);
+const PATIENCE_EACH: Duration = Duration::from_micros(20);
 /// How long after the last change by request the names of a directory may be kept again.
 const COOLING: Duration = Duration::from_secs(1);
 /// Most absent names of one directory that the kernel is told without a time limit.
@@ -180,7 +182,7 @@ pub(crate) enum Word {
     },
     /// Nothing can be relied upon.
     Everything,
-    /// These have to go before the sender goes on.
+    /// These have to go, and all that was said before has to be heard, before the sender goes on.
     ExpireNow(Vec<(Ino, Name)>, Sender<()>),
     /// The mount is gone.
     End,
@@ -208,11 +210,12 @@ impl Speaker {
     /// Expires names. When that does not come through, the epoch is raised instead; the rest is said by the thread
     /// that waits.
     fn expire(&mut self, names: Vec<(Ino, Name)>) {
+        let patience = PATIENCE + PATIENCE_EACH * names.len() as u32;
         let Some(wait) = self.entrust(names, Vec::new()) else {
             let _ = self.notifier.inc_epoch();
             return;
         };
-        match wait.recv_timeout(PATIENCE) {
+        match wait.recv_timeout(patience) {
             Ok(()) => {}
             Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => {
                 // It ends by itself when the lock is free; until then another thread speaks.
@@ -335,7 +338,9 @@ pub(crate) fn run(client: &Client, control: &Control, words: &Receiver<Word>) {
                 pages.drop_all(&client.calls, control, &mut speaker, &known);
             }
             Word::ExpireNow(names, done) => {
-                speaker.expire(names);
+                if !names.is_empty() {
+                    speaker.expire(names);
+                }
                 let _ = done.send(());
             }
             Word::End => return,

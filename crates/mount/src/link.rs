@@ -185,7 +185,7 @@ impl Link {
     /// # Errors
     /// The connection is broken already, or no thread can be had.
     pub(crate) fn start(self: &Arc<Self>, reader: Reader, receiver: Arc<dyn Receiver>) -> io::Result<()> {
-        self.claim(1, receiver.renew(Sequence(0)))?;
+        self.claim(1, Claim::default())?;
         let (keeper, keeping) = (Arc::clone(self), Arc::clone(&receiver));
         std::thread::Builder::new()
             .name("hayloft-link".to_string())

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use hayloft_fuse::Interrupt;
 use hayloft_model::grants::Object;
 use hayloft_model::tree::Stale;
-use hayloft_model::{Change, Ino, Record, Sequence, TreeError};
+use hayloft_model::{Change, Ino, Name, Record, Sequence, TreeError};
 use hayloft_wire::client_message::Body as Ask;
 use hayloft_wire::event::Body as Told;
 use hayloft_wire::server_message::Body as Answer;
@@ -85,6 +85,8 @@ impl LinkReceiver for Client {
         let word = core.word(Stale { in_use: Vec::new(), ..stale }, absent, None);
         drop(core);
         self.tell_kernel(word);
+        // Once it has claimed, others do not wait for this host any more.
+        self.expire_now(Vec::new());
         let locks = self.locks.get().map(|locks| locks.claims()).unwrap_or_default();
         Claim { own, in_use, locks }
     }
@@ -336,11 +338,16 @@ impl Client {
         for recalled in recalled {
             if let Object::Directory(dir) = recalled.object {
                 let names = self.core().heat(dir);
-                let (done, wait) = std::sync::mpsc::channel();
-                self.tell_kernel(Word::ExpireNow(names, done));
-                let _ = wait.recv();
+                self.expire_now(names);
             }
         }
+    }
+
+    /// Waits until the kernel has dropped these names, and has heard everything that it was told before.
+    fn expire_now(&self, names: Vec<(Ino, Name)>) {
+        let (done, wait) = std::sync::mpsc::channel();
+        self.tell_kernel(Word::ExpireNow(names, done));
+        let _ = wait.recv();
     }
 }
 

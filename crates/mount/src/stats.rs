@@ -1,5 +1,6 @@
 //! Counters of a mount, since it began. The keys are stable and described in `docs/operations.md`.
 
+use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use hayloft_wire::client_message::Body;
@@ -63,10 +64,41 @@ fn request_index(body: &Body) -> Option<usize> {
     })
 }
 
+/// Kinds of messages that carry the log, which is of what is owned.
+const LOG: [&str; 5] = ["BEGIN_BATCH", "CONTENT", "RECORDS", "COMMIT", "LET_GO"];
+
+/// How this host holds a directory; a file goes with the directory that it is in.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Hold {
+    /// It is changed here.
+    Owned = 0,
+    /// Others may change it, and it is only looked at here.
+    Read = 1,
+    /// It is changed here by requests to the server, since others change it too.
+    Shared = 2,
+}
+
+/// Operations of the kernel, and the messages sent for them while they waited.
+#[derive(Debug, Default)]
+struct Work {
+    operations: Counter,
+    messages: Counter,
+}
+
+thread_local! {
+    static SENT: Cell<u64> = const { Cell::new(0) };
+}
+
+/// How many messages this thread has sent.
+pub(crate) fn sent_here() -> u64 {
+    SENT.get()
+}
+
 /// All counters of a mount.
 #[derive(Debug, Default)]
 pub(crate) struct Stats {
     requests: [Counter; REQUESTS.len()],
+    work: [Work; 3],
     pub(crate) bytes_sent: Counter,
     pub(crate) bytes_received: Counter,
     pub(crate) reconnects: Counter,
@@ -90,7 +122,15 @@ pub(crate) struct Stats {
 }
 
 impl Stats {
+    /// An operation is done, for which so many messages were sent.
+    pub(crate) fn count_operation(&self, hold: Hold, messages: u64) {
+        let work = &self.work[hold as usize];
+        work.operations.add(1);
+        work.messages.add(messages);
+    }
+
     pub(crate) fn count_request(&self, body: &Body) {
+        SENT.set(SENT.get() + 1);
         match (request_index(body), body) {
             (Some(index), _) => self.requests[index].add(1),
             (None, Body::Ack(_)) => self.acknowledgements.add(1),
@@ -116,6 +156,19 @@ impl Stats {
             "acknowledgements": self.acknowledgements.get(),
             "keep_alives": self.keep_alives.get(),
         })
+    }
+
+    /// What sharing costs. The log's messages count for what is owned.
+    pub(crate) fn sharing_json(&self) -> Value {
+        let by_type = REQUESTS.iter().zip(&self.requests);
+        let log: u64 = by_type.filter(|(name, _)| LOG.contains(name)).map(|(_, counter)| counter.get()).sum();
+        let of = |hold: Hold, more: u64| {
+            let work = &self.work[hold as usize];
+            let (operations, messages) = (work.operations.get(), work.messages.get() + more);
+            let each = (operations > 0).then(|| (messages as f64 / operations as f64 * 1e4).round() / 1e4);
+            json!({"operations": operations, "messages": messages, "messages_per_operation": each})
+        };
+        json!({"owned": of(Hold::Owned, log), "read": of(Hold::Read, 0), "shared": of(Hold::Shared, 0)})
     }
 
     pub(crate) fn cache_json(&self) -> Value {

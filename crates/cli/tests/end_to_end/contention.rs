@@ -2,11 +2,13 @@
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
 
 use serde_json::Value;
 
-use crate::farm::{Farm, Mount, python, rounds, seed};
+use crate::farm::{Farm, Mount, python, rounds, run, seed};
+use crate::model::Random;
 use crate::watchdog::Watchdog;
 
 /// Makes, links, renames and removes names of its own, moves tokens that all move, and makes and removes names
@@ -188,6 +190,68 @@ fn two_mounts_change_one_directory() {
 #[test]
 fn four_mounts_change_one_directory() {
     one_directory(4, 4, rounds(100, 4000));
+}
+
+/// Where the directories below `top` are, as far as they stay where they are while one looks.
+fn directories(top: &Path) -> BTreeMap<String, PathBuf> {
+    let (mut found, mut todo) = (BTreeMap::new(), vec![top.to_owned()]);
+    while let Some(dir) = todo.pop() {
+        for entry in fs::read_dir(&dir).into_iter().flatten().flatten() {
+            todo.push(entry.path());
+            found.insert(entry.file_name().into_string().unwrap(), entry.path());
+        }
+    }
+    found
+}
+
+#[test]
+fn directories_moved_into_each_other_by_all_stay_one_tree() {
+    let (farm, mounts) = Farm::shared(4);
+    let watchdog = Watchdog::over(&mounts);
+    let names: Vec<String> = (0..7).map(|at| format!("d{at}")).collect();
+    names.iter().for_each(|name| fs::create_dir(mounts[0].join(name)).unwrap());
+    let moved: usize = std::thread::scope(|scope| {
+        let movers: Vec<_> = mounts
+            .iter()
+            .enumerate()
+            .map(|(at, mount)| {
+                let names = &names;
+                scope.spawn(move || {
+                    let mut random = Random::new(seed() * 100 + at as u64);
+                    let mut moved = 0;
+                    for _ in 0..rounds(60, 3000) {
+                        let found = directories(mount.path());
+                        let which = &names[random.below(7) as usize];
+                        let into =
+                            found.get(&names[random.below(7) as usize]).filter(|_| random.below(4) > 0);
+                        let to = into.map_or(mount.path(), PathBuf::as_path).join(which);
+                        let Some(from) = found.get(which) else { continue };
+                        match fs::rename(from, to).map_err(|error| error.raw_os_error()) {
+                            Ok(()) => moved += 1,
+                            // It has been moved meanwhile, or it would be below itself.
+                            Err(Some(libc::ENOENT | libc::EINVAL)) => {}
+                            Err(error) => panic!("{error:?}"),
+                        }
+                    }
+                    moved
+                })
+            })
+            .collect();
+        movers.into_iter().map(|mover| mover.join().unwrap()).sum()
+    });
+    assert!(moved > 40, "{moved} moves only");
+    let below = |mount: &Mount| -> Vec<PathBuf> {
+        let found = directories(mount.path()).into_values();
+        found.map(|path| path.strip_prefix(mount.path()).unwrap().to_owned()).collect()
+    };
+    for mount in &mounts {
+        assert_eq!(below(mount), below(&mounts[0]));
+        assert_eq!(below(mount).len(), names.len(), "one is in no other: {:?}", below(mount));
+    }
+    drop(watchdog);
+    mounts.into_iter().for_each(Mount::unmount);
+    let said = run(&mut farm.volume(["check", "v"]));
+    assert!(said.contains("is sound"), "{said}");
 }
 
 /// Half of the processes keep the file open, half open it for each line.

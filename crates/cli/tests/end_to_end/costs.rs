@@ -80,7 +80,13 @@ fn a_tree_is_unchanged_for_the_others_while_one_changes_another() {
     for mount in &mounts[1..] {
         run(sh("find part-0/sub-* -type f -exec cat {} + > /dev/null").current_dir(mount.path()));
     }
-    sent_at_most(0, &before, &all(&mounts[1..]));
+    let after = all(&mounts[1..]);
+    sent_at_most(0, &before, &after);
+    for (before, after) in before.iter().zip(&after) {
+        let questions = |stats: &Value| number(stats, "server.requests.STATUS");
+        let sent = work(before, after, "read").1;
+        assert!(sent <= questions(after) - questions(before), "{sent} messages: {}", after["sharing"]);
+    }
 }
 
 #[test]
@@ -108,7 +114,22 @@ fn work_in_directories_of_its_own_sends_less_than_a_message_for_50_operations() 
         operations = 500 * 4 + 250;
     }
     mounts.iter().for_each(Mount::sync);
-    sent_at_most(operations / 50, &before, &all(&mounts));
+    let after = all(&mounts);
+    sent_at_most(operations / 50, &before, &after);
+    for (before, after) in before.iter().zip(&after) {
+        let (done, sent) = work(before, after, "owned");
+        assert!(done >= operations, "{done} of {operations} operations");
+        assert!(sent <= operations / 50, "{sent} messages: {}", after["sharing"]);
+    }
+}
+
+/// Operations in directories that a mount holds in this way, and messages for them.
+fn work(before: &Value, after: &Value, hold: &str) -> (u64, u64) {
+    let of = |figure: &str| {
+        let key = format!("sharing.{hold}.{figure}");
+        number(after, &key) - number(before, &key)
+    };
+    (of("operations"), of("messages"))
 }
 
 #[test]
@@ -135,6 +156,9 @@ fn a_create_in_a_directory_that_eight_mounts_change_is_one_request() {
     for (before, after) in before.iter().zip(&after) {
         let changes = |stats: &Value| number(stats, "server.requests.CHANGE");
         assert_eq!(changes(after) - changes(before), 20, "{}", after["server"]);
+        let (done, sent) = work(before, after, "shared");
+        assert!((20..=20 * 4).contains(&done), "{done} operations: {}", after["sharing"]);
+        assert_eq!(sent, 20, "{}", after["sharing"]);
     }
     for mount in &mounts {
         assert_eq!(fs::read_dir(mount.join("dir")).unwrap().count(), 8 * 25);

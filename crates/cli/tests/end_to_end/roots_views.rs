@@ -4,8 +4,10 @@
 use std::fs;
 use std::io::BufRead;
 use std::path::Path;
+use std::time::Duration;
 
-use crate::farm::{Farm, Mount, number, run, sh};
+use crate::contention::Changers;
+use crate::farm::{Farm, Mount, number, rounds, run, sh, wait_until};
 use crate::root_box::{RootBox, Started};
 
 /// 302 directories and 1,016 files, with long paths.
@@ -122,4 +124,46 @@ fn a_bind_is_shared_with_other_hosts() {
     assert!(lock("-w 20").success());
     fs::write(mounts[1].join("end"), "").unwrap();
     assert!(root.child.wait().unwrap().success());
+}
+
+/// A root over a volume looks at all of its layer again and again while `disturb` goes on.
+fn a_root_goes_on(mounts: &[Mount], disturb: impl FnOnce()) {
+    let layer = mounts[0].join("layer");
+    fs::create_dir(&layer).unwrap();
+    tree(&layer);
+    run(sh("mkdir usr go; for name in bin lib lib64 sbin; do ln -s usr/$name $name; done")
+        .current_dir(&layer));
+    let roots = RootBox::new();
+    let go = roots.dir().join("go");
+    fs::create_dir(&go).unwrap();
+    let bind = format!("{}:/go:rw", go.display());
+    let flags = ["--root", layer.to_str().unwrap(), "--bind", "/usr:/usr", "--bind", &bind];
+    let look = "cd /package-category-0; until test -e /go/stop; do
+        find /package-category-* -type f -exec cat {} + >/dev/null; echo >>/go/passes; done";
+    let mut root = roots.start(flags, look);
+    let passes = || fs::read_to_string(go.join("passes")).unwrap_or_default().len();
+    let pass_on = || {
+        let seen = passes();
+        wait_until("a pass", Duration::from_secs(60), || passes() > seen + 1);
+    };
+    pass_on();
+    disturb();
+    pass_on();
+    fs::write(go.join("stop"), "").unwrap();
+    assert!(root.child.wait().unwrap().success(), "what was looked up before is not there any more");
+}
+
+#[test]
+fn a_root_over_a_volume_outlives_the_server() {
+    let (mut farm, mounts) = Farm::shared(2);
+    a_root_goes_on(&mounts, || {
+        farm.kill_server();
+        farm.start_server();
+    });
+}
+
+#[test]
+fn a_root_over_a_volume_goes_on_while_hosts_contend_elsewhere_in_it() {
+    let (_farm, mounts) = Farm::shared(3);
+    a_root_goes_on(&mounts, || Changers::start(&mounts, "dir", 4, rounds(150, 3000)).check(&mounts));
 }

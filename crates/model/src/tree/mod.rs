@@ -68,6 +68,15 @@ impl Directory {
     }
 }
 
+/// A rule that a tree can be told to leave out: only for the simulator, which shows by it that it would notice.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum TreeRule {
+    /// A directory gets another parent at the server only: two owners could build a cycle.
+    MovesAtTheServer,
+    /// A change is not earlier than any that is known.
+    TimesGoOn,
+}
+
 /// A volume's tree as one client knows it. See the module's documentation.
 #[derive(Debug, Default)]
 pub struct Tree {
@@ -96,12 +105,18 @@ pub struct Tree {
     lingering: Vec<Ino>,
     /// The latest change that is known of: no later one gets an earlier time.
     newest: Timestamp,
+    left_out: Option<TreeRule>,
 }
 
 impl Tree {
     /// A tree that knows nothing but how full its volume is; zeros in `quota` mean no limit.
     pub fn new(usage: Usage, quota: Usage) -> Tree {
         Tree { usage, quota, ..Tree::default() }
+    }
+
+    /// Leaves out a rule.
+    pub fn leave_out(&mut self, rule: TreeRule) {
+        self.left_out = Some(rule);
     }
 
     /// Adds inode numbers to make new inodes with.

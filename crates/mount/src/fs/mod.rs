@@ -24,6 +24,7 @@ use crate::core::{Client, Core};
 use crate::data::{File, Lacking};
 use crate::fault::FaultError;
 use crate::link::Condition;
+use crate::stats::sent_here;
 
 /// A volume as a file system.
 pub(crate) struct VolumeFs {
@@ -65,6 +66,43 @@ type Done = Result<(), Stop>;
 
 impl FileSystem for VolumeFs {
     fn handle(&self, request: &Request<'_>, reply: &mut Reply<'_>, pace: Pace<'_>) -> Result<(), Failure> {
+        let sent = sent_here();
+        let handled = self.attend(request, reply, pace);
+        if !matches!(handled, Err(Failure::Again)) {
+            let hold = self.client.core().hold(Ino(request.nodeid));
+            self.client.stats.count_operation(hold, sent_here() - sent);
+        }
+        handled
+    }
+
+    fn answered(&self, unique: u64) {
+        self.client.calls.end(unique);
+    }
+
+    fn forget(&self, forgets: &[Forget]) {
+        let mut core = self.client.core();
+        for forget in forgets {
+            core.tree.forget(Ino(forget.nodeid), forget.nlookup);
+        }
+        self.client.drop_ended(&mut core);
+        let (dirty, released) = (core.tree.is_dirty(), core.tree.has_released());
+        drop(core);
+        if released {
+            self.client.let_go();
+        }
+        if dirty {
+            self.client.ledger.touch();
+        }
+    }
+}
+
+impl VolumeFs {
+    pub(crate) fn new(client: Arc<Client>) -> VolumeFs {
+        VolumeFs { client }
+    }
+
+    /// Answers a request, as soon as there is what it needs.
+    fn attend(&self, request: &Request<'_>, reply: &mut Reply<'_>, pace: Pace<'_>) -> Result<(), Failure> {
         let mut status_asked = false;
         let mut asked = Asked::new(&self.client);
         if let Pace::Patient(_) = pace {
@@ -114,32 +152,6 @@ impl FileSystem for VolumeFs {
                 },
             }
         }
-    }
-
-    fn answered(&self, unique: u64) {
-        self.client.calls.end(unique);
-    }
-
-    fn forget(&self, forgets: &[Forget]) {
-        let mut core = self.client.core();
-        for forget in forgets {
-            core.tree.forget(Ino(forget.nodeid), forget.nlookup);
-        }
-        self.client.drop_ended(&mut core);
-        let (dirty, released) = (core.tree.is_dirty(), core.tree.has_released());
-        drop(core);
-        if released {
-            self.client.let_go();
-        }
-        if dirty {
-            self.client.ledger.touch();
-        }
-    }
-}
-
-impl VolumeFs {
-    pub(crate) fn new(client: Arc<Client>) -> VolumeFs {
-        VolumeFs { client }
     }
 
     fn satisfy(&self, need: Need, interrupt: &Interrupt) -> Result<(), FsError> {

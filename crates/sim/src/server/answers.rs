@@ -123,6 +123,7 @@ impl World {
     pub(super) fn read_directory(&mut self, ticket: Ticket, session: SessionId, dir: Ino) -> Listing {
         let uncovered = self.is_broken(Rule::ListUncovered);
         let own_files = self.is_broken(Rule::ListOwnFiles);
+        let strays = self.is_broken(Rule::ListStrays);
         let server = &mut self.server;
         let mut entries = Vec::new();
         let mut own = Vec::new();
@@ -145,8 +146,8 @@ impl World {
                 // Nobody has claimed a stray for this: it may change while the answer is made. What the session owns by
                 // itself it has, and may be told to give back meanwhile.
                 object => {
-                    object.home().is_some()
-                        && server.grants.covers(session, object)
+                    (object.home().is_some() && server.grants.covers(session, object)
+                        || object.home().is_none() && strays)
                         && (server.grants.owner(object.ino()).is_none() || own_files)
                 }
             };
