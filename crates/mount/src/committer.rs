@@ -192,7 +192,9 @@ impl Ledger {
         let mut account = self.account.lock();
         self.full.store(error == FlushError::NoSpace, Ordering::Relaxed);
         account.failed = Some((ticket, error));
-        account.dirty_since = account.shipping_since.take().or(account.dirty_since);
+        let since = account.shipping_since.take().or(account.dirty_since);
+        // Without a time nothing would ever be due.
+        account.dirty_since = since.or_else(|| Some(Instant::now()));
         self.dirty.store(true, Ordering::Release);
         self.progress.notify_all();
     }

@@ -39,6 +39,8 @@ pub(crate) struct Core {
     pub(crate) appending: HashMap<Ino, Instant, FxBuildHasher>,
     /// A batch is on its way.
     pub(crate) in_flight: bool,
+    /// Paths of what was owned when the connection was lost last, with which the way to it may have left the tree.
+    pub(crate) ways: HashMap<Ino, Vec<u8>>,
     /// What was owned, is recalled, and is not given back yet.
     pub(crate) giving: Vec<Ino>,
 }
@@ -58,6 +60,21 @@ impl Core {
         let file = Arc::new(File::new(FileData::from_row(row.size, row.allocated, &row.content)));
         self.files.insert(ino, Arc::clone(&file));
         Ok(file)
+    }
+
+    /// What is recalled and was not given back is still its own: changes of it may be in the log.
+    pub(crate) fn own_given(&mut self) {
+        for ino in std::mem::take(&mut self.giving) {
+            self.tree.own(ino);
+        }
+    }
+
+    /// Notes where everything is that is owned, so that what cannot be sent can be told by name.
+    pub(crate) fn note_ways(&mut self) {
+        let known = std::mem::take(&mut self.ways);
+        let owned = self.tree.owned().into_iter().map(Object::ino);
+        let mut paths = self.tree.paths(&known);
+        self.ways = owned.filter_map(|ino| paths.remove_entry(&ino)).collect();
     }
 
     /// How this host holds a directory, or the one that a file is in.
@@ -301,9 +318,12 @@ impl Client {
                     .is_some_and(|file| Arc::strong_count(file) > 1 || !file.data.lock().is_clean(durable))
             };
             // Some more than needed, so that this is rare.
+            let before = core.tree.in_memory();
             let dropped = core.tree.evict(self.options.inodes / 10 * 9, durable, in_use);
             dropped.into_iter().for_each(|ino| self.drop_file(core, ino));
-            self.evictions.fetch_add(1, Ordering::Relaxed);
+            if core.tree.in_memory() != before {
+                self.evictions.fetch_add(1, Ordering::Relaxed);
+            }
         }
     }
 

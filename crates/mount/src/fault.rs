@@ -40,6 +40,8 @@ pub(crate) enum FaultError {
     Gone,
     #[error("interrupted")]
     Interrupted,
+    #[error("the store is full, or the quota used up")]
+    NoSpace,
     #[error("the session has ended: {0}")]
     Ended(String),
     #[error("{0}")]
@@ -151,8 +153,9 @@ impl Client {
             Missing::Inode(ino) => self.fetch_inode(ino, interrupt),
             Missing::Directory(dir) => self.enter(dir, interrupt),
             Missing::Numbers => self.fetch_numbers(interrupt),
-            Missing::Own(object) => self.acquire(object, interrupt).map(|_| ()),
-            Missing::Executor => Err(FaultError::Broken("nothing to execute".to_string())),
+            Missing::Own(_) | Missing::Executor => {
+                Err(FaultError::Broken("this is no row that can be fetched".to_string()))
+            }
         })
     }
 

@@ -95,6 +95,13 @@ impl KernelNames {
 }
 
 impl Core {
+    /// The kernel has forgotten an inode, and with it all names below it.
+    pub(crate) fn forgotten(&mut self, ino: Ino) {
+        self.names.absent.remove(&ino);
+        self.names.hot.remove(&ino);
+        self.appending.remove(&ino);
+    }
+
     /// How long the kernel may keep a name that exists.
     pub(crate) fn validity(&mut self, dir: Ino, pace: Pace<'_>) -> Validity {
         if self.names.lasting(&self.tree, dir, pace) { Validity::FOREVER } else { Validity::ZERO }
@@ -211,7 +218,7 @@ impl Speaker {
     /// that waits.
     fn expire(&mut self, names: Vec<(Ino, Name)>) {
         let patience = PATIENCE + PATIENCE_EACH * names.len() as u32;
-        let Some(wait) = self.entrust(names, Vec::new()) else {
+        let Ok(wait) = self.entrust(names, Vec::new()) else {
             let _ = self.notifier.inc_epoch();
             return;
         };
@@ -229,34 +236,40 @@ impl Speaker {
 
     /// Expires names if that comes through in time.
     fn try_expire(&mut self, names: Vec<(Ino, Name)>) {
-        if let Some(wait) = self.entrust(names, Vec::new())
+        if let Ok(wait) = self.entrust(names, Vec::new())
             && wait.recv_timeout(PATIENCE).is_err()
         {
             self.thread = None;
         }
     }
 
-    /// Drops data from the kernel's cache. Returns whether that came through in time; if not, the thread goes on.
-    pub(crate) fn drop_ranges(&mut self, ranges: Vec<(Ino, u64, u64)>, patience: Duration) -> bool {
-        let patience = patience + Duration::from_micros(50 * ranges.len() as u64);
-        let dropped = match self.entrust(Vec::new(), ranges) {
-            Some(wait) => wait.recv_timeout(patience).is_ok(),
-            None => true,
-        };
-        if !dropped {
-            self.thread = None;
-        }
-        dropped
+    /// Has a thread drop data from the kernel's cache; returns what tells that it is done.
+    pub(crate) fn drop_ranges(&mut self, ranges: Vec<(Ino, u64, u64)>) -> Receiver<()> {
+        self.entrust(Vec::new(), ranges).unwrap_or_else(|slow| {
+            // Nobody else can say it.
+            let (done, wait) = channel();
+            say(&self.notifier, Slow { done, ..slow });
+            wait
+        })
+    }
+
+    /// What was entrusted last takes long: another thread speaks from now on.
+    pub(crate) fn go_on(&mut self) {
+        self.thread = None;
     }
 
     /// The same, on a thread that nobody else speaks through afterwards.
     pub(crate) fn drop_apart(&mut self, ranges: Vec<(Ino, u64, u64)>) -> Option<Receiver<()>> {
         let mut apart = Speaker::new(self.notifier.clone());
-        apart.entrust(Vec::new(), ranges)
+        apart.entrust(Vec::new(), ranges).ok()
     }
 
-    /// Has a thread say it; returns what tells that it is done.
-    fn entrust(&mut self, names: Vec<(Ino, Name)>, ranges: Vec<(Ino, u64, u64)>) -> Option<Receiver<()>> {
+    /// Has a thread say it; returns what tells that it is done, or what there is to say when no thread can be had.
+    fn entrust(
+        &mut self,
+        names: Vec<(Ino, Name)>,
+        ranges: Vec<(Ino, u64, u64)>,
+    ) -> Result<Receiver<()>, Slow> {
         let (done, wait) = channel();
         let slow = Slow { names, ranges, done };
         let slow = match &self.thread {
@@ -276,11 +289,11 @@ impl Speaker {
                 }
                 Err(error) => {
                     tracing::warn!(%error, "no thread to speak to the kernel with");
-                    return None;
+                    return Err(slow);
                 }
             }
         }
-        Some(wait)
+        Ok(wait)
     }
 }
 

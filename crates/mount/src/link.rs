@@ -54,8 +54,9 @@ pub(crate) trait Receiver: Send + Sync {
     /// A message that carries state, in the order of the stream: on which connection, for which request (0 for
     /// events), and with what mark of the asker.
     fn receive(&self, at: Arrival, body: Answer);
-    /// A new connection, and the last batch that the server holds: what is not owned may have changed. Returns what
-    /// is owned.
+    /// The connection is lost: what is not owned may change from now on. Returns when nobody here can see it any more.
+    fn lost(&self);
+    /// A new connection, and the last batch that the server holds. Returns what is owned.
     fn renew(&self, last: Sequence) -> Claim;
     /// The claim is sent: the connection can be used.
     fn resumed(&self);
@@ -118,6 +119,8 @@ pub(crate) struct Link {
     changed: Condvar,
     /// Lock order: after `state` is released, or alone; writing may block.
     writer: Mutex<Option<(u64, TcpStream)>>,
+    /// The same connection, to break it off while somebody writes.
+    breaker: Mutex<Option<(u64, TcpStream)>>,
     stats: Arc<Stats>,
     clock: Arc<Clock>,
     /// How long the server keeps what a silent session holds.
@@ -165,6 +168,7 @@ impl Link {
         };
         hello.resume = true;
         let writer = reader.stream().try_clone().map_err(unreachable)?;
+        let breaker = reader.stream().try_clone().map_err(unreachable)?;
         let state = State { connection: 1, connected: true, next_request: 1, ..State::default() };
         let link = Arc::new(Link {
             address: address.to_string(),
@@ -172,6 +176,7 @@ impl Link {
             state: Mutex::new(state),
             changed: Condvar::new(),
             writer: Mutex::new(Some((1, writer))),
+            breaker: Mutex::new(Some((1, breaker))),
             stats,
             clock,
             lease: Duration::from_millis(welcome.lease_ms.max(1000)),
@@ -191,9 +196,11 @@ impl Link {
             .name("hayloft-link".to_string())
             .spawn(move || keeper.keep_up(reader, keeping.as_ref()))?;
         let keeper = Arc::clone(self);
+        std::thread::Builder::new().name("hayloft-ping".to_string()).spawn(move || keeper.keep_alive())?;
+        let keeper = Arc::clone(self);
         std::thread::Builder::new()
             .name("hayloft-lease".to_string())
-            .spawn(move || keeper.keep_alive(receiver.as_ref()))?;
+            .spawn(move || keeper.watch_lease(receiver.as_ref()))?;
         Ok(())
     }
 
@@ -222,10 +229,30 @@ impl Link {
         request
     }
 
-    /// Says something to the server often enough, and notices when there has been no answer for too long.
-    fn keep_alive(&self, receiver: &dyn Receiver) {
+    /// Says something to the server often enough. It may have to wait for room, or for another writer.
+    fn keep_alive(&self) {
+        let mut pinged = Instant::now();
+        loop {
+            std::thread::sleep(self.lease / 20);
+            if self.ended().is_some() {
+                return;
+            }
+            if let Some(connection) = self.connected()
+                && pinged.elapsed() > self.lease / 4
+            {
+                pinged = Instant::now();
+                self.stats.count_request(&Ask::Ping(Ping {}));
+                let request = self.enlist(Ask::Ping(Ping {}));
+                // An error shows on the reading side as well.
+                let _ =
+                    self.write(&ClientMessage { request, body: Some(Ask::Ping(Ping {})) }, Some(connection));
+            }
+        }
+    }
+
+    /// Notices when there has been no answer for too long. Waits for nobody who writes.
+    fn watch_lease(&self, receiver: &dyn Receiver) {
         let begun = Instant::now();
-        let mut pinged = begun;
         loop {
             std::thread::sleep(self.lease / 20);
             let (connection, silence) = {
@@ -235,18 +262,8 @@ impl Link {
                 }
                 (state.connected.then_some(state.connection), state.heard.unwrap_or(begun).elapsed())
             };
-            if let Some(connection) = connection
-                && pinged.elapsed() > self.lease / 4
-            {
-                pinged = Instant::now();
-                self.stats.count_request(&Ask::Ping(Ping {}));
-                let request = self.enlist(Ask::Ping(Ping {}));
-                // An error shows on the reading side as well.
-                let _ =
-                    self.write(&ClientMessage { request, body: Some(Ask::Ping(Ping {})) }, Some(connection));
-                if silence > self.lease * 2 {
-                    self.abandon(connection);
-                }
+            if let Some(connection) = connection.filter(|_| silence > self.lease * 2) {
+                self.abandon(connection);
             }
             // Some way before the server may give what is held to others.
             if silence > self.lease / 10 * 7 && self.condition() == Condition::Live {
@@ -332,7 +349,7 @@ impl Link {
         number: Option<u64>,
     ) -> Result<Vec<Answer>, CallError> {
         self.stats.count_request(&ask);
-        let (request, connected) = {
+        let (request, connection) = {
             let mut state = self.state.lock();
             if let Some(reason) = &state.ended {
                 return Err(CallError::Ended(reason.clone()));
@@ -356,10 +373,11 @@ impl Link {
                 mark,
             };
             state.waiting.insert(request, waiting);
-            (request, state.connected)
+            (request, state.connected.then_some(state.connection))
         };
-        if connected {
-            self.send_waiting(request, only_on);
+        // On a later one it is sent again by whoever has made that.
+        if connection.is_some() {
+            self.send_waiting(request, connection);
         }
         self.await_answer(request, interrupt)
     }
@@ -392,7 +410,7 @@ impl Link {
 
     /// The server behind this connection cannot go on with the session: looks for it anew.
     pub(crate) fn abandon(&self, connection: u64) {
-        if let Some((current, stream)) = &*self.writer.lock()
+        if let Some((current, stream)) = &*self.breaker.lock()
             && *current == connection
         {
             let _ = stream.shutdown(Shutdown::Both);
@@ -401,7 +419,7 @@ impl Link {
 
     fn await_answer(&self, request: u64, interrupt: Option<&Interrupt>) -> Result<Vec<Answer>, CallError> {
         let mut state = self.state.lock();
-        let mut cancelled = false;
+        let mut cancelled_on = None;
         loop {
             match state.waiting.get(&request) {
                 None => return Err(CallError::Broken),
@@ -413,14 +431,15 @@ impl Link {
                 state.waiting.remove(&request);
                 return Err(CallError::Ended(reason));
             }
-            if interrupt.is_some_and(Interrupt::interrupted) && !(cancelled && state.connected) {
+            let is_cancelled = state.connected && cancelled_on == Some(state.connection);
+            if interrupt.is_some_and(Interrupt::interrupted) && !is_cancelled {
                 // A lock may have been set by now; without a connection it is lost, since it is not claimed.
                 let is_lock = |of: &Waiting| matches!(of.message.body, Some(Ask::Lock(_)));
                 if state.connected && state.waiting.get(&request).is_some_and(is_lock) {
-                    cancelled = true;
+                    cancelled_on = Some(state.connection);
                     let cancel = Some(Ask::CancelLock(CancelLock { request }));
                     let message = ClientMessage { request: 0, body: cancel };
-                    let _ = MutexGuard::unlocked(&mut state, || self.write(&message, None));
+                    let _ = MutexGuard::unlocked(&mut state, || self.write(&message, cancelled_on));
                     continue;
                 }
                 state.waiting.remove(&request);
@@ -508,6 +527,7 @@ impl Link {
     fn keep_up(self: &Arc<Self>, mut reader: Reader, receiver: &dyn Receiver) {
         loop {
             self.read_answers(&mut reader, receiver);
+            let _ = reader.stream().shutdown(Shutdown::Both);
             {
                 let mut state = self.state.lock();
                 state.connected = false;
@@ -521,6 +541,8 @@ impl Link {
             }
             *self.writer.lock() = None;
             tracing::warn!(server = %self.address, "the connection broke, connecting again");
+            // Before the server is spoken to again: others wait for this host until it has claimed.
+            receiver.lost();
             match self.reconnect(receiver) {
                 Some(next) => reader = next,
                 None => {
@@ -631,10 +653,11 @@ impl Link {
         welcome: &Welcome,
         receiver: &dyn Receiver,
     ) -> io::Result<()> {
-        let stream = reader.stream().try_clone()?;
+        let (stream, breaker) = (reader.stream().try_clone()?, reader.stream().try_clone()?);
         let next = self.state.lock().connection + 1;
         let claim = receiver.renew(Sequence(welcome.last_sequence));
         *self.writer.lock() = Some((next, stream));
+        *self.breaker.lock() = Some((next, breaker));
         self.claim(next, claim)?;
         let again: Vec<u64> = {
             let mut state = self.state.lock();

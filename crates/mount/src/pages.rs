@@ -20,9 +20,10 @@ const PAGE: u64 = 4096;
 /// How long a call that does not wait for anybody is waited for.
 const RUN_PATIENCE: Duration = Duration::from_secs(1);
 const PAUSE: Duration = Duration::from_micros(20);
-/// How long dropping is waited for before it is looked again which calls are in the way, and how often.
+/// How long dropping is waited for before it is looked again which calls are in the way.
 const DROP_PATIENCE: Duration = Duration::from_millis(10);
-const DROP_TRIES: usize = 10;
+/// How long others are kept waiting for it at most: something is wrong then.
+const DROP_LIMIT: Duration = Duration::from_secs(30);
 /// How long a page is waited for that may be locked.
 const PAGE_PATIENCE: Duration = Duration::from_millis(2);
 
@@ -122,19 +123,34 @@ impl Pages {
     pub(crate) fn drop_all(&mut self, calls: &Calls, control: &Control, speaker: &mut Speaker, inos: &[Ino]) {
         // Answers of what was there before are not to arrive afterwards.
         control.settle();
-        for _ in 0..DROP_TRIES {
+        let begun = Instant::now();
+        loop {
             let locked = self.await_running(calls, control, inos);
             let ranges = inos.iter().flat_map(|ino| {
                 let others = locked.get(ino).map_or_else(|| vec![(0, 0)], Locked::others);
                 others.into_iter().map(|(offset, length)| (*ino, offset, length))
             });
-            let dropped = speaker.drop_ranges(ranges.collect(), DROP_PATIENCE);
+            let dropped = speaker.drop_ranges(ranges.collect());
+            let mut is_dropped = dropped.recv_timeout(DROP_PATIENCE).is_ok();
+            if !is_dropped {
+                speaker.go_on();
+            }
             self.drop_uncertain(&locked, speaker);
-            if dropped {
+            // As long as the same calls are in the way it is large files, or a busy machine, that take their time.
+            while !is_dropped && calls.locked(inos).is_some_and(|now| now == locked) {
+                is_dropped = dropped.recv_timeout(DROP_PATIENCE).is_ok();
+                if begun.elapsed() > DROP_LIMIT {
+                    break;
+                }
+            }
+            if is_dropped {
+                return;
+            }
+            if begun.elapsed() > DROP_LIMIT {
+                tracing::error!("pages stay locked by calls that are not known here");
                 return;
             }
         }
-        tracing::debug!("pages stay locked by calls that are not known here");
     }
 
     /// Waits for calls that will be answered at once.

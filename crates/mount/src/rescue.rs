@@ -1,11 +1,13 @@
 //! What to do with changes that can never be applied, because the server has ended the session: they are kept in
 //! a folder of this host and reported by name.
 
+use std::collections::HashMap;
 use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use hayloft_model::{FileKind, Ino, Record, Sequence};
 
@@ -22,15 +24,28 @@ pub(crate) struct Rescue {
 
 /// Keeps everything that no batch has taken to the server; `None` when there is nothing.
 pub(crate) fn keep(client: &Client, parent: &Path, name: &str, reason: &str) -> io::Result<Option<Rescue>> {
-    let mut core = client.core();
-    if !core.tree.is_dirty() {
-        return Ok(None);
-    }
-    let paths = core.tree.paths();
+    // The disk is written to when nobody waits for the core: it may be on this very mount.
+    let (paths, records, files) = {
+        let mut core = client.core();
+        if !core.tree.is_dirty() {
+            return Ok(None);
+        }
+        let paths = core.tree.paths(&core.ways);
+        let records = core.tree.cut(Sequence(u64::MAX), true).batch.records;
+        let file_of = |record: &Record| match record {
+            Record::PutInode(ino, row) if row.kind() == FileKind::Regular => {
+                core.files.get(ino).map(|file| (*ino, Arc::clone(file)))
+            }
+            _ => None,
+        };
+        let files: HashMap<Ino, Arc<crate::data::File>> = records.iter().filter_map(file_of).collect();
+        (paths, records, files)
+    };
     let path_of = |ino: Ino| paths.get(&ino).map(|path| String::from_utf8_lossy(path).into_owned());
-    let records = core.tree.cut(Sequence(u64::MAX), true).batch.records;
     let folder = fresh_folder(parent, name)?;
-    let mut report = File::create(folder.join("REPORT"))?;
+    // It has its name when all of it is there.
+    let unfinished = folder.join("REPORT.unfinished");
+    let mut report = File::create(&unfinished)?;
     writeln!(report, "These changes could not be applied: {reason}\n")?;
     let mut names = 0;
     for record in &records {
@@ -42,8 +57,7 @@ pub(crate) fn keep(client: &Client, parent: &Path, name: &str, reason: &str) -> 
                     continue;
                 };
                 writeln!(report, "changed   {path} (mode {:o}, size {})", row.mode, row.size)?;
-                let file = core.files.get(ino).filter(|_| row.kind() == FileKind::Regular);
-                if let (Some(file), Some(bytes)) = (file, paths.get(ino)) {
+                if let (Some(file), Some(bytes)) = (files.get(ino), paths.get(ino)) {
                     let complete =
                         save(&folder.join("files").join(OsStr::from_bytes(bytes)), file, row.size)?;
                     if !complete {
@@ -63,6 +77,7 @@ pub(crate) fn keep(client: &Client, parent: &Path, name: &str, reason: &str) -> 
         }
     }
     report.sync_all()?;
+    fs::rename(unfinished, folder.join("REPORT"))?;
     Ok(Some(Rescue { folder, names }))
 }
 

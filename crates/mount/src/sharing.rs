@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use hayloft_fuse::Interrupt;
 use hayloft_model::grants::Object;
 use hayloft_model::tree::Stale;
-use hayloft_model::{Change, Ino, Name, Record, Sequence, TreeError};
+use hayloft_model::{Change, FileKind, Ino, Name, Record, Sequence, TreeError};
 use hayloft_wire::client_message::Body as Ask;
 use hayloft_wire::event::Body as Told;
 use hayloft_wire::server_message::Body as Answer;
@@ -69,24 +69,33 @@ impl LinkReceiver for Client {
         }
     }
 
-    fn renew(&self, last: Sequence) -> Claim {
+    fn lost(&self) {
         self.partial.lock().clear();
         let mut core = self.core();
-        core.tree.shipped(last);
-        // What was not given back is still its own: changes of it may be in the log.
-        for ino in std::mem::take(&mut core.giving) {
-            core.tree.own(ino);
-        }
-        let stale = core.tree.uncover_all();
+        core.own_given();
+        core.note_ways();
+        let mut stale = core.tree.uncover_all();
         self.drop_data(&mut core, &stale);
-        let own = core.tree.owned().into_iter().map(ObjectMessage::from).collect();
-        let in_use = core.tree.in_use().map(|ino| ino.0).collect();
-        let absent = core.take_all_absent();
-        let word = core.word(Stale { in_use: Vec::new(), ..stale }, absent, None);
+        stale.in_use.clear();
+        let mut absent = core.take_all_absent();
+        if !core.names.epochs {
+            // Such a kernel keeps names only of what is owned.
+            stale.names.clear();
+            absent.clear();
+        }
+        let word = core.word(stale, absent, None);
         drop(core);
         self.tell_kernel(word);
-        // Once it has claimed, others do not wait for this host any more.
         self.expire_now(Vec::new());
+    }
+
+    fn renew(&self, last: Sequence) -> Claim {
+        let mut core = self.core();
+        core.tree.shipped(last);
+        core.own_given();
+        let own = core.tree.owned().into_iter().map(ObjectMessage::from).collect();
+        let in_use = core.tree.in_use().map(|ino| ino.0).collect();
+        drop(core);
         let locks = self.locks.get().map(|locks| locks.claims()).unwrap_or_default();
         Claim { own, in_use, locks }
     }
@@ -149,7 +158,15 @@ impl Client {
         self.others_changed.store(true, Ordering::Relaxed);
         let mut core = self.core();
         let stale = core.tree.apply(&records, &own, &forget);
-        for object in own.iter().filter(|_| apply.asked) {
+        // What a rename leaves in its place is not handed out.
+        let is_whiteout = |ino: Ino| {
+            let rows = records.iter().filter_map(|record| match record {
+                Record::PutInode(of, row) if *of == ino => Some(row),
+                _ => None,
+            });
+            rows.into_iter().any(|row| row.kind() == FileKind::CharDevice && row.rdev == 0)
+        };
+        for object in own.iter().filter(|object| apply.asked && !is_whiteout(object.ino())) {
             if core.made.insert(object.ino()) {
                 core.tree.remember(object.ino());
             }
@@ -223,7 +240,12 @@ impl Client {
     }
 
     /// Has the server execute a change. Its names are handed to the kernel for one use from now on.
-    pub(crate) fn change(&self, change: &Change, execute: bool) -> Result<Outcome, FaultError> {
+    pub(crate) fn change(
+        &self,
+        change: &Change,
+        execute: bool,
+        interrupt: &Interrupt,
+    ) -> Result<Outcome, FaultError> {
         let durable = self.durable();
         let known_there = {
             let mut core = self.core();
@@ -245,8 +267,19 @@ impl Client {
             // What is durable is in the order in which it was done.
             known_there && !core.tree.is_dirty() && !core.in_flight
         };
-        if !known_there && !self.ship_all() {
-            return Err(FaultError::Ended("the session is over".to_string()));
+        while !known_there {
+            match self.ledger.flush(Some(interrupt)) {
+                Ok(()) => break,
+                Err(FlushError::NoSpace) => return Err(FaultError::NoSpace),
+                Err(FlushError::Interrupted) => return Err(FaultError::Interrupted),
+                Err(FlushError::Ended(reason)) => return Err(FaultError::Ended(reason)),
+                Err(FlushError::Store(reason)) => {
+                    tracing::warn!(reason, "a change waits for others that cannot be shipped yet");
+                    if interrupt.wait_timeout(AGAIN) {
+                        return Err(FaultError::Interrupted);
+                    }
+                }
+            }
         }
         let operation = Some(change.into());
         let ask = Ask::Change(ChangeRequest { forget_below: 0, execute, operation });

@@ -49,8 +49,6 @@ pub enum Rule {
     ListOwnFiles,
     /// What a listing brings is added although it has ended here.
     AddEnded,
-    /// Rule 3: who owns both directories moves a directory from one to the other.
-    MoveHere,
     /// Rule 4: a listing has the rows of files with names in other directories as well.
     ListStrays,
     /// Rule 7: times come from the host's clock alone.
@@ -59,7 +57,7 @@ pub enum Rule {
 
 impl Rule {
     /// All, by name.
-    pub const ALL: [(&'static str, Rule); 19] = [
+    pub const ALL: [(&'static str, Rule); 18] = [
         ("ack-before-apply", Rule::AckBeforeApply),
         ("recall-without-ship", Rule::RecallWithoutShip),
         ("no-claim-grace", Rule::NoClaimGrace),
@@ -76,7 +74,6 @@ impl Rule {
         ("yours-for-ever", Rule::YoursForEver),
         ("list-own-files", Rule::ListOwnFiles),
         ("add-ended", Rule::AddEnded),
-        ("move-here", Rule::MoveHere),
         ("list-strays", Rule::ListStrays),
         ("own-clock", Rule::OwnClock),
     ];

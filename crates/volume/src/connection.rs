@@ -117,7 +117,11 @@ impl Connection {
             loop {
                 match frame::take::<ClientMessage>(&mut buffer) {
                     Ok(Some(message)) => {
-                        if self.dispatch(message).await.is_err() {
+                        // While it waits here, what the client says is not read: it is not silent.
+                        self.hear(u64::MAX);
+                        let done = self.dispatch(message).await;
+                        self.hear(self.shared.uptime_ms());
+                        if done.is_err() {
                             return;
                         }
                     }
@@ -139,9 +143,14 @@ impl Connection {
             if !matches!(read, Ok(1..)) {
                 return;
             }
-            if let Some(mounted) = self.mounted.as_ref().filter(|mounted| mounted.claimed) {
-                mounted.heard.store(self.shared.uptime_ms(), Relaxed);
-            }
+            self.hear(self.shared.uptime_ms());
+        }
+    }
+
+    /// The session was heard of at this time, milliseconds after the server's start.
+    fn hear(&self, at_ms: u64) {
+        if let Some(mounted) = self.mounted.as_ref().filter(|mounted| mounted.claimed) {
+            mounted.heard.store(at_ms, Relaxed);
         }
     }
 

@@ -146,7 +146,7 @@ impl Volume {
         let claimed = {
             let mut sharing = self.sharing.lock();
             // Before anything that the session has not acknowledged counts as done.
-            sharing.uses.add(id, &claim.in_use);
+            sharing.uses.claim(id, &claim.in_use);
             let claimed = sharing.claim(id, &own, (connection, replies));
             if claimed.is_ok() {
                 replies.push(request, Answer::Done(Done {}));
@@ -205,7 +205,20 @@ impl Volume {
 
     /// Ends a session, connected or not.
     pub(crate) async fn evict(self: &Arc<Self>, session: SessionId) -> Result<(), VolumeError> {
+        self.evict_if(session, |_| true).await
+    }
+
+    /// Ends a session if it has to go still when it is its turn.
+    pub(crate) async fn evict_if(
+        self: &Arc<Self>,
+        session: SessionId,
+        has_to_go: impl FnOnce(&Volume) -> bool,
+    ) -> Result<(), VolumeError> {
         let _turn = self.turn.lock().await;
+        if !has_to_go(self) {
+            return Ok(());
+        }
+        tracing::warn!(volume = self.name, %session, "the session is ended");
         let db = self.db()?;
         self.sharing.lock().counts.evictions += 1;
         self.end_session(&db, session).await

@@ -248,23 +248,19 @@ impl Volume {
         if waited_for.is_empty() {
             return;
         }
-        let (now, lease) = (self.shared.uptime_ms(), self.shared.config.lease.as_millis() as u64);
-        let silent: Vec<SessionId> = {
-            let state = self.state.lock();
-            let is_silent = |id: &SessionId| {
-                state
-                    .sessions
-                    .get(id)
-                    .is_none_or(|found| now.saturating_sub(found.heard.load(Relaxed)) > lease)
-            };
-            waited_for.into_iter().filter(is_silent).collect()
-        };
-        for session in silent {
-            tracing::warn!(volume = self.name, %session, "silent for its lease, and others wait for it: ended");
-            if let Err(error) = self.evict(session).await {
+        for session in waited_for.into_iter().filter(|session| self.is_silent(*session)) {
+            if let Err(error) = self.evict_if(session, |volume| volume.is_silent(session)).await {
                 tracing::warn!(volume = self.name, %session, %error, "a session cannot be ended yet");
             }
         }
+    }
+
+    /// Whether a session was not heard of for its lease.
+    fn is_silent(&self, session: SessionId) -> bool {
+        let (now, lease) = (self.shared.uptime_ms(), self.shared.config.lease.as_millis() as u64);
+        let state = self.state.lock();
+        let found = state.sessions.get(&session);
+        found.is_none_or(|found| now.saturating_sub(found.heard.load(Relaxed)) > lease)
     }
 }
 

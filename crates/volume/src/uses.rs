@@ -54,6 +54,15 @@ impl Uses {
         }
     }
 
+    /// A session says, on a new connection, all that its kernel knows: word of others that it let go may be lost.
+    pub(crate) fn claim(&mut self, session: SessionId, inos: &[u64]) {
+        let known: HashSet<u64> = inos.iter().copied().collect();
+        let used = self.by.iter().filter(|(_, users)| users.contains(&session)).map(|(ino, _)| ino.0);
+        let gone: Vec<u64> = used.filter(|ino| !known.contains(ino)).collect();
+        self.remove(session, &gone);
+        self.add(session, inos);
+    }
+
     /// These have no name any more; who uses them has to be kept in the tables.
     pub(crate) fn look_at(&mut self, unnamed: &HashSet<Ino>) {
         self.due.extend(unnamed.iter().filter(|ino| self.by.contains_key(ino)));

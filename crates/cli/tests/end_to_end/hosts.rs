@@ -5,6 +5,7 @@ use std::process::{Child, Stdio};
 use std::time::Duration;
 
 use crate::farm::{Farm, Mount, run, sh, wait_until};
+use crate::model::Random;
 use crate::net::{Net, SERVER};
 use crate::server_loss::write_program;
 use crate::watchdog::Watchdog;
@@ -131,6 +132,27 @@ fn a_host_that_is_cut_off_blocks_while_the_others_go_on_and_tells_what_it_could_
     let listings: Vec<String> =
         mounts.iter().map(|mount| run(sh("ls -il dir").current_dir(mount.path()))).collect();
     assert!(listings.iter().all(|listing| *listing == listings[0]), "{listings:?}");
+}
+
+#[test]
+fn a_host_that_is_stuck_in_sending_stops_answering_too() {
+    let (farm, mounts) = Farm::shared_with(2, "commit=3600", &["--lease", "2"]);
+    let mount = &mounts[1];
+    fs::create_dir(mount.join("dir")).unwrap();
+    fs::write(mount.join("dir/file"), b"known").unwrap();
+    mount.sync();
+    // More than what is on its way takes.
+    fs::write(mount.join("dir/large"), Random::new(7).bytes(64 << 20)).unwrap();
+    farm.signal_server(libc::SIGSTOP);
+    let mut sync = start("sync -d large", &mount.join("dir"));
+    std::thread::sleep(Duration::from_secs(3));
+    let mut look = start("cat dir/file", mount.path());
+    std::thread::sleep(Duration::from_secs(2));
+    let answered = is_over(&mut look);
+    farm.signal_server(libc::SIGCONT);
+    assert!(!answered, "nobody keeps true any more what it answers with");
+    wait_until("it goes on", PATIENCE, || is_over(&mut look) && is_over(&mut sync));
+    assert!(look.wait().unwrap().success() && sync.wait().unwrap().success());
 }
 
 #[test]

@@ -56,6 +56,10 @@ impl Random {
         (self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 33) % end
     }
 
+    pub(crate) fn bytes(&mut self, count: usize) -> Vec<u8> {
+        std::iter::repeat_with(|| self.below(256) as u8).take(count).collect()
+    }
+
     fn pick<'a, T>(&mut self, from: &'a [T]) -> Option<&'a T> {
         (!from.is_empty()).then(|| &from[self.below(from.len() as u64) as usize])
     }

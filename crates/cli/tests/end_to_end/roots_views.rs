@@ -126,13 +126,14 @@ fn a_bind_is_shared_with_other_hosts() {
     assert!(root.child.wait().unwrap().success());
 }
 
-/// A root over a volume looks at all of its layer again and again while `disturb` goes on.
-fn a_root_goes_on(mounts: &[Mount], disturb: impl FnOnce()) {
+/// A root over a volume, mounted once more for that, looks at all of its layer again and again while `disturb` goes on.
+fn a_root_goes_on(mounts: &[Mount], layers: &Mount, disturb: impl FnOnce()) {
     let layer = mounts[0].join("layer");
     fs::create_dir(&layer).unwrap();
     tree(&layer);
     run(sh("mkdir usr go; for name in bin lib lib64 sbin; do ln -s usr/$name $name; done")
         .current_dir(&layer));
+    let layer = layers.join("layer");
     let roots = RootBox::new();
     let go = roots.dir().join("go");
     fs::create_dir(&go).unwrap();
@@ -156,7 +157,8 @@ fn a_root_goes_on(mounts: &[Mount], disturb: impl FnOnce()) {
 #[test]
 fn a_root_over_a_volume_outlives_the_server() {
     let (mut farm, mounts) = Farm::shared(2);
-    a_root_goes_on(&mounts, || {
+    let layers = farm.mount_as("v", "layers", "ro", None);
+    a_root_goes_on(&mounts, &layers, || {
         farm.kill_server();
         farm.start_server();
     });
@@ -164,6 +166,7 @@ fn a_root_over_a_volume_outlives_the_server() {
 
 #[test]
 fn a_root_over_a_volume_goes_on_while_hosts_contend_elsewhere_in_it() {
-    let (_farm, mounts) = Farm::shared(3);
-    a_root_goes_on(&mounts, || Changers::start(&mounts, "dir", 4, rounds(150, 3000)).check(&mounts));
+    let (farm, mounts) = Farm::shared(3);
+    let layers = farm.mount_as("v", "layers", "ro", None);
+    a_root_goes_on(&mounts, &layers, || Changers::start(&mounts, "dir", 4, rounds(150, 3000)).check(&mounts));
 }

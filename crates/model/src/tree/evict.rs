@@ -5,6 +5,9 @@ use std::collections::HashSet;
 use super::{Node, Tree};
 use crate::{FileKind, Ino, Sequence};
 
+/// So many listings that were used last stay, when there is room for a hundred inodes for each.
+const NEWEST_KEPT: usize = 8;
+
 impl Tree {
     /// Drops listings not used for longest, with the rows of their entries, until at most `inodes_max`
     /// inodes are in memory or nothing more can go. `durable` is the last batch that the server is known
@@ -26,9 +29,12 @@ impl Tree {
             .map(|(ino, directory)| (directory.used, *ino))
             .collect();
         oldest.sort_unstable();
-        // Whoever has just fetched the newest is about to use it.
-        let newest = self.dirs.values().map(|directory| directory.used).max();
-        oldest.retain(|(used, _)| Some(*used) != newest);
+        // Whoever has just fetched the newest is about to use them; some operations need several.
+        let mut used: Vec<u64> = self.dirs.values().map(|directory| directory.used).collect();
+        used.sort_unstable();
+        let kept = (inodes_max / 100).clamp(1, NEWEST_KEPT);
+        let newest = used.iter().rev().take(kept).next_back().copied();
+        oldest.retain(|(used, _)| newest.is_none_or(|newest| *used < newest));
         for (_, dir) in oldest {
             if self.nodes.len() <= inodes_max {
                 break;

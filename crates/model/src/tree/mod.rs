@@ -68,15 +68,6 @@ impl Directory {
     }
 }
 
-/// A rule that a tree can be told to leave out: only for the simulator, which shows by it that it would notice.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum TreeRule {
-    /// A directory gets another parent at the server only: two owners could build a cycle.
-    MovesAtTheServer,
-    /// A change is not earlier than any that is known.
-    TimesGoOn,
-}
-
 /// A volume's tree as one client knows it. See the module's documentation.
 #[derive(Debug, Default)]
 pub struct Tree {
@@ -105,7 +96,7 @@ pub struct Tree {
     lingering: Vec<Ino>,
     /// The latest change that is known of: no later one gets an earlier time.
     newest: Timestamp,
-    left_out: Option<TreeRule>,
+    times_go_back: bool,
 }
 
 impl Tree {
@@ -114,9 +105,9 @@ impl Tree {
         Tree { usage, quota, ..Tree::default() }
     }
 
-    /// Leaves out a rule.
-    pub fn leave_out(&mut self, rule: TreeRule) {
-        self.left_out = Some(rule);
+    /// From now on a change may be earlier than one that is known: only for the simulator, which shows that it notices.
+    pub fn let_times_go_back(&mut self) {
+        self.times_go_back = true;
     }
 
     /// Adds inode numbers to make new inodes with.
@@ -304,12 +295,18 @@ impl Tree {
         std::mem::take(&mut self.ended)
     }
 
-    /// Paths below the root, `/`-separated, of everything that can be reached through listings in memory. A file
-    /// with several names is there with one of them.
-    pub fn paths(&self) -> HashMap<Ino, Vec<u8>> {
-        let mut paths = HashMap::from([(Ino::ROOT, Vec::new())]);
-        let mut todo = vec![Ino::ROOT];
+    /// Paths below the root, `/`-separated, of everything that can be reached through listings in memory, from the root
+    /// or from what has a path in `known`. A file with several names is there with one of them.
+    pub fn paths(&self, known: &HashMap<Ino, Vec<u8>>) -> HashMap<Ino, Vec<u8>> {
+        let mut paths = known.clone();
+        paths.insert(Ino::ROOT, Vec::new());
+        // From the root first: that is how things are now.
+        let mut todo: Vec<Ino> = known.keys().copied().chain([Ino::ROOT]).collect();
+        let mut seen = HashSet::new();
         while let Some(dir) = todo.pop() {
+            if !seen.insert(dir) {
+                continue;
+            }
             let (Some(directory), Some(path)) = (self.dirs.get(&dir), paths.get(&dir).cloned()) else {
                 continue;
             };
@@ -319,10 +316,13 @@ impl Tree {
                     below.push(b'/');
                 }
                 below.extend_from_slice(name.as_bytes());
-                paths.insert(dentry.ino, below);
                 if dentry.kind == FileKind::Directory {
+                    if seen.contains(&dentry.ino) {
+                        continue;
+                    }
                     todo.push(dentry.ino);
                 }
+                paths.insert(dentry.ino, below);
             }
         }
         paths

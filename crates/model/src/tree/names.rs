@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use bytes::Bytes;
 
-use super::{Directory, FIRST_COOKIE, Node, Tree, TreeRule};
+use super::{Directory, FIRST_COOKIE, Node, Tree};
 use crate::grants::STRAY;
 use crate::{Content, Dentry, FileKind, Ino, InodeRow, Missing, Name, Sequence, Timestamp, TreeError};
 
@@ -252,8 +252,7 @@ impl Tree {
         target.map_or(Ok(()), |target| self.need_row(target.ino))?;
         let moves_directory =
             [Some(source), target].into_iter().flatten().any(|moved| moved.kind == FileKind::Directory);
-        let moves_here = self.owned.is_none() || self.left_out == Some(TreeRule::MovesAtTheServer);
-        if from.0 != to.0 && moves_directory && !moves_here {
+        if self.owned.is_some() && from.0 != to.0 && moves_directory {
             // Two owners could build a cycle.
             return Err(TreeError::Missing(Missing::Executor));
         }

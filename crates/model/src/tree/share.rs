@@ -1,6 +1,6 @@
 //! Sharing a volume with others: what may be changed here, and what others have changed.
 
-use super::{Directory, Node, Tree, TreeRule};
+use super::{Directory, Node, Tree};
 use crate::grants::{Object, STRAY};
 use crate::{Dentry, FileKind, Ino, InodeRow, Missing, Name, Record, Sequence, Timestamp, TreeError};
 
@@ -146,7 +146,7 @@ impl Tree {
 
     /// The time of a change: never before that of a change which is known here.
     pub(super) fn stamp(&mut self, now: Timestamp) -> Timestamp {
-        if self.left_out == Some(TreeRule::TimesGoOn) {
+        if self.times_go_back {
             return now;
         }
         self.newest = self.newest.max(now);

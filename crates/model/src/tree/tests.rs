@@ -1,7 +1,7 @@
 //! Random histories: the tree against a plain reference that stores names only and counts everything
 //! anew, with cuts applied to the rows of a pretended server, and evicted rows fetched back from there.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use bytes::Bytes;
 use proptest::prelude::*;
@@ -507,7 +507,7 @@ fn paths_lead_to_what_is_listed() {
     let outer = tree.create(Ino::ROOT, b"outer", dir.clone(), now()).unwrap();
     let inner = tree.create(outer, b"inner", dir, now()).unwrap();
     let leaf = tree.create(inner, b"leaf", file(0o644), now()).unwrap();
-    let paths = tree.paths();
+    let paths = tree.paths(&HashMap::new());
     assert_eq!(paths[&leaf], b"outer/inner/leaf");
     assert_eq!(paths[&Ino::ROOT], b"");
 }

@@ -60,6 +60,7 @@ impl FsError {
             FsError::Fault(error) => match error {
                 FaultError::Gone => Errno::ESTALE,
                 FaultError::Interrupted => Errno::EINTR,
+                FaultError::NoSpace => Errno::ENOSPC,
                 FaultError::Ended(_) => Errno::EIO,
                 FaultError::Broken(reason) => {
                     tracing::error!(reason, "cannot fetch from the server");

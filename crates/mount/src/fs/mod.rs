@@ -68,7 +68,9 @@ impl FileSystem for VolumeFs {
     fn handle(&self, request: &Request<'_>, reply: &mut Reply<'_>, pace: Pace<'_>) -> Result<(), Failure> {
         let sent = sent_here();
         let handled = self.attend(request, reply, pace);
-        if !matches!(handled, Err(Failure::Again)) {
+        // When it has ended, the core may be held for long by who keeps what was not sent.
+        let is_live = self.client.link.condition() == Condition::Live;
+        if is_live && !matches!(handled, Err(Failure::Again)) {
             let hold = self.client.core().hold(Ino(request.nodeid));
             self.client.stats.count_operation(hold, sent_here() - sent);
         }
@@ -82,7 +84,11 @@ impl FileSystem for VolumeFs {
     fn forget(&self, forgets: &[Forget]) {
         let mut core = self.client.core();
         for forget in forgets {
-            core.tree.forget(Ino(forget.nodeid), forget.nlookup);
+            let ino = Ino(forget.nodeid);
+            core.tree.forget(ino, forget.nlookup);
+            if core.tree.lookups(ino) == 0 {
+                core.forgotten(ino);
+            }
         }
         self.client.drop_ended(&mut core);
         let (dirty, released) = (core.tree.is_dirty(), core.tree.has_released());

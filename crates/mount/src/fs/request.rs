@@ -89,7 +89,7 @@ impl VolumeFs {
             (_, None) => return Err(FsError::NotSupported),
         };
         // What became its own may not be enough: the row of a directory that is moved or removed is another's.
-        match self.client.change(&change, missing == Missing::Executor || asked.was_yours)? {
+        match self.client.change(&change, missing == Missing::Executor || asked.was_yours, interrupt)? {
             Outcome::Yours => {
                 asked.was_yours = true;
                 Ok(false)

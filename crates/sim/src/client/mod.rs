@@ -8,7 +8,7 @@ mod link;
 use std::collections::{BTreeMap, BTreeSet};
 
 use hayloft_model::grants::Object;
-use hayloft_model::tree::{Cut, Stale, Tree, TreeRule};
+use hayloft_model::tree::{Cut, Stale, Tree};
 use hayloft_model::{Batch, FileKind, Ino, Missing, Record, Sequence, SessionId, Timestamp, Usage};
 
 use crate::Rule;
@@ -143,10 +143,8 @@ impl World {
     pub(crate) fn new_client(&mut self, _at: usize, life: u64) -> Client {
         let mut tree = Tree::new(Usage::default(), Usage::default());
         tree.share();
-        match self.config.broken {
-            Some(Rule::MoveHere) => tree.leave_out(TreeRule::MovesAtTheServer),
-            Some(Rule::OwnClock) => tree.leave_out(TreeRule::TimesGoOn),
-            _ => {}
+        if self.is_broken(Rule::OwnClock) {
+            tree.let_times_go_back();
         }
         tree.remember(Ino::ROOT);
         let mut kernel = Kernel::default();
