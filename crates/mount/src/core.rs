@@ -72,9 +72,9 @@ impl Core {
     /// Notes where everything is that is owned, so that what cannot be sent can be told by name.
     pub(crate) fn note_ways(&mut self) {
         let known = std::mem::take(&mut self.ways);
-        let owned = self.tree.owned().into_iter().map(Object::ino);
-        let mut paths = self.tree.paths(&known);
-        self.ways = owned.filter_map(|ino| paths.remove_entry(&ino)).collect();
+        let mut paths = self.tree.paths(&known, |ino| self.tree.owns_itself(ino));
+        paths.retain(|ino, _| self.tree.owns_itself(*ino));
+        self.ways = paths;
     }
 
     /// How this host holds a directory, or the one that a file is in.

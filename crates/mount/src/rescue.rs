@@ -1,7 +1,7 @@
 //! What to do with changes that can never be applied, because the server has ended the session: they are kept in
 //! a folder of this host and reported by name.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::io::{self, Write};
@@ -30,8 +30,9 @@ pub(crate) fn keep(client: &Client, parent: &Path, name: &str, reason: &str) -> 
         if !core.tree.is_dirty() {
             return Ok(None);
         }
-        let paths = core.tree.paths(&core.ways);
         let records = core.tree.cut(Sequence(u64::MAX), true).batch.records;
+        let changed: HashSet<Ino> = records.iter().filter_map(changed_inode).collect();
+        let paths = core.tree.paths(&core.ways, |ino| changed.contains(&ino));
         let file_of = |record: &Record| match record {
             Record::PutInode(ino, row) if row.kind() == FileKind::Regular => {
                 core.files.get(ino).map(|file| (*ino, Arc::clone(file)))
@@ -79,6 +80,10 @@ pub(crate) fn keep(client: &Client, parent: &Path, name: &str, reason: &str) -> 
     report.sync_all()?;
     fs::rename(unfinished, folder.join("REPORT"))?;
     Ok(Some(Rescue { folder, names }))
+}
+
+fn changed_inode(record: &Record) -> Option<Ino> {
+    if let Record::PutInode(ino, _) = record { Some(*ino) } else { None }
 }
 
 fn fresh_folder(parent: &Path, name: &str) -> io::Result<PathBuf> {

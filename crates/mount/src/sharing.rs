@@ -267,19 +267,8 @@ impl Client {
             // What is durable is in the order in which it was done.
             known_there && !core.tree.is_dirty() && !core.in_flight
         };
-        while !known_there {
-            match self.ledger.flush(Some(interrupt)) {
-                Ok(()) => break,
-                Err(FlushError::NoSpace) => return Err(FaultError::NoSpace),
-                Err(FlushError::Interrupted) => return Err(FaultError::Interrupted),
-                Err(FlushError::Ended(reason)) => return Err(FaultError::Ended(reason)),
-                Err(FlushError::Store(reason)) => {
-                    tracing::warn!(reason, "a change waits for others that cannot be shipped yet");
-                    if interrupt.wait_timeout(AGAIN) {
-                        return Err(FaultError::Interrupted);
-                    }
-                }
-            }
+        if !known_there {
+            self.ship_before(interrupt)?;
         }
         let operation = Some(change.into());
         let ask = Ask::Change(ChangeRequest { forget_below: 0, execute, operation });
@@ -292,6 +281,24 @@ impl Client {
                 Ok(Outcome::Done((changed.ino != 0).then_some(Ino(changed.ino))))
             }
             _ => Err(FaultError::Broken("the server's answer is of another kind than asked for".to_string())),
+        }
+    }
+
+    /// Makes durable what was changed before a change that the server is asked for.
+    fn ship_before(&self, interrupt: &Interrupt) -> Result<(), FaultError> {
+        loop {
+            match self.ledger.flush(Some(interrupt)) {
+                Ok(()) => return Ok(()),
+                Err(FlushError::NoSpace) => return Err(FaultError::NoSpace),
+                Err(FlushError::Interrupted) => return Err(FaultError::Interrupted),
+                Err(FlushError::Ended(reason)) => return Err(FaultError::Ended(reason)),
+                Err(FlushError::Store(reason)) => {
+                    tracing::warn!(reason, "a change waits for others that cannot be shipped yet");
+                    if interrupt.wait_timeout(AGAIN) {
+                        return Err(FaultError::Interrupted);
+                    }
+                }
+            }
         }
     }
 

@@ -296,8 +296,13 @@ impl Tree {
     }
 
     /// Paths below the root, `/`-separated, of everything that can be reached through listings in memory, from the root
-    /// or from what has a path in `known`. A file with several names is there with one of them.
-    pub fn paths(&self, known: &HashMap<Ino, Vec<u8>>) -> HashMap<Ino, Vec<u8>> {
+    /// or from what has a path in `known`: all directories, and the `wanted` others. A file with several names is there with
+    /// one of them.
+    pub fn paths(
+        &self,
+        known: &HashMap<Ino, Vec<u8>>,
+        wanted: impl Fn(Ino) -> bool,
+    ) -> HashMap<Ino, Vec<u8>> {
         let mut paths = known.clone();
         paths.insert(Ino::ROOT, Vec::new());
         // From the root first: that is how things are now.
@@ -311,6 +316,9 @@ impl Tree {
                 continue;
             };
             for (name, dentry) in &directory.by_name {
+                if dentry.kind != FileKind::Directory && !wanted(dentry.ino) {
+                    continue;
+                }
                 let mut below = path.clone();
                 if !below.is_empty() {
                     below.push(b'/');

@@ -507,7 +507,7 @@ fn paths_lead_to_what_is_listed() {
     let outer = tree.create(Ino::ROOT, b"outer", dir.clone(), now()).unwrap();
     let inner = tree.create(outer, b"inner", dir, now()).unwrap();
     let leaf = tree.create(inner, b"leaf", file(0o644), now()).unwrap();
-    let paths = tree.paths(&HashMap::new());
+    let paths = tree.paths(&HashMap::new(), |_| true);
     assert_eq!(paths[&leaf], b"outer/inner/leaf");
     assert_eq!(paths[&Ino::ROOT], b"");
 }
