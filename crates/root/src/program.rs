@@ -154,7 +154,7 @@ extern "C" fn before_main(
     };
     let args = list(argv);
     let is = |at: usize, text: &[u8]| args.get(at).is_some_and(|arg| arg.as_bytes() == text);
-    if !is(1, b"run") && !(is(1, b"root") && is(2, b"enter")) {
+    if !(is(1, b"run") || is(1, b"root") && is(2, b"enter")) {
         return;
     }
     if is_protected() {
