@@ -13,7 +13,7 @@ use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::MetadataExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use rustix::fs::{Access, CWD, MemfdFlags, SealFlags, StatVfsMountFlags};
 use rustix::mount::OpenTreeFlags;
@@ -81,15 +81,15 @@ fn execute(args: &[CString], mut env: Vec<CString>) -> io::Error {
         }
         Err(error) => return error,
     }
-    match view().or_else(|_| view_of_user()).or_else(|_| copy()) {
+    match view(Path::new(OWN_FILE)).or_else(|_| view_of_user()).or_else(|_| copy()) {
         Ok(file) => sys::exec_file(file.as_fd(), args, &env),
         Err(error) => error,
     }
 }
 
-fn view() -> io::Result<OwnedFd> {
+fn view(path: &Path) -> io::Result<OwnedFd> {
     let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
-    let view = rustix::mount::open_tree(CWD, OWN_FILE, flags)?;
+    let view = rustix::mount::open_tree(CWD, path, flags)?;
     sys::set_mount_attributes(view.as_fd(), libc::MOUNT_ATTR_RDONLY, 0, false)?;
     Ok(view)
 }
@@ -101,7 +101,10 @@ fn view_of_user() -> io::Result<OwnedFd> {
         Forked::Child => {
             drop(reader);
             let _ = rustix::process::set_parent_process_death_signal(Some(Signal::KILL));
-            if let Ok(view) = view()
+            // By its path: what the link leads to is not mounted in this namespace.
+            let here = std::fs::read_link(OWN_FILE).and_then(|path| view(&path));
+            if let Ok(view) = here
+                && is_own(&view).unwrap_or(false)
                 && writer.write_all(&view.as_raw_fd().to_ne_bytes()).is_ok()
             {
                 sys::wait_for_ever();
@@ -121,6 +124,11 @@ fn view_of_user() -> io::Result<OwnedFd> {
     let view = view?;
     rustix::io::fcntl_setfd(&view, rustix::io::FdFlags::CLOEXEC)?;
     Ok(view)
+}
+
+fn is_own(view: &OwnedFd) -> io::Result<bool> {
+    let (own, view) = (rustix::fs::stat(OWN_FILE)?, rustix::fs::fstat(view)?);
+    Ok((own.st_dev, own.st_ino) == (view.st_dev, view.st_ino))
 }
 
 /// Where the kernel lets nobody make views: a copy in memory.
