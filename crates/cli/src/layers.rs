@@ -24,7 +24,8 @@ const PROGRESS_LINES_EVERY: Duration = Duration::from_secs(5);
 /// The folder of the layers with a name: flag or variable, file, default.
 pub(crate) fn layers_dir(args: &LayersArgs, config: &Config) -> LayersDir {
     match args.dir.clone().or_else(|| config.run.layers.clone()) {
-        Some(dir) => LayersDir::new(dir),
+        // Roots name layers by absolute paths.
+        Some(dir) => LayersDir::new(std::path::absolute(&dir).unwrap_or(dir)),
         None => LayersDir::of_this_user(),
     }
 }
@@ -167,6 +168,7 @@ pub(crate) fn as_failure(error: LayerError) -> anyhow::Error {
         LayerError::NoLayer { .. } => Exit::NoVolume,
         LayerError::Exists(_) => Exit::Exists,
         LayerError::Name(_) | LayerError::Source { .. } | LayerError::Target { .. } => Exit::Usage,
+        LayerError::InUse(_) => Exit::Busy,
         LayerError::Missing { .. } => Exit::Missing,
         LayerError::Io { source, .. } => match source.kind() {
             io::ErrorKind::NotFound => Exit::NoVolume,
@@ -174,7 +176,11 @@ pub(crate) fn as_failure(error: LayerError) -> anyhow::Error {
             io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => Exit::NoSpace,
             _ => Exit::Failed,
         },
-        LayerError::NotChanged(_) | LayerError::NotALayer { .. } | LayerError::Program { .. } => Exit::Failed,
+        LayerError::NotChanged(_)
+        | LayerError::NotALayer { .. }
+        | LayerError::NotDurable { .. }
+        | LayerError::Stopped
+        | LayerError::Program { .. } => Exit::Failed,
     };
     failure(exit, error.to_string())
 }

@@ -19,6 +19,7 @@ mod run;
 mod serve;
 mod signals;
 mod stats;
+mod stop;
 mod sync;
 mod sys;
 mod trial;

@@ -1,28 +1,32 @@
 //! `hayloft root publish`, and `--publish` of `hayloft run`.
 
 use std::fmt;
-use std::io;
+use std::io::{self, Read};
 use std::path::{Component, Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::time::Duration;
 
 use anyhow::Context;
-use hayloft_layer::{Durable, Form, PublishOptions, Published, mounted_below, publish};
+use hayloft_layer::{Durable, Form, LayerError, PublishOptions, Published, mounted_below, publish};
 use hayloft_root::{RootInfo, Roots};
-use tempfile::TempDir;
 
 use crate::exit::{Exit, failure};
 use crate::layer_args::{PublicationArgs, RootPublishArgs};
 use crate::layers::{Progress, as_failure, stack};
 use crate::mountinfo::{self, MountEntry};
 use crate::root::root_failure;
-use crate::sync;
 use crate::units::{show_count, show_size};
+use crate::{stop, sync};
+
+/// Between two looks whether a mount is there.
+const MOUNT_POLL: Duration = Duration::from_millis(5);
 
 /// Runs `hayloft root publish`.
 ///
 /// # Errors
 /// When there is no such root, or nothing could be published.
 pub(crate) fn run(args: &RootPublishArgs, roots: &Roots, config: Option<&Path>) -> anyhow::Result<u8> {
+    stop::on_signals()?;
     let destination = Destination::parse(&args.to, &args.name)?;
     let info = roots.load(&args.name).map_err(root_failure)?;
     let published = publish_root(&info, &destination, &args.what, config)?;
@@ -43,7 +47,8 @@ pub(crate) fn summary(published: &Published, to: &Destination) -> String {
 /// Publishes what a root has changed; returns when it is durable.
 ///
 /// # Errors
-/// When the destination cannot be reached, or the root not be read; the destination is as it was then.
+/// When the destination cannot be reached, or the root not be read; the destination is as it was then, but when the
+/// error says that the new version is there.
 pub(crate) fn publish_root(
     info: &RootInfo,
     destination: &Destination,
@@ -69,10 +74,16 @@ pub(crate) fn publish_root(
         mounted: &mounted,
         durable: ours.is_some().then_some(&flush as &Durable<'_>),
         progress: Some(&say),
+        stop: Some(&stop::is_asked),
     };
     let outcome = publish(&stack, &target, &options);
     progress.end();
-    let published = outcome.map_err(as_failure)?;
+    let published = outcome.map_err(|error| match error {
+        // What is there all the same says so.
+        LayerError::NotDurable { .. } => as_failure(error),
+        _ if stop::is_asked() => stop::stopped("before it was published"),
+        error => as_failure(error),
+    })?;
     place.leave()?;
     warn_of_losses(&published);
     Ok(published)
@@ -169,7 +180,8 @@ impl Destination {
 /// A folder to publish into, mounted for the time being when it has to be.
 struct Place {
     folder: PathBuf,
-    mounted: Option<TempDir>,
+    /// The folder that was made for the mount: the mount is on `mnt` in it, the log beside that.
+    mounted: Option<PathBuf>,
 }
 
 impl Place {
@@ -204,10 +216,15 @@ impl Place {
             Some(dir) => {
                 let left =
                     itself(["umount"]).arg(&self.folder).status().context("cannot run this program")?;
+                stop::set_mount(None);
                 if !left.success() {
-                    // It must not be taken for a folder to be removed.
-                    let kept = dir.keep();
-                    return Err(failure(Exit::Failed, format!("the mount on {} stays", kept.display())));
+                    return Err(failure(
+                        Exit::Failed,
+                        format!("published, but the mount on {} stays", self.folder.display()),
+                    ));
+                }
+                if let Err(error) = remove_folder(&dir) {
+                    tracing::warn!(folder = %dir.display(), %error, "an empty folder stays");
                 }
                 Ok(())
             }
@@ -219,37 +236,73 @@ impl Place {
 impl Drop for Place {
     fn drop(&mut self) {
         if let Some(dir) = self.mounted.take() {
-            let left = itself(["umount", "--lazy"]).arg(&self.folder).status();
-            if !left.is_ok_and(|status| status.success()) {
-                let _ = dir.keep();
-            }
+            stop::set_mount(None);
+            leave_behind(&dir);
         }
     }
+}
+
+/// Takes the mount in a folder of [`mount`] away, whoever uses it, and removes the folder.
+pub(crate) fn leave_behind(dir: &Path) {
+    let left = itself(["umount", "--lazy"]).arg(dir.join("mnt")).stderr(Stdio::null()).status();
+    // There is none, or it is gone: a folder with something in it stays.
+    if left.is_ok() {
+        let _ = remove_folder(dir);
+    }
+}
+
+/// Removes the folder of a mount that is not there any more: the mount point if it is empty, and files beside it. Never
+/// what is below anything: a volume that is still mounted there would be emptied.
+fn remove_folder(dir: &Path) -> io::Result<()> {
+    std::fs::remove_dir(dir.join("mnt"))?;
+    for entry in std::fs::read_dir(dir)? {
+        std::fs::remove_file(entry?.path())?;
+    }
+    std::fs::remove_dir(dir)
 }
 
 fn mount(source: &str, config: Option<&Path>) -> anyhow::Result<Place> {
     let dir =
         tempfile::Builder::new().prefix("hayloft-publish-").tempdir().context("cannot make a folder")?;
-    let folder = dir.path().join("mnt");
+    // From before there is a mount in it, it is not removed with all that is below.
+    let dir = dir.keep();
+    let folder = dir.join("mnt");
     std::fs::create_dir(&folder)?;
     let mut command = itself(["mount", source]);
-    command.arg(&folder).arg("--log-dir").arg(dir.path());
+    command.arg(&folder).arg("--log-dir").arg(&dir);
     if let Some(config) = config {
         command.arg("--config").arg(config);
     }
-    let output = command.stdout(Stdio::null()).output().context("cannot run this program")?;
-    if !output.status.success() {
-        let said = String::from_utf8_lossy(&output.stderr);
-        let code = output.status.code().and_then(|code| u8::try_from(code).ok()).unwrap_or(1);
+    command.stdout(Stdio::null()).stderr(Stdio::piped());
+    stop::set_mount(Some(dir.clone()));
+    let place = Place { folder, mounted: Some(dir) };
+    let mut child = command.spawn().context("cannot run this program")?;
+    let status = loop {
+        match child.try_wait().context("cannot wait for the mount")? {
+            Some(status) => break status,
+            None if stop::is_asked() => {
+                let _ = child.kill();
+                let _ = child.wait();
+                return Err(stop::stopped("before it was published"));
+            }
+            None => std::thread::sleep(MOUNT_POLL),
+        }
+    };
+    if !status.success() {
+        let mut said = String::new();
+        if let Some(mut stderr) = child.stderr.take() {
+            let _ = stderr.read_to_string(&mut said);
+        }
+        let code = status.code().and_then(|code| u8::try_from(code).ok()).unwrap_or(1);
         let said = said.trim().trim_start_matches("hayloft: ");
         return Err(failure(Exit::from_code(code), format!("cannot publish to {source}: {said}")));
     }
-    Ok(Place { folder, mounted: Some(dir) })
+    Ok(place)
 }
 
 /// This program again.
 fn itself<const N: usize>(args: [&str; N]) -> Command {
-    let mut command = Command::new("/proc/self/exe");
+    let mut command = Command::new(hayloft_root::program::path());
     command.args(args).stdin(Stdio::null());
     command
 }
@@ -266,6 +319,25 @@ fn hayloft_mount_of(folder: &Path) -> anyhow::Result<Option<MountEntry>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_folder_is_removed_by_name_only() {
+        let make = || {
+            let dir = tempfile::tempdir().unwrap().keep();
+            std::fs::create_dir(dir.join("mnt")).unwrap();
+            std::fs::write(dir.join("mount.log"), "log").unwrap();
+            dir
+        };
+        let dir = make();
+        remove_folder(&dir).unwrap();
+        assert!(!dir.exists());
+        // As when a volume is mounted there.
+        let dir = make();
+        std::fs::write(dir.join("mnt/precious"), "data").unwrap();
+        remove_folder(&dir).unwrap_err();
+        assert_eq!(std::fs::read_to_string(dir.join("mnt/precious")).unwrap(), "data");
+        std::fs::remove_dir_all(&dir).unwrap();
+    }
 
     #[test]
     fn destinations_are_read() {

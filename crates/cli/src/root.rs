@@ -149,6 +149,7 @@ fn to_json(info: &RootInfo) -> Value {
 }
 
 fn enter(roots: &Roots, args: &EnterArgs) -> anyhow::Result<u8> {
+    hayloft_root::program::protect().map_err(root_failure)?;
     let command = match args.command.is_empty() {
         true => vec!["sh".into()],
         false => args.command.clone(),

@@ -2,9 +2,11 @@
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
+use std::fs::File;
 use std::io::Write;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
@@ -19,7 +21,7 @@ use crate::publish::Destination;
 use crate::root::{root_failure, roots};
 use crate::root_args::{NetworkArg, RunArgs, parse_spill};
 use crate::units::parse_size;
-use crate::{mountinfo, publish, serve, stats};
+use crate::{mountinfo, publish, serve, stats, stop};
 
 /// Where swap files are made when nothing says otherwise.
 const DEFAULT_SPILL_DIR: &str = "/var/lib/hayloft/spill";
@@ -35,6 +37,7 @@ const CANNOT_RUN: u8 = 126;
 /// When the root could not be made: with [`Exit::Run`].
 pub(crate) fn run(args: &RunArgs, config: &Config, config_file: Option<&Path>) -> anyhow::Result<u8> {
     serve::init_log("warn");
+    hayloft_root::program::protect().map_err(root_failure)?;
     let outcome = run_in_root(args, config, config_file);
     let (report, result) = match outcome {
         Ok((report, code)) => (report, Ok(code)),
@@ -77,10 +80,12 @@ fn run_in_root(args: &RunArgs, config: &Config, config_file: Option<&Path>) -> a
     let spec = spec(args, config, &roots)?;
     let before = operations(&spec);
     let mut running = hayloft_root::start(&roots, &spec)?;
+    // Until the command has ended signals are its own.
+    stop::on_signals()?;
     let outcome = running.wait()?;
     let (collected, mut problem) = collect(args, running.info().merged.as_path(), outcome.end.exit_code == 0);
     let mut published = None;
-    if let Some(to) = args.publish.as_ref().filter(|_| outcome.end.exit_code == 0) {
+    if let Some(to) = args.publish.as_ref().filter(|_| outcome.end.exit_code == 0 && !stop::is_asked()) {
         match publish_to(to, args, running.info(), config_file) {
             Ok(done) => published = Some(done),
             Err(error) => problem = problem.or(Some(error)),
@@ -114,7 +119,8 @@ fn run_in_root(args: &RunArgs, config: &Config, config_file: Option<&Path>) -> a
     if let Some(error) = problem {
         eprintln!("hayloft: {error:#}");
         report["error"] = json!({ "code": Exit::Failed.code(), "message": format!("{error:#}") });
-        code = if code == 0 { Exit::Run.code() } else { code };
+        let failed = stop::signal().and_then(|signal| u8::try_from(128 + signal).ok());
+        code = if code == 0 { failed.unwrap_or(Exit::Run.code()) } else { code };
     }
     Ok((report, code))
 }
@@ -164,7 +170,10 @@ fn write_report(target: &Path, report: &Value) -> anyhow::Result<()> {
 fn collect(args: &RunArgs, merged: &Path, succeeded: bool) -> (Vec<PathBuf>, Option<anyhow::Error>) {
     let (mut copies, mut problem) = (Vec::new(), None);
     for pattern in &args.collect {
-        match hayloft_root::collect(merged, pattern, &args.output) {
+        match hayloft_root::collect(merged, pattern, &args.output, &stop::is_asked) {
+            Err(_) if stop::is_asked() => {
+                problem = problem.or_else(|| Some(stop::stopped("while collecting")))
+            }
             Ok(paths) => copies.extend(paths),
             Err(Error::NotFound(_)) if !succeeded => (),
             Err(error) => problem = problem.or(Some(root_failure(error))),
@@ -184,10 +193,15 @@ fn spec(args: &RunArgs, config: &Config, roots: &Roots) -> anyhow::Result<Spec> 
         (None, None) => Spill::None,
     };
     let (mut masked, mut folders) = (Vec::new(), Vec::from_iter(args.chdir.clone()));
-    let mut layers =
-        args.layers.iter().map(|layer| resolve(layer, &layers_dir)).collect::<anyhow::Result<Vec<_>>>()?;
+    let (mut layers, mut in_use) = (Vec::new(), Vec::new());
+    for layer in &args.layers {
+        let (layer, lock) = resolve(layer, &layers_dir)?;
+        layers.push(layer);
+        in_use.extend(lock.map(Arc::new));
+    }
     let spill_dir =
         args.spill_dir.clone().or(config.spill_dir.clone()).unwrap_or_else(|| DEFAULT_SPILL_DIR.into());
+    let spill_dir = std::path::absolute(spill_dir)?;
     if layers.is_empty() {
         layers.push(Layer::Folder("/".into()));
         masked.extend(HOST_MASKED.map(PathBuf::from));
@@ -207,6 +221,7 @@ fn spec(args: &RunArgs, config: &Config, roots: &Roots) -> anyhow::Result<Spec> 
     Ok(Spec {
         name: args.name.clone(),
         layers,
+        in_use,
         binds,
         scratch: args.scratch.clone(),
         masked,
@@ -244,16 +259,17 @@ fn name_service(layers: &[Layer]) -> Option<Bind> {
     (file.is_file() && !linked).then(|| Bind { source: file.into(), target: file.into(), writable: false })
 }
 
-/// The layer that a text names: the name of one, or the path of a folder, an archive or an image.
-fn resolve(text: &str, layers: &LayersDir) -> anyhow::Result<Layer> {
+/// The layer that a text names: the name of one, or the path of a folder, an archive or an image; and what is locked as
+/// long as it is used.
+fn resolve(text: &str, layers: &LayersDir) -> anyhow::Result<(Layer, Option<File>)> {
     let progress = Progress::new();
     let unpacking = |done: u64, all: u64| {
         progress.say(&format!("unpacking {text}: {} %", (done * 100).checked_div(all).unwrap_or(100)));
     };
     let found = hayloft_layer::resolve_with(text, layers, &unpacking);
     progress.end();
-    let path = found.map_err(as_failure)?;
-    Ok(if path.is_dir() { Layer::Folder(path) } else { Layer::Image(path) })
+    let hayloft_layer::Found { path, in_use } = found.map_err(as_failure)?;
+    Ok((if path.is_dir() { Layer::Folder(path) } else { Layer::Image(path) }, in_use))
 }
 
 /// The variables of `--env`, after a few that programs expect.
@@ -325,9 +341,9 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         std::fs::create_dir_all(dir.path().join("bookworm/tree")).unwrap();
         let layers = LayersDir::new(dir.path());
-        let named = resolve("bookworm", &layers).unwrap();
+        let (named, _) = resolve("bookworm", &layers).unwrap();
         assert_eq!(named, Layer::Folder(dir.path().join("bookworm/tree")));
-        assert_eq!(resolve("/usr", &layers).unwrap(), Layer::Folder("/usr".into()));
+        assert_eq!(resolve("/usr", &layers).unwrap().0, Layer::Folder("/usr".into()));
         for none in ["none", "./none"] {
             assert_eq!(crate::exit::exit_of(&resolve(none, &layers).unwrap_err()), Exit::NoVolume);
         }

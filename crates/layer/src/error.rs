@@ -51,6 +51,20 @@ pub enum LayerError {
         /// What is wrong with it.
         why: String,
     },
+    /// The new version has taken its place, and a crash may still bring the old one back.
+    #[error("the new version is there as {}, but not known to be durable: {source}", .path.display())]
+    NotDurable {
+        /// Where it is.
+        path: PathBuf,
+        /// What kept it from that.
+        source: io::Error,
+    },
+    /// The caller wanted no more of it.
+    #[error("stopped")]
+    Stopped,
+    /// A layer that a root has below it.
+    #[error("the layer '{0}' is in use by a root")]
+    InUse(String),
     /// A path that was chosen and is not in the root.
     #[error("'{}' is not among what changed: nothing was published", .0.display())]
     NotChanged(PathBuf),

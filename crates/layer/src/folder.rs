@@ -185,13 +185,14 @@ impl Folder {
 
     /// Opens the regular file `name` to read it.
     pub(crate) fn open_file(&self, name: &OsStr) -> io::Result<File> {
-        // Not blocking, should it be a FIFO by now.
-        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-        let file = File::from(fs::openat(&self.fd, name, flags, Mode::empty())?);
-        match file.metadata()?.is_file() {
-            true => Ok(file),
-            false => Err(io::Error::other("it is no regular file any more")),
+        // Named first, and opened when it is known to be a file: opening a device is enough to set off what it does.
+        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let named = fs::openat(&self.fd, name, flags, Mode::empty())?;
+        if Meta::of(&fs::fstat(&named)?).kind != FileKind::File {
+            return Err(io::Error::other("it is no regular file any more"));
         }
+        let again = format!("/proc/self/fd/{}", named.as_raw_fd());
+        Ok(File::from(fs::open(again, OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC, Mode::empty())?))
     }
 
     /// A path of `name` for the calls that know no descriptors.
@@ -299,4 +300,30 @@ fn xattr_names(path: &Path) -> io::Result<Vec<OsString>> {
     };
     let names = list[..length].split(|byte| *byte == 0).filter(|name| !name.is_empty());
     Ok(names.map(|name| OsStr::from_bytes(name).to_owned()).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_files_are_opened() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join("file"), "text").unwrap();
+        std::os::unix::fs::symlink("file", dir.path().join("link")).unwrap();
+        let _socket = std::os::unix::net::UnixListener::bind(dir.path().join("socket")).unwrap();
+        let folder = Folder::open(dir.path()).unwrap();
+        fs::mknodat(&folder, "fifo", FileType::Fifo, Mode::RUSR, 0).unwrap();
+        let mut names = vec!["link", "socket", "fifo"];
+        // A device that no driver has: to open it would be an error of its own.
+        if fs::mknodat(&folder, "device", FileType::CharacterDevice, Mode::RUSR, fs::makedev(240, 77)).is_ok()
+        {
+            names.push("device");
+        }
+        for name in names {
+            let error = folder.open_file(OsStr::new(name)).unwrap_err();
+            assert!(error.to_string().contains("no regular file"), "{name}: {error}");
+        }
+        assert_eq!(io::read_to_string(folder.open_file(OsStr::new("file")).unwrap()).unwrap(), "text");
+    }
 }

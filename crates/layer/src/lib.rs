@@ -24,6 +24,6 @@ pub use copy::{Lost, sync_filesystem};
 pub use create::{CreateOptions, LayerSource, create};
 pub use error::{LayerError, Result};
 pub use folder::FileKind;
-pub use named::{LayerInfo, LayersDir, resolve, resolve_with};
+pub use named::{Found, LayerInfo, LayersDir, resolve, resolve_with};
 pub use publish::{Durable, Form, PublishOptions, Published, mounted_below, publish};
 pub use stack::{Marks, Stack};

@@ -1,17 +1,20 @@
 //! Layers by name, and the folder behind whatever names a layer.
 
 use std::ffi::OsStr;
-use std::fs;
+use std::fs::{self, File};
 use std::io;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use rustix::fs::FlockOperation;
+use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
 use crate::archive::{Sort, sort_of, unpack};
 use crate::copy::sync_filesystem;
 use crate::error::{Context, LayerError, Result};
+use crate::folder::Folder;
 use crate::staging::Staging;
 
 const NAME_BYTES_MAX: usize = 100;
@@ -19,6 +22,8 @@ const NAME_BYTES_MAX: usize = 100;
 const TREE: &str = "tree";
 /// What is known of a layer, beside its tree.
 const INFO: &str = "layer.json";
+/// What the name of a replaced layer ends in that roots still use.
+const OLD: &str = ".hayloft-old";
 /// Where unpacked archives are, beside the layers.
 const CACHE: &str = ".cache";
 /// An unpacked archive is removed when it was not used for so long and another one is unpacked.
@@ -116,12 +121,32 @@ impl LayersDir {
     /// Removes a layer: at once for everybody who looks it up.
     ///
     /// # Errors
-    /// When there is none of that name.
+    /// When there is none of that name, or a root uses it.
     pub fn remove(&self, name: &str) -> Result<()> {
         self.tree(name)?;
+        self.remove_old();
         let staging = Staging::begin(&self.base, OsStr::new(name))?;
+        let Use::None(_lock) = use_of(&staging.target().join(INFO)).context("lock", staging.target())? else {
+            return Err(LayerError::InUse(name.to_owned()));
+        };
         fs::rename(staging.target(), staging.path()).context("remove", staging.target())?;
         staging.finish()
+    }
+
+    /// Removes replaced layers that no root uses any more.
+    fn remove_old(&self) {
+        let Ok(base) = Folder::open(&self.base) else { return };
+        for name in base.names().unwrap_or_default() {
+            let text = name.to_string_lossy();
+            if !text.starts_with('.') || !text.ends_with(OLD) {
+                continue;
+            }
+            if let Ok(Use::None(_lock)) = use_of(&self.base.join(&name).join(INFO))
+                && let Err(error) = base.remove(&name)
+            {
+                tracing::warn!(%error, layer = %text, "a layer that was replaced stays for now");
+            }
+        }
     }
 
     /// Makes a layer: `make` fills an empty folder. The layer is there when all of it is.
@@ -138,6 +163,7 @@ impl LayersDir {
         check_name(name)?;
         fs::create_dir_all(&self.base).context("make", &self.base)?;
         Staging::sweep(&self.base)?;
+        self.remove_old();
         let mut staging = Staging::begin(&self.base, OsStr::new(name))?;
         if !replace && staging.target().exists() {
             return Err(LayerError::Exists(name.to_owned()));
@@ -156,15 +182,32 @@ impl LayersDir {
         fs::write(new.join(INFO), text).context("write", &new)?;
         sync_filesystem(&new).context("make durable", &new)?;
         staging.commit()?;
-        sync_filesystem(&self.base).context("make durable", &self.base)?;
-        if let Err(error) = staging.finish() {
+        if let Err(source) = sync_filesystem(&self.base) {
+            let path = staging.target();
+            staging.leave();
+            return Err(LayerError::NotDurable { path, source });
+        }
+        // What was there before is in the place of the new one. Who looks the layer up right now waits for the lock, and
+        // looks it up again.
+        let lock = match use_of(&new.join(INFO)).context("lock", &new)? {
+            Use::None(lock) => lock,
+            Use::Root => {
+                let since = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos());
+                fs::rename(&new, self.base.join(format!(".{name}.{since:x}{OLD}")))
+                    .context("put aside", &new)?;
+                None
+            }
+        };
+        let finished = staging.finish();
+        drop(lock);
+        if let Err(error) = finished {
             tracing::warn!(%error, "the old layer stays; the next `root create` removes it");
         }
         Ok(info)
     }
 
     /// The folder with an archive's content: unpacked when that was not done yet, by one of those who ask.
-    fn unpacked(&self, archive: &Path, progress: &dyn Fn(u64, u64)) -> Result<PathBuf> {
+    fn unpacked(&self, archive: &Path, progress: &dyn Fn(u64, u64)) -> Result<Found> {
         let meta = fs::metadata(archive).context("look at", archive)?;
         let identity = (
             archive,
@@ -175,15 +218,15 @@ impl LayersDir {
         let cache = self.base.join(CACHE);
         let (folder, used) = (cache.join(&key), cache.join(&key).join("used"));
         let tree = folder.join(TREE);
-        if touch(&used).is_ok() {
-            return Ok(tree);
+        if let Ok(lock) = touch(&used) {
+            return Ok(Found { path: tree, in_use: Some(lock) });
         }
         fs::create_dir_all(&cache).context("make", &cache)?;
         let mut staging = Staging::begin(&cache, OsStr::new(&key))?;
         // Somebody else was faster.
-        if touch(&used).is_ok() {
+        if let Ok(lock) = touch(&used) {
             staging.finish()?;
-            return Ok(tree);
+            return Ok(Found { path: tree, in_use: Some(lock) });
         }
         let new = staging.path();
         let new_tree = new.join(TREE);
@@ -194,30 +237,87 @@ impl LayersDir {
         }
         let source = archive.as_os_str().as_encoded_bytes();
         fs::write(new.join("source"), source).context("write", &new)?;
-        fs::write(new.join("used"), b"").context("write", &new)?;
+        let lock = File::create(new.join("used")).context("write", &new)?;
+        lock_shared(&lock).context("lock", &new)?;
         sync_filesystem(&new).context("make durable", &new)?;
         staging.commit()?;
         staging.finish()?;
         if let Err(error) = evict(&cache, &key, source) {
             tracing::warn!(%error, "cannot look for outdated archives");
         }
-        Ok(tree)
+        Ok(Found { path: tree, in_use: Some(lock) })
+    }
+}
+
+/// What a layer is given as.
+#[derive(Debug)]
+pub struct Found {
+    /// A folder, or an image of a file system.
+    pub path: PathBuf,
+    /// Locked: as long as it is open somewhere, in whatever process, nobody removes the layer.
+    pub in_use: Option<File>,
+}
+
+/// Who uses a layer.
+enum Use {
+    /// Nobody, as long as this lock is held; there is nothing to lock in what a crash has left of one.
+    None(Option<File>),
+    Root,
+}
+
+/// Whether a root uses the layer with this file, which everyone who uses it has locked.
+fn use_of(file: &Path) -> io::Result<Use> {
+    let lock = match File::options().read(true).write(true).open(file) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Use::None(None)),
+        other => other?,
+    };
+    match rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive) {
+        Err(Errno::WOULDBLOCK) => Ok(Use::Root),
+        Err(error) if has_no_locks(error) => Ok(Use::None(None)),
+        other => other.map(|()| Use::None(Some(lock))).map_err(io::Error::from),
+    }
+}
+
+fn has_no_locks(error: Errno) -> bool {
+    [Errno::NOLCK, Errno::NOSYS, Errno::OPNOTSUPP, Errno::INVAL].contains(&error)
+}
+
+fn lock_shared(file: &File) -> io::Result<()> {
+    match rustix::fs::flock(file, FlockOperation::LockShared) {
+        Err(error) if has_no_locks(error) => Ok(()),
+        other => Ok(other?),
+    }
+}
+
+/// Locks a layer by one of its files, for one who uses it.
+fn lock_in_place(path: &Path, how: &fs::OpenOptions) -> io::Result<File> {
+    loop {
+        let file = how.open(path)?;
+        lock_shared(&file)?;
+        // It may have been replaced or removed while we waited.
+        let (held, there) = (file.metadata()?, fs::metadata(path)?);
+        if (held.dev(), held.ino()) == (there.dev(), there.ino()) {
+            return Ok(file);
+        }
     }
 }
 
 /// Says that an unpacked archive is in use; fails when there is none.
-fn touch(used: &Path) -> io::Result<()> {
-    fs::File::options().write(true).open(used)?.set_modified(SystemTime::now())
+fn touch(used: &Path) -> io::Result<File> {
+    let file = lock_in_place(used, File::options().write(true))?;
+    file.set_modified(SystemTime::now())?;
+    Ok(file)
 }
 
-/// Removes unpacked archives that nobody has asked for in a long time.
+/// Removes unpacked archives that nobody has asked for in a long time, and that no root uses.
 fn evict(cache: &Path, current: &str, source: &[u8]) -> io::Result<()> {
     for entry in fs::read_dir(cache)?.flatten() {
         let (name, folder) = (entry.file_name(), entry.path());
         if name == current || name.as_encoded_bytes().starts_with(b".") {
             continue;
         }
-        let Ok(used) = fs::metadata(folder.join("used")).and_then(|meta| meta.modified()) else { continue };
+        let Ok(Use::None(Some(lock))) = use_of(&folder.join("used")) else { continue };
+        let Ok(used) = lock.metadata().and_then(|meta| meta.modified()) else { continue };
         let outdated = fs::read(folder.join("source")).is_ok_and(|other| other == source);
         let unused = SystemTime::now().duration_since(used).unwrap_or_default();
         if unused > if outdated { OUTDATED_MAX } else { UNUSED_MAX }
@@ -238,23 +338,34 @@ fn evict(cache: &Path, current: &str, source: &[u8]) -> io::Result<()> {
 /// # Errors
 /// When there is no such layer, or it is no layer.
 pub fn resolve(spec: &str, layers: &LayersDir) -> Result<PathBuf> {
-    resolve_with(spec, layers, &|_, _| {})
+    Ok(resolve_with(spec, layers, &|_, _| {})?.path)
 }
 
-/// As [`resolve`]; `progress` is told how many bytes of an archive are unpacked, and how many there are.
+/// As [`resolve`], for one who uses it; `progress` is told how many bytes of an archive are unpacked, and how many there
+/// are.
 ///
 /// # Errors
 /// See there.
-pub fn resolve_with(spec: &str, layers: &LayersDir, progress: &dyn Fn(u64, u64)) -> Result<PathBuf> {
+pub fn resolve_with(spec: &str, layers: &LayersDir, progress: &dyn Fn(u64, u64)) -> Result<Found> {
     if !spec.contains('/') && spec != "." && spec != ".." {
-        return layers.tree(spec);
+        check_name(spec)?;
+        let in_use = match lock_in_place(&layers.base.join(spec).join(INFO), File::options().read(true)) {
+            // Then there is no layer, or one that nobody made by name.
+            Err(error)
+                if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::PermissionDenied) =>
+            {
+                None
+            }
+            other => Some(other.context("lock the layer", Path::new(spec))?),
+        };
+        return Ok(Found { path: layers.tree(spec)?, in_use });
     }
     let path = fs::canonicalize(spec).context("find the layer", Path::new(spec))?;
     if path.is_dir() {
-        return Ok(path);
+        return Ok(Found { path, in_use: None });
     }
     match sort_of(&path).context("read the layer", &path)? {
-        Sort::Image => Ok(path),
+        Sort::Image => Ok(Found { path, in_use: None }),
         Sort::Unknown => Err(LayerError::NotALayer {
             path,
             why: "it is no folder, no tar archive (plain, gzip, zstd, xz or bzip2) and no image (erofs, squashfs, ext4)"

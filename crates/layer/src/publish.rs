@@ -44,6 +44,8 @@ pub struct PublishOptions<'a> {
     pub durable: Option<&'a Durable<'a>>,
     /// Called now and then with the number of changes applied so far.
     pub progress: Option<&'a dyn Fn(u64)>,
+    /// Asked now and then whether to stop, until the new version takes its place.
+    pub stop: Option<&'a dyn Fn() -> bool>,
 }
 
 /// What was published.
@@ -66,13 +68,17 @@ pub struct Published {
 /// in place.
 ///
 /// # Errors
-/// When the target cannot be published to, or something cannot be read or written; the target is as it was then.
+/// When the target cannot be published to, or something cannot be read or written; the target is as it was then. With
+/// [`LayerError::NotDurable`] alone the new version is there, and the old one beside it until the next one publishes there.
 pub fn publish(stack: &Stack, target: &Path, options: &PublishOptions<'_>) -> Result<Published> {
     let (mut staging, published) = stage(stack, target, options)?;
     let durable = options.durable.unwrap_or(&sync_filesystem);
     durable(&staging.path()).context("make durable", target)?;
     staging.commit()?;
-    durable(target).context("make durable", target)?;
+    if let Err(source) = durable(target) {
+        staging.leave();
+        return Err(LayerError::NotDurable { path: target.to_owned(), source });
+    }
     if let Err(error) = staging.finish() {
         tracing::warn!(%error, "the old version stays; the next one to publish there removes it");
     }
@@ -106,6 +112,7 @@ pub(crate) fn stage(
     for (at, stack) in std::iter::once(main).chain(mounted) {
         for change in Walk::new(stack, as_layer).below(at, &only) {
             let change = change?;
+            tree.check_stop()?;
             let chosen = only.iter().position(|path| change.path.starts_with(path));
             if let Some(chosen) = chosen {
                 used[chosen] = true;
@@ -122,6 +129,7 @@ pub(crate) fn stage(
     if let Some(unused) = used.iter().position(|used| !used) {
         return Err(LayerError::NotChanged(Path::new("/").join(&only[unused])));
     }
+    tree.check_stop()?;
     let published = tree.finish()?;
     Ok((staging, published))
 }
@@ -203,6 +211,7 @@ pub(crate) struct Tree<'s> {
     /// Where the first name of a file with several names is.
     links: HashMap<(u64, u64), PathBuf>,
     published: Published,
+    stop: Option<&'s dyn Fn() -> bool>,
 }
 
 impl<'s> Tree<'s> {
@@ -228,6 +237,7 @@ impl<'s> Tree<'s> {
             folders: BTreeMap::new(),
             links: HashMap::new(),
             published: Published::default(),
+            stop: options.stop,
         };
         if let Some(entry) = stack.top(0)? {
             let attributes = tree.attributes(&entry, stack)?;
@@ -236,8 +246,16 @@ impl<'s> Tree<'s> {
         Ok(tree)
     }
 
+    fn check_stop(&self) -> Result<()> {
+        match self.stop.is_some_and(|stop| stop()) {
+            true => Err(LayerError::Stopped),
+            false => Ok(()),
+        }
+    }
+
     /// Everything below `path` of another tree in the same file system: folders anew, the rest by hard links.
     fn link_all(&mut self, old: &Folder, path: &Path) -> io::Result<()> {
+        self.check_stop().map_err(io::Error::other)?;
         let folder = old.sub(path)?;
         let attributes = Attributes::new(&folder.own_meta()?, folder.xattrs(OsStr::new("."))?);
         self.folders.insert(path.to_owned(), attributes);

@@ -148,16 +148,15 @@ impl Staging {
         self.clear()
     }
 
+    /// Leaves everything as a crash would.
+    pub(crate) fn leave(mut self) {
+        self.done = true;
+    }
+
     fn clear(&mut self) -> Result<()> {
         let path = self.parent_path.join(&self.staging_name);
         self.done = true;
         clear(&self.parent, &self.staging_name, &self.folder).context("remove", path)
-    }
-
-    /// Leaves everything as a crash would.
-    #[cfg(test)]
-    pub(crate) fn crash(mut self) {
-        self.done = true;
     }
 }
 

@@ -43,6 +43,8 @@ impl Budget {
             None => host_memory / 2,
         };
         let files = match tmp {
+            // To the kernel none is as much as there is.
+            Some(0) => return Err(Error::Usage("--tmp takes a size above zero".to_owned())),
             Some(tmp) if tmp >= all => {
                 return Err(Error::Usage(format!(
                     "--tmp must be less than the {} MiB that the whole root has",
@@ -117,7 +119,7 @@ mod tests {
         let with_tmp = budget(Some(256 * MIB), 0, Some(64 * MIB)).unwrap();
         assert_eq!((with_tmp.files, with_tmp.tmp), (128 * MIB, Some(64 * MIB)));
         for (memory, spill, tmp) in
-            [(Some(MIB), 0, None), (None, MIB, None), (Some(64 * MIB), 0, Some(64 * MIB))]
+            [(Some(MIB), 0, None), (None, MIB, None), (Some(64 * MIB), 0, Some(64 * MIB)), (None, 0, Some(0))]
         {
             assert!(matches!(budget(memory, spill, tmp), Err(Error::Usage(_))), "{memory:?} {spill} {tmp:?}");
         }

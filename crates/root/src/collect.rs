@@ -3,7 +3,7 @@
 
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
-use std::io;
+use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
@@ -14,12 +14,21 @@ use rustix::fs::{Dir, FileType, Mode, OFlags, Stat, Timespec, Timestamps};
 use crate::error::{Error, Result, Trying};
 use crate::tree::open_inside;
 
+/// Read at a time.
+const COPY_BYTES: usize = 1 << 20;
+
 /// Copies what a path inside a root names (`*` and `?` stand for any characters of a name) into a folder outside, and
-/// gives the copies' paths. Mode and times are kept; the owner is who calls. Devices and the like are left out.
+/// gives the copies' paths. Mode, times and holes are kept; the owner is who calls. Devices and the like are left out. A
+/// file has its name when all of it is there. `stop` is asked now and then whether to stop.
 ///
 /// # Errors
-/// When nothing is there, or the folder cannot be written.
-pub fn collect(merged: &Path, pattern: &Path, output: &Path) -> Result<Vec<PathBuf>> {
+/// When nothing is there, the folder cannot be written, or it was to stop.
+pub fn collect(
+    merged: &Path,
+    pattern: &Path,
+    output: &Path,
+    stop: &dyn Fn() -> bool,
+) -> Result<Vec<PathBuf>> {
     let what = || format!("collect {}", pattern.display());
     let top = rustix::fs::open(merged, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).trying(what)?;
     let names: Vec<&OsStr> = pattern
@@ -52,7 +61,7 @@ pub fn collect(merged: &Path, pattern: &Path, output: &Path) -> Result<Vec<PathB
         };
         fs::create_dir_all(output).trying(|| format!("make {}", output.display()))?;
         let target = output.join(name);
-        copy(source.as_fd(), &target)
+        copy(source.as_fd(), &target, stop)
             .trying(|| format!("copy {} out of the root to {}", path.display(), target.display()))?;
         copies.push(target);
     }
@@ -63,18 +72,28 @@ pub fn collect(merged: &Path, pattern: &Path, output: &Path) -> Result<Vec<PathB
 }
 
 /// Copies what a descriptor (O_PATH) names.
-fn copy(source: BorrowedFd<'_>, target: &Path) -> io::Result<()> {
+fn copy(source: BorrowedFd<'_>, target: &Path, stop: &dyn Fn() -> bool) -> io::Result<()> {
     let stat = rustix::fs::fstat(source)?;
     match FileType::from_raw_mode(stat.st_mode) {
-        FileType::RegularFile => copy_file(source, target, &stat),
-        FileType::Directory => copy_folder(source, target, &stat),
+        FileType::RegularFile => copy_file(source, target, &stat, stop),
+        FileType::Directory => copy_folder(source, target, &stat, stop),
         FileType::Symlink => {
             let link = rustix::fs::readlinkat(source, "", Vec::new())?;
-            remove_old(target)?;
-            std::os::unix::fs::symlink(OsStr::from_bytes(link.as_bytes()), target)
+            replace(target, |new| std::os::unix::fs::symlink(OsStr::from_bytes(link.as_bytes()), new))
         }
         _ => Ok(()),
     }
+}
+
+/// Makes something under a name of its own, and then puts it in the place of what is there.
+fn replace(target: &Path, make: impl FnOnce(&Path) -> io::Result<()>) -> io::Result<()> {
+    let new = target.with_file_name(format!(".hayloft-new-{}", std::process::id()));
+    remove_old(&new)?;
+    let made = make(&new).and_then(|()| fs::rename(&new, target));
+    if made.is_err() {
+        let _ = remove_old(&new);
+    }
+    made
 }
 
 fn remove_old(target: &Path) -> io::Result<()> {
@@ -84,18 +103,60 @@ fn remove_old(target: &Path) -> io::Result<()> {
     }
 }
 
-fn copy_file(source: BorrowedFd<'_>, target: &Path, stat: &Stat) -> io::Result<()> {
-    let mut from = reopen(source, OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY).map(File::from)?;
-    remove_old(target)?;
-    // Nobody else writes to it before it has its mode; setuid bits stay inside.
-    let mut to = File::options().write(true).create_new(true).mode(0o600).open(target)?;
-    io::copy(&mut from, &mut to)?;
-    to.set_permissions(fs::Permissions::from_mode(stat.st_mode & 0o777))?;
-    rustix::fs::futimens(&to, &times(stat))?;
-    Ok(())
+fn copy_file(source: BorrowedFd<'_>, target: &Path, stat: &Stat, stop: &dyn Fn() -> bool) -> io::Result<()> {
+    let from = reopen(source, OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY).map(File::from)?;
+    replace(target, |new| {
+        // Nobody else writes to it before it has its mode; setuid bits stay inside.
+        let to = File::options().write(true).create_new(true).mode(0o600).open(new)?;
+        copy_content(&from, &to, stop)?;
+        to.set_permissions(fs::Permissions::from_mode(stat.st_mode & 0o777))?;
+        Ok(rustix::fs::futimens(&to, &times(stat))?)
+    })
 }
 
-fn copy_folder(source: BorrowedFd<'_>, target: &Path, stat: &Stat) -> io::Result<()> {
+/// Copies a file's bytes; holes stay holes.
+fn copy_content(mut from: &File, mut to: &File, stop: &dyn Fn() -> bool) -> io::Result<()> {
+    let length = from.metadata()?.len();
+    let mut buffer = vec![0; COPY_BYTES];
+    let mut at = 0;
+    while at < length {
+        // Where the file system knows no holes it is all data.
+        let start = match rustix::fs::seek(from, rustix::fs::SeekFrom::Data(at)) {
+            Ok(start) => start,
+            Err(rustix::io::Errno::NXIO) => break,
+            Err(_) => at,
+        };
+        let end = rustix::fs::seek(from, rustix::fs::SeekFrom::Hole(start)).unwrap_or(length);
+        // It is shorter than it was.
+        if end <= start {
+            break;
+        }
+        from.seek(SeekFrom::Start(start))?;
+        to.seek(SeekFrom::Start(start))?;
+        at = start;
+        while at < end.min(length) {
+            if stop() {
+                return Err(io::ErrorKind::Interrupted.into());
+            }
+            let wanted = COPY_BYTES.min(usize::try_from(end - at).unwrap_or(COPY_BYTES));
+            match from.read(&mut buffer[..wanted])? {
+                0 => return Ok(()),
+                read => {
+                    to.write_all(&buffer[..read])?;
+                    at += read as u64;
+                }
+            }
+        }
+    }
+    to.set_len(length)
+}
+
+fn copy_folder(
+    source: BorrowedFd<'_>,
+    target: &Path,
+    stat: &Stat,
+    stop: &dyn Fn() -> bool,
+) -> io::Result<()> {
     if let Err(error) = fs::create_dir(target)
         && !target.symlink_metadata().is_ok_and(|meta| meta.is_dir())
     {
@@ -104,7 +165,7 @@ fn copy_folder(source: BorrowedFd<'_>, target: &Path, stat: &Stat) -> io::Result
     for name in entries(reopen(source, OFlags::RDONLY | OFlags::DIRECTORY)?)? {
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let entry = rustix::fs::openat(source, &name, flags, Mode::empty())?;
-        copy(entry.as_fd(), &target.join(&name))?;
+        copy(entry.as_fd(), &target.join(&name), stop)?;
     }
     fs::set_permissions(target, fs::Permissions::from_mode(stat.st_mode & 0o777 | 0o700))?;
     let folder = File::open(target)?;
@@ -181,13 +242,36 @@ mod tests {
         fs::write(root.join("build/tree/sub/f"), "f").unwrap();
         std::os::unix::fs::symlink("/etc/passwd", root.join("build/link")).unwrap();
         std::os::unix::fs::symlink("../../../../../etc/passwd", root.join("build/tree/up")).unwrap();
-        collect(&root, Path::new("/build/link"), &out).unwrap();
+        collect(&root, Path::new("/build/link"), &out, &|| false).unwrap();
         assert_eq!(fs::read_to_string(out.join("link")).unwrap(), "inside");
-        let copies = collect(&root, Path::new("/build/*.deb"), &out).unwrap();
+        let copies = collect(&root, Path::new("/build/*.deb"), &out, &|| false).unwrap();
         assert_eq!(copies, [out.join("a.deb")]);
-        collect(&root, Path::new("build/tree"), &out).unwrap();
+        collect(&root, Path::new("build/tree"), &out, &|| false).unwrap();
         assert_eq!(fs::read_to_string(out.join("tree/sub/f")).unwrap(), "f");
         assert!(out.join("tree/up").symlink_metadata().unwrap().is_symlink());
-        assert!(matches!(collect(&root, Path::new("/none"), &out), Err(Error::NotFound(_))));
+        assert!(matches!(collect(&root, Path::new("/none"), &out, &|| false), Err(Error::NotFound(_))));
+    }
+
+    #[test]
+    fn holes_stay_holes_and_a_file_is_there_when_all_of_it_is() {
+        use std::os::unix::fs::MetadataExt;
+        let dir = tempfile::tempdir().unwrap();
+        let (root, out) = (dir.path().join("root"), dir.path().join("out"));
+        fs::create_dir(&root).unwrap();
+        let mut image = File::create(root.join("image")).unwrap();
+        image.seek(SeekFrom::Start(40 << 20)).unwrap();
+        image.write_all(b"data").unwrap();
+        image.set_len(80 << 20).unwrap();
+        collect(&root, Path::new("/image"), &out, &|| false).unwrap();
+        let copy = out.join("image");
+        let meta = fs::metadata(&copy).unwrap();
+        assert_eq!(meta.len(), 80 << 20);
+        assert!(meta.blocks() * 512 < 1 << 20, "{} blocks", meta.blocks());
+        assert!(fs::read(&copy).unwrap() == fs::read(root.join("image")).unwrap());
+        // One that is not copied to the end leaves what was there.
+        fs::write(root.join("image"), "new").unwrap();
+        collect(&root, Path::new("/image"), &out, &|| true).unwrap_err();
+        assert_eq!(fs::metadata(&copy).unwrap().len(), 80 << 20);
+        assert_eq!(fs::read_dir(&out).unwrap().count(), 1);
     }
 }

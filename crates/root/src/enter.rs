@@ -6,6 +6,7 @@ use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open};
 use rustix::thread::ThreadNameSpaceType;
 
 use crate::error::{Error, Result, Trying};
+use crate::holder::Supervised;
 use crate::report::{Failure, Link, Order, Said, TaskEnd};
 use crate::spec::Task;
 use crate::state::{RootInfo, RootState, Roots};
@@ -31,11 +32,12 @@ pub fn enter(roots: &Roots, name: &str, task: &Task) -> Result<TaskEnd> {
             drop(ours);
             let outcome = std::panic::catch_unwind(|| {
                 go_in(&info, holder.as_fd())?;
-                let terminal = match theirs.receive().trying(|| "start the command".to_owned())? {
-                    Some(Order::Start(terminal)) => terminal,
-                    _ => return Ok(()),
-                };
-                holder::supervise(&theirs, task, terminal.as_ref(), false)
+                let mut early = Vec::new();
+                let order =
+                    holder::next_order(&theirs, &mut early).trying(|| "start the command".to_owned())?;
+                let Some(Order::Start(terminal)) = order else { return Ok(()) };
+                let how = Supervised { network: info.network, is_first: false, early };
+                holder::supervise(&theirs, task, terminal.as_ref(), &how)
             });
             if let Ok(Err(error)) = outcome {
                 let _ = theirs.send(&Said::Failed(Failure::from(error)));
@@ -64,7 +66,16 @@ fn open_holder(info: &RootInfo) -> Result<std::os::fd::OwnedFd> {
     let pid = Pid::from_raw(info.pid)
         .filter(|_| !info.merged.as_os_str().is_empty())
         .ok_or_else(|| Error::Busy(format!("the root '{}' is just being made: try again", info.name)))?;
-    pidfd_open(pid, PidfdFlags::empty()).trying(|| format!("reach the root '{}'", info.name))
+    let gone = || Error::NotFound(format!("the root '{}' has just ended", info.name));
+    let holder = match pidfd_open(pid, PidfdFlags::empty()) {
+        Err(rustix::io::Errno::SRCH) => return Err(gone()),
+        other => other.trying(|| format!("reach the root '{}'", info.name))?,
+    };
+    // Numbers are given anew: this process, which the descriptor keeps from that, is the one that was written down.
+    if sys::start_time(info.pid) != Some(info.pid_started) {
+        return Err(gone());
+    }
+    Ok(holder)
 }
 
 fn go_in(info: &RootInfo, holder: std::os::fd::BorrowedFd<'_>) -> Result<()> {

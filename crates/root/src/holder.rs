@@ -3,7 +3,9 @@
 //! root, and the mounts and the memory go with the last of them.
 
 use std::io::{self, PipeReader, Read, Write};
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
 
 use rustix::event::{PollFd, PollFlags};
 use rustix::process::Signal;
@@ -24,18 +26,23 @@ pub(crate) struct Holding {
     pub task: Task,
     pub host_name: String,
     pub network: Network,
-    /// The locked descriptor that says that the root is alive.
-    pub lock: i32,
+    /// The locked descriptor that says that the root is alive, and those that say what it uses.
+    pub locks: Vec<i32>,
 }
 
 /// The whole life of the first process.
 pub(crate) fn run(link: Link, holding: &Holding) -> i32 {
-    let outcome = set_up(&link, holding).and_then(|terminal| {
+    // What the caller has open besides is nothing to this process, which may stay longer.
+    sys::close_all_but(&mut with(&holding.locks, &[link.as_fd()]));
+    let mut early = Vec::new();
+    let outcome = set_up(&link, holding, &mut early).and_then(|terminal| {
         let Some(terminal) = terminal else { return Ok(()) };
-        supervise(&link, &holding.task, terminal.as_ref(), true)?;
+        let how = Supervised { network: holding.network, is_first: true, early };
+        supervise(&link, &holding.task, terminal.as_ref(), &how)?;
         // What the command left running ends with it.
         end_all_others();
-        hold(link.receive::<Order>().ok().flatten(), &link, holding.lock)
+        // A signal that came too late for the command is nobody's.
+        hold(next_order(&link, &mut Vec::new()).ok().flatten(), &link, &holding.locks)
     });
     match outcome {
         Ok(()) => 0,
@@ -46,13 +53,30 @@ pub(crate) fn run(link: Link, holding: &Holding) -> i32 {
     }
 }
 
+fn with(locks: &[i32], more: &[BorrowedFd<'_>]) -> Vec<i32> {
+    locks.iter().copied().chain(more.iter().map(AsRawFd::as_raw_fd)).collect()
+}
+
+/// The next order that is not a signal; signals are kept. Nothing when the other side has ended.
+///
+/// # Errors
+/// When it is not understood.
+pub(crate) fn next_order(link: &Link, early: &mut Vec<i32>) -> io::Result<Option<Order>> {
+    loop {
+        match link.receive()? {
+            Some(Order::Signal(signal)) => early.push(signal),
+            other => return Ok(other),
+        }
+    }
+}
+
 /// Builds the root. Gives the terminal to start the command on; nothing when the other side has ended.
-fn set_up(link: &Link, holding: &Holding) -> Result<Option<Option<Terminal>>> {
+fn set_up(link: &Link, holding: &Holding, early: &mut Vec<i32>) -> Result<Option<Option<Terminal>>> {
     let what = || "set up the root's first process".to_owned();
     // Away from the terminal's signals: they are passed on to the command, and end nothing here.
     rustix::process::setsid().trying(what)?;
     if holding.plan.in_user_namespace {
-        if link.receive::<Order>().trying(what)?.is_none() {
+        if next_order(link, early).trying(what)?.is_none() {
             return Ok(None);
         }
         sys::become_user(0, 0, None).trying(|| "become root in the user namespace".to_owned())?;
@@ -65,10 +89,19 @@ fn set_up(link: &Link, holding: &Holding) -> Result<Option<Option<Terminal>>> {
     }
     tree::build(&holding.plan)?;
     link.send(&Said::Built).trying(what)?;
-    match link.receive().trying(what)? {
+    match next_order(link, early).trying(what)? {
         Some(Order::Start(terminal)) => Ok(Some(terminal)),
         _ => Ok(None),
     }
+}
+
+/// What [`supervise`] needs to know besides the command.
+pub(crate) struct Supervised {
+    pub network: Network,
+    /// Whether it is the root's first process that calls.
+    pub is_first: bool,
+    /// Signals that were sent before there was a command.
+    pub early: Vec<i32>,
 }
 
 /// Starts a command in the root whose stage is this process's root folder, and stays until it has ended: passes
@@ -76,13 +109,20 @@ fn set_up(link: &Link, holding: &Holding) -> Result<Option<Option<Terminal>>> {
 ///
 /// # Errors
 /// When the command could not be started.
-pub(crate) fn supervise(link: &Link, task: &Task, terminal: Option<&Terminal>, is_first: bool) -> Result<()> {
+pub(crate) fn supervise(
+    link: &Link,
+    task: &Task,
+    terminal: Option<&Terminal>,
+    how: &Supervised,
+) -> Result<()> {
+    let is_first = how.is_first;
     let what = || "start the command".to_owned();
-    let signals = sys::signals_by_descriptor(&[libc::SIGCHLD]).trying(what)?;
+    let (signals, _) = sys::signals_by_descriptor(&[libc::SIGCHLD]).trying(what)?;
     let (reader, mut writer) = io::pipe().trying(what)?;
     let child = match sys::fork(0).trying(what)? {
         Forked::Child => {
-            let error = task::become_command(task, terminal, !is_first);
+            sys::close_all_but(&mut [writer.as_raw_fd()]);
+            let error = task::become_command(task, terminal, how.network, !is_first);
             let text = serde_json::to_vec(&Failure::from(error)).unwrap_or_default();
             let _ = writer.write_all(&text);
             sys::exit_now(FAILED);
@@ -99,6 +139,9 @@ pub(crate) fn supervise(link: &Link, task: &Task, terminal: Option<&Terminal>, i
         let _ = leave_standard_descriptors();
     }
     let _ = link.send(&Said::Started);
+    for signal in &how.early {
+        let _ = sys::kill(-child.pid, *signal);
+    }
     loop {
         let mut ready = [PollFd::new(&signals, PollFlags::IN), PollFd::new(link, PollFlags::IN)];
         match rustix::event::poll(&mut ready, None) {
@@ -174,23 +217,46 @@ fn end_all_others() {
 
 /// Lets go of the caller's descriptors, so that nobody waits for this process when the command's output ends.
 fn leave_standard_descriptors() -> io::Result<()> {
-    let null = std::fs::OpenOptions::new().read(true).write(true).open("/dev/null")?;
+    // The root's: on the stage no device opens.
+    let null = Path::new("/").join(tree::MERGED).join("dev/null");
+    let null =
+        std::fs::OpenOptions::new().read(true).write(true).custom_flags(libc::O_NOFOLLOW).open(null)?;
     (0..=2).try_for_each(|number| sys::replace_standard(null.as_fd(), number))
 }
 
 /// Holds the root without the command: until it is killed when it is to be kept, else not at all.
-fn hold(order: Option<Order>, link: &Link, lock: i32) -> Result<()> {
+fn hold(order: Option<Order>, link: &Link, locks: &[i32]) -> Result<()> {
     let Some(Order::Keep) = order else { return Ok(()) };
     rustix::process::set_parent_process_death_signal(None).trying(|| "keep the root".to_owned())?;
-    let signals = sys::signals_by_descriptor(&[libc::SIGCHLD]).trying(|| "keep the root".to_owned())?;
+    let (signals, _) = sys::signals_by_descriptor(&[libc::SIGCHLD]).trying(|| "keep the root".to_owned())?;
     let _ = link.send(&Said::Kept);
     // The caller's pipes among them: whoever waits for their end must not wait for this process.
-    sys::close_all_but(&mut [lock, signals.as_raw_fd()]);
+    sys::close_all_but(&mut with(locks, &[signals.as_fd()]));
     loop {
         let mut ready = [PollFd::new(&signals, PollFlags::IN)];
         let _ = rustix::event::poll(&mut ready, None);
         while sys::next_signal(signals.as_fd()).is_some() {}
         // What was entered and has left orphans behind.
         while let Ok(Some(_)) = sys::wait(None, false) {}
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_signal_is_no_answer() {
+        let (caller, first) = Link::pair().unwrap();
+        let mut early = Vec::new();
+        for order in [Order::Signal(2), Order::Signal(15), Order::Start(None), Order::Signal(10), Order::Keep]
+        {
+            caller.send(&order).unwrap();
+        }
+        assert!(matches!(next_order(&first, &mut early).unwrap(), Some(Order::Start(None))));
+        assert!(matches!(next_order(&first, &mut early).unwrap(), Some(Order::Keep)));
+        assert_eq!(early, [2, 15, 10]);
+        drop(caller);
+        assert!(next_order(&first, &mut early).unwrap().is_none());
     }
 }

@@ -15,6 +15,7 @@ mod loops;
 mod mapping;
 mod mounts;
 mod overlay;
+pub mod program;
 mod report;
 mod run;
 mod seccomp;

@@ -38,11 +38,27 @@ pub(crate) fn open_path(path: &Path) -> rustix::io::Result<OwnedFd> {
     rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())
 }
 
+/// What a view is: another mount of the same, with everything that is mounted below it.
+const VIEW: OpenTreeFlags =
+    OpenTreeFlags::OPEN_TREE_CLONE.union(OpenTreeFlags::OPEN_TREE_CLOEXEC).union(OpenTreeFlags::AT_RECURSIVE);
+
 /// A second view of what is at a path, with everything that is mounted below it.
 pub(crate) fn view(path: &Path, attributes: u64, recursive: bool) -> io::Result<OwnedFd> {
-    let flags =
-        OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC | OpenTreeFlags::AT_RECURSIVE;
-    let mount = rustix::mount::open_tree(CWD, path, flags)?;
-    sys::set_mount_attributes(mount.as_fd(), attributes, recursive)?;
+    let mount = rustix::mount::open_tree(CWD, path, VIEW)?;
+    sys::set_mount_attributes(mount.as_fd(), attributes, 0, recursive)?;
+    Ok(mount)
+}
+
+/// The same of what a descriptor names.
+pub(crate) fn view_of(place: impl AsFd, attributes: u64) -> io::Result<OwnedFd> {
+    let mount = rustix::mount::open_tree(place, "", VIEW | OpenTreeFlags::AT_EMPTY_PATH)?;
+    sys::set_mount_attributes(mount.as_fd(), attributes, 0, false)?;
+    Ok(mount)
+}
+
+/// The same of what is at a path on a mount without devices, with its devices.
+pub(crate) fn view_with_devices(path: &Path, attributes: u64) -> io::Result<OwnedFd> {
+    let mount = rustix::mount::open_tree(CWD, path, VIEW)?;
+    sys::set_mount_attributes(mount.as_fd(), attributes, libc::MOUNT_ATTR_NODEV, false)?;
     Ok(mount)
 }

@@ -164,6 +164,8 @@ fn claim(roots: &Roots, spec: &Spec) -> Result<(RootInfo, File, Groups)> {
         memory: spec.memory,
         cgroups: groups.paths(),
         spill,
+        network: spec.network,
+        pid_started: 0,
     };
     info.save(&folder)?;
     Ok((info, lock, groups))
@@ -200,6 +202,7 @@ impl Running {
             };
         drop(theirs);
         self.info.pid = child.pid;
+        self.info.pid_started = sys::start_time(child.pid).unwrap_or(0);
         self.child = Some(child);
         let child = self.child.as_ref().expect("just set");
         cgroup::join(&self.info.cgroups, child.pid)?;
@@ -247,7 +250,12 @@ impl Running {
             // The same for every unnamed root: builds write it into what they make.
             host_name: spec.name.clone().unwrap_or_else(|| "hayloft".to_owned()),
             network: spec.network,
-            lock: self.lock.as_ref().map_or(-1, |lock| lock.as_raw_fd()),
+            locks: self
+                .lock
+                .iter()
+                .chain(spec.in_use.iter().map(|file| &**file))
+                .map(AsRawFd::as_raw_fd)
+                .collect(),
         }
     }
 
@@ -257,7 +265,7 @@ impl Running {
     }
 
     /// Waits until the command has ended. Everything else in the root has been ended then, too; its files are
-    /// still there.
+    /// still there. Signals act again as they did before the root was made.
     ///
     /// # Errors
     /// When the root's first process was killed.
@@ -265,8 +273,10 @@ impl Running {
         let (Some(link), Some(child)) = (&self.link, &self.child) else {
             return Err(Error::Failed("the root has ended".to_owned()));
         };
-        let ended = self.watch.wait_ended(link, child, self.terminal.as_mut())?;
+        let ended = self.watch.wait_ended(link, child, self.terminal.as_mut());
         self.terminal = None;
+        self.watch.release();
+        let ended = ended?;
         let asked = self.watch.asked();
         // Killed because it did not end when it was asked to: as if by the signal that asked.
         let killed = || TaskEnd {

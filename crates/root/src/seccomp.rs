@@ -7,6 +7,8 @@
 
 use libc::sock_filter;
 
+use crate::spec::Network;
+
 const AUDIT_ARCH_X86_64: u32 = 0xc000_003e;
 const AUDIT_ARCH_I386: u32 = 0x4000_0003;
 const AUDIT_ARCH_AARCH64: u32 = 0xc000_00b7;
@@ -45,7 +47,16 @@ struct Calls {
     absent: &'static [libc::c_long],
     /// Refused with EPERM when the first argument has a bit of [`NEW_NAMESPACES`].
     with_namespaces: &'static [libc::c_long],
+    /// socket(2) and socketpair(2): as if the kernel did not have the [`FAMILIES`].
+    sockets: &'static [libc::c_long],
+    /// socketcall(2), which has the family in memory, where a filter cannot see it: without a network it makes no sockets.
+    socketcall: Option<libc::c_long>,
 }
+
+/// Kinds of sockets that no network namespace bounds: to the host of a virtual machine, and to the kernel's ciphers.
+const FAMILIES: [i32; 2] = [libc::AF_VSOCK, libc::AF_ALG];
+/// What makes a socket, as the first argument of socketcall(2).
+const SOCKETCALL_SOCKET: u32 = 1;
 
 const NATIVE: Calls = Calls {
     arch: if cfg!(target_arch = "aarch64") { AUDIT_ARCH_AARCH64 } else { AUDIT_ARCH_X86_64 },
@@ -96,6 +107,8 @@ const NATIVE: Calls = Calls {
         libc::SYS_io_uring_register,
     ],
     with_namespaces: &[libc::SYS_clone, libc::SYS_unshare],
+    sockets: &[libc::SYS_socket, libc::SYS_socketpair],
+    socketcall: None,
 };
 
 /// 32-bit programs on x86-64; the numbers are those of `asm/unistd_32.h`.
@@ -108,6 +121,8 @@ const I386: Calls = Calls {
     ],
     absent: &[435, 425, 426, 427],
     with_namespaces: &[120, 310],
+    sockets: &[359, 360],
+    socketcall: Some(102),
 };
 
 fn step(code: u16, jt: u8, jf: u8, k: u32) -> sock_filter {
@@ -120,7 +135,7 @@ fn errno(number: i32) -> sock_filter {
 
 impl Calls {
     /// What follows when the architecture is this one; always returns.
-    fn section(&self) -> Vec<sock_filter> {
+    fn section(&self, network: Network) -> Vec<sock_filter> {
         let mut out = vec![step(LOAD, 0, 0, NUMBER_AT)];
         if self.arch == AUDIT_ARCH_X86_64 {
             out.extend([step(JUMP_GREATER_EQUAL, 0, 1, X32_BIT), errno(libc::ENOSYS)]);
@@ -129,6 +144,25 @@ impl Calls {
             for call in calls {
                 out.extend([step(JUMP_EQUAL, 0, 1, *call as u32), errno(error)]);
             }
+        }
+        for call in self.sockets {
+            out.extend([
+                step(JUMP_EQUAL, 0, 5, *call as u32),
+                step(LOAD, 0, 0, FIRST_ARGUMENT_AT),
+                step(JUMP_EQUAL, 1, 0, FAMILIES[0] as u32),
+                step(JUMP_EQUAL, 0, 1, FAMILIES[1] as u32),
+                errno(libc::EAFNOSUPPORT),
+                step(RETURN, 0, 0, libc::SECCOMP_RET_ALLOW),
+            ]);
+        }
+        if let Some(call) = self.socketcall.filter(|_| network == Network::None) {
+            out.extend([
+                step(JUMP_EQUAL, 0, 4, call as u32),
+                step(LOAD, 0, 0, FIRST_ARGUMENT_AT),
+                step(JUMP_EQUAL, 0, 1, SOCKETCALL_SOCKET),
+                errno(libc::EAFNOSUPPORT),
+                step(RETURN, 0, 0, libc::SECCOMP_RET_ALLOW),
+            ]);
         }
         for call in self.with_namespaces {
             out.extend([
@@ -145,14 +179,14 @@ impl Calls {
 }
 
 /// The filter of this machine's architecture.
-pub(crate) fn filter() -> Vec<sock_filter> {
+pub(crate) fn filter(network: Network) -> Vec<sock_filter> {
     #[cfg(target_arch = "x86_64")]
     let all = [NATIVE, I386];
     #[cfg(not(target_arch = "x86_64"))]
     let all = [NATIVE];
     let mut out = vec![step(LOAD, 0, 0, ARCH_AT)];
     for calls in all {
-        let section = calls.section();
+        let section = calls.section(network);
         // Sections are longer than the eight bits of a conditional jump reach.
         out.extend([step(JUMP_EQUAL, 1, 0, calls.arch), step(JUMP, 0, 0, section.len() as u32)]);
         out.extend(section);
@@ -167,7 +201,11 @@ mod tests {
 
     /// What the filter says to a call: an interpreter of the few instructions it is made of.
     fn verdict(arch: u32, number: u32, argument: u32) -> u32 {
-        let program = filter();
+        verdict_with(Network::None, arch, number, argument)
+    }
+
+    fn verdict_with(network: Network, arch: u32, number: u32, argument: u32) -> u32 {
+        let program = filter(network);
         let (mut at, mut loaded) = (0, 0);
         loop {
             let step = program[at];
@@ -230,6 +268,29 @@ mod tests {
             for flag in [libc::CLONE_NEWUSER, libc::CLONE_NEWNS, libc::CLONE_NEWPID] {
                 assert_eq!(verdict(NATIVE.arch, call, (flag | libc::SIGCHLD) as u32), EPERM, "{flag:x}");
             }
+        }
+    }
+
+    #[test]
+    fn sockets_stay_in_the_network_namespace() {
+        const UNKNOWN: u32 = libc::SECCOMP_RET_ERRNO | libc::EAFNOSUPPORT as u32;
+        let calls = NATIVE.sockets.iter().map(|call| (NATIVE.arch, *call as u32));
+        #[cfg(target_arch = "x86_64")]
+        let calls = calls.chain([(AUDIT_ARCH_I386, 359), (AUDIT_ARCH_I386, 360)]);
+        for (arch, call) in calls {
+            for network in [Network::None, Network::Host] {
+                let family = |family: i32| verdict_with(network, arch, call, family as u32);
+                assert_eq!((family(libc::AF_VSOCK), family(libc::AF_ALG)), (UNKNOWN, UNKNOWN), "{call}");
+                for usual in [libc::AF_UNIX, libc::AF_INET, libc::AF_INET6, libc::AF_NETLINK, libc::AF_KEY] {
+                    assert_eq!(family(usual), ALLOW, "{call} {usual}");
+                }
+            }
+        }
+        #[cfg(target_arch = "x86_64")]
+        {
+            let socketcall = |network, what| verdict_with(network, AUDIT_ARCH_I386, 102, what);
+            assert_eq!((socketcall(Network::None, 1), socketcall(Network::Host, 1)), (UNKNOWN, ALLOW));
+            assert_eq!(socketcall(Network::None, 8), ALLOW, "socketpair");
         }
     }
 

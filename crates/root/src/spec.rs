@@ -1,7 +1,11 @@
 //! What a root shall be.
 
 use std::ffi::OsString;
+use std::fs::File;
 use std::path::{Component, Path, PathBuf};
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
 
@@ -47,9 +51,11 @@ impl Spill {
 }
 
 /// What of the network is there.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Network {
     /// A loopback interface of its own.
+    #[default]
     None,
     /// The host's.
     Host,
@@ -62,6 +68,8 @@ pub struct Spec {
     pub name: Option<String>,
     /// Topmost first; none: an empty root.
     pub layers: Vec<Layer>,
+    /// Held open as long as the root is there: the locks on its layers.
+    pub in_use: Vec<Arc<File>>,
     /// Binds, mounted in this order.
     pub binds: Vec<Bind>,
     /// Folders without a lower layer: bare memory.

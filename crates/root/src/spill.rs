@@ -7,7 +7,7 @@
 
 use std::fs::{self, OpenOptions};
 use std::io::{self, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use crate::error::{Error, Result, Trying};
@@ -17,6 +17,9 @@ use crate::{loops, sys};
 
 /// Up to so many bytes are brought back to memory when a device goes while others still swap.
 const BRING_BACK_BYTES_MAX: u64 = 64 << 20;
+/// Where in the header a swap device's UUID and label are, one after the other, and how long they are together.
+const MARK_AT: usize = 1036;
+const MARK_BYTES: usize = 32;
 /// Less than this is no swap space to the kernel.
 const SIZE_MIN: u64 = 1 << 20;
 /// `TMPFS_MAGIC` and `RAMFS_MAGIC` of statfs(2): file systems in memory.
@@ -36,8 +39,18 @@ pub(crate) fn plan(spill: Spill, folder: &Path, name: &str) -> Result<Option<Spi
             "only root may swap: leave --spill out, and the root is full at --memory".to_owned(),
         ));
     }
-    let file = matches!(spill, Spill::File(_)).then(|| folder.join(format!("{name}.swap")));
-    Ok(Some(SpillInfo { device: PathBuf::new(), file, size }))
+    // By the path that the kernel has for it, else it would not be found again among the devices.
+    let file = match spill {
+        Spill::File(_) => {
+            let what = || format!("make the folder {} for swap files", folder.display());
+            fs::create_dir_all(folder).trying(what)?;
+            Some(fs::canonicalize(folder).trying(what)?.join(format!("{name}.swap")))
+        }
+        _ => None,
+    };
+    // The end of the name is what no two have in common.
+    let mark = name[name.len().saturating_sub(MARK_BYTES)..].to_owned();
+    Ok(Some(SpillInfo { device: PathBuf::new(), file, size, mark }))
 }
 
 /// Makes the swap space and has the kernel use it.
@@ -60,7 +73,7 @@ pub(crate) fn create(info: &mut SpillInfo, mut record: impl FnMut(&SpillInfo) ->
         }
     }
     record(info)?;
-    write_header(&info.device, info.size)?;
+    write_header(info)?;
     sys::swap_on(&info.device).trying(|| format!("swap to {}", info.device.display()))?;
     drop(attached);
     Ok(())
@@ -69,7 +82,6 @@ pub(crate) fn create(info: &mut SpillInfo, mut record: impl FnMut(&SpillInfo) ->
 fn attach_file(path: &Path, size: u64) -> Result<loops::LoopDevice> {
     let what = || format!("make the swap file {}", path.display());
     let folder = path.parent().expect("made by plan()");
-    fs::create_dir_all(folder).trying(what)?;
     let stat = rustix::fs::statfs(folder).trying(what)?;
     if IN_MEMORY.contains(&(stat.f_type as i64)) {
         return Err(Error::Usage(format!(
@@ -114,21 +126,35 @@ fn sysfs(device: &Path) -> PathBuf {
 }
 
 /// What mkswap(8) writes: the header is the first page, `union swap_header` of the kernel's `swap.h`.
-fn header(size: u64, page: usize) -> Vec<u8> {
+fn header(size: u64, mark: &str, page: usize) -> Vec<u8> {
     let mut header = vec![0; page];
     let pages = size / page as u64;
     header[1024..1028].copy_from_slice(&1u32.to_ne_bytes());
     header[1028..1032]
         .copy_from_slice(&(pages.saturating_sub(1).min(u64::from(u32::MAX)) as u32).to_ne_bytes());
+    header[MARK_AT..MARK_AT + mark.len()].copy_from_slice(mark.as_bytes());
     header[page - 10..].copy_from_slice(b"SWAPSPACE2");
     header
 }
 
-fn write_header(device: &Path, size: u64) -> Result<()> {
-    let what = || format!("prepare {} for swapping", device.display());
-    let mut file = OpenOptions::new().write(true).open(device).trying(what)?;
-    file.write_all(&header(size, rustix::param::page_size())).trying(what)?;
+fn write_header(info: &SpillInfo) -> Result<()> {
+    let what = || format!("prepare {} for swapping", info.device.display());
+    let mut file = OpenOptions::new().write(true).open(&info.device).trying(what)?;
+    file.write_all(&header(info.size, &info.mark, rustix::param::page_size())).trying(what)?;
     file.sync_data().trying(what)
+}
+
+/// Whether it is our mark that stands in a device's header.
+fn is_marked(device: &Path, mark: &str) -> bool {
+    let mut found = [0; MARK_BYTES];
+    let read = fs::File::open(device).and_then(|file| file.read_exact_at(&mut found, MARK_AT as u64));
+    read.is_ok() && !mark.is_empty() && found.starts_with(mark.as_bytes())
+}
+
+fn is_blank(device: &Path) -> bool {
+    let mut found = vec![0; rustix::param::page_size()];
+    let read = fs::File::open(device).and_then(|file| file.read_exact_at(&mut found, 0));
+    read.is_ok() && found.iter().all(|byte| *byte == 0)
 }
 
 /// Bytes written to a device so far.
@@ -158,12 +184,14 @@ pub(crate) fn remove(info: &SpillInfo, others: bool) -> Result<bool> {
     };
     for device in &devices {
         match used(device) {
+            // Its number was given to another one since.
+            Some(_) if info.file.is_none() && !is_marked(device, &info.mark) => continue,
             Some(bytes) if others && bytes > BRING_BACK_BYTES_MAX => return Ok(false),
             Some(_) => sys::swap_off(device).trying(|| format!("stop swapping to {}", device.display()))?,
             None => (),
         }
         if info.file.is_none() {
-            remove_zram(device, info.size)?;
+            remove_zram(device, info)?;
         }
     }
     match info.file.as_deref().map(fs::remove_file) {
@@ -175,11 +203,15 @@ pub(crate) fn remove(info: &SpillInfo, others: bool) -> Result<bool> {
 }
 
 /// Removes a zram device if it is still the one that we made: of our size, or of none yet.
-fn remove_zram(device: &Path, size: u64) -> Result<()> {
+fn remove_zram(device: &Path, info: &SpillInfo) -> Result<()> {
     let Ok(found) = fs::read_to_string(sysfs(device).join("disksize")) else { return Ok(()) };
     let found: u64 = found.trim().parse().unwrap_or(0);
     // The kernel rounds up to whole pages.
-    if found != 0 && found.abs_diff(size) >= rustix::param::page_size() as u64 {
+    if found != 0 && found.abs_diff(info.size) >= rustix::param::page_size() as u64 {
+        return Ok(());
+    }
+    // Nothing is written to it before the mark.
+    if found != 0 && !is_marked(device, &info.mark) && !is_blank(device) {
         return Ok(());
     }
     let number = device.to_string_lossy().trim_start_matches("/dev/zram").to_owned();
@@ -193,7 +225,8 @@ mod tests {
 
     #[test]
     fn a_header_as_mkswap_writes_it() {
-        let header = header(1 << 20, 4096);
+        let header = header(1 << 20, "hayloft-1-2", 4096);
+        assert_eq!(&header[1036..1068], b"hayloft-1-2\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0");
         assert_eq!(&header[4086..], b"SWAPSPACE2");
         assert_eq!(header[1024..1032], [1, 0, 0, 0, 255, 0, 0, 0]);
     }
@@ -203,5 +236,30 @@ mod tests {
         assert_eq!(plan(Spill::None, Path::new("/x"), "r").unwrap(), None);
         assert!(matches!(plan(Spill::File(1), Path::new("/x"), "r"), Err(Error::Usage(_))));
         assert!(used(Path::new("/dev/hayloft-none")).is_none());
+    }
+
+    #[test]
+    fn a_device_is_known_by_its_mark() {
+        let dir = tempfile::tempdir().unwrap();
+        let device = dir.path().join("device");
+        fs::write(&device, header(1 << 20, "hayloft-1-2", 4096)).unwrap();
+        assert!(is_marked(&device, "hayloft-1-2"));
+        for other in ["hayloft-1-3", ""] {
+            assert!(!is_marked(&device, other), "{other}");
+        }
+        assert!(!is_marked(&dir.path().join("none"), "hayloft-1-2"));
+    }
+
+    #[test]
+    fn a_swap_file_has_the_path_that_the_kernel_has_for_it() {
+        if !rustix::process::geteuid().is_root() {
+            return;
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let (real, link) = (dir.path().join("real"), dir.path().join("link"));
+        fs::create_dir(&real).unwrap();
+        std::os::unix::fs::symlink(&real, &link).unwrap();
+        let info = plan(Spill::File(1 << 20), &link.join("new"), "r").unwrap().unwrap();
+        assert_eq!(info.file.unwrap(), real.canonicalize().unwrap().join("new/r.swap"));
     }
 }

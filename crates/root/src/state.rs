@@ -13,6 +13,7 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result, Trying};
+use crate::spec::Network;
 
 /// Longest name of a root.
 const NAME_BYTES_MAX: usize = 64;
@@ -38,6 +39,9 @@ pub struct SpillInfo {
     pub file: Option<PathBuf>,
     /// Its size in bytes.
     pub size: u64,
+    /// What stands in the device's header, so that no other device is taken for it.
+    #[serde(default)]
+    pub mark: String,
 }
 
 /// One root: `root.json` in its state folder.
@@ -64,6 +68,9 @@ pub struct RootInfo {
     pub state: RootState,
     /// The process that holds it, its namespaces' first; 0 before there is one.
     pub pid: i32,
+    /// When that was started, in the kernel's ticks (proc_pid_stat(5)): numbers of processes are given anew.
+    #[serde(default)]
+    pub pid_started: u64,
     /// The command's exit code, 128+N after signal N, once it has ended.
     pub exit_code: Option<i32>,
     /// What it may keep resident, in bytes.
@@ -72,6 +79,9 @@ pub struct RootInfo {
     pub cgroups: Vec<PathBuf>,
     /// Its swap space.
     pub spill: Option<SpillInfo>,
+    /// What of the network it has.
+    #[serde(default)]
+    pub network: Network,
 }
 
 impl RootInfo {
@@ -236,10 +246,12 @@ mod tests {
             userxattr: false,
             state: RootState::Running,
             pid: 1,
+            pid_started: 1,
             exit_code: None,
             memory: Some(1 << 30),
             cgroups: Vec::new(),
             spill: None,
+            network: Network::None,
         }
     }
 

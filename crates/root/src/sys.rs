@@ -146,6 +146,13 @@ pub(crate) fn pidfd_kill(pidfd: BorrowedFd<'_>, signal: i32) -> io::Result<()> {
     check_long(result).map(drop)
 }
 
+/// When a process was started, in ticks since the machine was: with its number it means one process for ever.
+pub(crate) fn start_time(pid: i32) -> Option<u64> {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // The name, which may have anything in it, is in parentheses; the time is the twentieth field after it.
+    text.rsplit_once(") ")?.1.split(' ').nth(19)?.parse().ok()
+}
+
 /// Gives this process a mount namespace of its own, a copy of the one it had; and, where the kernel knows them, a
 /// namespace of control groups in which its own group is the top.
 ///
@@ -169,17 +176,34 @@ fn signal_set(signals: &[i32]) -> libc::sigset_t {
     }
 }
 
-/// Holds these signals back and gives a descriptor that they are read from.
+/// The signals that a thread holds back.
+#[derive(Clone, Copy)]
+pub(crate) struct Mask(libc::sigset_t);
+
+impl std::fmt::Debug for Mask {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Mask")
+    }
+}
+
+/// Holds these signals back and gives a descriptor that they are read from, and what was held back before.
 ///
 /// # Errors
 /// When there are too many open files.
-pub(crate) fn signals_by_descriptor(signals: &[i32]) -> io::Result<OwnedFd> {
+pub(crate) fn signals_by_descriptor(signals: &[i32]) -> io::Result<(OwnedFd, Mask)> {
     let set = signal_set(signals);
-    // SAFETY: the set lives until the call returns.
-    check(unsafe { libc::sigprocmask(libc::SIG_BLOCK, &raw const set, std::ptr::null_mut()) })?;
+    let mut before = Mask(signal_set(&[]));
+    // SAFETY: both sets live until the call returns.
+    check(unsafe { libc::sigprocmask(libc::SIG_BLOCK, &raw const set, &raw mut before.0) })?;
     // SAFETY: as above; the descriptor is new and ours.
     let fd = check(unsafe { libc::signalfd(-1, &raw const set, libc::SFD_CLOEXEC | libc::SFD_NONBLOCK) })?;
-    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+    Ok((unsafe { OwnedFd::from_raw_fd(fd) }, before))
+}
+
+/// Holds back what was held back before; what has come meanwhile acts now.
+pub(crate) fn restore_signals(mask: &Mask) {
+    // SAFETY: the set lives until the call returns.
+    unsafe { libc::sigprocmask(libc::SIG_SETMASK, &raw const mask.0, std::ptr::null_mut()) };
 }
 
 /// The next signal from [`signals_by_descriptor`], if one has come.
@@ -207,8 +231,13 @@ pub(crate) fn reset_signals() {
 ///
 /// # Errors
 /// As mount_setattr(2) says.
-pub(crate) fn set_mount_attributes(mount: BorrowedFd<'_>, set: u64, recursive: bool) -> io::Result<()> {
-    let attr = libc::mount_attr { attr_set: set, attr_clr: 0, propagation: 0, userns_fd: 0 };
+pub(crate) fn set_mount_attributes(
+    mount: BorrowedFd<'_>,
+    set: u64,
+    clear: u64,
+    recursive: bool,
+) -> io::Result<()> {
+    let attr = libc::mount_attr { attr_set: set, attr_clr: clear, propagation: 0, userns_fd: 0 };
     let flags = libc::AT_EMPTY_PATH | if recursive { libc::AT_RECURSIVE } else { 0 };
     // SAFETY: path and structure live until the call returns, and the size is the structure's.
     check_long(unsafe {
@@ -345,14 +374,44 @@ pub(crate) fn become_user(uid: u32, gid: u32, groups: Option<&[u32]>) -> io::Res
     }
 }
 
+/// Replaces this process by the program in an open file.
+pub(crate) fn exec_file(file: BorrowedFd<'_>, args: &[CString], env: &[CString]) -> io::Error {
+    let (args, env) = (pointers(args), pointers(env));
+    // SAFETY: both lists end in a null pointer, and all strings live until the call fails.
+    unsafe {
+        let (args, env) = (args.as_ptr(), env.as_ptr());
+        libc::syscall(libc::SYS_execveat, file.as_raw_fd(), c"".as_ptr(), args, env, libc::AT_EMPTY_PATH)
+    };
+    io::Error::last_os_error()
+}
+
+/// Waits until this process is killed.
+pub(crate) fn wait_for_ever() -> ! {
+    loop {
+        // SAFETY: takes nothing.
+        unsafe { libc::pause() };
+    }
+}
+
+/// From now on no other process of this user may look into this one: what it has open, its program, its memory. The
+/// next exec ends that.
+///
+/// # Errors
+/// Never, on Linux.
+pub(crate) fn hide_from_others() -> io::Result<()> {
+    // SAFETY: plain numbers.
+    check(unsafe { libc::prctl(libc::PR_SET_DUMPABLE, 0) }).map(drop)
+}
+
+fn pointers(strings: &[CString]) -> Vec<*const libc::c_char> {
+    strings.iter().map(|text| text.as_ptr()).chain([std::ptr::null()]).collect()
+}
+
 /// Replaces this process by a program.
 pub(crate) fn exec(path: &Path, args: &[CString], env: &[CString]) -> io::Error {
     let path = match c_path(path) {
         Ok(path) => path,
         Err(error) => return error,
-    };
-    let pointers = |strings: &[CString]| {
-        strings.iter().map(|text| text.as_ptr()).chain([std::ptr::null()]).collect::<Vec<_>>()
     };
     // SAFETY: both lists end in a null pointer, and all strings live until the call fails.
     unsafe { libc::execve(path.as_ptr(), pointers(args).as_ptr(), pointers(env).as_ptr()) };
@@ -402,6 +461,14 @@ mod tests {
     fn structures_have_the_sizes_of_the_kernel() {
         assert_eq!((size_of::<LoopInfo>(), size_of::<LoopConfig>()), (232, 304));
         assert_eq!(size_of::<libc::mount_attr>(), 32);
+    }
+
+    #[test]
+    fn processes_have_a_start_time() {
+        let own = std::process::id() as i32;
+        assert!(start_time(own).is_some_and(|time| time > 0));
+        assert_eq!(start_time(own), start_time(own));
+        assert_eq!(start_time(i32::MAX), None);
     }
 
     #[test]

@@ -16,7 +16,7 @@ use rustix::thread::{CapabilitySet, CapabilitySets};
 
 use crate::error::{Error, Result, Trying};
 use crate::report::Terminal;
-use crate::spec::Task;
+use crate::spec::{Network, Task};
 use crate::users::User;
 use crate::{seccomp, sys, tree, users};
 
@@ -46,8 +46,13 @@ pub(crate) const CAPABILITIES: CapabilitySet = CapabilitySet::CHOWN
 ///
 /// # Errors
 /// Whatever kept the command from running; it returns only then.
-pub(crate) fn become_command(task: &Task, terminal: Option<&Terminal>, dies_with_parent: bool) -> Error {
-    match prepare(task, terminal, dies_with_parent).and_then(|env| run(task, &env)) {
+pub(crate) fn become_command(
+    task: &Task,
+    terminal: Option<&Terminal>,
+    network: Network,
+    dies_with_parent: bool,
+) -> Error {
+    match prepare(task, terminal, network, dies_with_parent).and_then(|env| run(task, &env)) {
         Ok(never) => match never {},
         Err(error) => error,
     }
@@ -58,8 +63,11 @@ enum Never {}
 fn prepare(
     task: &Task,
     terminal: Option<&Terminal>,
+    network: Network,
     dies_with_parent: bool,
 ) -> Result<BTreeMap<OsString, OsString>> {
+    // From here on it is seen by what runs in the root, which soon has the same rights.
+    sys::hide_from_others().trying(|| "hide from others".to_owned())?;
     // The terminal outside, if there is one, is not this session's: nothing can be typed into it from here.
     rustix::process::setsid().trying(|| "start a session".to_owned())?;
     sys::new_mount_namespace().trying(|| "make a mount namespace".to_owned())?;
@@ -78,7 +86,7 @@ fn prepare(
     rustix::process::umask(Mode::from_raw_mode(0o022));
     sys::close_on_exec_from(3).trying(|| "close what the command must not inherit".to_owned())?;
     sys::reset_signals();
-    confine(task, &user)?;
+    confine(task, &user, network)?;
     if dies_with_parent {
         // Not before: the kernel forgets it when a process changes its user.
         rustix::process::set_parent_process_death_signal(Some(Signal::KILL))
@@ -144,7 +152,7 @@ fn environment(task: &Task, user: &User) -> BTreeMap<OsString, OsString> {
 
 /// Gives up what the command must not have. The order matters: the filter needs the right to administer
 /// or `no_new_privs`, the bounding set a capability that changing the user takes away.
-fn confine(task: &Task, user: &User) -> Result<()> {
+fn confine(task: &Task, user: &User, network: Network) -> Result<()> {
     let what = || "give up privileges".to_owned();
     for number in 0..64 {
         let one = CapabilitySet::from_bits_retain(1 << number);
@@ -161,7 +169,7 @@ fn confine(task: &Task, user: &User) -> Result<()> {
     if !task.new_privileges {
         rustix::thread::set_no_new_privs(true).trying(what)?;
     }
-    sys::install_filter(&seccomp::filter()).trying(|| "filter system calls (seccomp)".to_owned())?;
+    sys::install_filter(&seccomp::filter(network)).trying(|| "filter system calls (seccomp)".to_owned())?;
     // In a user namespace of an ordinary user groups cannot be set, unless a range of them was mapped.
     let groups = fs::read_to_string("/proc/self/setgroups").map_or(true, |text| text.trim() != "deny");
     sys::become_user(user.uid, user.gid, groups.then_some(&*user.groups)).map_err(|error| {

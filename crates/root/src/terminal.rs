@@ -1,5 +1,7 @@
 //! A terminal of the root's own, joined to the caller's: what is typed goes in, what is shown comes out, and nothing
-//! in the root ever holds the caller's terminal.
+//! in the root holds the caller's terminal. That is so when standard input is one. When only standard output or standard
+//! error is, the command gets that as it is, as any other descriptor; it is not its session's then: nothing can be
+//! typed into it, and its keys send it no signals.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Write};

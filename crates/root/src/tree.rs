@@ -17,7 +17,7 @@ use rustix::mount::{MountPropagationFlags, UnmountFlags};
 
 use crate::budget::Budget;
 use crate::error::{Error, Result, Trying};
-use crate::mounts::{attach, new_file_system, open_path, view};
+use crate::mounts::{attach, new_file_system, open_path, view, view_of, view_with_devices};
 use crate::overlay::mount_overlay;
 use crate::spec::{Bind, Layer};
 use crate::{loops, sys};
@@ -114,9 +114,10 @@ fn mount_stage(plan: &Plan) -> Result<()> {
     if !plan.swap && !plan.in_user_namespace {
         options.push(("noswap", ""));
     }
-    let stage = match new_file_system("tmpfs", &options, 0) {
+    // Nothing opens a device in it; /dev is a view that does.
+    let stage = match new_file_system("tmpfs", &options, NODEV) {
         // Before Linux 6.4 a tmpfs cannot be kept from swap; the memory group's limit of swap is what is left.
-        Err(rustix::io::Errno::INVAL) => new_file_system("tmpfs", &options[..4], 0),
+        Err(rustix::io::Errno::INVAL) => new_file_system("tmpfs", &options[..4], NODEV),
         other => other,
     };
     stage
@@ -182,9 +183,12 @@ fn mount_image(image: &Path, folder: &Path) -> Result<()> {
     open_path(folder).and_then(|folder| attach(&mount, folder)).trying(what)
 }
 
+/// Folders at the top of every root that are not from the layers.
+const OWN: [&str; 5] = ["proc", "sys", "dev", "tmp", "run"];
+
 /// The places inside the root where something will be mounted, and whether each is a folder.
 fn places(plan: &Plan) -> Vec<(PathBuf, bool)> {
-    let own = ["proc", "sys", "dev", "tmp", "run"].map(|name| (PathBuf::from(name), true));
+    let own = OWN.map(|name| (PathBuf::from(name), true));
     let inside = |path: &Path| path.strip_prefix("/").unwrap_or(path).to_owned();
     let folders = plan.scratch.iter().chain(&plan.masked).map(|path| (inside(path), true));
     let binds = plan.binds.iter().map(|bind| (inside(&bind.target), bind.source.is_dir()));
@@ -252,9 +256,35 @@ impl Merged {
         attach(mount, self.place(path)?)
     }
 
-    /// A view of what is at `path` in the stage, mounted at `place`.
-    fn view(&self, path: &Path, place: &str, attributes: u64) -> io::Result<()> {
-        Ok(self.mount(&view(path, attributes, false)?, Path::new(place))?)
+    /// One of the folders [`OWN`], as the layers have it: no link leads from there to another place, where what is mounted
+    /// would be out of sight of what relies on it.
+    ///
+    /// # Errors
+    /// When a layer has something else there.
+    fn own(&self, name: &str) -> Result<OwnedFd> {
+        open_own(&self.top, name)
+    }
+}
+
+fn open_own(top: &OwnedFd, name: &str) -> Result<OwnedFd> {
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
+    rustix::fs::openat2(top, name, flags, Mode::empty(), resolve).map_err(|error| match error {
+        rustix::io::Errno::LOOP | rustix::io::Errno::NOTDIR => {
+            Error::Usage(format!("a layer has a link or a file at /{name}, where a root needs a folder"))
+        }
+        error => Error::system(format!("open /{name}"), error),
+    })
+}
+
+/// What `name` on a mount of the kernel's is; `None` when this kernel does not have it. Nothing else is taken for that.
+fn open_if_there(mount: &OwnedFd, name: &str) -> rustix::io::Result<Option<OwnedFd>> {
+    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
+    match rustix::fs::openat2(mount, name, flags, Mode::empty(), resolve) {
+        Ok(place) => Ok(Some(place)),
+        Err(rustix::io::Errno::NOENT) => Ok(None),
+        Err(error) => Err(error),
     }
 }
 
@@ -271,21 +301,26 @@ fn fill(plan: &Plan) -> Result<()> {
         if !plan.swap && !plan.in_user_namespace {
             options.push(("noswap", ""));
         }
-        new_file_system("tmpfs", &options, 0)
-            .or_else(|_| new_file_system("tmpfs", &options[..3], 0))
+        new_file_system("tmpfs", &options, NODEV)
+            .or_else(|_| new_file_system("tmpfs", &options[..3], NODEV))
             .and_then(|tmp| attach(&tmp, open_path(&stage.join("tmp"))?))
             .trying(|| "mount /tmp".to_owned())?;
     }
     for name in ["tmp", "run"] {
-        merged.view(&stage.join(name), name, NOSUID | NODEV).trying(|| format!("mount /{name}"))?;
+        let place = merged.own(name)?;
+        view(&stage.join(name), NOSUID | NODEV, false)
+            .and_then(|mount| Ok(attach(&mount, place)?))
+            .trying(|| format!("mount /{name}"))?;
     }
     for path in &plan.masked {
-        // One that lies under another that is masked has nothing to hide.
-        if let Ok(place) = merged.place(path) {
-            view(&stage.join("empty"), RDONLY | NOSUID | NODEV, false)
-                .and_then(|empty| Ok(attach(&empty, place)?))
-                .trying(|| format!("cover {}", path.display()))?;
-        }
+        let place = match merged.place(path) {
+            // One that lies under another that is masked has nothing to hide.
+            Err(rustix::io::Errno::NOENT) => continue,
+            other => other.trying(|| format!("cover {}", path.display()))?,
+        };
+        view(&stage.join("empty"), RDONLY | NOSUID | NODEV, false)
+            .and_then(|empty| Ok(attach(&empty, place)?))
+            .trying(|| format!("cover {}", path.display()))?;
     }
     for (at, path) in plan.scratch.iter().enumerate() {
         fill_scratch(plan, &merged, at, path)?;
@@ -349,25 +384,33 @@ fn fill_dev(plan: &Plan, merged: &Merged) -> Result<()> {
     for name in ["pts", "shm", "mqueue"] {
         make_folder(&dev.join(name), 0o755)?;
     }
-    merged.view(&dev, "dev", RDONLY | NOSUID | NOEXEC).trying(|| "mount /dev".to_owned())?;
+    let place = merged.own("dev")?;
+    let mount = view_with_devices(&dev, RDONLY | NOSUID | NOEXEC).trying(|| "mount /dev".to_owned())?;
+    attach(&mount, place).trying(|| "mount /dev".to_owned())?;
+    let inside = |name: &str| open_own(&mount, name);
     let mut options = vec![("ptmxmode", "0666"), ("mode", "0620")];
     if !plan.in_user_namespace {
         // The group "tty" has this number on all common distributions.
         options.push(("gid", "5"));
     }
+    let place = inside("pts")?;
     new_file_system("devpts", &options, NOSUID | NOEXEC)
-        .and_then(|pts| merged.mount(&pts, Path::new("dev/pts")))
+        .and_then(|pts| attach(&pts, place))
         .trying(|| "mount /dev/pts".to_owned())?;
     // Not every kernel has message queues, and few programs miss them.
     if let Ok(queues) = new_file_system("mqueue", &[], NOSUID | NODEV | NOEXEC) {
-        merged.mount(&queues, Path::new("dev/mqueue")).trying(|| "mount /dev/mqueue".to_owned())?;
+        attach(&queues, inside("mqueue")?).trying(|| "mount /dev/mqueue".to_owned())?;
     }
-    merged.view(&plan.stage.join("shm"), "dev/shm", NOSUID | NODEV).trying(|| "mount /dev/shm".to_owned())
+    let place = inside("shm")?;
+    view(&plan.stage.join("shm"), NOSUID | NODEV, false)
+        .and_then(|shm| Ok(attach(&shm, place)?))
+        .trying(|| "mount /dev/shm".to_owned())
 }
 
 fn fill_proc(plan: &Plan, merged: &Merged) -> Result<()> {
-    new_file_system("proc", &[], NOSUID | NODEV | NOEXEC)
-        .and_then(|proc| merged.mount(&proc, Path::new("proc")))
+    let place = merged.own("proc")?;
+    let proc = new_file_system("proc", &[], NOSUID | NODEV | NOEXEC)
+        .and_then(|proc| attach(&proc, place).map(|()| proc))
         .map_err(|error| match (error, plan.in_user_namespace) {
             (rustix::io::Errno::PERM, true) => Error::Denied(
                 "the kernel lets no ordinary user mount /proc here, because parts of the host's /proc are covered (as in a container): run as root"
@@ -375,41 +418,42 @@ fn fill_proc(plan: &Plan, merged: &Merged) -> Result<()> {
             ),
             (error, _) => Error::system("mount /proc", error),
         })?;
-    let proc = plan.stage.join(MERGED).join("proc");
+    // All from the descriptor of what was mounted: no path of a layer decides what is covered.
     for name in PROC_READ_ONLY {
-        let path = proc.join(name);
-        if path.exists() {
-            merged
-                .view(&path, &format!("proc/{name}"), RDONLY | NOSUID | NODEV | NOEXEC)
-                .trying(|| format!("make /proc/{name} read-only"))?;
-        }
+        let what = || format!("make /proc/{name} read-only");
+        let Some(place) = open_if_there(&proc, name).trying(what)? else { continue };
+        view_of(&place, RDONLY | NOSUID | NODEV | NOEXEC)
+            .and_then(|mount| Ok(attach(&mount, &place)?))
+            .trying(what)?;
     }
     for name in PROC_HIDDEN {
-        let Ok(meta) = fs::metadata(proc.join(name)) else { continue };
-        let cover = plan.stage.join(if meta.is_dir() { "empty" } else { "dev/null" });
-        merged
-            .view(&cover, &format!("proc/{name}"), RDONLY | NOSUID)
-            .trying(|| format!("cover /proc/{name}"))?;
+        let what = || format!("cover /proc/{name}");
+        let Some(place) = open_if_there(&proc, name).trying(what)? else { continue };
+        let is_folder = FileType::from_raw_mode(rustix::fs::fstat(&place).trying(what)?.st_mode).is_dir();
+        let cover = match is_folder {
+            true => view(&plan.stage.join("empty"), RDONLY | NOSUID, false),
+            false => view_with_devices(&plan.stage.join("dev/null"), RDONLY | NOSUID),
+        };
+        cover.and_then(|cover| Ok(attach(&cover, &place)?)).trying(what)?;
     }
     Ok(())
 }
 
 fn fill_sys(plan: &Plan, merged: &Merged) -> Result<()> {
     let attributes = RDONLY | NOSUID | NODEV | NOEXEC;
-    new_file_system("sysfs", &[], attributes)
+    let place = merged.own("sys")?;
+    let sys = new_file_system("sysfs", &[], attributes)
         .map_err(io::Error::from)
         // An ordinary user may mount it only along with a network namespace.
         .or_else(|_| view(Path::new("/sys"), attributes, true))
-        .and_then(|sys| Ok(merged.mount(&sys, Path::new("sys"))?))
+        .and_then(|sys| Ok(attach(&sys, place).map(|()| sys)?))
         .trying(|| "mount /sys".to_owned())?;
     // Variables of the firmware, and what it knows of the machine.
-    let firmware = plan.stage.join(MERGED).join("sys/firmware");
-    if firmware.is_dir() {
-        merged
-            .view(&plan.stage.join("empty"), "sys/firmware", attributes)
-            .trying(|| "cover /sys/firmware".to_owned())?;
-    }
-    Ok(())
+    let what = || "cover /sys/firmware".to_owned();
+    let Some(firmware) = open_if_there(&sys, "firmware").trying(what)? else { return Ok(()) };
+    view(&plan.stage.join("empty"), attributes, false)
+        .and_then(|empty| Ok(attach(&empty, firmware)?))
+        .trying(what)
 }
 
 /// Opens a place inside a tree by its path, following symbolic links only inside.

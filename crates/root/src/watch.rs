@@ -7,7 +7,7 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 
 use crate::error::{Error, Result, Trying};
 use crate::report::{Link, Order, Said, TaskEnd};
-use crate::sys::{self, Child};
+use crate::sys::{self, Child, Mask};
 use crate::terminal::Joined;
 
 /// How long a command may take to end after SIGTERM or SIGHUP.
@@ -24,10 +24,15 @@ const PASSED: [i32; 8] = [
     libc::SIGWINCH,
 ];
 
-/// Waits for signals, from before the first process of a root is made.
+/// Those of them that ask for the end.
+const ENDING: [i32; 4] = [libc::SIGINT, libc::SIGTERM, libc::SIGQUIT, libc::SIGHUP];
+
+/// Waits for signals, from before the first process of a root is made. Dropped, it leaves signals as it found them.
 #[derive(Debug)]
 pub(crate) struct Watch {
     signals: OwnedFd,
+    /// What was held back before.
+    before: Mask,
     /// The first signal that asked for the end.
     asked: Option<i32>,
     /// When a command that was asked to end is killed.
@@ -36,8 +41,21 @@ pub(crate) struct Watch {
 
 impl Watch {
     pub(crate) fn new() -> Result<Watch> {
-        let signals = sys::signals_by_descriptor(&PASSED).trying(|| "catch signals".to_owned())?;
-        Ok(Watch { signals, asked: None, deadline: None })
+        let (signals, before) = sys::signals_by_descriptor(&PASSED).trying(|| "catch signals".to_owned())?;
+        Ok(Watch { signals, before, asked: None, deadline: None })
+    }
+
+    /// Lets signals act as they did before. Those that have come since the command has ended act now, but for those that
+    /// were meant for the command alone.
+    pub(crate) fn release(&mut self) {
+        let mut ending = None;
+        while let Some(signal) = sys::next_signal(self.signals.as_fd()) {
+            ending = ending.or(ENDING.contains(&signal).then_some(signal));
+        }
+        sys::restore_signals(&self.before);
+        if let Some(signal) = ending {
+            let _ = sys::kill(std::process::id() as i32, signal);
+        }
     }
 
     /// Waits for the next message, ending the child when it is asked to for the second time.
@@ -105,7 +123,7 @@ impl Watch {
                         terminal.resize();
                     }
                 }
-                libc::SIGINT | libc::SIGTERM | libc::SIGQUIT | libc::SIGHUP => {
+                signal if ENDING.contains(&signal) => {
                     if self.asked.is_some() {
                         self.kill(child);
                         continue;
@@ -184,5 +202,13 @@ impl Watch {
             ),
             (Some(other), _) => Error::Failed(format!("the root's first process said {other:?} out of turn")),
         }
+    }
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        // What was to end a command that is not there any more must not hide why.
+        while sys::next_signal(self.signals.as_fd()).is_some() {}
+        sys::restore_signals(&self.before);
     }
 }

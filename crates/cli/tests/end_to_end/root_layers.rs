@@ -112,6 +112,30 @@ fn layers_have_names() {
 }
 
 #[test]
+fn a_layer_that_is_replaced_stays_for_the_roots_that_use_it() {
+    let layers = Layers::new();
+    let folder = layers.dir().join("folder");
+    fs::create_dir(&folder).unwrap();
+    let make = |text: &str| {
+        fs::write(folder.join("version"), text).unwrap();
+        layers.create("v", &format!("dir:{}", folder.display()), &["--force"]);
+    };
+    make("one");
+    run(&mut layers.run(&["--root", "v", "--keep", "--name", "k"], "true"));
+    make("two");
+    let read = || run(&mut layers.hayloft(["root", "enter", "k", "--", "cat", "/version"]));
+    assert_eq!((read().as_str(), names(&layers.dir().join("layers")).len()), ("one", 3));
+    assert_eq!(run(&mut layers.run(&["--root", "v"], "cat /version")), "two");
+    // Roots of another state folder are asked as well.
+    let mut remove = layers.hayloft(["root", "rm", "--layer", "small"]);
+    let (code, said) = run_failing(remove.env("HAYLOFT_STATE_DIR", layers.dir().join("other")));
+    assert!(code == 5 && said.contains("in use"), "{code}: {said}");
+    run(&mut layers.hayloft(["root", "rm", "k"]));
+    make("three");
+    assert_eq!(names(&layers.dir().join("layers")), ["small", "v"]);
+}
+
+#[test]
 fn a_difference_is_shown() {
     let layers = Layers::new();
     let script = "echo >>/etc/passwd; chmod 700 /etc; mkdir -p /new/dir; : >/new/file; rm -r /old; : >/old

@@ -5,7 +5,7 @@ use std::io::Read;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::time::Duration;
 
-use crate::farm::{kill, run, run_failing, sh, wait_until};
+use crate::farm::{Farm, kill, run, run_failing, sh, wait_until};
 use crate::root_box::{RootBox, processes, small_layer, wait_no_process};
 
 #[test]
@@ -53,6 +53,76 @@ fn a_command_hears_signals_and_ends_with_its_caller() {
     assert_eq!(started.child.wait().unwrap().code(), Some(130));
     wait_no_process("4711.2");
     assert_eq!(roots.leftovers(&[]), [""; 0]);
+}
+
+#[test]
+fn a_signal_at_the_wrong_moment_changes_nothing() {
+    let roots = RootBox::new();
+    let out = roots.dir().join("out");
+    for at in 0..10 {
+        let flags = ["--keep", "--name", "r", "--collect", "/file", "--output", out.to_str().unwrap()];
+        let mut child = roots.run(flags, &format!("echo {at} >/file")).spawn().unwrap();
+        // One that is passed on and does nothing.
+        while child.try_wait().unwrap().is_none() {
+            kill(child.id(), libc::SIGCONT);
+        }
+        assert_eq!(child.wait().unwrap().code(), Some(0));
+        assert_eq!(fs::read_to_string(out.join("file")).unwrap(), format!("{at}\n"));
+        assert_eq!(run(&mut roots.hayloft(["root", "enter", "r", "--", "cat", "/file"])), format!("{at}\n"));
+        run(&mut roots.hayloft(["root", "rm", "r"]));
+    }
+}
+
+#[test]
+fn a_signal_after_the_command_ends_what_comes_then() {
+    let roots = RootBox::new();
+    let farm = Farm::new();
+    farm.create("v");
+    let to = format!("{}/v:out", farm.address);
+    let mut started =
+        roots.start(["--publish", &to], "echo ready; read line || true; echo x >/file; sleep 0.3");
+    farm.signal_server(libc::SIGSTOP);
+    wait_until("it waits for the server", Duration::from_secs(20), || {
+        processes(&format!("mount\0{}", farm.address)) > 0
+    });
+    let folder = mount_folder(started.child.id());
+    kill(started.child.id(), libc::SIGTERM);
+    let asked = std::time::Instant::now();
+    assert_eq!(started.child.wait().unwrap().code(), Some(143));
+    assert!(asked.elapsed() < Duration::from_secs(8), "{:?}", asked.elapsed());
+    farm.signal_server(libc::SIGCONT);
+    assert!(!folder.exists(), "{}", folder.display());
+    assert_eq!(roots.leftovers(&[]), [""; 0]);
+}
+
+/// Where the process that this one has started is to mount.
+fn mount_folder(parent: u32) -> std::path::PathBuf {
+    let children = fs::read_to_string(format!("/proc/{parent}/task/{parent}/children")).unwrap();
+    let lines = children.split_whitespace().filter_map(|pid| fs::read(format!("/proc/{pid}/cmdline")).ok());
+    let args: Vec<String> = lines
+        .flat_map(|line| String::from_utf8_lossy(&line).split('\0').map(str::to_owned).collect::<Vec<_>>())
+        .collect();
+    let folder = args.iter().find(|arg| arg.contains("hayloft-publish-")).unwrap();
+    std::path::Path::new(folder).parent().unwrap().to_owned()
+}
+
+#[test]
+fn a_number_that_was_given_anew_is_not_taken_for_the_root() {
+    let roots = RootBox::new();
+    run(&mut roots.run(["--keep", "--name", "k"], "true"));
+    let file = roots.state().join("k/root.json");
+    let before = fs::read_to_string(&file).unwrap();
+    let mut other = sh("sleep 4723.1").spawn().unwrap();
+    let mut info: serde_json::Value = serde_json::from_str(&before).unwrap();
+    info["pid"] = other.id().into();
+    fs::write(&file, info.to_string()).unwrap();
+    assert_eq!(run_failing(&mut roots.hayloft(["root", "enter", "k", "--", "true"])).0, 4);
+    assert_eq!(run_failing(&mut roots.hayloft(["root", "rm", "k"])).0, 4);
+    assert!(other.try_wait().unwrap().is_none(), "it lives");
+    other.kill().unwrap();
+    other.wait().unwrap();
+    fs::write(&file, before).unwrap();
+    run(&mut roots.hayloft(["root", "rm", "k"]));
 }
 
 #[test]
@@ -217,6 +287,7 @@ fn wrong_requests_are_refused_in_one_sentence() {
         (["--bind", "/usr:/../x"], "'/../x' is no place in a root"),
         (["--scratch", "relative"], "'relative' is no place in a root"),
         (["--cpus", "0"], "--cpus takes a number"),
+        (["--tmp", "0"], "--tmp takes a size above zero"),
         (["--root", "/etc/passwd"], "is no layer"),
     ] {
         let (code, said) = run_failing(&mut roots.run(flags, "true"));

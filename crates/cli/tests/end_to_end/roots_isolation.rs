@@ -6,10 +6,12 @@ use std::ffi::CString;
 use std::fs;
 use std::io::Write;
 use std::net::{TcpListener, TcpStream};
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;
+use std::process::Stdio;
+use std::time::Duration;
 
-use crate::farm::{run, run_failing};
+use crate::farm::{run, run_failing, wait_until};
 use crate::root_box::RootBox;
 
 /// Runs the attempts that `inside` knows under this name, in a root.
@@ -186,6 +188,11 @@ fn others() {
 fn network() {
     let address = std::env::var("ADDRESS").unwrap();
     println!("reached: {}", TcpStream::connect(&address).is_ok());
+    // No network namespace bounds these.
+    for family in [libc::AF_VSOCK, libc::AF_ALG] {
+        let error = call(libc::SYS_socket, [family as usize, libc::SOCK_STREAM as usize, 0, 0, 0]);
+        assert_eq!(error, libc::EAFNOSUPPORT, "{family}");
+    }
     let own = TcpListener::bind("127.0.0.1:0").unwrap();
     TcpStream::connect(own.local_addr().unwrap()).expect("a loopback interface that is up");
 }
@@ -243,6 +250,61 @@ fn what_is_bound_read_only_stays_so() {
     run_failing(&mut roots.run(["--bind", &bind], "touch /shared/x"));
     run_failing(&mut roots.run(["--bind", &bind], "mount -o remount,rw /shared"));
     assert_eq!(fs::read_dir(&shared).unwrap().count(), 0);
+}
+
+#[test]
+fn a_layer_does_not_say_where_the_own_folders_are() {
+    let roots = RootBox::new();
+    let layer = crate::root_box::small_layer(roots.dir());
+    fs::create_dir(layer.join("mnt")).unwrap();
+    let flags = ["--root", layer.to_str().unwrap(), "--bind", "/usr:/usr"];
+    for name in ["proc", "sys", "dev", "tmp", "run"] {
+        for target in ["/mnt", "mnt", "."] {
+            std::os::unix::fs::symlink(target, layer.join(name)).unwrap();
+            let (code, said) = run_failing(&mut roots.run(flags, "cat /mnt/sys/kernel/core_pattern"));
+            assert!(code == 125 && said.contains(&format!("at /{name}")), "{name} {target}: {code}: {said}");
+            fs::remove_file(layer.join(name)).unwrap();
+        }
+        fs::write(layer.join(name), "").unwrap();
+        assert_eq!(run_failing(&mut roots.run(flags, "true")).0, 125, "{name}");
+        fs::remove_file(layer.join(name)).unwrap();
+        // What a layer has in a folder of its own is covered.
+        fs::create_dir(layer.join(name)).unwrap();
+    }
+    std::os::unix::fs::symlink("/mnt", layer.join("proc/sys")).unwrap();
+    run(&mut roots
+        .run(flags, "! echo x 2>/dev/null >/proc/sys/kernel/core_pattern; test -z \"$(cat /proc/keys)\""));
+    assert_eq!(roots.leftovers(&[]), [""; 0]);
+}
+
+#[test]
+fn the_hosts_program_cannot_be_changed_from_inside() {
+    let roots = RootBox::new();
+    let program = roots.dir().join("hayloft");
+    fs::copy(crate::farm::HAYLOFT, &program).unwrap();
+    let mode = fs::metadata(&program).unwrap().mode();
+    let layer = crate::root_box::small_layer(roots.dir());
+    // To this program the script is a configuration file in which all is a comment.
+    let trap = layer.join("trap");
+    fs::write(&trap, "#!/proc/self/exe --config\n").unwrap();
+    fs::set_permissions(&trap, fs::Permissions::from_mode(0o755)).unwrap();
+    let mut command = std::process::Command::new(&program);
+    command.args(["run", "--name", "trap", "--root", layer.to_str().unwrap(), "--bind", "/usr:/usr"]);
+    command.args(["--", "/trap", "serve", "--store", "file:///store", "--listen", "127.0.0.1:0"]);
+    command.env("HAYLOFT_STATE_DIR", roots.state()).env("HAYLOFT_CONFIG", "/dev/null");
+    let mut child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    let enter =
+        |script: &str| roots.hayloft(["root", "enter", "trap", "--", "sh", "-c", script]).output().unwrap();
+    wait_until("the program runs in the root", Duration::from_secs(20), || {
+        let said = enter("tr '\\0' ' ' </proc/2/cmdline").stdout;
+        String::from_utf8_lossy(&said).contains("--config /trap serve")
+    });
+    let output = enter("exec 2>&1; chmod 4755 /proc/2/exe; chown 1 /proc/2/exe; echo x >>/proc/2/exe");
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert_eq!(said.matches("Read-only file system").count(), 2, "{said}");
+    assert_eq!(fs::metadata(&program).unwrap().mode(), mode);
+    run(&mut roots.hayloft(["root", "rm", "--force", "trap"]));
+    child.wait().unwrap();
 }
 
 #[test]

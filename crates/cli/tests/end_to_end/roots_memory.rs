@@ -95,3 +95,18 @@ fn spill_to_memory_is_refused() {
     assert!(code == 125 && said.contains("is in memory"), "{said}");
     assert_eq!(roots.leftovers(&[]), [""; 0]);
 }
+
+#[test]
+fn swap_files_are_found_again_by_whatever_path_they_were_made() {
+    let roots = RootBox::new();
+    std::fs::create_dir(roots.dir().join("real")).unwrap();
+    std::os::unix::fs::symlink("real", roots.dir().join("link")).unwrap();
+    for folder in ["relative", "link/below", "./real/../link"] {
+        let flags = ["--memory", "64M", "--spill", "64M", "--spill-dir", folder];
+        run(roots.run(flags, "true").current_dir(roots.dir()));
+        let swaps = std::fs::read_to_string("/proc/swaps").unwrap();
+        assert_eq!(roots.leftovers(&[]), [""; 0], "{folder}: {swaps}");
+    }
+    let left = run(crate::farm::sh("find \"$0\" -name '*.swap'").arg(roots.dir()));
+    assert_eq!(left, "");
+}

@@ -189,6 +189,63 @@ fn no_archive_writes_outside_its_tree() {
 }
 
 #[test]
+fn a_layer_stays_as_long_as_it_is_used() {
+    let (dir, layers) = place();
+    let folder = dir.path().join("folder");
+    fs::create_dir(&folder).unwrap();
+    let from = format!("dir:{}", folder.display());
+    let make = |text: &str| {
+        fs::write(folder.join("file"), text).unwrap();
+        let options = CreateOptions { replace: true, ..Default::default() };
+        create(&layers, "x", &from, &options).unwrap();
+    };
+    let entries = || fs::read_dir(layers.base()).unwrap().count();
+    make("one");
+    let used = resolve_with("x", &layers, &|_, _| {}).unwrap();
+    // What an overlay has: the folder, not its path.
+    let inside = crate::folder::Folder::open(&used.path).unwrap();
+    let read = || std::io::read_to_string(inside.open_file("file".as_ref()).unwrap()).unwrap();
+    assert!(matches!(layers.remove("x"), Err(LayerError::InUse(_))));
+    make("two");
+    make("three");
+    assert_eq!((read().as_str(), entries()), ("one", 2));
+    assert_eq!(fs::read_to_string(resolve("x", &layers).unwrap().join("file")).unwrap(), "three");
+    assert_eq!(layers.list().unwrap().len(), 1);
+    drop(used);
+    make("four");
+    assert_eq!(entries(), 1);
+    layers.remove("x").unwrap();
+    assert_eq!(entries(), 0);
+}
+
+#[test]
+fn an_unpacked_archive_stays_as_long_as_it_is_used() {
+    let (dir, layers) = place();
+    let folder = dir.path().join("folder");
+    fs::create_dir(&folder).unwrap();
+    let archive = dir.path().join("a.tar");
+    let unpack = |text: &str| {
+        fs::write(folder.join("file"), text).unwrap();
+        tar(&[], &folder, &archive);
+        resolve_with(archive.to_str().unwrap(), &layers, &|_, _| {}).unwrap()
+    };
+    let one = unpack("first");
+    let old = std::time::SystemTime::now() - std::time::Duration::from_secs(90 * 24 * 3600);
+    let outdate = |tree: &Path| {
+        let used = fs::File::options().write(true).open(tree.with_file_name("used")).unwrap();
+        used.set_modified(old).unwrap();
+    };
+    outdate(&one.path);
+    let two = unpack("second, longer");
+    assert_ne!(one.path, two.path);
+    assert_eq!(fs::read_to_string(one.path.join("file")).unwrap(), "first");
+    let path = one.path.clone();
+    drop(one);
+    let three = unpack("third, still longer");
+    assert!(!path.exists() && two.path.exists() && three.path.exists());
+}
+
+#[test]
 fn an_archive_is_unpacked_once() {
     let (dir, layers) = place();
     let (folder, archive) = (dir.path().join("folder"), dir.path().join("a.tgz"));
@@ -208,6 +265,7 @@ fn an_archive_is_unpacked_once() {
                         }
                     })
                     .unwrap()
+                    .path
                 })
             })
             .collect();

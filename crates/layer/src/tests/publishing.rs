@@ -279,14 +279,14 @@ fn what_a_crash_leaves_is_removed_by_the_next() {
     let before = seen(&world.at("volume/out"));
     let options = PublishOptions::default();
     let (staging, _) = stage(&world.stack(), &world.at("volume/out"), &options).unwrap();
-    staging.crash();
+    staging.leave();
     assert_eq!(world.names("volume"), [".out.hayloft-new", "out"]);
     assert_eq!(seen(&world.at("volume/out")), before);
 
     // After the exchange and before the old version was removed.
     let (mut staging, _) = stage(&world.stack(), &world.at("volume/out"), &options).unwrap();
     staging.commit().unwrap();
-    staging.crash();
+    staging.leave();
     assert_eq!(world.names("volume/.out.hayloft-new/new"), ["old"]);
     assert_eq!(world.names("volume/out"), ["a", "old"]);
     world.publish();
@@ -314,6 +314,36 @@ fn failing_leaves_the_target_as_it_was() {
         assert!(matches!(error, LayerError::Target { .. }), "{error}");
     }
     assert_eq!(world.names("volume"), ["out"]);
+}
+
+#[test]
+fn what_is_there_and_perhaps_not_durable_is_told_as_that() {
+    let world = World::new();
+    world.write("upper/a", "1");
+    world.write("volume/out/old", "0");
+    let calls = std::cell::Cell::new(0);
+    // The second call is after the new version has taken its place.
+    let breaks = |_: &Path| {
+        calls.set(calls.get() + 1);
+        if calls.get() == 1 { Ok(()) } else { Err(io::Error::from(io::ErrorKind::StorageFull)) }
+    };
+    let options = PublishOptions { durable: Some(&breaks), ..Default::default() };
+    let error = publish(&world.stack(), &world.at("volume/out"), &options).unwrap_err();
+    assert!(matches!(error, LayerError::NotDurable { .. }), "{error}");
+    assert!(error.to_string().contains("not known to be durable"), "{error}");
+    assert_eq!(world.names("volume/out"), ["a", "old"]);
+    publish(&world.stack(), &world.at("volume/out"), &PublishOptions::default()).unwrap();
+    assert_eq!(world.names("volume"), ["out"]);
+}
+
+#[test]
+fn who_stops_leaves_the_target_as_it_was() {
+    let world = World::new();
+    world.write("upper/a", "1");
+    world.write("volume/out/old", "0");
+    let options = PublishOptions { stop: Some(&|| true), ..Default::default() };
+    publish(&world.stack(), &world.at("volume/out"), &options).unwrap_err();
+    assert_eq!((world.names("volume"), world.names("volume/out")), (vec!["out".into()], vec!["old".into()]));
 }
 
 #[test]
