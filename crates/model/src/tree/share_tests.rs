@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::tree::{FIRST_COOKIE, NewNode};
-use crate::{InoRange, Usage};
+use crate::{InoRange, Rows, Usage};
 
 const DIR: Ino = Ino(20);
 const FILE: Ino = Ino(21);
@@ -261,4 +261,57 @@ fn changes_of_a_file_that_was_given_back_are_shipped_though_it_is_forgotten() {
     tree.shipped(Sequence(1));
     assert_eq!(tree.take_released(), [FILE]);
     assert!(!tree.has_inode(FILE));
+}
+
+/// `/a/x` and `/b/y`, all directories, as a host has them that owns these, or as one that knows no sharing.
+fn crossing(owned: Option<[Ino; 2]>) -> (Tree, Rows) {
+    let [a, b, x, y] = [2, 3, 4, 5].map(Ino);
+    let mut tree = Tree::new(Usage::default(), Usage::default());
+    if let Some(owned) = owned {
+        tree.share();
+        owned.into_iter().for_each(|dir| tree.own(dir));
+    }
+    let mut rows = Rows::default();
+    for (dir, parent, below) in [
+        (Ino::ROOT, Ino::ROOT, vec![("a", a), ("b", b)]),
+        (a, Ino::ROOT, vec![("x", x)]),
+        (b, Ino::ROOT, vec![("y", y)]),
+        (x, a, vec![]),
+        (y, b, vec![]),
+    ] {
+        let row = row(0o040755, 2 + below.len() as u32, parent);
+        rows.apply(&put(dir, row.clone()));
+        tree.add_inode(dir, row);
+        let named =
+            |(name, ino): &(&str, Ino)| (Name::new(name.as_bytes()), entry(*ino, FileKind::Directory));
+        for (name, dentry) in below.iter().map(named) {
+            rows.apply(&Record::PutDentry(dir, name, dentry));
+        }
+        tree.add_listing(dir, below.iter().map(named).map(|(name, dentry)| (name, dentry, None)));
+    }
+    (tree, rows)
+}
+
+#[test]
+fn owners_do_not_move_directories_themselves_since_two_would_build_a_cycle() {
+    let [a, b, x, y] = [2, 3, 4, 5].map(Ino);
+    let moves: [((Ino, &[u8]), (Ino, &[u8]), [Ino; 2]); 2] =
+        [((a, b"x"), (y, b"x"), [a, y]), ((b, b"y"), (x, b"y"), [b, x])];
+    let (_, mut rows) = crossing(None);
+    for (from, to, owned) in moves {
+        let (mut owner, _) = crossing(Some(owned));
+        let refused = owner.rename(from, to, Default::default(), time(2));
+        assert_eq!(refused, Err(TreeError::Missing(Missing::Executor)));
+        // Without the rule each does what is right in its own tree.
+        let (mut careless, _) = crossing(None);
+        careless.rename(from, to, Default::default(), time(2)).unwrap();
+        careless.cut(Sequence(1), false).batch.records.iter().for_each(|record| rows.apply(record));
+    }
+    let (mut reached, mut todo) = (Vec::new(), vec![Ino::ROOT]);
+    while let Some(dir) = todo.pop() {
+        todo.extend(rows.listing(dir).into_iter().map(|(_, dentry)| dentry.ino));
+        reached.push(dir);
+    }
+    reached.sort_unstable();
+    assert_eq!(reached, [Ino::ROOT, a, b], "each of the others is below the other");
 }
