@@ -1,6 +1,6 @@
 //! The oracle of the crash tests: a tree in memory, and a writer that does the same to a real one.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
 use std::io;
 use std::os::unix::fs::{FileExt, PermissionsExt, symlink};
@@ -154,6 +154,22 @@ impl Op {
         }
     }
 
+    /// The paths that it changes, or may change.
+    fn paths(&self) -> Vec<&String> {
+        match self {
+            Op::Create(path)
+            | Op::Write { path, .. }
+            | Op::Truncate(path, _)
+            | Op::Chmod(path, _)
+            | Op::Mkdir(path)
+            | Op::Symlink(path, _)
+            | Op::Unlink(path)
+            | Op::Rmdir(path) => vec![path],
+            Op::Rename(from, to) => vec![from, to],
+            Op::Fsync(_) | Op::FsyncTop => Vec::new(),
+        }
+    }
+
     /// Does it to a real tree.
     pub(crate) fn perform(&self, top: &Path) -> io::Result<()> {
         let at = |path: &String| top.join(path);
@@ -215,12 +231,20 @@ pub(crate) fn find_prefix(start: &Tree, history: &[Op], least: usize, found: &Tr
     let mut nearest = (usize::MAX, 0, String::new());
     // The last match: changes that alter nothing visible count as kept.
     let mut matched = None;
+    let paths = tree.keys().chain(found.keys());
+    let mut differences: BTreeSet<String> =
+        paths.filter(|path| tree.get(*path) != found.get(*path)).cloned().collect();
     for count in 0..=history.len() {
         if count > 0 {
-            history[count - 1].apply(&mut tree);
+            let op = &history[count - 1];
+            op.apply(&mut tree);
+            for path in op.paths() {
+                match tree.get(path) == found.get(path) {
+                    true => drop(differences.remove(path)),
+                    false => drop(differences.insert(path.clone())),
+                }
+            }
         }
-        let differences: Vec<&String> =
-            tree.keys().chain(found.keys()).filter(|path| tree.get(*path) != found.get(*path)).collect();
         match differences.first() {
             None => matched = Some(count),
             Some(first) if differences.len() < nearest.0 => {
