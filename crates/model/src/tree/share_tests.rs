@@ -263,9 +263,9 @@ fn changes_of_a_file_that_was_given_back_are_shipped_though_it_is_forgotten() {
     assert!(!tree.has_inode(FILE));
 }
 
-/// `/a/x` and `/b/y`, all directories, as a host has them that owns these, or as one that knows no sharing.
-fn crossing(owned: Option<[Ino; 2]>) -> (Tree, Rows) {
-    let [a, b, x, y] = [2, 3, 4, 5].map(Ino);
+/// `/a/x/c` and `/b/y/d`, all directories, as a host has them that owns these, or as one that knows no sharing.
+fn crossing(owned: Option<[Ino; 3]>) -> (Tree, Rows) {
+    let [a, b, x, y, c, d] = [2, 3, 4, 5, 6, 7].map(Ino);
     let mut tree = Tree::new(Usage::default(), Usage::default());
     if let Some(owned) = owned {
         tree.share();
@@ -276,8 +276,10 @@ fn crossing(owned: Option<[Ino; 2]>) -> (Tree, Rows) {
         (Ino::ROOT, Ino::ROOT, vec![("a", a), ("b", b)]),
         (a, Ino::ROOT, vec![("x", x)]),
         (b, Ino::ROOT, vec![("y", y)]),
-        (x, a, vec![]),
-        (y, b, vec![]),
+        (x, a, vec![("c", c)]),
+        (y, b, vec![("d", d)]),
+        (c, x, vec![]),
+        (d, y, vec![]),
     ] {
         let row = row(0o040755, 2 + below.len() as u32, parent);
         rows.apply(&put(dir, row.clone()));
@@ -294,9 +296,9 @@ fn crossing(owned: Option<[Ino; 2]>) -> (Tree, Rows) {
 
 #[test]
 fn owners_do_not_move_directories_themselves_since_two_would_build_a_cycle() {
-    let [a, b, x, y] = [2, 3, 4, 5].map(Ino);
-    let moves: [((Ino, &[u8]), (Ino, &[u8]), [Ino; 2]); 2] =
-        [((a, b"x"), (y, b"x"), [a, y]), ((b, b"y"), (x, b"y"), [b, x])];
+    let [a, b, x, y, c, d] = [2, 3, 4, 5, 6, 7].map(Ino);
+    let moves: [((Ino, &[u8]), (Ino, &[u8]), [Ino; 3]); 2] =
+        [((a, b"x"), (d, b"x"), [a, x, d]), ((b, b"y"), (c, b"y"), [b, y, c])];
     let (_, mut rows) = crossing(None);
     for (from, to, owned) in moves {
         let (mut owner, _) = crossing(Some(owned));
