@@ -297,11 +297,10 @@ fn crossing(owned: Option<[Ino; 3]>) -> (Tree, Rows) {
 #[test]
 fn owners_do_not_move_directories_themselves_since_two_would_build_a_cycle() {
     let [a, b, x, y, c, d] = [2, 3, 4, 5, 6, 7].map(Ino);
-    let moves: [((Ino, &[u8]), (Ino, &[u8]), [Ino; 3]); 2] =
-        [((a, b"x"), (d, b"x"), [a, x, d]), ((b, b"y"), (c, b"y"), [b, y, c])];
     let (_, mut rows) = crossing(None);
-    for (from, to, owned) in moves {
-        let (mut owner, _) = crossing(Some(owned));
+    for (name, from, to, moved) in [(b"x", a, d, x), (b"y", b, c, y)] {
+        let (from, to) = ((from, &name[..]), (to, &name[..]));
+        let (mut owner, _) = crossing(Some([from.0, to.0, moved]));
         let refused = owner.rename(from, to, Default::default(), time(2));
         assert_eq!(refused, Err(TreeError::Missing(Missing::Executor)));
         // Without the rule each does what is right in its own tree.
