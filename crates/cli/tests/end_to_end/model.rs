@@ -239,9 +239,10 @@ pub(crate) fn find_prefix(start: &Tree, history: &[Op], least: usize, found: &Tr
             let op = &history[count - 1];
             op.apply(&mut tree);
             for path in op.paths() {
-                match tree.get(path) == found.get(path) {
-                    true => drop(differences.remove(path)),
-                    false => drop(differences.insert(path.clone())),
+                if tree.get(path) == found.get(path) {
+                    differences.remove(path);
+                } else {
+                    differences.insert(path.clone());
                 }
             }
         }
