@@ -12,7 +12,15 @@ pub(crate) const ENDING: [i32; 3] = [libc::SIGINT, libc::SIGTERM, libc::SIGHUP];
 /// # Errors
 /// When signals cannot be caught.
 pub(crate) fn on_ending(act: impl Fn(i32) + Send + 'static) -> io::Result<()> {
-    let mut signals = sys::catch_signals(&ENDING)?;
+    on(&ENDING, act)
+}
+
+/// Calls `act` with each of these signals that comes, on a thread of its own.
+///
+/// # Errors
+/// When signals cannot be caught.
+pub(crate) fn on(signals: &[i32], act: impl Fn(i32) + Send + 'static) -> io::Result<()> {
+    let mut signals = sys::catch_signals(signals)?;
     std::thread::spawn(move || {
         let mut number = [0];
         while signals.read_exact(&mut number).is_ok() {

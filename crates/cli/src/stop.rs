@@ -1,14 +1,14 @@
 //! Ending what comes after a root's command, copying and publishing, when a signal asks for it: the first one lets it
 //! stop where it can and be removed in order, a second one ends it at once.
 
-use std::io::{self, Read};
+use std::io;
 use std::path::PathBuf;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicI32, Ordering};
 use std::time::Duration;
 
 use crate::exit::{Exit, failure};
-use crate::{publish, sys};
+use crate::{publish, signals};
 
 /// How long the first signal may take, as for a command that is asked to end.
 const GRACE: Duration = Duration::from_secs(10);
@@ -28,24 +28,18 @@ static MOUNT: Mutex<Option<PathBuf>> = Mutex::new(None);
 /// When signals cannot be caught.
 pub(crate) fn on_signals() -> io::Result<()> {
     let all: Vec<i32> = ENDING.iter().chain(&FOR_THE_COMMAND).copied().collect();
-    let mut signals = sys::catch_signals(&all)?;
-    std::thread::spawn(move || {
-        let mut number = [0];
-        while signals.read_exact(&mut number).is_ok() {
-            let signal = i32::from(number[0]);
-            if FOR_THE_COMMAND.contains(&signal) {
-                continue;
-            }
-            if ASKED.compare_exchange(0, signal, Ordering::SeqCst, Ordering::SeqCst).is_err() {
-                end_at_once(signal);
-            }
-            std::thread::spawn(move || {
-                std::thread::sleep(GRACE);
-                end_at_once(signal);
-            });
+    signals::on(&all, |signal| {
+        if FOR_THE_COMMAND.contains(&signal) {
+            return;
         }
-    });
-    Ok(())
+        if ASKED.compare_exchange(0, signal, Ordering::SeqCst, Ordering::SeqCst).is_err() {
+            end_at_once(signal);
+        }
+        std::thread::spawn(move || {
+            std::thread::sleep(GRACE);
+            end_at_once(signal);
+        });
+    })
 }
 
 /// The root goes with this program; a mount has to be taken away.

@@ -376,19 +376,19 @@ impl Link {
             (request, state.connected.then_some(state.connection))
         };
         // On a later one it is sent again by whoever has made that.
-        if connection.is_some() {
+        if let Some(connection) = connection {
             self.send_waiting(request, connection);
         }
         self.await_answer(request, interrupt)
     }
 
-    fn send_waiting(&self, request: u64, only_on: Option<u64>) {
+    fn send_waiting(&self, request: u64, connection: u64) {
         let Some(message) = self.state.lock().waiting.get(&request).map(|waiting| waiting.message.clone())
         else {
             return;
         };
         // An error here shows on the reading side as well, which reconnects and sends again.
-        let _ = self.write(&message, only_on);
+        let _ = self.write(&message, Some(connection));
     }
 
     fn write(&self, message: &ClientMessage, only_on: Option<u64>) -> io::Result<()> {
@@ -675,7 +675,7 @@ impl Link {
         let link = Arc::clone(self);
         std::thread::Builder::new()
             .name("hayloft-resend".to_string())
-            .spawn(move || again.into_iter().for_each(|request| link.send_waiting(request, Some(next))))?;
+            .spawn(move || again.into_iter().for_each(|request| link.send_waiting(request, next)))?;
         Ok(())
     }
 }

@@ -137,11 +137,11 @@ impl Pages {
             }
             self.drop_uncertain(&locked, speaker);
             // As long as the same calls are in the way it is large files, or a busy machine, that take their time.
-            while !is_dropped && calls.locked(inos).is_some_and(|now| now == locked) {
+            while !is_dropped
+                && begun.elapsed() <= DROP_LIMIT
+                && calls.locked(inos).is_some_and(|now| now == locked)
+            {
                 is_dropped = dropped.recv_timeout(DROP_PATIENCE).is_ok();
-                if begun.elapsed() > DROP_LIMIT {
-                    break;
-                }
             }
             if is_dropped {
                 return;

@@ -160,11 +160,12 @@ impl Client {
         let stale = core.tree.apply(&records, &own, &forget);
         // What a rename leaves in its place is not handed out.
         let is_whiteout = |ino: Ino| {
-            let rows = records.iter().filter_map(|record| match record {
-                Record::PutInode(of, row) if *of == ino => Some(row),
-                _ => None,
-            });
-            rows.into_iter().any(|row| row.kind() == FileKind::CharDevice && row.rdev == 0)
+            records.iter().any(|record| match record {
+                Record::PutInode(of, row) => {
+                    *of == ino && row.kind() == FileKind::CharDevice && row.rdev == 0
+                }
+                _ => false,
+            })
         };
         for object in own.iter().filter(|object| apply.asked && !is_whiteout(object.ino())) {
             if core.made.insert(object.ino()) {

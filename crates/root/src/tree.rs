@@ -266,10 +266,15 @@ impl Merged {
     }
 }
 
-fn open_own(top: &OwnedFd, name: &str) -> Result<OwnedFd> {
-    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+/// Names what is there, whatever links say.
+fn open_without_links(top: &OwnedFd, name: &str, flags: OFlags) -> rustix::io::Result<OwnedFd> {
+    let flags = flags | OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
-    rustix::fs::openat2(top, name, flags, Mode::empty(), resolve).map_err(|error| match error {
+    rustix::fs::openat2(top, name, flags, Mode::empty(), resolve)
+}
+
+fn open_own(top: &OwnedFd, name: &str) -> Result<OwnedFd> {
+    open_without_links(top, name, OFlags::DIRECTORY).map_err(|error| match error {
         rustix::io::Errno::LOOP | rustix::io::Errno::NOTDIR => {
             Error::Usage(format!("a layer has a link or a file at /{name}, where a root needs a folder"))
         }
@@ -279,9 +284,7 @@ fn open_own(top: &OwnedFd, name: &str) -> Result<OwnedFd> {
 
 /// What `name` on a mount of the kernel's is; `None` when this kernel does not have it. Nothing else is taken for that.
 fn open_if_there(mount: &OwnedFd, name: &str) -> rustix::io::Result<Option<OwnedFd>> {
-    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
-    match rustix::fs::openat2(mount, name, flags, Mode::empty(), resolve) {
+    match open_without_links(mount, name, OFlags::empty()) {
         Ok(place) => Ok(Some(place)),
         Err(rustix::io::Errno::NOENT) => Ok(None),
         Err(error) => Err(error),

@@ -173,7 +173,6 @@ impl Connection {
                 let (volume, session, number) = (&mounted.volume, mounted.session, self.number);
                 let claimed = volume.claim(session, number, &claim, request, &self.replies).await;
                 mounted.claimed = claimed.is_ok();
-                mounted.heard.store(self.shared.uptime_ms(), Relaxed);
                 self.shared.stats.count("CLAIM", started.elapsed());
                 let Err(error) = claimed else { return Ok(()) };
                 self.replies.answer(request, Err(error)).await;

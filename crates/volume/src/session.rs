@@ -218,7 +218,6 @@ impl Volume {
         if !has_to_go(self) {
             return Ok(());
         }
-        tracing::warn!(volume = self.name, %session, "the session is ended");
         let db = self.db()?;
         self.sharing.lock().counts.evictions += 1;
         self.end_session(&db, session).await

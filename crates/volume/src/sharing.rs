@@ -249,7 +249,15 @@ impl Volume {
             return;
         }
         for session in waited_for.into_iter().filter(|session| self.is_silent(*session)) {
-            if let Err(error) = self.evict_if(session, |volume| volume.is_silent(session)).await {
+            let is_silent_still = |volume: &Volume| {
+                let is_silent = volume.is_silent(session);
+                if is_silent {
+                    let volume = &volume.name;
+                    tracing::warn!(volume, %session, "silent for its lease, and others wait for it: ended");
+                }
+                is_silent
+            };
+            if let Err(error) = self.evict_if(session, is_silent_still).await {
                 tracing::warn!(volume = self.name, %session, %error, "a session cannot be ended yet");
             }
         }
