@@ -13,7 +13,7 @@ use slatedb::config::{
     GarbageCollectorOptions, ScanOptions, SizeTieredCompactionSchedulerOptions,
 };
 use slatedb::db_cache::DbCache;
-use slatedb::db_cache::foyer::{FoyerCache, FoyerCacheOptions};
+use slatedb::db_cache::moka::{MokaCache, MokaCacheOptions};
 use slatedb::{Db, DbIterator, DbSnapshot, Settings, WriteBatch};
 
 use crate::error::VolumeError;
@@ -23,7 +23,10 @@ pub(crate) const TABLE_FILE: usize = 16 << 20;
 
 /// The block cache that all databases of a server share.
 pub(crate) fn cache(bytes: u64) -> Arc<dyn DbCache> {
-    Arc::new(FoyerCache::new_with_opts(FoyerCacheOptions { max_capacity: bytes, shards: 8 }))
+    Arc::new(MokaCache::new_with_opts(MokaCacheOptions {
+        max_capacity: bytes,
+        ..MokaCacheOptions::default()
+    }))
 }
 
 pub(crate) fn path(volume_id: &str) -> String {

@@ -6,6 +6,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use futures::FutureExt;
+use futures::future::BoxFuture;
 use hayloft_model::Timestamp;
 use hayloft_store::Store;
 use slatedb::db_cache::DbCache;
@@ -120,35 +122,17 @@ impl Server {
     ///
     /// # Errors
     /// When the store cannot be used or the address cannot be listened at.
-    pub async fn start(config: Config) -> Result<Server, ServerError> {
-        let store = hayloft_store::open(&config.store).await?;
-        Server::start_on(store, config).await
+    pub fn start(config: Config) -> BoxFuture<'static, Result<Server, ServerError>> {
+        // Boxed, as all that is public here: else whoever awaits it compiles the whole server once more.
+        async move { listen(hayloft_store::open(&config.store).await?, config).await }.boxed()
     }
 
     /// Like [`Server::start`], on a store that is open already; for tests that put faults into it.
     ///
     /// # Errors
     /// When the address cannot be listened at.
-    pub async fn start_on(store: Store, config: Config) -> Result<Server, ServerError> {
-        let failed = |source| ServerError::Listen { address: config.listen, source };
-        let listener = TcpListener::bind(config.listen).await.map_err(failed)?;
-        let address = listener.local_addr().map_err(failed)?;
-        let shared = Arc::new(Shared {
-            cache: database::cache(config.cache_bytes),
-            reserve: Reserve::new(store.clone(), config.reserve_bytes),
-            stats: ServerStats::default(),
-            room_wanted: Notify::new(),
-            started: Instant::now(),
-            volumes: tokio::sync::Mutex::default(),
-            stopping: watch::Sender::new(false),
-            store,
-            config,
-        });
-        tracing::info!(%address, store = shared.store.url(), "serving");
-        let accepting = tokio::spawn(accept(Arc::clone(&shared), listener));
-        let sweeper = tokio::spawn(crate::sweep::in_background(Arc::clone(&shared)));
-        let leases = tokio::spawn(watch_leases(Arc::clone(&shared)));
-        Ok(Server { shared, address, listener: accepting, sweeper, leases })
+    pub fn start_on(store: Store, config: Config) -> BoxFuture<'static, Result<Server, ServerError>> {
+        listen(store, config).boxed()
     }
 
     /// Where it listens.
@@ -157,8 +141,8 @@ impl Server {
     }
 
     /// The statistics, as `StatsRequest` answers them.
-    pub async fn stats_json(&self) -> String {
-        self.shared.stats_json().await
+    pub fn stats_json(&self) -> BoxFuture<'_, String> {
+        self.shared.stats_json().boxed()
     }
 
     /// Stops: no more connections; batches that have arrived are made durable and answered; databases
@@ -166,7 +150,11 @@ impl Server {
     ///
     /// # Errors
     /// When a database could not be closed; what was acknowledged is safe all the same.
-    pub async fn shutdown(self) -> Result<(), ServerError> {
+    pub fn shutdown(self) -> BoxFuture<'static, Result<(), ServerError>> {
+        self.stop().boxed()
+    }
+
+    async fn stop(self) -> Result<(), ServerError> {
         self.shared.stopping.send_replace(true);
         self.sweeper.abort();
         self.leases.abort();
@@ -184,6 +172,28 @@ impl Server {
         }
         Ok(())
     }
+}
+
+async fn listen(store: Store, config: Config) -> Result<Server, ServerError> {
+    let failed = |source| ServerError::Listen { address: config.listen, source };
+    let listener = TcpListener::bind(config.listen).await.map_err(failed)?;
+    let address = listener.local_addr().map_err(failed)?;
+    let shared = Arc::new(Shared {
+        cache: database::cache(config.cache_bytes),
+        reserve: Reserve::new(store.clone(), config.reserve_bytes),
+        stats: ServerStats::default(),
+        room_wanted: Notify::new(),
+        started: Instant::now(),
+        volumes: tokio::sync::Mutex::default(),
+        stopping: watch::Sender::new(false),
+        store,
+        config,
+    });
+    tracing::info!(%address, store = shared.store.url(), "serving");
+    let accepting = tokio::spawn(accept(Arc::clone(&shared), listener));
+    let sweeper = tokio::spawn(crate::sweep::in_background(Arc::clone(&shared)));
+    let leases = tokio::spawn(watch_leases(Arc::clone(&shared)));
+    Ok(Server { shared, address, listener: accepting, sweeper, leases })
 }
 
 /// Ends sessions that are silent and that others wait for.

@@ -1,5 +1,4 @@
 //! A small client that speaks the protocol over a plain socket, and helpers to make trees with it.
-#![allow(dead_code, unreachable_pub)] // a module of several test programs; each uses a part of it
 
 use std::collections::HashMap;
 use std::io::{Read, Write};
@@ -22,49 +21,49 @@ use hayloft_wire::{
 };
 
 /// A server with a runtime of its own, on a folder.
-pub struct Running {
-    pub runtime: Option<tokio::runtime::Runtime>,
-    pub server: Option<Server>,
-    pub address: SocketAddr,
+pub(crate) struct Running {
+    pub(crate) runtime: Option<tokio::runtime::Runtime>,
+    pub(crate) server: Option<Server>,
+    pub(crate) address: SocketAddr,
 }
 
-pub fn config(folder: &Path) -> Config {
+pub(crate) fn config(folder: &Path) -> Config {
     let mut config = Config::new(format!("file://{}", folder.display()), "127.0.0.1:0".parse().unwrap());
     config.lease = Duration::from_millis(600);
     config
 }
 
 impl Running {
-    pub fn start(config: Config) -> Running {
+    pub(crate) fn start(config: Config) -> Running {
         let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
         let server = runtime.block_on(Server::start(config)).unwrap();
         Running { address: server.address(), runtime: Some(runtime), server: Some(server) }
     }
 
     /// Ends everything at once, as a crash of the process does.
-    pub fn crash(mut self) {
+    pub(crate) fn crash(mut self) {
         std::mem::forget(self.server.take());
         self.runtime.take().unwrap().shutdown_background();
         // Blocking writes that have begun end by themselves, as the kernel's would.
         std::thread::sleep(Duration::from_millis(50));
     }
 
-    pub fn shutdown(mut self) {
+    pub(crate) fn shutdown(mut self) {
         let server = self.server.take().unwrap();
         self.runtime.take().unwrap().block_on(server.shutdown()).unwrap();
     }
 }
 
-pub struct Client {
+pub(crate) struct Client {
     socket: TcpStream,
     buffer: BytesMut,
     next: u64,
     early: HashMap<u64, Vec<ServerMessage>>,
     /// Requests that were sent.
-    pub requests: u64,
+    pub(crate) requests: u64,
 }
 
-pub fn hello(session: u64) -> Hello {
+pub(crate) fn hello(session: u64) -> Hello {
     Hello {
         protocol: PROTOCOL,
         volume: "vol".into(),
@@ -77,12 +76,12 @@ pub fn hello(session: u64) -> Hello {
     }
 }
 
-pub fn code(failed: &Failed) -> FailureCode {
+pub(crate) fn code(failed: &Failed) -> FailureCode {
     FailureCode::try_from(failed.code).unwrap()
 }
 
 impl Client {
-    pub fn connect(address: SocketAddr) -> Client {
+    pub(crate) fn connect(address: SocketAddr) -> Client {
         let socket = TcpStream::connect(address).unwrap();
         socket.set_nodelay(true).unwrap();
         socket.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
@@ -90,18 +89,22 @@ impl Client {
     }
 
     /// Makes the volume `vol`.
-    pub fn create(address: SocketAddr, quota_bytes: u64) {
+    pub(crate) fn create(address: SocketAddr, quota_bytes: u64) {
         let create = CreateVolume { name: "vol".into(), quota_bytes, mode: 0o755, ..CreateVolume::default() };
         let answer = Client::connect(address).ask(Ask::CreateVolume(create)).unwrap();
         assert!(matches!(answer, Answer::Volumes(made) if made.volumes.len() == 1));
     }
 
     /// A session that owns nothing yet.
-    pub fn open(address: SocketAddr, hello: Hello) -> Result<(Client, Welcome), Failed> {
+    pub(crate) fn open(address: SocketAddr, hello: Hello) -> Result<(Client, Welcome), Failed> {
         Client::open_with(address, hello, Claim::default())
     }
 
-    pub fn open_with(address: SocketAddr, hello: Hello, claim: Claim) -> Result<(Client, Welcome), Failed> {
+    pub(crate) fn open_with(
+        address: SocketAddr,
+        hello: Hello,
+        claim: Claim,
+    ) -> Result<(Client, Welcome), Failed> {
         let (mut client, welcome) = Client::greet(address, hello)?;
         match client.ask(Ask::Claim(claim))? {
             Answer::Done(_) => Ok((client, welcome)),
@@ -110,7 +113,7 @@ impl Client {
     }
 
     /// A session that has not claimed.
-    pub fn greet(address: SocketAddr, hello: Hello) -> Result<(Client, Welcome), Failed> {
+    pub(crate) fn greet(address: SocketAddr, hello: Hello) -> Result<(Client, Welcome), Failed> {
         let mut client = Client::connect(address);
         match client.ask(Ask::Hello(hello))? {
             Answer::Welcome(welcome) => Ok((client, welcome)),
@@ -119,31 +122,31 @@ impl Client {
     }
 
     /// The next event.
-    pub fn event(&mut self) -> (u64, EventBody) {
+    pub(crate) fn event(&mut self) -> (u64, EventBody) {
         match self.receive(0) {
             Answer::Event(event) => (event.number, event.body.unwrap()),
             other => panic!("{other:?}"),
         }
     }
 
-    pub fn ack(&mut self, event: u64, in_use: &[u64]) {
+    pub(crate) fn ack(&mut self, event: u64, in_use: &[u64]) {
         self.send(Ask::Ack(Ack { event, in_use: in_use.to_vec() }));
     }
 
     /// The next event, which is acknowledged.
-    pub fn acked(&mut self) -> EventBody {
+    pub(crate) fn acked(&mut self) -> EventBody {
         let (event, body) = self.event();
         self.ack(event, &[]);
         body
     }
 
     /// Whether the answer is there, after the server has said something else.
-    pub fn is_answered(&mut self, request: u64) -> bool {
+    pub(crate) fn is_answered(&mut self, request: u64) -> bool {
         assert!(matches!(self.ask(Ask::Ping(Ping {})), Ok(Answer::Pong(_))));
         self.early.get(&request).is_some_and(|waiting| !waiting.is_empty())
     }
 
-    pub fn send(&mut self, body: Ask) -> u64 {
+    pub(crate) fn send(&mut self, body: Ask) -> u64 {
         let one_way = matches!(
             body,
             Ask::Content(_)
@@ -161,18 +164,18 @@ impl Client {
     }
 
     /// Sends a request of that number.
-    pub fn send_as(&mut self, request: u64, body: Ask) {
+    pub(crate) fn send_as(&mut self, request: u64, body: Ask) {
         let mut bytes = Vec::new();
         frame::encode(&ClientMessage { request, body: Some(body) }, &mut bytes);
         self.socket.write_all(&bytes).unwrap();
     }
 
-    pub fn receive(&mut self, request: u64) -> Answer {
+    pub(crate) fn receive(&mut self, request: u64) -> Answer {
         self.receive_or_end(request).expect("the server closed the connection")
     }
 
     /// The answer; `None` when the connection ends without it.
-    pub fn receive_or_end(&mut self, request: u64) -> Option<Answer> {
+    pub(crate) fn receive_or_end(&mut self, request: u64) -> Option<Answer> {
         loop {
             if let Some(waiting) = self.early.get_mut(&request)
                 && !waiting.is_empty()
@@ -195,23 +198,23 @@ impl Client {
     }
 
     /// Whether the server closes the connection within five seconds.
-    pub fn is_closed_soon(&mut self) -> bool {
+    pub(crate) fn is_closed_soon(&mut self) -> bool {
         self.socket.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
         let closed = matches!(self.socket.read(&mut [0; 1024]), Ok(0));
         self.socket.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
         closed
     }
 
-    pub fn begin(&mut self, sequence: u64, (bytes, inodes): (i64, i64)) {
+    pub(crate) fn begin(&mut self, sequence: u64, (bytes, inodes): (i64, i64)) {
         self.send(Ask::BeginBatch(BeginBatch { sequence, bytes, inodes }));
     }
 
-    pub fn records(&mut self, records: &[Record]) {
+    pub(crate) fn records(&mut self, records: &[Record]) {
         let records = records.iter().map(RecordMessage::from).collect();
         self.send(Ask::Records(Records { records }));
     }
 
-    pub fn ask(&mut self, body: Ask) -> Result<Answer, Failed> {
+    pub(crate) fn ask(&mut self, body: Ask) -> Result<Answer, Failed> {
         let request = self.send(body);
         match self.receive(request) {
             Answer::Failed(failed) => Err(failed),
@@ -219,7 +222,7 @@ impl Client {
         }
     }
 
-    pub fn content(&mut self, raw: &[u8]) -> BlockRef {
+    pub(crate) fn content(&mut self, raw: &[u8]) -> BlockRef {
         let chunk = encode_chunk(raw);
         let hash = chunk.hash;
         self.send(Ask::Content(Chunk {
@@ -231,7 +234,12 @@ impl Client {
         BlockRef { hash, len: raw.len() as u32 }
     }
 
-    pub fn commit(&mut self, sequence: u64, records: &[Record], usage: (i64, i64)) -> Result<u64, Failed> {
+    pub(crate) fn commit(
+        &mut self,
+        sequence: u64,
+        records: &[Record],
+        usage: (i64, i64),
+    ) -> Result<u64, Failed> {
         let commit = commit(sequence, records, usage);
         match self.ask(Ask::Commit(commit))? {
             Answer::Committed(done) => Ok(done.sequence),
@@ -240,12 +248,12 @@ impl Client {
     }
 
     /// All parts of the answer to an `Enter`, put together.
-    pub fn enter(&mut self, dir: u64, budget_bytes: u64) -> Result<Listings, Failed> {
+    pub(crate) fn enter(&mut self, dir: u64, budget_bytes: u64) -> Result<Listings, Failed> {
         let request = self.send(Ask::Enter(Enter { dir, budget_bytes }));
         self.listings(request)
     }
 
-    pub fn listings(&mut self, request: u64) -> Result<Listings, Failed> {
+    pub(crate) fn listings(&mut self, request: u64) -> Result<Listings, Failed> {
         let mut whole = Listings::default();
         loop {
             match self.receive(request) {
@@ -272,7 +280,7 @@ impl Client {
         }
     }
 
-    pub fn fetch(&mut self, hashes: &[ContentHash]) -> Result<Vec<Bytes>, Failed> {
+    pub(crate) fn fetch(&mut self, hashes: &[ContentHash]) -> Result<Vec<Bytes>, Failed> {
         let packed: Vec<u8> = hashes.iter().flat_map(|hash| hash.0).collect();
         match self.ask(Ask::FetchContent(FetchContent { hashes: packed.into() }))? {
             Answer::Contents(contents) => {
@@ -289,17 +297,17 @@ impl Client {
     }
 }
 
-pub fn decode(chunk: Chunk, hash: ContentHash) -> Bytes {
+pub(crate) fn decode(chunk: Chunk, hash: ContentHash) -> Bytes {
     assert_eq!(chunk.hash, hash.0[..]);
     decode_chunk(hash, chunk.len, Codec::try_from(chunk.codec).unwrap(), chunk.payload).unwrap()
 }
 
-pub fn commit(sequence: u64, records: &[Record], (bytes, inodes): (i64, i64)) -> Commit {
+pub(crate) fn commit(sequence: u64, records: &[Record], (bytes, inodes): (i64, i64)) -> Commit {
     let records = records.iter().map(RecordMessage::from).collect();
     Commit { sequence, records, bytes, inodes, orphans: Vec::new() }
 }
 
-pub fn row(kind: FileKind, nlink: u32) -> InodeRow {
+pub(crate) fn row(kind: FileKind, nlink: u32) -> InodeRow {
     let time = Timestamp { secs: 1_700_000_000, nanos: 5 };
     InodeRow {
         mode: kind.bits() | 0o644,
@@ -320,29 +328,29 @@ pub fn row(kind: FileKind, nlink: u32) -> InodeRow {
     }
 }
 
-pub fn file(content: Content, size: u64) -> InodeRow {
+pub(crate) fn file(content: Content, size: u64) -> InodeRow {
     InodeRow { content, size, allocated: size, ..row(FileKind::Regular, 1) }
 }
 
 /// A file with a name in one directory.
-pub fn file_in(home: u64, content: Content, size: u64) -> InodeRow {
+pub(crate) fn file_in(home: u64, content: Content, size: u64) -> InodeRow {
     InodeRow { parent: Ino(home), ..file(content, size) }
 }
 
-pub fn directory(parent: u64, subdirectories: u32, next_cookie: u64) -> InodeRow {
+pub(crate) fn directory(parent: u64, subdirectories: u32, next_cookie: u64) -> InodeRow {
     InodeRow { parent: Ino(parent), next_cookie, ..row(FileKind::Directory, 2 + subdirectories) }
 }
 
-pub fn put(ino: u64, row: InodeRow) -> Record {
+pub(crate) fn put(ino: u64, row: InodeRow) -> Record {
     Record::PutInode(Ino(ino), Box::new(row))
 }
 
-pub fn link(parent: u64, name: &str, ino: u64, kind: FileKind, cookie: u64) -> Record {
+pub(crate) fn link(parent: u64, name: &str, ino: u64, kind: FileKind, cookie: u64) -> Record {
     Record::PutDentry(Ino(parent), Name::new(name.as_bytes()), Dentry { ino: Ino(ino), kind, cookie })
 }
 
 /// Bytes that are the same for the same seed and cannot be compressed.
-pub fn noise(seed: u64, len: usize) -> Vec<u8> {
+pub(crate) fn noise(seed: u64, len: usize) -> Vec<u8> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let mut bytes = Vec::with_capacity(len + 8);
     while bytes.len() < len {
@@ -356,7 +364,7 @@ pub fn noise(seed: u64, len: usize) -> Vec<u8> {
 }
 
 /// Reads all that can be reached and compares it with `rows`.
-pub fn compare_tree(client: &mut Client, rows: &Rows) {
+pub(crate) fn compare_tree(client: &mut Client, rows: &Rows) {
     let mut listed = HashMap::new();
     let mut waiting = vec![1];
     while let Some(dir) = waiting.pop() {

@@ -1,11 +1,9 @@
 //! Entering large trees: how many requests a cold walk takes, and very large directories.
 
-mod common;
-
 use std::collections::{HashMap, HashSet};
 use std::time::Instant;
 
-use common::*;
+use crate::common::*;
 use hayloft_model::{Content, ContentHash, FileKind, Ino, InodeRow, Record};
 use hayloft_wire::client_message::Body as Ask;
 use hayloft_wire::{Goodbye, ListedEntry};

@@ -1,13 +1,11 @@
 //! A full disk: refused in time, nothing acknowledged is lost, and deleting makes room. On a small tmpfs,
 //! which takes root to mount.
 
-mod common;
-
 use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use common::*;
+use crate::common::*;
 use hayloft_model::{Content, FileKind, Ino, Name, Record};
 use hayloft_wire::client_message::Body as Ask;
 use hayloft_wire::server_message::Body as Answer;

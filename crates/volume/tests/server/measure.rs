@@ -1,11 +1,9 @@
-//! Figures, printed: `cargo test --release -p hayloft-volume --test measure -- --ignored --nocapture`.
+//! Figures, printed: `cargo test --release -p hayloft-volume --test server measure -- --ignored --nocapture`.
 //! `HAYLOFT_MEASURE_DIR` is where the store lies; a fresh folder below the system's by default.
-
-mod common;
 
 use std::time::{Duration, Instant};
 
-use common::*;
+use crate::common::*;
 use hayloft_model::{BlockRef, Content, FileKind, Record};
 use hayloft_wire::client_message::Body as Ask;
 use hayloft_wire::server_message::Body as Answer;

@@ -2,15 +2,13 @@
 //! applied twice. The client takes every failure for a refusal and makes another batch of the same
 //! number, unless it is told that the outcome is not known.
 
-mod common;
-
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
+use crate::common::*;
 use async_trait::async_trait;
-use common::*;
 use futures::stream::BoxStream;
 use hayloft_model::{Content, FileKind};
 use hayloft_store::Store;

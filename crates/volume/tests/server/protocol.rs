@@ -1,11 +1,9 @@
 //! Sessions, commits and reads, as a client sees them.
 
-mod common;
-
 use std::time::Duration;
 
+use crate::common::*;
 use bytes::Bytes;
-use common::*;
 use hayloft_model::{BlockRef, Content, ContentHash, FileKind, Ino, Name, Record};
 use hayloft_wire::client_message::Body as Ask;
 use hayloft_wire::server_message::Body as Answer;

@@ -1,11 +1,9 @@
 //! Random histories against the reference rows, with crashes, restarts and sweeps in between.
 
-mod common;
-
 use std::collections::{BTreeMap, BTreeSet};
 
+use crate::common::*;
 use bytes::Bytes;
-use common::*;
 use hayloft_model::grants::Object;
 use hayloft_model::{BlockRef, Content, ContentHash, FileKind, Ino, InodeRow, Name, Record, Rows};
 use hayloft_wire::client_message::Body as Ask;

@@ -1,10 +1,8 @@
 //! Several sessions of one volume, as clients see it: grants and recalls, changes that all are told of, inodes in use.
 
-mod common;
-
 use std::time::Duration;
 
-use common::*;
+use crate::common::*;
 use hayloft_model::grants::Object;
 use hayloft_model::tree::NewNode;
 use hayloft_model::{Change, Content, FileKind, Ino, Name, Record, TreeError};

@@ -1,12 +1,10 @@
 //! Batches in parts, and what becomes of those that are given up or refused.
 
-mod common;
-
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use common::*;
+use crate::common::*;
 use hayloft_model::{Content, FileKind, InodeRow, Record};
 use hayloft_wire::client_message::Body as Ask;
 use hayloft_wire::server_message::Body as Answer;

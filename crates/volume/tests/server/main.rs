@@ -1,0 +1,11 @@
+//! A running server, as its clients see it. One program for all of them: each would compile the server's engine anew.
+
+mod batches;
+mod common;
+mod faults;
+mod history;
+mod measure;
+mod protocol;
+mod reading;
+mod sharing;
+mod space;
