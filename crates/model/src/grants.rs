@@ -81,6 +81,8 @@ pub enum Request {
     Read(Vec<Object>),
     /// To own an object.
     Own(Object),
+    /// Not to own these files by themselves. Nothing comes of it but that they are recalled.
+    Release(Vec<Object>),
     /// To have an operation on these objects executed. `local`: the session may do it itself when it owns them.
     Change {
         /// All that it changes.
@@ -93,7 +95,7 @@ pub enum Request {
 impl Request {
     fn objects(&self) -> &[Object] {
         match self {
-            Request::Read(objects) | Request::Change { objects, .. } => objects,
+            Request::Read(objects) | Request::Release(objects) | Request::Change { objects, .. } => objects,
             Request::Own(object) => std::slice::from_ref(object),
         }
     }
@@ -191,7 +193,12 @@ struct Holding {
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Awaited {
-    Recall(Object, bool),
+    Recall {
+        object: Object,
+        keep_read: bool,
+        /// Others need it: not only its owner would rather not have it.
+        wanted: bool,
+    },
     Drop(Ticket),
     Published(Ticket),
 }
@@ -203,6 +210,8 @@ struct Peer {
     claimed: bool,
     last_event: u64,
     awaited: BTreeMap<u64, Awaited>,
+    /// Of these, by what is to be given back.
+    recalls: HashMap<Ino, u64>,
 }
 
 #[derive(Clone, PartialEq, Debug)]
@@ -289,6 +298,7 @@ impl Grants {
         self.objects.retain(|_, holding| !holding.is_idle());
         if let Some(peer) = self.peers.get_mut(&session) {
             peer.awaited.clear();
+            peer.recalls.clear();
         }
         for request in self.requests.values_mut() {
             request.published.remove(&session);
@@ -315,6 +325,18 @@ impl Grants {
         self.requests.insert(ticket, waiting);
         self.advance();
         ticket
+    }
+
+    /// A session would rather not own these files by themselves.
+    pub fn release(&mut self, session: SessionId, files: &[Ino]) {
+        let owned = |ino: &Ino| {
+            let holding = self.objects.get(ino).filter(|holding| holding.owner == Some(session))?;
+            Some(Object::File { ino: *ino, home: holding.home? })
+        };
+        let files: Vec<Object> = files.iter().filter_map(owned).collect();
+        if !files.is_empty() {
+            self.request(session, Request::Release(files));
+        }
     }
 
     fn count_streaks(&mut self, session: SessionId, objects: &[Object]) {
@@ -422,6 +444,9 @@ impl Grants {
     fn number(&mut self, session: SessionId, awaited: Awaited) -> u64 {
         let Some(peer) = self.peers.get_mut(&session) else { return 0 };
         peer.last_event += 1;
+        if let Awaited::Recall { object, .. } = awaited {
+            peer.recalls.insert(object.ino(), peer.last_event);
+        }
         peer.awaited.insert(peer.last_event, awaited);
         peer.last_event
     }
@@ -446,11 +471,13 @@ impl Grants {
 
     /// A session has done what an event told it.
     pub fn acknowledge(&mut self, session: SessionId, event: u64) {
-        let Some(awaited) = self.peers.get_mut(&session).and_then(|peer| peer.awaited.remove(&event)) else {
-            return;
-        };
+        let Some(peer) = self.peers.get_mut(&session) else { return };
+        let Some(awaited) = peer.awaited.remove(&event) else { return };
         match awaited {
-            Awaited::Recall(object, keep_read) => self.recalled(session, object, keep_read),
+            Awaited::Recall { object, keep_read, .. } => {
+                peer.recalls.remove(&object.ino());
+                self.recalled(session, object, keep_read);
+            }
             Awaited::Drop(ticket) => {
                 if let Some(Stage::Dropping(left)) =
                     self.requests.get_mut(&ticket).map(|waiting| &mut waiting.stage)
@@ -630,8 +657,29 @@ impl Grants {
     /// that somebody waits for.
     pub fn waited_for(&self) -> BTreeSet<SessionId> {
         let unclaimed = self.peers.iter().filter(|(_, peer)| !peer.claimed && !self.requests.is_empty());
-        let late = self.peers.iter().filter(|(_, peer)| !peer.awaited.is_empty());
+        let late = self.peers.iter().filter(|(session, peer)| {
+            let is_wanted = |awaited: &Awaited| !matches!(awaited, Awaited::Recall { wanted: false, .. });
+            peer.awaited.values().any(is_wanted)
+                || !peer.awaited.is_empty() && self.is_release_in_the_way(**session)
+        });
         unclaimed.chain(late).map(|(session, _)| *session).collect()
+    }
+
+    /// Whether requests of others wait until a session has given back what it would rather not own.
+    fn is_release_in_the_way(&self, session: SessionId) -> bool {
+        let is_release =
+            |waiting: &&Waiting| waiting.session == session && matches!(waiting.request, Request::Release(_));
+        let claimed: HashSet<Ino> = self
+            .requests
+            .values()
+            .filter(is_release)
+            .flat_map(|release| release.claims().map(|(ino, _)| ino))
+            .collect();
+        self.requests.values().any(|waiting| {
+            waiting.session != session
+                && waiting.stage == Stage::Waiting
+                && waiting.claims().any(|(ino, _)| claimed.contains(&ino))
+        })
     }
 
     /// Directories owned and read, files owned, and events not acknowledged, of a session.
@@ -711,6 +759,10 @@ impl Grants {
             if waits && free {
                 self.try_ready(ticket);
             }
+            if !self.requests.contains_key(&ticket) {
+                // A release is over.
+                continue;
+            }
             claims.into_iter().for_each(|(ino, mode)| claimed.entry(ino).or_default().push((ticket, mode)));
         }
     }
@@ -719,7 +771,7 @@ impl Grants {
     fn try_ready(&mut self, ticket: Ticket) {
         let waiting = &self.requests[&ticket];
         let session = waiting.session;
-        let reads = matches!(waiting.request, Request::Read(_));
+        let reads = matches!(waiting.request, Request::Read(_) | Request::Release(_));
         let concerned = |object: &Object| [Some(object.ino()), object.home()].into_iter().flatten();
         let recalled = |ino| match reads {
             true => self.is_recalled(session, ino),
@@ -731,6 +783,7 @@ impl Grants {
             return;
         }
         match waiting.request.clone() {
+            Request::Release(files) => self.try_release(ticket, session, &files),
             Request::Read(objects) => {
                 if self.recall(self.owners_of(session, &objects)) {
                     return;
@@ -805,6 +858,23 @@ impl Grants {
         }
     }
 
+    /// Recalls what the session owns of these files, and is over when all of it has been given back.
+    fn try_release(&mut self, ticket: Ticket, session: SessionId, files: &[Object]) {
+        let mut is_over = true;
+        for file in files {
+            // Its owner could make it its own again while it has the home, by moving it elsewhere.
+            let at_home = file.home().and_then(|home| self.owner(home)) == Some(session);
+            if self.owner(file.ino()) != Some(session) || at_home {
+                continue;
+            }
+            is_over = false;
+            self.order_recall(session, *file, self.may_keep(session, *file), false);
+        }
+        if is_over {
+            self.requests.remove(&ticket);
+        }
+    }
+
     fn ready(&mut self, ticket: Ticket, outcome: Outcome) {
         if let Some(waiting) = self.requests.get_mut(&ticket) {
             waiting.stage = Stage::Ready;
@@ -868,12 +938,15 @@ impl Grants {
                 if !keep_read && let Some(holding) = self.objects.get_mut(&object.ino()) {
                     holding.patience.get_or_insert(STREAK_MIN);
                 }
-                let event = self.number(*holder, Awaited::Recall(*object, *keep_read));
-                let order = Order::Recall { object: *object, keep_read: *keep_read };
-                self.outputs.push(Output::Order { to: *holder, event, order });
+                self.order_recall(*holder, *object, *keep_read, true);
             }
         }
         !wanted.is_empty()
+    }
+
+    fn order_recall(&mut self, holder: SessionId, object: Object, keep_read: bool, wanted: bool) {
+        let event = self.number(holder, Awaited::Recall { object, keep_read, wanted });
+        self.outputs.push(Output::Order { to: holder, event, order: Order::Recall { object, keep_read } });
     }
 
     /// Has all other readers of a file drop its row.
@@ -915,7 +988,7 @@ pub struct Summary {
 impl Peer {
     /// Whether it has been told to give an object back, and has not.
     fn is_recalled(&self, ino: Ino) -> bool {
-        self.awaited.values().any(|awaited| matches!(awaited, Awaited::Recall(of, _) if of.ino() == ino))
+        self.recalls.contains_key(&ino)
     }
 }
 
@@ -930,7 +1003,7 @@ impl Waiting {
     fn claims(&self) -> impl Iterator<Item = (Ino, Mode)> + '_ {
         let settling = matches!(self.stage, Stage::Settling(_));
         let (dir_mode, file_mode, below) = match &self.request {
-            Request::Read(_) => (Mode::Read, Mode::Read, Mode::ReadBelow),
+            Request::Read(_) | Request::Release(_) => (Mode::Read, Mode::Read, Mode::ReadBelow),
             Request::Own(_) | Request::Change { .. } => (Mode::Exclusive, Mode::Exclusive, Mode::OwnBelow),
         };
         let of_objects = self.request.objects().iter().flat_map(move |object| match object {

@@ -296,3 +296,27 @@ fn a_home_is_recalled_before_its_file() {
     grants.request(B, Request::Read(vec![FILE]));
     assert_eq!(outputs(&mut grants).1, [(A, 1, recall(dir(), true)), (A, 2, recall(FILE, true))]);
 }
+
+#[test]
+fn what_a_session_would_rather_not_own_is_recalled() {
+    let mut grants = sessions(&[A, B]);
+    [A, B].into_iter().for_each(|session| read(&mut grants, session, dir()));
+    assert!(grants.adopt(A, FILE));
+    // Neither is B's to give back, nor is a directory.
+    grants.release(B, &[FILE.ino()]);
+    grants.release(A, &[DIR]);
+    assert_eq!(outputs(&mut grants).1, []);
+    grants.release(A, &[FILE.ino()]);
+    grants.release(A, &[FILE.ino()]);
+    assert_eq!(outputs(&mut grants).1, [(A, 1, recall(FILE, true))]);
+    // Nobody needs it: its owner may be silent for longer than its lease.
+    assert_eq!(grants.waited_for(), BTreeSet::new());
+    let ticket = grants.request(B, Request::Own(FILE));
+    assert_eq!(outputs(&mut grants), (vec![], vec![]));
+    assert_eq!(grants.waited_for(), BTreeSet::from([A]));
+    grants.acknowledge(A, 1);
+    assert_eq!(outputs(&mut grants).1, [(A, 2, Order::Drop(FILE.ino()))]);
+    grants.acknowledge(A, 2);
+    assert_eq!(outputs(&mut grants).0, [(ticket, Outcome::Granted)]);
+    assert_eq!(grants.owner(FILE.ino()), Some(B));
+}

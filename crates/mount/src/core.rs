@@ -42,7 +42,9 @@ pub(crate) struct Core {
     /// Paths of what was owned when the connection was lost last, with which the way to it may have left the tree.
     pub(crate) ways: HashMap<Ino, Vec<u8>>,
     /// What was owned, is recalled, and is not given back yet.
-    pub(crate) giving: Vec<Ino>,
+    pub(crate) giving: HashSet<Ino, FxBuildHasher>,
+    /// When the server was last told what this host would rather not own.
+    pub(crate) released: Option<Instant>,
 }
 
 impl Core {
@@ -170,6 +172,15 @@ impl Budget {
     }
 }
 
+/// Whether a file has data that is not at the server, or calls under way.
+fn is_used(files: &HashMap<Ino, Arc<File>, FxBuildHasher>, durable: Sequence) -> impl Fn(Ino) -> bool {
+    move |ino| {
+        files.get(&ino).is_some_and(|file| Arc::strong_count(file) > 1 || !file.data.lock().is_clean(durable))
+    }
+}
+
+/// How soon what this host would rather not own is told again.
+const RELEASE_PAUSE: Duration = Duration::from_millis(200);
 /// Places in the queue of blocks that are never worth a clean-up.
 const QUEUE_MIN: usize = 1 << 16;
 
@@ -308,22 +319,27 @@ impl Client {
     pub(crate) fn trim(&self) {
         self.trim_blocks();
         let durable = self.ledger.durable_sequence();
+        let mut released = Vec::new();
         let mut core = self.core();
         if core.tree.in_memory().0 > self.options.inodes {
             let core = &mut *core;
-            let files = &core.files;
-            let in_use = |ino: Ino| {
-                files
-                    .get(&ino)
-                    .is_some_and(|file| Arc::strong_count(file) > 1 || !file.data.lock().is_clean(durable))
-            };
             // Some more than needed, so that this is rare.
             let before = core.tree.in_memory();
-            let dropped = core.tree.evict(self.options.inodes / 10 * 9, durable, in_use);
+            let enough = self.options.inodes / 10 * 9;
+            let dropped = core.tree.evict(enough, durable, is_used(&core.files, durable));
             dropped.into_iter().for_each(|ino| self.drop_file(core, ino));
             if core.tree.in_memory() != before {
                 self.evictions.fetch_add(1, Ordering::Relaxed);
             }
+            let excess = core.tree.in_memory().0.saturating_sub(enough);
+            if excess > 0 && core.released.is_none_or(|since| since.elapsed() > RELEASE_PAUSE) {
+                core.released = Some(Instant::now());
+                released = core.tree.releasable(excess, durable, is_used(&core.files, durable));
+            }
+        }
+        drop(core);
+        if !released.is_empty() {
+            self.release(released);
         }
     }
 

@@ -15,7 +15,7 @@ use hayloft_wire::client_message::Body as Ask;
 use hayloft_wire::event::Body as Told;
 use hayloft_wire::server_message::Body as Answer;
 use hayloft_wire::{
-    Ack, Acquire, Apply, ChangeRequest, Claim, Event, InvalidMessage, LetGo, ObjectMessage, error_of,
+    Ack, Acquire, Apply, ChangeRequest, Claim, Event, InvalidMessage, LetGo, ObjectMessage, Release, error_of,
 };
 
 use crate::committer::FlushError;
@@ -38,6 +38,8 @@ pub(crate) struct Recalled {
     keep_read: bool,
 }
 
+/// How many files a message says to give back.
+const RELEASE_AT_ONCE: usize = 4096;
 /// How long what is recalled is kept for calls that have waited for it, and how often these are looked at.
 const USE_PATIENCE: Duration = Duration::from_millis(50);
 const USE_PAUSE: Duration = Duration::from_micros(200);
@@ -217,6 +219,16 @@ impl Client {
         }
     }
 
+    /// Gives files that are owned by themselves back, so that their rows can leave memory: the server recalls them.
+    pub(crate) fn release(&self, files: Vec<Ino>) {
+        let Some(connection) = self.link.connected() else { return };
+        for some in files.chunks(RELEASE_AT_ONCE) {
+            let inos = some.iter().map(|ino| ino.0).collect();
+            // What a lost connection has not carried is asked for again.
+            let _ = self.link.send_on(connection, Ask::Release(Release { inos }));
+        }
+    }
+
     /// Acknowledges an event, with those of these inodes that are in use still.
     pub(crate) fn acknowledge(&self, (connection, event): (u64, u64), in_use: Vec<Ino>) {
         let _order = self.uses_told.lock();
@@ -279,6 +291,8 @@ impl Client {
             }
             Some(Answer::Changed(changed)) if changed.yours => Ok(Outcome::Yours),
             Some(Answer::Changed(changed)) => {
+                // What is made by request is owned by itself, and no listing's size shows it.
+                self.trim();
                 Ok(Outcome::Done((changed.ino != 0).then_some(Ino(changed.ino))))
             }
             _ => Err(FaultError::Broken("the server's answer is of another kind than asked for".to_string())),
@@ -305,16 +319,22 @@ impl Client {
 
     /// Waits until writes that were admitted while the object was owned are in the tree.
     fn await_writes(&self, object: Object) {
+        let is_written = |file: &Arc<crate::data::File>| file.writes.load(Ordering::Acquire) > 0;
         let files: Vec<Arc<crate::data::File>> = {
             let core = self.core();
-            let of_object = core.files.iter().filter(|(ino, file)| {
-                let at_home = || core.tree.inode(**ino).is_ok_and(|row| row.parent == object.ino());
-                file.writes.load(Ordering::Acquire) > 0 && (**ino == object.ino() || at_home())
-            });
-            of_object.map(|(_, file)| Arc::clone(file)).collect()
+            match object {
+                Object::File { ino, .. } => {
+                    core.files.get(&ino).filter(|file| is_written(file)).cloned().into_iter().collect()
+                }
+                Object::Directory(dir) => {
+                    let at_home = |ino: &Ino| core.tree.inode(*ino).is_ok_and(|row| row.parent == dir);
+                    let of_object = core.files.iter().filter(|(ino, file)| is_written(file) && at_home(ino));
+                    of_object.map(|(_, file)| Arc::clone(file)).collect()
+                }
+            }
         };
         for file in files {
-            while file.writes.load(Ordering::Acquire) > 0 {
+            while is_written(&file) {
                 std::thread::sleep(WRITES_PAUSE);
             }
         }
@@ -345,7 +365,7 @@ impl Client {
             for recalled in recalled {
                 let ino = recalled.object.ino();
                 if core.tree.owns_itself(ino) {
-                    core.giving.push(ino);
+                    core.giving.insert(ino);
                     core.tree.disown(ino);
                 }
             }
@@ -357,7 +377,7 @@ impl Client {
         for Recalled { connection, event, object, keep_read } in recalled {
             let mut core = self.core();
             let ino = object.ino();
-            core.giving.retain(|giving| *giving != ino);
+            core.giving.remove(&ino);
             // Owned again: there is another connection.
             let (mut stale, absent) = if *keep_read || core.tree.owns_itself(ino) {
                 (Stale::default(), Vec::new())

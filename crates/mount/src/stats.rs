@@ -21,7 +21,7 @@ impl Counter {
 }
 
 /// The kinds of messages to the server that are counted, by their stable names.
-const REQUESTS: [&str; 17] = [
+const REQUESTS: [&str; 18] = [
     "HELLO",
     "ENTER",
     "FETCH_INODE",
@@ -39,6 +39,7 @@ const REQUESTS: [&str; 17] = [
     "LET_GO",
     "CLAIM",
     "LOCK",
+    "RELEASE",
 ];
 
 fn request_index(body: &Body) -> Option<usize> {
@@ -60,6 +61,7 @@ fn request_index(body: &Body) -> Option<usize> {
         Body::LetGo(_) => 14,
         Body::Claim(_) => 15,
         Body::Lock(_) => 16,
+        Body::Release(_) => 17,
         _ => return None,
     })
 }

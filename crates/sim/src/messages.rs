@@ -36,6 +36,7 @@ pub(crate) enum ToServer {
         in_use: Vec<Ino>,
     },
     LetGo(Vec<Ino>),
+    Release(Vec<Ino>),
     /// The session is over; nothing of it is left to send.
     Goodbye,
 }

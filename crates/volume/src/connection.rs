@@ -237,6 +237,11 @@ impl Connection {
                     volume.remove_uses(session, &let_go.inos);
                 }
             }
+            Body::Release(release) => {
+                if volume.check_connection(session, self.number).is_ok() {
+                    volume.release(session, &release.inos);
+                }
+            }
             Body::Change(change) => {
                 let taken = volume
                     .check_connection(session, self.number)

@@ -149,6 +149,11 @@ impl Sharing {
         self.drive(now_ms);
     }
 
+    pub(crate) fn release(&mut self, session: SessionId, files: &[Ino], now_ms: u64) {
+        self.grants.release(session, files);
+        self.drive(now_ms);
+    }
+
     /// A session begins, or has a new connection; it is told nothing until it has claimed.
     pub(crate) fn join(&mut self, session: SessionId, read_only: bool) {
         self.streams.remove(&session);

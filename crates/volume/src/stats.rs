@@ -54,6 +54,7 @@ pub(crate) fn type_of(body: &Body) -> &'static str {
         Body::Change(_) => "CHANGE",
         Body::Ack(_) => "ACK",
         Body::LetGo(_) => "LET_GO",
+        Body::Release(_) => "RELEASE",
         Body::Claim(_) => "CLAIM",
         Body::Ping(_) => "PING",
         Body::Lock(_) => "LOCK",

@@ -16,7 +16,7 @@ pub struct ClientMessage {
     /// What is said.
     #[prost(
         oneof = "client_message::Body",
-        tags = "2,3,4,5,6,7,8,9,10,11,12,13,14,15,16,17,18,19,20,21,22,23,24,25,26,27,28,29,30,31,32"
+        tags = "2,3,4,5,6,7,8,9,10,11,12,13,14,15,16,17,18,19,20,21,22,23,24,25,26,27,28,29,30,31,32,33"
     )]
     pub body: Option<client_message::Body>,
 }
@@ -116,6 +116,9 @@ pub mod client_message {
         /// Gives up waiting for a lock.
         #[prost(message, tag = "32")]
         CancelLock(CancelLock),
+        /// Files that the session would rather not own by themselves.
+        #[prost(message, tag = "33")]
+        Release(Release),
     }
 }
 

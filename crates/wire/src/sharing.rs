@@ -260,6 +260,13 @@ pub struct LetGo {
     pub inos: Vec<u64>,
 }
 
+/// The session would rather not own these files, each owned by itself: they are recalled. Gets no answer.
+#[derive(Clone, PartialEq, Message)]
+pub struct Release {
+    #[prost(uint64, repeated, tag = "1")]
+    pub inos: Vec<u64>,
+}
+
 /// The first message after a welcome: what the session owns; everything else it has forgotten. Answered by
 /// [`crate::Done`] when requests are served.
 #[derive(Clone, PartialEq, Message)]

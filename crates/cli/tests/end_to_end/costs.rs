@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use crate::caching::{PASS, lookups, tree};
 use crate::calls;
-use crate::farm::{Farm, Mount, number, rounds, run, sh};
+use crate::farm::{Farm, Mount, number, rounds, run, sh, wait_until};
 use crate::watchdog::Watchdog;
 
 /// Messages to the server about the tree: no keep-alives, no acknowledgements of what others did, and no questions of
@@ -40,6 +40,43 @@ fn pass_on(mounts: &[Mount]) {
             scope.spawn(|| run(sh(PASS).current_dir(mount.path())));
         }
     });
+}
+
+#[test]
+fn what_is_made_in_a_shared_directory_leaves_memory() {
+    const FILES: usize = 1200;
+    let path = |n: usize, file: usize| format!("dir-{}/{n}-{file}", file % 40);
+    let (farm, mounts) = Farm::shared_with(2, "inodes=1000,commit=1", &[]);
+    let _watchdog = Watchdog::over(&mounts);
+    for dir in 0..40 {
+        fs::create_dir(mounts[0].join(&format!("dir-{dir}"))).unwrap();
+        fs::read_dir(mounts[1].join(&format!("dir-{dir}"))).unwrap().count();
+    }
+    std::thread::scope(|scope| {
+        for (n, mount) in mounts.iter().enumerate() {
+            scope.spawn(move || {
+                for file in 0..FILES {
+                    fs::write(mount.join(&path(n, file)), format!("{n} {file}")).unwrap();
+                }
+            });
+        }
+    });
+    for mount in &mounts {
+        wait_until("few rows are in memory", Duration::from_secs(60), || {
+            mount.sync();
+            number(&mount.stats(), "cache.inodes") <= 1000
+        });
+    }
+    let owned = farm.clients("v").iter().map(|client| client["own_files"].as_u64().unwrap()).max();
+    assert!(owned <= Some(1000), "files owned by themselves: {owned:?}");
+    for mount in &mounts {
+        for n in 0..mounts.len() {
+            for file in 0..FILES {
+                let held = fs::read_to_string(mount.join(&path(n, file))).unwrap();
+                assert_eq!(held, format!("{n} {file}"));
+            }
+        }
+    }
 }
 
 #[test]

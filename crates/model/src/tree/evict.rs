@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 
 use super::{Node, Tree};
-use crate::{FileKind, Ino, Sequence};
+use crate::{FileKind, Ino, InodeRow, Sequence};
 
 /// So many listings that were used last stay, when there is room for a hundred inodes for each.
 const NEWEST_KEPT: usize = 8;
@@ -41,6 +41,7 @@ impl Tree {
             }
             let Some(directory) = self.dirs.remove(&dir) else { continue };
             for dentry in directory.by_name.values() {
+                self.leave_to_home(dir, dentry.ino);
                 let clean = self.nodes.get(&dentry.ino).is_some_and(|node| {
                     !node.dirty && node.cut <= durable && !self.owns_alone(dentry.ino, &node.row)
                 });
@@ -56,6 +57,42 @@ impl Tree {
             self.evict_lone(inodes_max, durable, &in_use, &mut dropped);
         }
         dropped
+    }
+
+    /// A file that is owned by itself, and by its home as well: that is enough to go on changing it. The server may know it
+    /// as owned by itself still; it is given back when it is recalled.
+    fn leave_to_home(&mut self, dir: Ino, file: Ino) {
+        let at_home = |row: &InodeRow| self.owns_alone(file, row) && row.parent == dir && row.nlink > 0;
+        let is_at_home = self.nodes.get(&file).is_some_and(|node| at_home(&node.row));
+        if is_at_home && self.owns_itself(dir) && !self.homeless.contains(&file) {
+            self.disown(file);
+        }
+    }
+
+    /// Files owned by themselves that could be evicted if they were not: at most `count`, first those at home in
+    /// directories not used for longest. Whoever is told that they are not wanted recalls them.
+    pub fn releasable(&self, count: usize, durable: Sequence, in_use: impl Fn(Ino) -> bool) -> Vec<Ino> {
+        let mut files: Vec<(u64, Ino)> = self
+            .owned
+            .iter()
+            .flatten()
+            .filter_map(|ino| Some((*ino, self.nodes.get(ino)?)))
+            .filter(|(ino, node)| {
+                let has_gone = !node.dirty && node.stored && node.cut <= durable;
+                has_gone
+                    && node.row.kind() != FileKind::Directory
+                    && node.row.nlink > 0
+                    && !self.owns_itself(node.row.parent)
+                    && !self.homeless.contains(ino)
+                    && !in_use(*ino)
+            })
+            .map(|(ino, node)| (self.dirs.get(&node.row.parent).map_or(0, |home| home.used), ino))
+            .collect();
+        if files.len() > count {
+            files.select_nth_unstable(count);
+            files.truncate(count);
+        }
+        files.into_iter().map(|(_, ino)| ino).collect()
     }
 
     /// Drops rows that no listing in memory leads to: those of directories whose parent's listing went before

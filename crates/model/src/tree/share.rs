@@ -51,7 +51,6 @@ impl Tree {
     /// The object may not be changed any more; what is known of it stays. Without a name it is the server's to delete
     /// from now on: it is among [`Tree::in_use`] while the kernel knows it, and who gives it back says so.
     pub fn disown(&mut self, ino: Ino) {
-        self.dying.remove(&ino);
         self.homeless.remove(&ino);
         if let Some(owned) = &mut self.owned
             && owned.remove(&ino)
@@ -105,7 +104,10 @@ impl Tree {
         let gone = |cut: &Option<Sequence>| cut.is_some_and(|cut| cut <= durable);
         let dead: Vec<Ino> =
             self.dying.iter().filter(|(_, (_, cut))| gone(cut)).map(|(ino, _)| *ino).collect();
-        dead.into_iter().for_each(|ino| self.disown(ino));
+        for ino in dead {
+            self.dying.remove(&ino);
+            self.disown(ino);
+        }
         for ino in std::mem::take(&mut self.lingering) {
             if self.end_if_unused(ino) {
                 self.released.push(ino);

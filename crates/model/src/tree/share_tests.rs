@@ -1,7 +1,7 @@
 //! Sharing at the client. Each of these was found by the simulator.
 
 use super::*;
-use crate::tree::{FIRST_COOKIE, NewNode};
+use crate::tree::{AttributeChange, FIRST_COOKIE, NewNode};
 use crate::{InoRange, Rows, Usage};
 
 const DIR: Ino = Ino(20);
@@ -177,6 +177,45 @@ fn what_was_deleted_is_owned_until_that_is_durable() {
     assert_eq!(owned(&tree), all, "it is on its way");
     tree.shipped(Sequence(1));
     assert_eq!(owned(&tree), [Object::Directory(Ino::ROOT)]);
+}
+
+#[test]
+fn what_was_deleted_and_is_recalled_ends_all_the_same() {
+    let mut tree = tree();
+    tree.own(DIR);
+    tree.own(FILE);
+    tree.unlink(DIR, b"file", time(2)).unwrap();
+    tree.disown(FILE);
+    tree.cut(Sequence(1), false);
+    // The connection is lost: what was not given back is its own.
+    tree.own(FILE);
+    assert_eq!(tree.owned().len(), 2, "others might be given what is about to go");
+    assert!(tree.owned().contains(&stray(FILE)));
+    tree.shipped(Sequence(1));
+    assert_eq!(tree.owned(), [Object::Directory(DIR)]);
+}
+
+#[test]
+fn files_that_could_leave_memory_but_for_being_owned_can_be_given_back() {
+    let mut tree = tree();
+    tree.own(FILE);
+    tree.remember(FILE);
+    let releasable = |tree: &Tree, count| tree.releasable(count, Sequence(0), |_| false);
+    assert_eq!(releasable(&tree, 9), [FILE]);
+    assert_eq!(releasable(&tree, 0), []);
+    assert_eq!(tree.releasable(9, Sequence(0), |ino| ino == FILE), []);
+    tree.set_attributes(FILE, AttributeChange { mode: Some(0o600), ..AttributeChange::default() }, time(2))
+        .unwrap();
+    assert_eq!(releasable(&tree, 9), [], "it is not shipped");
+    tree.cut(Sequence(1), false);
+    assert_eq!(releasable(&tree, 9), [], "it is on its way");
+    assert_eq!(tree.releasable(9, Sequence(1), |_| false), [FILE]);
+    // While its home is owned as well that is enough.
+    tree.own(DIR);
+    assert_eq!(tree.releasable(9, Sequence(1), |_| false), []);
+    tree.touch(Ino::ROOT);
+    assert!(tree.evict(0, Sequence(1), |_| false).contains(&FILE));
+    assert_eq!(tree.owned(), [Object::Directory(DIR)]);
 }
 
 #[test]

@@ -233,6 +233,12 @@ impl World {
             let durable = client.outstanding.values().map(|out| out.durable).min().unwrap_or(client.durable);
             let dropped = client.tree.evict(2, durable, |_| false);
             trace!(self, "c{at} evicts {dropped:?}");
+            let client = &self.clients[at];
+            let files = client.tree.releasable(2, client.durable, |_| false);
+            if client.link == Link::Up && !files.is_empty() {
+                trace!(self, "c{at} would rather not own {files:?}");
+                self.say(at, ToServer::Release(files));
+            }
         }
     }
 

@@ -248,6 +248,7 @@ impl World {
                 });
                 self.server.collect();
             }
+            ToServer::Release(files) => self.server.grants.release(session, &files),
             ToServer::Goodbye => {
                 self.end_session(session);
                 self.connections.remove(&connection);

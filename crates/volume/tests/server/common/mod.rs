@@ -155,6 +155,7 @@ impl Client {
                 | Ask::Goodbye(_)
                 | Ask::Ack(_)
                 | Ask::LetGo(_)
+                | Ask::Release(_)
         );
         let request = if one_way { 0 } else { self.next };
         self.next += 1;
