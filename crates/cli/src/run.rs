@@ -114,7 +114,9 @@ fn run_in_root(args: &RunArgs, config: &Config, config_file: Option<&Path>) -> a
     report["kept"] = json!(kept);
     report["collected"] = json!(collected);
     report["published"] = json!(published);
-    report["operations"] = json!(difference(&before, &operations(&spec)));
+    let after = operations(&spec);
+    warn_of_epochs(&spec.layers, &before, &after);
+    report["operations"] = json!(difference(&before, &after));
     let mut code = exit_code(&outcome);
     if let Some(error) = problem {
         eprintln!("hayloft: {error:#}");
@@ -288,8 +290,17 @@ pub(crate) fn environment(given: &[OsString]) -> Vec<(OsString, OsString)> {
     env
 }
 
-/// For each Hayloft mount that is seen in the root: what its process and the server have answered so far.
-fn operations(spec: &Spec) -> BTreeMap<PathBuf, (u64, u64)> {
+/// What the process of a mount has counted so far.
+#[derive(Clone, Copy, Default)]
+struct Counts {
+    /// Requests that it has answered, and that the server has.
+    fuse: u64,
+    server: u64,
+    epochs: u64,
+}
+
+/// For each Hayloft mount that is seen in the root: what it has counted.
+fn operations(spec: &Spec) -> BTreeMap<PathBuf, Counts> {
     let Ok(mounts) = mountinfo::all() else { return BTreeMap::new() };
     let layers = spec.layers.iter().map(|layer| match layer {
         Layer::Folder(path) | Layer::Image(path) => path,
@@ -303,26 +314,48 @@ fn operations(spec: &Spec) -> BTreeMap<PathBuf, (u64, u64)> {
     let mut found = BTreeMap::new();
     for mount in paths.filter_map(on) {
         if let Ok(stats) = stats::of_mount(&mount.mount_point) {
-            let total = |key| stats::number(&stats, key).unwrap_or(0);
-            found.insert(
-                mount.mount_point.clone(),
-                (total("fuse.requests.total"), total("server.requests.total")),
-            );
+            let of = |key| stats::number(&stats, key).unwrap_or(0);
+            let counts = Counts {
+                fuse: of("fuse.requests.total"),
+                server: of("server.requests.total"),
+                epochs: of("server.epochs"),
+            };
+            found.insert(mount.mount_point.clone(), counts);
         }
     }
     found
 }
 
 fn difference(
-    before: &BTreeMap<PathBuf, (u64, u64)>,
-    after: &BTreeMap<PathBuf, (u64, u64)>,
+    before: &BTreeMap<PathBuf, Counts>,
+    after: &BTreeMap<PathBuf, Counts>,
 ) -> BTreeMap<String, Value> {
-    let changes = after.iter().map(|(mount, (fuse, server))| {
-        let (fuse_before, server_before) = before.get(mount).copied().unwrap_or_default();
-        let change = json!({ "fuse": fuse.saturating_sub(fuse_before), "server": server.saturating_sub(server_before) });
+    let changes = after.iter().map(|(mount, now)| {
+        let then = before.get(mount).copied().unwrap_or_default();
+        let change = json!({
+            "fuse": now.fuse.saturating_sub(then.fuse),
+            "server": now.server.saturating_sub(then.server),
+        });
         (mount.display().to_string(), change)
     });
     changes.collect()
+}
+
+/// Says under which layers all names were dropped meanwhile, which overlayfs takes for a change of the layer.
+fn warn_of_epochs(layers: &[Layer], before: &BTreeMap<PathBuf, Counts>, after: &BTreeMap<PathBuf, Counts>) {
+    let has_layer = |mount: &Path| {
+        layers.iter().any(|layer| matches!(layer, Layer::Folder(path) if path.starts_with(mount)))
+    };
+    let epochs =
+        |counts: &BTreeMap<PathBuf, Counts>, mount: &Path| counts.get(mount).map_or(0, |of| of.epochs);
+    for mount in after.keys().filter(|mount| has_layer(mount) && epochs(after, mount) > epochs(before, mount))
+    {
+        eprintln!(
+            "hayloft: hosts changed the same folders of the volume at {} while the command ran: it may have got \"Stale \
+             file handle\"; mount the volume once more with -o ro, and take the layers from there",
+            mount.display()
+        );
+    }
 }
 
 #[cfg(test)]

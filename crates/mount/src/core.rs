@@ -86,7 +86,7 @@ impl Core {
         }
         let home = self.tree.inode(ino).ok().filter(|row| row.kind() != FileKind::Directory);
         let dir = home.map_or(ino, |row| row.parent);
-        if self.names.is_hot(dir) { Hold::Shared } else { Hold::Read }
+        if self.names.is_changed_here(dir) { Hold::Shared } else { Hold::Read }
     }
 
     /// Whether something is so for an object, or for a file that a directory covers.

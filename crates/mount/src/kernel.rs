@@ -19,10 +19,12 @@ use crate::pages::Pages;
 
 /// How long a name's lock is waited for before the epoch is raised; and so much more for each name, which takes a
 /// microsecond or two.
-const PATIENCE: Duration = Duration::from_millis(30);
+const PATIENCE: Duration = Duration::from_millis(100);
 const PATIENCE_EACH: Duration = Duration::from_micros(20);
 /// How long after the last change by request the names of a directory may be kept again.
 const COOLING: Duration = Duration::from_secs(1);
+/// So many names of a directory are expired together at most; in larger ones each goes by itself.
+const WARM_MAX: usize = 4096;
 /// Most absent names of one directory that the kernel is told without a time limit.
 const ABSENT_MAX: usize = 1 << 16;
 
@@ -31,7 +33,7 @@ const ABSENT_MAX: usize = 1 << 16;
 pub(crate) struct KernelNames {
     /// Names that do not exist, by directory.
     absent: HashMap<Ino, HashSet<Name, FxBuildHasher>, FxBuildHasher>,
-    /// Directories that this host changes by request: their names are handed out for one use.
+    /// Directories that are changed by request, here or elsewhere: their names are handed out for one use.
     hot: HashMap<Ino, Hot, FxBuildHasher>,
     /// The kernel can be told to look up everything anew (Linux 6.16).
     pub(crate) epochs: bool,
@@ -42,6 +44,8 @@ pub(crate) struct KernelNames {
 struct Hot {
     /// When it was changed last.
     changed: Instant,
+    /// This host has changed it.
+    here: bool,
     /// Names that were handed out before, and that the kernel may still hold.
     held: HashSet<Name, FxBuildHasher>,
 }
@@ -51,7 +55,7 @@ impl KernelNames {
     fn lasting(&mut self, tree: &Tree, dir: Ino, pace: Pace<'_>) -> bool {
         // An answer of a pool thread may be late: after the word that a name has changed.
         let in_time = matches!(pace, Pace::Fast);
-        tree.owns(dir) || (in_time && self.epochs && !self.is_hot(dir))
+        !self.is_hot(dir) && (tree.owns(dir) || (in_time && self.epochs))
     }
 
     /// A directory's listing has come.
@@ -70,8 +74,13 @@ impl KernelNames {
         }
     }
 
+    /// Whether this host changes the directory by request.
+    pub(crate) fn is_changed_here(&mut self, dir: Ino) -> bool {
+        self.is_hot(dir) && self.hot.get(&dir).is_some_and(|hot| hot.here)
+    }
+
     /// Whether the directory is being changed by request.
-    pub(crate) fn is_hot(&mut self, dir: Ino) -> bool {
+    fn is_hot(&mut self, dir: Ino) -> bool {
         let is_over = self.hot.get(&dir).is_some_and(|hot| hot.changed.elapsed() > COOLING);
         if is_over {
             self.cool(dir);
@@ -79,11 +88,24 @@ impl KernelNames {
         self.hot.contains_key(&dir)
     }
 
-    /// The kernel may hold this name of a directory that is changed by request.
-    pub(crate) fn keeps(&mut self, dir: Ino, name: &Name) {
-        if let Some(hot) = self.hot.get_mut(&dir) {
-            hot.held.insert(name.clone());
+    /// A name of one directory that is changed by request is moved to another: the kernel takes along how long it may
+    /// keep it. Whether the name that was there has to go, or comes back in an exchange, is not known yet.
+    pub(crate) fn moves(&mut self, from: (Ino, &Name), to: (Ino, &Name), exchange: bool) {
+        let is_held =
+            |(dir, name): (Ino, &Name)| self.hot.get(&dir).is_some_and(|hot| hot.held.contains(name));
+        let (from_held, to_held) = (is_held(from), is_held(to));
+        let reached = [(to, from_held), (from, to_held && exchange)];
+        for ((dir, name), _) in reached.into_iter().filter(|(_, is_held)| *is_held) {
+            if let Some(hot) = self.hot.get_mut(&dir) {
+                hot.held.insert(name.clone());
+            }
         }
+    }
+
+    /// The kernel looks up everything anew: what was handed out without a limit in directories that are changed by
+    /// request is gone from it.
+    fn dropped(&mut self) {
+        self.hot.values_mut().for_each(|hot| hot.held.clear());
     }
 
     /// The name exists now.
@@ -120,19 +142,41 @@ impl Core {
         Validity::FOREVER
     }
 
-    /// This host is going to change the directory by request: its names are handed out for one use from now on.
-    /// Returns what the kernel holds of it, to be expired when its lock is free.
-    pub(crate) fn heat(&mut self, dir: Ino) -> Vec<(Ino, Name)> {
-        let changed = Instant::now();
-        if let Some(hot) = self.names.hot.get_mut(&dir) {
-            hot.changed = changed;
+    /// This host is going to change the directory by request: its names are handed out for one use from now on. What
+    /// the kernel holds of it is expired when that has changed: the call that is going to change it has its lock.
+    pub(crate) fn heat(&mut self, dir: Ino) {
+        if !self.names.is_hot(dir) {
+            let held = self.held_of(dir);
+            self.names.absent.remove(&dir);
+            self.names.hot.insert(dir, Hot { changed: Instant::now(), here: true, held });
+        } else if let Some(hot) = self.names.hot.get_mut(&dir) {
+            (hot.changed, hot.here) = (Instant::now(), true);
+        }
+    }
+
+    /// Others change the directory, or are going to, and this host does not do so by request: its names are handed out
+    /// for one use from now on. Returns what the kernel holds of it, which has to be expired. So when this host changes
+    /// it as well, nobody waits for the lock that the call holds.
+    pub(crate) fn warm(&mut self, dir: Ino) -> Vec<(Ino, Name)> {
+        if self.names.is_hot(dir) {
+            if let Some(hot) = self.names.hot.get_mut(&dir) {
+                hot.changed = Instant::now();
+            }
             return Vec::new();
         }
-        let mut held: HashSet<Name, FxBuildHasher> = self.tree.known_names(dir).into_iter().collect();
-        held.extend(self.names.absent.remove(&dir).unwrap_or_default());
-        let names = held.iter().map(|name| (dir, name.clone())).collect();
-        self.names.hot.insert(dir, Hot { changed, held });
-        names
+        let held = self.held_of(dir);
+        if held.len() > WARM_MAX && self.names.epochs {
+            return Vec::new();
+        }
+        self.names.absent.remove(&dir);
+        self.names.hot.insert(dir, Hot { changed: Instant::now(), here: false, held: HashSet::default() });
+        held.into_iter().map(|name| (dir, name)).collect()
+    }
+
+    /// What the kernel may hold of a directory without a limit.
+    fn held_of(&self, dir: Ino) -> HashSet<Name, FxBuildHasher> {
+        let absent = self.names.absent.get(&dir).into_iter().flatten().cloned();
+        self.tree.known_names(dir).into_iter().chain(absent).collect()
     }
 
     /// Which of these names the kernel may hold; they are on their way out of it.
@@ -169,8 +213,11 @@ impl Core {
         let known = |ino: &Ino| self.tree.lookups(*ino) > 0 || *ino == Ino::ROOT;
         let attributes = stale.attributes.into_iter().filter(known).collect();
         let data = stale.data.into_iter().filter(known).collect();
+        let mut dirs: Vec<Ino> = stale.names.iter().map(|(dir, _)| *dir).filter(|dir| known(dir)).collect();
+        dirs.dedup();
         let mut names = self.held(stale.names);
         names.extend(more);
+        names.extend(dirs.into_iter().flat_map(|dir| self.warm(dir)));
         Word::Stale { names, attributes, data, in_use: stale.in_use, ack }
     }
 }
@@ -214,12 +261,21 @@ impl Speaker {
         Speaker { notifier, thread: None }
     }
 
+    fn raise_epoch(&self, client: &Client) -> std::io::Result<()> {
+        client.stats.epochs.add(1);
+        // Names that are handed out afterwards are not among them.
+        let mut core = client.core();
+        self.notifier.inc_epoch()?;
+        core.names.dropped();
+        Ok(())
+    }
+
     /// Expires names. When that does not come through, the epoch is raised instead; the rest is said by the thread
     /// that waits.
-    fn expire(&mut self, names: Vec<(Ino, Name)>) {
+    fn expire(&mut self, client: &Client, names: Vec<(Ino, Name)>) {
         let patience = PATIENCE + PATIENCE_EACH * names.len() as u32;
         let Ok(wait) = self.entrust(names, Vec::new()) else {
-            let _ = self.notifier.inc_epoch();
+            let _ = self.raise_epoch(client);
             return;
         };
         match wait.recv_timeout(patience) {
@@ -227,7 +283,7 @@ impl Speaker {
             Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => {
                 // It ends by itself when the lock is free; until then another thread speaks.
                 self.thread = None;
-                if self.notifier.inc_epoch().is_err() {
+                if self.raise_epoch(client).is_err() {
                     let _ = wait.recv();
                 }
             }
@@ -323,7 +379,7 @@ pub(crate) fn run(client: &Client, control: &Control, words: &Receiver<Word>) {
                     let _ = notifier.inval_inode(ino.0, -1, 0);
                 }
                 if !names.is_empty() {
-                    speaker.expire(names);
+                    speaker.expire(client, names);
                 }
                 if !data.is_empty() {
                     pages.drop_all(&client.calls, control, &mut speaker, &data);
@@ -352,7 +408,8 @@ pub(crate) fn run(client: &Client, control: &Control, words: &Receiver<Word>) {
             }
             Word::ExpireNow(names, done) => {
                 if !names.is_empty() {
-                    speaker.expire(names);
+                    control.settle();
+                    speaker.expire(client, names);
                 }
                 let _ = done.send(());
             }

@@ -262,10 +262,9 @@ impl Client {
         let durable = self.durable();
         let known_there = {
             let mut core = self.core();
-            change.directories().into_iter().for_each(|dir| drop(core.heat(dir)));
-            if let Change::Rename(from, to, _) = change {
-                // The kernel takes along how long it may keep a name.
-                [from, to].into_iter().for_each(|(dir, name)| core.names.keeps(*dir, name));
+            change.directories().into_iter().for_each(|dir| core.heat(dir));
+            if let Change::Rename(from, to, flags) = change {
+                core.names.moves((from.0, &from.1), (to.0, &to.1), flags.exchange);
             }
             let named: Vec<Ino> = change
                 .places()
@@ -355,11 +354,7 @@ impl Client {
     }
 
     fn give_way(&self, recalled: &[Recalled]) {
-        if !self.core().names.epochs {
-            // Names that the kernel keeps only go with its directory's lock: as long as the directory is owned nobody
-            // holds that and waits.
-            self.expire_before(recalled);
-        }
+        self.expire_before(recalled);
         {
             let mut core = self.core();
             for recalled in recalled {
@@ -395,12 +390,20 @@ impl Client {
         }
     }
 
+    /// Names that the kernel keeps only go with their directory's lock: as long as the directory is owned nobody holds
+    /// that and waits for others.
     fn expire_before(&self, recalled: &[Recalled]) {
-        for recalled in recalled {
-            if let Object::Directory(dir) = recalled.object {
-                let names = self.core().heat(dir);
-                self.expire_now(names);
-            }
+        let names: Vec<(Ino, Name)> = {
+            let mut core = self.core();
+            let dirs = recalled.iter().filter_map(|recalled| match recalled.object {
+                Object::Directory(dir) if core.tree.owns_itself(dir) => Some(dir),
+                _ => None,
+            });
+            let dirs: Vec<Ino> = dirs.collect();
+            dirs.into_iter().flat_map(|dir| core.warm(dir)).collect()
+        };
+        if !names.is_empty() {
+            self.expire_now(names);
         }
     }
 

@@ -118,6 +118,8 @@ pub(crate) struct Stats {
     /// Events of others' changes, and objects that others needed.
     pub(crate) events_applied: Counter,
     pub(crate) recalls: Counter,
+    /// How often the kernel was told to look all names up anew, since one of them could not be dropped.
+    pub(crate) epochs: Counter,
     /// Answers to what the server said first, and keep-alives: of no operation's account.
     pub(crate) acknowledgements: Counter,
     pub(crate) keep_alives: Counter,
@@ -155,6 +157,7 @@ impl Stats {
             "reconnects": self.reconnects.get(),
             "events_applied": self.events_applied.get(),
             "recalls": self.recalls.get(),
+            "epochs": self.epochs.get(),
             "acknowledgements": self.acknowledgements.get(),
             "keep_alives": self.keep_alives.get(),
         })

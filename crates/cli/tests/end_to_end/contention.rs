@@ -7,7 +7,7 @@ use std::process::{Child, Stdio};
 
 use serde_json::Value;
 
-use crate::farm::{Farm, Mount, python, rounds, run, seed};
+use crate::farm::{Farm, Mount, number, python, rounds, run, seed};
 use crate::model::Random;
 use crate::watchdog::Watchdog;
 
@@ -180,6 +180,18 @@ fn one_directory(count: usize, each: usize, changes: usize) {
     let (_farm, mounts) = Farm::shared(count);
     let _watchdog = Watchdog::over(&mounts);
     Changers::start(&mounts, "dir", each, changes).check(&mounts);
+}
+
+#[test]
+fn names_are_dropped_one_by_one_while_hosts_contend() {
+    let (_farm, mounts) = Farm::shared(3);
+    let _watchdog = Watchdog::over(&mounts);
+    Changers::start(&mounts, "dir", 4, rounds(200, 1500)).check(&mounts);
+    for mount in &mounts {
+        // All at once only in the moment when several hosts begin to change what they all have looked at.
+        let epochs = number(&mount.stats(), "server.epochs");
+        assert!(epochs <= 2, "all names of the mount were dropped {epochs} times");
+    }
 }
 
 #[test]

@@ -301,10 +301,32 @@ fn wrong_requests_are_refused_in_one_sentence() {
 fn an_image_is_a_layer() {
     let roots = RootBox::new();
     let layer = small_layer(roots.dir());
-    let image = roots.dir().join("image.ext4");
-    let image = image.to_str().unwrap();
-    run(sh("mkfs.ext4 -q -d \"$0\" \"$1\" 8M").arg(&layer).arg(image));
-    let flags = ["--root", image, "--bind", "/usr:/usr"];
-    assert_eq!(run(&mut roots.run(flags, "grep -c builder /etc/passwd; echo x >>/etc/passwd")), "1\n");
-    assert_eq!(roots.leftovers(&[]), [""; 0]);
+    for (kind, make) in [
+        ("ext4", "mkfs.ext4 -q -d \"$0\" \"$1\" 8M"),
+        ("erofs", "mkfs.erofs --quiet \"$1\" \"$0\""),
+        ("squashfs", "mksquashfs \"$0\" \"$1\" -quiet -no-progress"),
+    ] {
+        let image = roots.dir().join(format!("image.{kind}"));
+        let image = image.to_str().unwrap();
+        run(sh(make).arg(&layer).arg(image));
+        let flags = ["--root", image, "--bind", "/usr:/usr"];
+        let script = "grep -c builder /etc/passwd; echo x >>/etc/passwd; wc -l </etc/passwd";
+        let lines = run(&mut roots.run(flags, script));
+        assert!(lines.starts_with("1\n") && lines.lines().count() == 2, "{kind}: {lines}");
+        assert_eq!(roots.leftovers(&[]), [""; 0]);
+    }
+}
+
+#[test]
+fn fsync_waits_only_when_that_is_asked_for() {
+    let roots = RootBox::new();
+    let layer = small_layer(roots.dir());
+    let layer = layer.to_str().unwrap();
+    for (how, is_volatile) in [("--mode=0755", true), ("--fsync", false)] {
+        let flags = ["--root", layer, "--bind", "/usr:/usr", how];
+        let mounts =
+            run(&mut roots.run(flags, "grep ' / / ' /proc/self/mountinfo; echo x >/file; sync /file"));
+        assert!(mounts.contains(" - overlay "), "{mounts}");
+        assert_eq!(mounts.contains("volatile"), is_volatile, "{mounts}");
+    }
 }

@@ -78,7 +78,7 @@ impl VolumeFs {
                 return Ok(false);
             }
             (Missing::Own(Object::Directory(dir)), Some(change)) => {
-                let tried = asked.acquired.contains(&dir) || self.client.core().names.is_hot(dir);
+                let tried = asked.acquired.contains(&dir) || self.client.core().names.is_changed_here(dir);
                 asked.acquired.push(dir);
                 if !tried && self.client.acquire(Object::Directory(dir), Some(interrupt))? {
                     return Ok(false);
