@@ -53,11 +53,15 @@ pub enum Rule {
     ListStrays,
     /// Rule 7: times come from the host's clock alone.
     OwnClock,
+    /// Rule 3: a client that owns both parents moves a directory by itself.
+    MoveByOwners,
+    /// Rule 6: an append goes to the end that was known when the call began.
+    AppendAtKnownEnd,
 }
 
 impl Rule {
     /// All, by name.
-    pub const ALL: [(&'static str, Rule); 18] = [
+    pub const ALL: [(&'static str, Rule); 20] = [
         ("ack-before-apply", Rule::AckBeforeApply),
         ("recall-without-ship", Rule::RecallWithoutShip),
         ("no-claim-grace", Rule::NoClaimGrace),
@@ -76,5 +80,7 @@ impl Rule {
         ("add-ended", Rule::AddEnded),
         ("list-strays", Rule::ListStrays),
         ("own-clock", Rule::OwnClock),
+        ("move-by-owners", Rule::MoveByOwners),
+        ("append-at-known-end", Rule::AppendAtKnownEnd),
     ];
 }

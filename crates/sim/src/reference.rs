@@ -81,16 +81,18 @@ pub(crate) enum How {
 
 impl How {
     /// The data after it.
-    pub(crate) fn write(self, mut data: Vec<u8>, op: u64) -> Vec<u8> {
-        let bytes = (op as u16).to_le_bytes();
+    pub(crate) fn write(self, data: Vec<u8>, op: u64) -> Vec<u8> {
         match self {
-            How::Append => data.extend_from_slice(&bytes),
-            How::Begin => {
-                data.resize(data.len().max(2), 0);
-                data[..2].copy_from_slice(&bytes);
-            }
-            How::Truncate => data.clear(),
+            How::Append => How::write_at(data.len(), data, op),
+            How::Begin => How::write_at(0, data, op),
+            How::Truncate => Vec::new(),
         }
+    }
+
+    /// The data after two bytes were written there.
+    pub(crate) fn write_at(at: usize, mut data: Vec<u8>, op: u64) -> Vec<u8> {
+        data.resize(data.len().max(at + 2), 0);
+        data[at..at + 2].copy_from_slice(&(op as u16).to_le_bytes());
         data
     }
 }
@@ -171,16 +173,10 @@ impl Reference {
         self.names.iter().find(|(_, to)| **to == dir).map(|((parent, _), _)| *parent)
     }
 
-    fn is_below(&self, mut dir: u64, top: u64) -> bool {
-        loop {
-            if dir == top {
-                return true;
-            }
-            match self.above(dir) {
-                Some(above) => dir = above,
-                None => return false,
-            }
-        }
+    fn is_below(&self, dir: u64, top: u64) -> bool {
+        // No way up is longer than there are names, not even in a cycle.
+        let way_up = std::iter::successors(Some(dir), |dir| self.above(*dir));
+        way_up.take(self.names.len() + 1).any(|dir| dir == top)
     }
 
     fn alive(&self, ino: u64) -> bool {
@@ -417,6 +413,25 @@ impl Reference {
             .collect()
     }
 
+    /// Whether a directory may have been below another, or that itself, since `call`.
+    pub(crate) fn could_be_below(&self, dir: u64, top: u64, call: u64) -> bool {
+        let (mut todo, mut seen) = (vec![dir], BTreeSet::new());
+        while let Some(dir) = todo.pop() {
+            if dir == top {
+                return true;
+            }
+            if seen.insert(dir) {
+                todo.extend(self.history.keys().filter_map(|register| match *register {
+                    Register::Name(above, name) => {
+                        self.could_be(above, name, call).contains(&Some(dir)).then_some(above)
+                    }
+                    _ => None,
+                }));
+            }
+        }
+        false
+    }
+
     pub(crate) fn could_be_unlinked(&self, ino: u64, call: u64) -> bool {
         self.visible(Register::Attributes(ino), call)
             .any(|value| matches!(value, Value::Attributes(Attributes { nlink: 0, .. })))
@@ -514,6 +529,12 @@ impl Reference {
             self.operations.remove(&op);
         }
         Ok(())
+    }
+
+    /// Names of directories in a directory.
+    pub(crate) fn directories_in(&self, dir: u64) -> Vec<u8> {
+        let names = self.names.range((dir, 0)..=(dir, u8::MAX));
+        names.filter(|(_, to)| self.is_dir(**to)).map(|((_, name), _)| *name).collect()
     }
 
     /// All names.

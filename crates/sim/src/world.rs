@@ -127,6 +127,8 @@ pub(crate) struct World {
     delay: u64,
     /// One client that works while the others only look in now and then: it is alone with a directory for a while.
     pub(crate) busy: Option<usize>,
+    /// Directories lie deeper, and are moved into each other.
+    pub(crate) deep: bool,
     last_fault: u64,
     /// No more operations and faults.
     pub(crate) draining: bool,
@@ -163,6 +165,7 @@ impl World {
         let faults = *rng.pick(&[0, 400, 200, 100, 50]);
         let delay = *rng.pick(&[1, 4, 12, 40]);
         let busy = rng.permille(500).then_some(0);
+        let deep = rng.permille(250);
         let mut world = World {
             config,
             now: 1,
@@ -182,6 +185,7 @@ impl World {
             faults,
             delay,
             busy,
+            deep,
             last_fault: 0,
             draining: false,
         };

@@ -97,6 +97,7 @@ pub struct Tree {
     /// The latest change that is known of: no later one gets an earlier time.
     newest: Timestamp,
     times_go_back: bool,
+    owners_move_directories: bool,
 }
 
 impl Tree {
@@ -108,6 +109,11 @@ impl Tree {
     /// From now on a change may be earlier than one that is known: only for the simulator, which shows that it notices.
     pub fn let_times_go_back(&mut self) {
         self.times_go_back = true;
+    }
+
+    /// From now on directories that are owned get another parent here: only for the simulator, which shows that it notices.
+    pub fn let_owners_move_directories(&mut self) {
+        self.owners_move_directories = true;
     }
 
     /// Adds inode numbers to make new inodes with.

@@ -252,7 +252,8 @@ impl Tree {
         target.map_or(Ok(()), |target| self.need_row(target.ino))?;
         let moves_directory =
             [Some(source), target].into_iter().flatten().any(|moved| moved.kind == FileKind::Directory);
-        if self.owned.is_some() && from.0 != to.0 && moves_directory {
+        let by_itself = self.owned.is_none() || self.owners_move_directories;
+        if !by_itself && from.0 != to.0 && moves_directory {
             // Two owners could build a cycle.
             return Err(TreeError::Missing(Missing::Executor));
         }

@@ -98,21 +98,23 @@ impl Tree {
         }
     }
 
-    /// The server holds everything up to this batch: what was deleted by then is nobody's any more.
-    pub fn shipped(&mut self, durable: Sequence) {
+    /// The server holds everything up to this batch: what was deleted by then is nobody's any more. Returns that: what of
+    /// it is being given back must not be owned again when the connection is lost.
+    pub fn shipped(&mut self, durable: Sequence) -> Vec<Ino> {
         self.durable = self.durable.max(durable);
         let gone = |cut: &Option<Sequence>| cut.is_some_and(|cut| cut <= durable);
         let dead: Vec<Ino> =
             self.dying.iter().filter(|(_, (_, cut))| gone(cut)).map(|(ino, _)| *ino).collect();
-        for ino in dead {
-            self.dying.remove(&ino);
-            self.disown(ino);
+        for ino in &dead {
+            self.dying.remove(ino);
+            self.disown(*ino);
         }
         for ino in std::mem::take(&mut self.lingering) {
             if self.end_if_unused(ino) {
                 self.released.push(ino);
             }
         }
+        dead
     }
 
     /// The object that an inode is.

@@ -196,6 +196,21 @@ fn what_was_deleted_and_is_recalled_ends_all_the_same() {
 }
 
 #[test]
+fn what_was_deleted_for_good_while_it_is_recalled_is_told() {
+    let mut tree = tree();
+    tree.own(Ino::ROOT);
+    tree.own(DIR);
+    tree.unlink(DIR, b"file", time(2)).unwrap();
+    tree.rmdir(Ino::ROOT, b"dir", time(2)).unwrap();
+    tree.disown(DIR);
+    tree.cut(Sequence(1), false);
+    assert_eq!(tree.shipped(Sequence(0)), []);
+    let mut gone = tree.shipped(Sequence(1));
+    gone.sort_unstable();
+    assert_eq!(gone, [DIR, FILE], "owned again, it would be claimed for ever");
+}
+
+#[test]
 fn files_that_could_leave_memory_but_for_being_owned_can_be_given_back() {
     let mut tree = tree();
     tree.own(FILE);

@@ -8,7 +8,7 @@ impl World {
         self.server.fault = None;
         self.server.drain_until = self.now + 20_000;
         for at in 0..self.clients.len() {
-            self.clients[at].processes.iter_mut().for_each(|process| process.open.clear());
+            self.clients[at].processes.iter_mut().for_each(Process::close_all);
         }
     }
 

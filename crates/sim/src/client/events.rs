@@ -44,7 +44,9 @@ impl World {
         let Some((_, batch)) = client.in_flight.take() else { return };
         client.durable = batch.sequence;
         let durable = client.durable;
-        client.tree.shipped(durable);
+        let gone = client.tree.shipped(durable);
+        let given = client.recalls.iter_mut();
+        given.for_each(|recall| recall.owned &= !gone.contains(&recall.object.ino()));
         let (ready, rest) =
             std::mem::take(&mut client.recalls).into_iter().partition(|recall| recall.until <= durable);
         client.recalls = rest;

@@ -146,6 +146,9 @@ impl World {
         if self.is_broken(Rule::OwnClock) {
             tree.let_times_go_back();
         }
+        if self.is_broken(Rule::MoveByOwners) {
+            tree.let_owners_move_directories();
+        }
         tree.remember(Ino::ROOT);
         let mut kernel = Kernel::default();
         kernel.known.insert(Ino::ROOT, 1);
@@ -244,7 +247,7 @@ impl World {
 
     /// Everything is forgotten and shipped; then the session ends.
     fn leave(&mut self, at: usize) {
-        self.clients[at].processes.iter_mut().for_each(|process| process.open.clear());
+        self.clients[at].processes.iter_mut().for_each(Process::close_all);
         let inos: Vec<Ino> = self.clients[at].kernel.known.keys().copied().collect();
         inos.into_iter().for_each(|ino| self.kernel_forgets(at, ino));
         if self.clients[at].tree.is_dirty() {

@@ -136,7 +136,11 @@ impl World {
             Err(_) if self.is_gone(at, op, ino) => return Flow::Ready(Answer::Error(TreeError::Stale)),
             Err(_) => return self.wait_for(at, op, Missing::Inode(ino)),
         };
-        let data = how.write(before, op.id);
+        let known_end = *op.end.get_or_insert(before.len());
+        let data = match how {
+            How::Append if self.is_broken(Rule::AppendAtKnownEnd) => How::write_at(known_end, before, op.id),
+            how => how.write(before, op.id),
+        };
         let size = data.len() as u64;
         let tree = &mut self.clients[at].tree;
         let done = match how {
@@ -301,7 +305,11 @@ impl World {
             }
             TreeError::IsDirectory => could_be(last).iter().flatten().any(is_dir),
             TreeError::NotDirectory => could_be(last).iter().flatten().any(|ino| !is_dir(ino)),
-            TreeError::Invalid => could_be(0).iter().chain(&could_be(last)).flatten().any(is_dir),
+            // What moves (an exchange moves both) is above where it goes to.
+            TreeError::Invalid => [(0, last), (last, 0)].into_iter().any(|(from, to)| {
+                let moved = could_be(from).into_iter().flatten();
+                moved.filter(is_dir).any(|top| reference.could_be_below(places[to].0, top, call))
+            }),
             TreeError::NotPermitted => could_be(last).iter().flatten().any(is_dir),
             _ => false,
         }

@@ -29,33 +29,51 @@ use crate::world::{What, World, trace};
 
 /// How often a waiting operation looks again, when nothing wakes it.
 const LOOK_AGAIN: u64 = 7;
+/// How many directories a process holds open in worlds that are deep.
+const DIRS_OPEN: usize = 4;
 
-/// A process, with the files that it holds open.
+/// A process, with what it holds open.
 #[derive(Default)]
 pub(crate) struct Process {
     pub(crate) op: Option<Op>,
     pub(crate) open: Vec<Ino>,
+    /// Directories that it holds open, in worlds that are deep: it goes on from there wherever they are moved.
+    pub(crate) dirs: Vec<Ino>,
+    /// How far it has come with what such a world begins with.
+    crossing: u8,
     token: u64,
     wakes_at: u64,
 }
 
 impl Process {
+    pub(crate) fn close_all(&mut self) {
+        self.open.clear();
+        self.dirs.clear();
+    }
+
     /// Whether the kernel must not forget an inode.
     pub(crate) fn pins(&self, ino: Ino) -> bool {
-        self.open.contains(&ino) || self.op.as_ref().is_some_and(|op| op.pins.contains(&ino))
+        self.open.contains(&ino)
+            || self.dirs.contains(&ino)
+            || self.op.as_ref().is_some_and(|op| op.pins.contains(&ino))
     }
 }
 
-/// A directory by its path from the root, and a name in it.
+/// A directory by its path from the root, or from one that is open, and a name in it.
 #[derive(Clone, Debug)]
 struct Place {
+    start: Ino,
     dir: Vec<u8>,
     name: u8,
 }
 
 impl Place {
-    fn path(&self) -> Vec<u8> {
-        self.dir.iter().copied().chain([self.name]).collect()
+    fn dir(&self) -> (Ino, Vec<u8>) {
+        (self.start, self.dir.clone())
+    }
+
+    fn path(&self) -> (Ino, Vec<u8>) {
+        (self.start, self.dir.iter().copied().chain([self.name]).collect())
     }
 }
 
@@ -69,7 +87,7 @@ enum Kind {
     Chmod(Place, u32),
     Stat(Place),
     Read(Place),
-    List(Vec<u8>),
+    List(Place),
     Open(Place),
     ReadOpen(Ino),
     WriteOpen(Ino),
@@ -133,6 +151,10 @@ pub(crate) struct Op {
     /// The client was told to do it itself once.
     was_yours: bool,
     executed: Option<Option<Ino>>,
+    /// Where the file ended when it was looked at first.
+    end: Option<usize>,
+    /// The directory that it made.
+    made: Option<Ino>,
     synced: Option<Sequence>,
 }
 
@@ -191,6 +213,9 @@ impl World {
                 self.reference.returned(op.id, now);
                 op.locked.iter().for_each(|dir| self.clients[at].kernel.unlock(*dir));
                 self.outcome.ops += 1;
+                if let Some(dir) = op.made {
+                    self.hold_open(at, process, dir);
+                }
                 if matches!(op.kind, Kind::Remove(..))
                     && result.is_ok()
                     && let Some(Some((ino, _))) = op.looked_up.first()
@@ -210,6 +235,14 @@ impl World {
         }
     }
 
+    fn hold_open(&mut self, at: usize, process: usize, dir: Ino) {
+        if self.deep {
+            let dirs = &mut self.clients[at].processes[process].dirs;
+            dirs.push(dir);
+            dirs.drain(..dirs.len().saturating_sub(DIRS_OPEN));
+        }
+    }
+
     fn drive(&mut self, at: usize, process: usize, op: &mut Op) -> Flow<Result<(), TreeError>> {
         for walk in 0..op.walks.len() {
             if let Err(error) = ready!(self.walk(at, op, walk)) {
@@ -221,6 +254,8 @@ impl World {
                 let (_, _, ino, kind) = op.walks[0];
                 if kind == FileKind::Regular && self.clients[at].processes[process].open.len() < 3 {
                     self.clients[at].processes[process].open.push(ino);
+                } else if kind == FileKind::Directory {
+                    self.hold_open(at, process, ino);
                 }
                 Flow::Ready(Ok(()))
             }
@@ -525,6 +560,8 @@ impl World {
                 }
                 if let (Some((ino, kind, attributes)), Some((dir, at_name))) = (made, change.places().first())
                 {
+                    // One that others have removed already is gone for its maker too.
+                    op.made = (kind == FileKind::Directory && attributes.nlink > 0).then_some(ino);
                     kernel.put_name(*dir, at_name.as_bytes()[0], Some((ino, kind)), unlimited, fuse.moment);
                     kernel.put_attributes(ino, attributes, fuse.moment);
                 }

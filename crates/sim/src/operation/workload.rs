@@ -1,6 +1,7 @@
 //! What programs do, at random.
 
 use super::*;
+use crate::reference::ROOT;
 
 impl World {
     pub(super) fn new_operation(&mut self, at: usize, process: usize) -> Option<Op> {
@@ -14,9 +15,9 @@ impl World {
         let now = self.now;
         self.reference.begin(id, session, now);
         let walks = match &kind {
-            Kind::Make(place, _) | Kind::Remove(place, _) => vec![place.dir.clone()],
-            Kind::Link(from, to) => vec![from.path(), to.dir.clone()],
-            Kind::Rename(from, to, _) => vec![from.dir.clone(), to.dir.clone()],
+            Kind::Make(place, _) | Kind::Remove(place, _) | Kind::List(place) => vec![place.dir()],
+            Kind::Link(from, to) => vec![from.path(), to.dir()],
+            Kind::Rename(from, to, _) => vec![from.dir(), to.dir()],
             Kind::Write(place, _)
             | Kind::Chmod(place, _)
             | Kind::Stat(place)
@@ -24,7 +25,6 @@ impl World {
             | Kind::Open(place) => {
                 vec![place.path()]
             }
-            Kind::List(dir) => vec![dir.clone()],
             _ => Vec::new(),
         };
         trace!(self, "c{at}.{process} op {id} begins: {kind:?}");
@@ -32,7 +32,7 @@ impl World {
             id,
             call: self.now,
             kind,
-            walks: walks.into_iter().map(|path| (path, 0, Ino::ROOT, FileKind::Directory)).collect(),
+            walks: walks.into_iter().map(|(start, path)| (path, 0, start, FileKind::Directory)).collect(),
             pins: BTreeSet::new(),
             locked: BTreeSet::new(),
             locking: false,
@@ -44,37 +44,91 @@ impl World {
             requested: None,
             was_yours: false,
             executed: None,
+            end: None,
+            made: None,
             synced: None,
         })
     }
 
-    pub(super) fn random_place(&mut self) -> Place {
+    fn random_place(&mut self, at: usize, process: usize) -> Place {
+        let dirs = self.clients[at].processes[process].dirs.clone();
+        if !dirs.is_empty() && self.rng.permille(700) {
+            let dir = if self.rng.permille(200) { vec![*self.rng.pick(b"aab")] } else { Vec::new() };
+            return Place { start: *self.rng.pick(&dirs), dir, name: *self.rng.pick(b"abcd") };
+        }
         let names = [b'a', b'b', b'c', b'd'];
-        let depth = *self.rng.pick(&[0, 0, 1, 1, 1, 2]);
+        let depth = *self.rng.pick(if self.deep { &[0, 1, 1, 2, 2, 3] } else { &[0, 0, 1, 1, 1, 2] });
         // Directories are mostly those at the beginning, so that hosts meet.
         let dir = (0..depth).map(|_| *self.rng.pick(b"aab")).collect();
-        Place { dir, name: *self.rng.pick(&names) }
+        Place { start: Ino::ROOT, dir, name: *self.rng.pick(&names) }
+    }
+
+    fn random_flags(&mut self) -> RenameFlags {
+        let (no_replace, exchange) = (self.rng.permille(200), self.rng.permille(200));
+        RenameFlags { no_replace, exchange: exchange && !no_replace, whiteout: false }
+    }
+
+    /// Something with directories, which are made and moved into each other.
+    fn random_directory_kind(&mut self, at: usize, process: usize) -> Kind {
+        let place = self.random_place(at, process);
+        match self.rng.below(10) {
+            0..=3 => Kind::Make(place, FileKind::Directory),
+            4 => Kind::Open(place),
+            _ => {
+                let to = self.random_place(at, process);
+                let there = self.reference.directories_in(place.start.0);
+                let name = if there.is_empty() { place.name } else { *self.rng.pick(&there) };
+                Kind::Rename(Place { name, ..place }, to, self.random_flags())
+            }
+        }
+    }
+
+    /// Two programs build `/c/b/a` and `/b/b/d`. Then one moves `/c/b` below that `d`, the other `/b/b` below that `a`.
+    fn crossing_kind(&mut self, at: usize, process: usize) -> Option<Kind> {
+        if !self.deep || at > 1 || process > 0 {
+            return None;
+        }
+        let this = &self.clients[at].processes[process];
+        let make = |place| Kind::Make(place, FileKind::Directory);
+        let rename = |from, to| Kind::Rename(from, to, RenameFlags::default());
+        let root = |name| Place { start: Ino::ROOT, dir: Vec::new(), name };
+        let made = |nth: usize, name| this.dirs.get(nth).map(|dir| Place { start: *dir, ..root(name) });
+        let there = |dir, name| self.reference.names().get(&(dir, name)).copied();
+        let has_other = there(ROOT, b'b').and_then(|dir| there(dir, b'b')).is_some();
+        let (ready, kind) = match (at, this.crossing) {
+            (0, 0) => (true, make(root(b'c'))),
+            (0, 1) => (true, make(made(0, b'b')?)),
+            (0, 2) => (has_other, make(Place { dir: b"bb".to_vec(), ..root(b'd') })),
+            (0, 3) => (true, rename(root(b'a'), made(1, b'a')?)),
+            (0, 4) => (true, rename(made(0, b'b')?, made(2, b'b')?)),
+            (1, 0) => (true, make(root(b'a'))),
+            (1, 1) => (true, make(root(b'b'))),
+            (1, 2) => (true, make(made(1, b'b')?)),
+            (1, 3) => (there(ROOT, b'a').is_none(), rename(made(1, b'b')?, made(0, b'b')?)),
+            _ => return None,
+        };
+        self.clients[at].processes[process].crossing += u8::from(ready);
+        // Until the other has come that far it only looks.
+        Some(if ready { kind } else { Kind::Stat(root(b'd')) })
     }
 
     pub(super) fn random_kind(&mut self, at: usize, process: usize) -> Kind {
+        if let Some(kind) = self.crossing_kind(at, process) {
+            return kind;
+        }
+        if self.deep && self.rng.permille(400) {
+            return self.random_directory_kind(at, process);
+        }
         let open = self.clients[at].processes[process].open.clone();
-        let place = self.random_place();
+        let place = self.random_place(at, process);
         match self.rng.below(100) {
             0..=13 => Kind::Make(place, FileKind::Regular),
             14..=23 => Kind::Make(place, FileKind::Directory),
             24..=25 => Kind::Make(place, FileKind::Symlink),
-            26..=29 => Kind::Link(place, self.random_place()),
+            26..=29 => Kind::Link(place, self.random_place(at, process)),
             30..=36 => Kind::Remove(place, false),
             37..=40 => Kind::Remove(place, true),
-            41..=49 => {
-                let flags = RenameFlags {
-                    no_replace: self.rng.permille(200),
-                    exchange: self.rng.permille(200),
-                    whiteout: false,
-                };
-                let flags = RenameFlags { exchange: flags.exchange && !flags.no_replace, ..flags };
-                Kind::Rename(place, self.random_place(), flags)
-            }
+            41..=49 => Kind::Rename(place, self.random_place(at, process), self.random_flags()),
             50..=58 => {
                 let how = *self.rng.pick(&[How::Append, How::Append, How::Begin, How::Truncate]);
                 Kind::Write(place, how)
@@ -82,7 +136,7 @@ impl World {
             59..=62 => Kind::Chmod(place, 0o700 | self.rng.below(64) as u32),
             63..=72 => Kind::Stat(place),
             73..=78 => Kind::Read(place),
-            79..=83 => Kind::List(place.dir),
+            79..=83 => Kind::List(place),
             84..=87 => Kind::Open(place),
             88..=96 => match open.first().copied() {
                 Some(ino) => match self.rng.below(10) {
