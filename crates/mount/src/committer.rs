@@ -433,7 +433,7 @@ fn settle(client: &Client, shipment: &Shipment) {
     {
         let mut core = client.core();
         core.in_flight = false;
-        core.tree.shipped(sequence);
+        core.shipped(sequence);
         client.drop_ended(&mut core);
     }
     for (ino, cut) in &shipment.files {

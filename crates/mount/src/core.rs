@@ -71,6 +71,13 @@ impl Core {
         }
     }
 
+    /// The server holds everything up to this batch. What was deleted by then has not to be given back.
+    pub(crate) fn shipped(&mut self, durable: Sequence) {
+        for gone in self.tree.shipped(durable) {
+            self.giving.remove(&gone);
+        }
+    }
+
     /// Notes where everything is that is owned, so that what cannot be sent can be told by name.
     pub(crate) fn note_ways(&mut self) {
         let known = std::mem::take(&mut self.ways);

@@ -93,7 +93,7 @@ impl LinkReceiver for Client {
 
     fn renew(&self, last: Sequence) -> Claim {
         let mut core = self.core();
-        core.tree.shipped(last);
+        core.shipped(last);
         core.own_given();
         let own = core.tree.owned().into_iter().map(ObjectMessage::from).collect();
         let in_use = core.tree.in_use().map(|ino| ino.0).collect();

@@ -254,7 +254,7 @@ impl Tree {
             [Some(source), target].into_iter().flatten().any(|moved| moved.kind == FileKind::Directory);
         let by_itself = self.owned.is_none() || self.owners_move_directories;
         if !by_itself && from.0 != to.0 && moves_directory {
-            // Two owners could build a cycle.
+            // Owners who each know of their own move only could build a cycle.
             return Err(TreeError::Missing(Missing::Executor));
         }
         let now = self.stamp(now);
