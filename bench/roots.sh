@@ -1,24 +1,28 @@
 #!/bin/bash
 # Measures build roots: how soon a command runs in one, and how fast its files are beside plain memory.
 #
-#   bench/roots.sh [--smoke] [--rounds N] [--starts N] [--out DIR] [--scratch DIR]
+#   bench/roots.sh [--smoke] [--rounds N] [--starts N] [--builds N] [--out DIR] [--scratch DIR]
 #
 #   --smoke        seconds: small layers, a fiftieth of the tree, one round; the figures mean nothing
 #   --rounds N     rounds of the workload (default 3)
 #   --starts N     how often each kind of root is started (default 40)
+#   --builds N     how often a real program is built in each kind of root (default 5; 0: not at all, as with --smoke)
 #   --out DIR      where the results go (default bench/target/runs/DATE-roots)
 #   --scratch DIR  a local disk for the large layer and the store: 3 GB (default $TMPDIR, else /var/tmp)
 #
 # Starts: a root on a small layer, on one of 100,000 files and 2 GB, and on that with a memory bound.
 # Files: hayloft-bench's workload `tree` inside one root, in turn on tmpfs and on an overlay whose layers are both on
 # tmpfs (made outside and bound), on the root itself, whose lower layer is on a Hayloft mount, and on a --scratch
-# folder of it. Needs root. Whatever was started or mounted is gone at the end, also after Ctrl-C.
+# folder of it.
+# Builds: configure and make of GNU hello in a Debian root with a compiler: a copy of the root on tmpfs, entered with
+# chroot(1), and hayloft run over the same root as a layer on a Hayloft mount. Made from the archives that this machine
+# uses; each has one round before the first that counts. Needs root. Whatever was started or mounted is gone at the end, also after Ctrl-C.
 set -euo pipefail
 export LC_ALL=C
 
 here=$(cd "$(dirname "$0")" && pwd)
 hayloft=${HAYLOFT:-$here/../target/release/hayloft}
-smoke= rounds=3 starts=40 out= scratch=${TMPDIR:-/var/tmp}
+smoke= rounds=3 starts=40 builds=5 out= scratch=${TMPDIR:-/var/tmp}
 
 usage() {
     sed -n '2,/^set /{/^set /d;s/^# \?//;p}' "$0"
@@ -31,8 +35,8 @@ fail() {
 
 while [[ $# -gt 0 ]]; do
     case $1 in
-        --smoke) smoke=1 rounds=1 starts=5 ;;
-        --rounds | --starts | --out | --scratch)
+        --smoke) smoke=1 rounds=1 starts=5 builds=0 ;;
+        --rounds | --starts | --builds | --out | --scratch)
             [[ $# -gt 1 ]] || { usage >&2; exit 2; }
             declare "${1#--}=$2"
             shift
@@ -142,4 +146,64 @@ options=(--rounds "$rounds" --json /out/roots-tree.json)
     --bind "$work/tmpfs:/tmpfs:rw" --bind "$work/overlay:/overlay:rw" --scratch /scratch -- \
     sh -c 'mkdir /build; exec /hayloft-bench tree "$@"' sh "${options[@]}" \
     tmpfs=/tmpfs overlay=/overlay root=/build scratch=/scratch | tee "$out/roots-tree.txt"
+# What the disks have been sent so far, in sectors of 512 bytes: loop devices and memory are none.
+sectors_written() {
+    local disk
+    for disk in /sys/block/*; do
+        [[ ${disk##*/} =~ ^(loop|ram|zram|dm-) ]] || cat "$disk/stat"
+    done | awk '{ sum += $7 } END { print sum + 0 }'
+}
+
+build_script() {
+    cat >"$work/build.sh" <<'SCRIPT'
+set -eu
+rm -rf /build && mkdir /build && cd /build
+tar --strip-components=1 -xf /source.tar
+begun=$(date +%s%N)
+{ ./configure && make -j2; } >/build.log 2>&1 || { tail /build.log >&2; exit 1; }
+echo "$((($(date +%s%N) - begun) / 1000))"
+SCRIPT
+}
+
+in_memory() {
+    unshare --mount --pid --ipc --uts --net --fork chroot "$work/whole" sh -c 'mount -t proc none /proc && exec sh /build.sh'
+}
+
+in_root() {
+    "$hayloft" run --root "$work/layers-mount/base" --bind "$work/build.sh:/build.sh" --bind "$tarball:/source.tar" -- \
+        sh /build.sh
+}
+
+if [[ $builds -gt 0 ]]; then
+    tarball=$("$here/fetch-source.sh" hello "$here/target/sources" | sed -n 2p)
+    mkdir -p "$work/whole" "$work/layers-mount" "$work/volume/base"
+    "$hayloft" root create base --from debian:bookworm,build-essential --layers-dir "$work/layers-dir" >/dev/null
+    mount -t tmpfs -o size=4G hayloft-bench "$work/whole"
+    undo+=("umount '$work/whole'")
+    cp -a "$work/layers-dir/base/tree/." "$work/whole/"
+    cp -a "$work/layers-dir/base/tree/." "$work/volume/base/"
+    "$hayloft" sync "$work/volume" >/dev/null
+    "$hayloft" mount -o ro "$address/bench" "$work/layers-mount" --log-dir "$work" --cache-dir "$work/cache" >/dev/null
+    undo+=("timeout 60 '$hayloft' umount '$work/layers-mount' >/dev/null")
+    build_script
+    cp "$work/build.sh" "$work/whole/build.sh"
+    cp "$tarball" "$work/whole/source.tar"
+    mknod -m 666 "$work/whole/dev/null" c 1 3 2>/dev/null || true
+    sync
+    for ((round = 0; round <= builds; round++)); do
+        for kind in in_memory in_root; do
+            before=$(sectors_written)
+            took=$("$kind")
+            [[ $round == 0 ]] || echo "$took $((($(sectors_written) - before) / 2))" >>"$work/builds.$kind"
+        done
+    done
+    median() { cut -d' ' -f"$2" "$work/builds.$1" | sort -n | sed -n "$(((builds + 1) / 2))p"; }
+    {
+        printf '%-24s %18s %18s %22s\n' "$builds builds of hello" "configure, make" "to tmpfs" "written to disks, KiB"
+        for kind in in_memory in_root; do
+            awk -v kind="$kind" -v took="$(median "$kind" 1)" -v base="$(median in_memory 1)" -v kib="$(median "$kind" 2)" \
+                'BEGIN { printf "%-24s %16.2f s %18.3f %22d\n", kind == "in_root" ? "hayloft run" : "tmpfs, chroot", took / 1e6, took / base, kib }'
+        done
+    } | tee "$out/roots-builds.txt"
+fi
 echo "roots.sh: results are in $out" >&2

@@ -14,6 +14,7 @@ use hayloft_wire::VolumeStatus;
 use parking_lot::{Mutex, MutexGuard};
 use rustc_hash::FxBuildHasher;
 
+use crate::appends::Append;
 use crate::clock::Clock;
 use crate::committer::Ledger;
 use crate::data::{File, FileData};
@@ -35,8 +36,8 @@ pub(crate) struct Core {
     /// What the server has made for a call that the kernel has no answer of yet: counted as known to the kernel, so that
     /// it stays whoever removes it meanwhile.
     pub(crate) made: HashSet<Ino, FxBuildHasher>,
-    /// Files of which the kernel has sent, most likely, the first part of an append only, and since when.
-    pub(crate) appending: HashMap<Ino, Instant, FxBuildHasher>,
+    /// Files of which the kernel has sent, most likely, the first part of an append only.
+    pub(crate) appending: HashMap<Ino, Append, FxBuildHasher>,
     /// A batch is on its way.
     pub(crate) in_flight: bool,
     /// Paths of what was owned when the connection was lost last, with which the way to it may have left the tree.

@@ -37,6 +37,8 @@ pub(crate) struct KernelNames {
     hot: HashMap<Ino, Hot, FxBuildHasher>,
     /// The kernel can be told to look up everything anew (Linux 6.16).
     pub(crate) epochs: bool,
+    /// Nothing is changed here: nobody holds a directory's lock and waits for others.
+    pub(crate) read_only: bool,
 }
 
 /// A directory that is changed by request.
@@ -164,10 +166,10 @@ impl Core {
             }
             return Vec::new();
         }
-        let held = self.held_of(dir);
-        if held.len() > WARM_MAX && self.names.epochs {
+        if self.names.epochs && (self.names.read_only || self.tree.names_in_memory(dir) > WARM_MAX) {
             return Vec::new();
         }
+        let held = self.held_of(dir);
         self.names.absent.remove(&dir);
         self.names.hot.insert(dir, Hot { changed: Instant::now(), here: false, held: HashSet::default() });
         held.into_iter().map(|name| (dir, name)).collect()

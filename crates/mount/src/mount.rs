@@ -216,7 +216,11 @@ impl Mount {
             .map_err(|error| MountError::Session(error.to_string()))?
             .spawn()
             .map_err(|error| MountError::Session(error.to_string()))?;
-        client.core().names.epochs = session.notifier().inc_epoch().is_ok();
+        {
+            let mut core = client.core();
+            core.names.epochs = session.notifier().inc_epoch().is_ok();
+            core.names.read_only = options.read_only;
+        }
         let speech = session.control();
         let (speaking, giving_way) = (Arc::clone(client), Arc::clone(client));
         let thread = |name: &str| std::thread::Builder::new().name(name.to_string());

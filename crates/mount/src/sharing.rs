@@ -43,8 +43,6 @@ const RELEASE_AT_ONCE: usize = 4096;
 /// How long what is recalled is kept for calls that have waited for it, and how often these are looked at.
 const USE_PATIENCE: Duration = Duration::from_millis(50);
 const USE_PAUSE: Duration = Duration::from_micros(200);
-/// How long the second part of an append is waited for.
-const APPEND_PATIENCE: Duration = Duration::from_millis(200);
 
 /// What the server made of a change.
 #[derive(Debug)]
@@ -436,7 +434,7 @@ pub(crate) fn run(client: &Client, recalls: &Receiver<Recalled>) {
         // Calls that have waited for it are done first: else hosts could take it from each other for ever.
         let (used, free): (Vec<_>, Vec<_>) = {
             let mut core = client.core();
-            core.appending.retain(|_, since| since.elapsed() < APPEND_PATIENCE);
+            core.appending.retain(|_, append| append.goes_on());
             let wanted = client.wanted.lock();
             waiting.into_iter().partition(|(recalled, since)| {
                 let is_wanted = |ino: &Ino| wanted.contains_key(ino) && since.elapsed() < USE_PATIENCE;

@@ -314,3 +314,78 @@ fn lines_appended_on_eight_mounts_are_there_once_and_whole() {
         next[me] += 1;
     }
 }
+
+/// A control group in which processes get 2 ms of processor time, and then none for half a second.
+struct SlowGroup(PathBuf);
+
+impl SlowGroup {
+    fn new() -> Option<SlowGroup> {
+        let name = format!("hayloft-test-{}", std::process::id());
+        let v1 = Path::new("/sys/fs/cgroup/cpu").join(&name);
+        let v2 = Path::new("/sys/fs/cgroup").join(&name);
+        if fs::create_dir(&v1).is_ok() {
+            fs::write(v1.join("cpu.cfs_period_us"), "500000").unwrap();
+            fs::write(v1.join("cpu.cfs_quota_us"), "2000").unwrap();
+            return Some(SlowGroup(v1));
+        }
+        let _ = fs::write("/sys/fs/cgroup/cgroup.subtree_control", "+cpu");
+        fs::create_dir(&v2).ok()?;
+        let group = SlowGroup(v2);
+        fs::write(group.0.join("cpu.max"), "2000 500000").ok().map(|()| group)
+    }
+
+    fn add(&self, pid: u32) {
+        fs::write(self.0.join("cgroup.procs"), pid.to_string()).unwrap();
+    }
+}
+
+impl Drop for SlowGroup {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir(&self.0);
+    }
+}
+
+#[test]
+fn an_append_is_whole_however_long_its_process_is_kept_from_going_on() {
+    let Some(slow) = SlowGroup::new() else {
+        return println!("skipped: no control group for processor time can be made here");
+    };
+    let (_farm, mounts) = Farm::shared(2);
+    let watchdog = Watchdog::over(&mounts);
+    let script = r#"
+import os, sys, time
+path, me, pause = sys.argv[1], sys.argv[2], float(sys.argv[3])
+fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+sys.stdin.readline()
+end = time.monotonic() + 12
+while time.monotonic() < end:
+    # Most of them reach into another page.
+    assert os.write(fd, me.encode() * 2999 + b"\n") == 3000
+    time.sleep(pause)
+"#;
+    let start = |mount: &Mount, me: &str, pause: &str| {
+        let mut command = python(script);
+        command.arg(mount.join("log")).args([me, pause]).stdin(Stdio::piped()).spawn().unwrap()
+    };
+    let mut writers = [start(&mounts[0], "a", "0"), start(&mounts[1], "b", "0.002")];
+    // By then it waits for its input.
+    std::thread::sleep(std::time::Duration::from_secs(1));
+    slow.add(writers[0].id());
+    for writer in &mut writers {
+        drop(writer.stdin.take());
+    }
+    for writer in &mut writers {
+        assert!(writer.wait().unwrap().success(), "a process has failed, see above");
+    }
+    drop(watchdog);
+    let text = fs::read_to_string(mounts[1].join("log")).unwrap();
+    let torn = text.lines().find(|line| *line != "a".repeat(2999) && *line != "b".repeat(2999));
+    assert!(
+        torn.is_none(),
+        "a line of {} bytes with {} of a",
+        torn.unwrap().len(),
+        torn.unwrap().matches('a').count()
+    );
+    let of_slow = text.lines().filter(|line| line.starts_with('a')).count();
+    assert!(of_slow > 20, "{of_slow} lines of the slow one");
+}

@@ -184,6 +184,11 @@ impl Tree {
         self.dirs.contains_key(&dir)
     }
 
+    /// How many names of the directory are in memory.
+    pub fn names_in_memory(&self, dir: Ino) -> usize {
+        self.dirs.get(&dir).map_or(0, |directory| directory.by_name.len())
+    }
+
     /// The row of an inode.
     ///
     /// # Errors

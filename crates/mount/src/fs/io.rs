@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Instant;
 
 use hayloft_fuse::{Interrupt, Pace, Reply, SetAttr, Validity};
 use hayloft_model::tree::{AttributeChange, Tree};
@@ -11,6 +10,7 @@ use parking_lot::MutexGuard;
 
 use super::error::FsError;
 use super::{Done, Need, Stop, VolumeFs, attr};
+use crate::appends::Append;
 use crate::core::Core;
 use crate::data::{File, FileData, Lacking};
 use crate::kernel::Word;
@@ -25,6 +25,8 @@ pub(super) struct Write<'a> {
     pub(super) bytes: &'a [u8],
     /// At the end, wherever that is.
     pub(super) appends: bool,
+    /// The thread that writes.
+    pub(super) tid: u32,
     pub(super) kills_privileges: bool,
 }
 
@@ -126,7 +128,7 @@ impl VolumeFs {
         let allocated = file.data.lock().allocated();
         core.tree.wrote(ino, write.end(offset), allocated, write.kills_privileges, self.now())?;
         if write.is_to_be_continued() {
-            core.appending.insert(ino, Instant::now());
+            core.appending.insert(ino, Append::begun(write.tid));
         } else {
             core.appending.remove(&ino);
         }

@@ -236,6 +236,7 @@ impl VolumeFs {
                     offset,
                     bytes: data,
                     appends: flags & libc::O_APPEND as u32 != 0 && kind & write_flags::CACHE == 0,
+                    tid: request.pid,
                     kills_privileges: kind & write_flags::KILL_SUIDGID != 0,
                 };
                 self.write(ino, &write, status_asked, reply)
