@@ -8,25 +8,9 @@ use hayloft_model::{BlockRef, Content, ContentHash, FileKind, Ino, Name, Record}
 use hayloft_wire::client_message::Body as Ask;
 use hayloft_wire::server_message::Body as Answer;
 use hayloft_wire::{
-    AllocateInos, Bury, CheckVolume, Claim, DeleteVolume, FailureCode, FetchInode, FetchPages, Goodbye,
-    Hello, ListVolumes, SetQuota, ShowVolume, StatsRequest, StatusRequest, SweepVolume, Welcome,
-    encode_blocks,
+    AllocateInos, Bury, Claim, DeleteVolume, FailureCode, FetchInode, FetchPages, Goodbye, Hello,
+    ListVolumes, SetQuota, ShowVolume, StatsRequest, StatusRequest, SweepVolume, Welcome, encode_blocks,
 };
-
-fn started() -> (tempfile::TempDir, Running) {
-    let folder = tempfile::tempdir().unwrap();
-    let running = Running::start(config(folder.path()));
-    Client::create(running.address, 0);
-    (folder, running)
-}
-
-fn problems(address: std::net::SocketAddr) -> Vec<String> {
-    let check = CheckVolume { name: "vol".into(), content: true };
-    match Client::connect(address).ask(Ask::CheckVolume(check)).unwrap() {
-        Answer::Checked(checked) => checked.problems,
-        other => panic!("{other:?}"),
-    }
-}
 
 #[test]
 fn a_tree_is_written_read_and_found_again_after_a_restart() {
@@ -75,7 +59,7 @@ fn a_tree_is_written_read_and_found_again_after_a_restart() {
     let failed = client.fetch(&[ContentHash([9; 32])]).unwrap_err();
     assert_eq!(code(&failed), FailureCode::NotFound);
     assert!(failed.message.contains(&ContentHash([9; 32]).to_string()));
-    assert_eq!(problems(running.address), [""; 0]);
+    assert_eq!(running.problems(), [""; 0]);
 
     running.shutdown();
     let running = Running::start(config(folder.path()));
@@ -121,7 +105,7 @@ fn a_commit_is_applied_exactly_once_over_reconnects_and_crashes() {
             client = again;
         }
     }
-    assert_eq!(problems(running.address), ["inode 0"; 0]);
+    assert_eq!(running.problems(), ["inode 0"; 0]);
     // Pipelined, with a failure in between: nothing behind it is applied.
     let missing = Content::Blocks(vec![Some(BlockRef { hash: ContentHash([1; 32]), len: 5 })]);
     let asked = [
@@ -210,14 +194,14 @@ fn what_a_session_had_open_goes_with_it() {
     batch.orphans = vec![50];
     client.ask(Ask::Commit(batch)).unwrap();
     client.ask(Ask::FetchInode(FetchInode { ino: 50 })).unwrap();
-    assert_eq!(problems(running.address), [""; 0]);
+    assert_eq!(running.problems(), [""; 0]);
     drop(client);
     let (mut client, welcome) = Client::open(running.address, Hello { takes_over: 1, ..hello(2) }).unwrap();
     let status = welcome.status.unwrap();
     assert_eq!((status.used_bytes, status.used_inodes), (0, 0));
     let gone = client.ask(Ask::FetchInode(FetchInode { ino: 50 })).unwrap_err();
     assert_eq!(code(&gone), FailureCode::NotFound);
-    assert_eq!(problems(running.address), [""; 0]);
+    assert_eq!(running.problems(), [""; 0]);
     running.shutdown();
 }
 

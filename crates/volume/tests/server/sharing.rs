@@ -10,28 +10,12 @@ use hayloft_wire::client_message::Body as Ask;
 use hayloft_wire::event::Body as Event;
 use hayloft_wire::server_message::Body as Answer;
 use hayloft_wire::{
-    Acquire, Apply, ChangeRequest, Changed, CheckVolume, Claim, DeleteVolume, Enter, EvictClient,
-    FailureCode, FetchInode, Hello, LetGo, ListClients, Listings, ObjectMessage, StatsRequest, StatusRequest,
-    error_of,
+    Acquire, Apply, ChangeRequest, Changed, Claim, DeleteVolume, Enter, EvictClient, FailureCode, FetchInode,
+    Hello, LetGo, ListClients, Listings, ObjectMessage, StatsRequest, StatusRequest, error_of,
 };
 
 const ROOT: Object = Object::Directory(Ino::ROOT);
 const FILE: u64 = 100;
-
-fn started() -> (tempfile::TempDir, Running) {
-    let folder = tempfile::tempdir().unwrap();
-    let running = Running::start(config(folder.path()));
-    Client::create(running.address, 0);
-    (folder, running)
-}
-
-fn problems(running: &Running) -> Vec<String> {
-    let check = CheckVolume { name: "vol".into(), content: true };
-    match Client::connect(running.address).ask(Ask::CheckVolume(check)).unwrap() {
-        Answer::Checked(checked) => checked.problems,
-        other => panic!("{other:?}"),
-    }
-}
 
 fn resume(session: u64) -> Hello {
     Hello { resume: true, ..hello(session) }
@@ -123,7 +107,7 @@ fn an_owner_ships_its_log_before_another_reads() {
     assert!(listings.dirs[0].entries[0].inode.is_some() && !listings.dirs[0].own);
     assert!(matches!(one.receive(shipped), Answer::Committed(_)));
     assert!(!one.enter(1, 0).unwrap().dirs[0].own, "shared now");
-    assert_eq!(problems(&running), [""; 0]);
+    assert_eq!(running.problems(), [""; 0]);
     running.shutdown();
 }
 
@@ -164,7 +148,7 @@ fn a_change_is_answered_when_all_readers_have_it() {
     assert_eq!((found.inode.unwrap().size, found.own), (5, false));
     let exists = changed(two.ask(create("new")).unwrap());
     assert_eq!(error_of(exists.error), Ok(TreeError::Exists));
-    assert_eq!(problems(&running), [""; 0]);
+    assert_eq!(running.problems(), [""; 0]);
     running.shutdown();
 }
 
@@ -213,7 +197,7 @@ fn a_change_is_executed_once_over_reconnects_and_restarts() {
     let next = changed(one.receive(request + 1));
     assert!(next.yours || error_of(next.error) == Ok(TreeError::Exists));
     assert_eq!(names(&two_listing(&mut one, &mut two)), ["f", "new"]);
-    assert_eq!(problems(&running), [""; 0]);
+    assert_eq!(running.problems(), [""; 0]);
     running.shutdown();
 }
 
@@ -255,10 +239,10 @@ fn an_unlinked_file_stays_until_nobody_uses_it() {
     let claim = Claim { in_use: vec![FILE], ..Claim::default() };
     let (mut two, _) = Client::open_with(running.address, resume(2), claim).unwrap();
     two.ask(fetch()).unwrap();
-    assert_eq!(problems(&running), [""; 0]);
+    assert_eq!(running.problems(), [""; 0]);
     two.send(Ask::LetGo(LetGo { inos: vec![FILE] }));
     eventually(|| two.ask(fetch()).is_err_and(|failed| code(&failed) == FailureCode::NotFound));
-    assert_eq!(problems(&running), [""; 0]);
+    assert_eq!(running.problems(), [""; 0]);
     running.shutdown();
 }
 
@@ -271,7 +255,7 @@ fn a_file_that_nobody_uses_goes_when_all_have_said_so() {
     one.acked();
     let fetch = Ask::FetchInode(FetchInode { ino: FILE });
     eventually(|| two.ask(fetch.clone()).is_err_and(|failed| code(&failed) == FailureCode::NotFound));
-    assert_eq!(problems(&running), [""; 0]);
+    assert_eq!(running.problems(), [""; 0]);
     running.shutdown();
 }
 
@@ -297,10 +281,10 @@ fn an_owner_that_deletes_what_another_uses_leaves_it_to_the_server() {
     let fetch = Ask::FetchInode(FetchInode { ino: FILE });
     let Ok(Answer::Inode(found)) = two.ask(fetch.clone()) else { panic!() };
     assert_eq!(found.inode.unwrap().nlink, 0);
-    assert_eq!(problems(&running), [""; 0]);
+    assert_eq!(running.problems(), [""; 0]);
     two.send(Ask::LetGo(LetGo { inos: vec![FILE] }));
     eventually(|| two.ask(fetch.clone()).is_err());
-    assert_eq!(problems(&running), [""; 0]);
+    assert_eq!(running.problems(), [""; 0]);
     running.shutdown();
 }
 
@@ -346,7 +330,7 @@ fn a_batch_of_what_others_hold_ends_the_session() {
     assert_eq!(code(&failed), FailureCode::SessionEnded, "{}", failed.message);
     let again = Client::greet(running.address, resume(2)).err().unwrap();
     assert_eq!(code(&again), FailureCode::SessionEnded);
-    assert_eq!(problems(&running), [""; 0]);
+    assert_eq!(running.problems(), [""; 0]);
     running.shutdown();
 }
 

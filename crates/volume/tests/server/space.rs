@@ -9,7 +9,7 @@ use crate::common::*;
 use hayloft_model::{Content, FileKind, Ino, Name, Record};
 use hayloft_wire::client_message::Body as Ask;
 use hayloft_wire::server_message::Body as Answer;
-use hayloft_wire::{CheckVolume, FailureCode, Hello, StatusRequest, SweepVolume};
+use hayloft_wire::{FailureCode, Hello, StatusRequest, SweepVolume};
 
 struct SmallDisk(tempfile::TempDir);
 
@@ -53,14 +53,6 @@ fn delete_records(n: u64) -> Vec<Record> {
     ]
 }
 
-fn check(address: std::net::SocketAddr) -> Vec<String> {
-    let check = CheckVolume { name: "vol".into(), content: true };
-    match Client::connect(address).ask(Ask::CheckVolume(check)).unwrap() {
-        Answer::Checked(checked) => checked.problems,
-        other => panic!("{other:?}"),
-    }
-}
-
 #[test]
 fn a_full_store_refuses_in_time_and_recovers_by_deleting() {
     let Some(disk) = SmallDisk::mount("96m") else { return };
@@ -82,7 +74,7 @@ fn a_full_store_refuses_in_time_and_recovers_by_deleting() {
     };
     assert_eq!(code(&full), FailureCode::NoSpace, "{}", full.message);
     assert!(stored > 40, "only {stored} MiB of 96 were used");
-    assert_eq!(check(running.address), [""; 0]);
+    assert_eq!(running.problems(), [""; 0]);
     for n in 0..30 {
         client.commit(stored + 1 + n, &delete_records(n), (-((BLOCKS * 65536) as i64), -1)).unwrap();
     }
@@ -94,7 +86,7 @@ fn a_full_store_refuses_in_time_and_recovers_by_deleting() {
     for n in 0..20 {
         write(&mut client, stored + 31 + n, 1000 + n).unwrap();
     }
-    assert_eq!(check(running.address), [""; 0]);
+    assert_eq!(running.problems(), [""; 0]);
     running.shutdown();
 }
 
@@ -134,7 +126,7 @@ fn a_full_store_is_swept_when_it_refuses_and_shrinking_batches_go_on() {
         std::thread::sleep(Duration::from_millis(100));
     }
     println!("{stored} MiB stored; room after {:?}", started.elapsed());
-    assert_eq!(check(running.address), [""; 0]);
+    assert_eq!(running.problems(), [""; 0]);
     running.shutdown();
 }
 
@@ -164,7 +156,7 @@ fn a_client_that_fills_up_to_the_free_bytes_it_was_told_is_not_refused() {
         );
         free = status.store_free_bytes;
     }
-    assert_eq!(check(running.address), [""; 0]);
+    assert_eq!(running.problems(), [""; 0]);
     running.shutdown();
 }
 
@@ -205,7 +197,7 @@ fn a_disk_that_somebody_else_fills_loses_nothing_that_was_acknowledged() {
         }
     }
     println!("written again after {:?}", started.elapsed());
-    assert_eq!(check(running.address), [""; 0]);
+    assert_eq!(running.problems(), [""; 0]);
     drop(client);
     let resume = Hello { resume: true, ..hello(1) };
     let (mut client, welcome) = Client::open(running.address, resume).unwrap();

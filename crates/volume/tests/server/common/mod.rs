@@ -16,8 +16,9 @@ use hayloft_wire::client_message::Body as Ask;
 use hayloft_wire::event::Body as EventBody;
 use hayloft_wire::server_message::Body as Answer;
 use hayloft_wire::{
-    Ack, BeginBatch, Chunk, Claim, ClientMessage, Commit, CreateVolume, Enter, Failed, FailureCode,
-    FetchContent, Hello, Listings, PROTOCOL, Ping, RecordMessage, Records, ServerMessage, Welcome, frame,
+    Ack, BeginBatch, CheckVolume, Chunk, Claim, ClientMessage, Commit, CreateVolume, Enter, Failed,
+    FailureCode, FetchContent, Hello, Listings, PROTOCOL, Ping, RecordMessage, Records, ServerMessage,
+    Welcome, frame,
 };
 
 /// A server with a runtime of its own, on a folder.
@@ -33,7 +34,24 @@ pub(crate) fn config(folder: &Path) -> Config {
     config
 }
 
+/// A server with an empty volume.
+pub(crate) fn started() -> (tempfile::TempDir, Running) {
+    let folder = tempfile::tempdir().unwrap();
+    let running = Running::start(config(folder.path()));
+    Client::create(running.address, 0);
+    (folder, running)
+}
+
 impl Running {
+    /// What a check of the volume finds.
+    pub(crate) fn problems(&self) -> Vec<String> {
+        let check = CheckVolume { name: "vol".into(), content: true };
+        match Client::connect(self.address).ask(Ask::CheckVolume(check)).unwrap() {
+            Answer::Checked(checked) => checked.problems,
+            other => panic!("{other:?}"),
+        }
+    }
+
     pub(crate) fn start(config: Config) -> Running {
         let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
         let server = runtime.block_on(Server::start(config)).unwrap();
