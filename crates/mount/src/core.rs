@@ -104,6 +104,11 @@ impl Core {
         is_so(object.ino()) || (matches!(object, Object::Directory(_)) && files())
     }
 
+    /// Whether somebody appends to the object, or to a file that a directory covers, in several parts.
+    pub(crate) fn is_appending(&self, object: Object) -> bool {
+        self.covered_by(object, |ino| self.appending.contains_key(&ino))
+    }
+
     /// The kernel is told of an inode: one more reference.
     pub(crate) fn hand_out(&mut self, ino: Ino) {
         if !self.made.remove(&ino) {

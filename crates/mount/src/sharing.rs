@@ -351,23 +351,27 @@ impl Client {
         }
     }
 
-    fn give_way(&self, recalled: &[Recalled]) {
-        self.expire_before(recalled);
-        {
+    /// Gives back what is recalled, but that which an append has begun in meanwhile: that is returned.
+    fn give_way(&self, recalled: Vec<Recalled>) -> Vec<Recalled> {
+        self.expire_before(&recalled);
+        let (kept, recalled): (Vec<_>, Vec<_>) = {
             let mut core = self.core();
-            for recalled in recalled {
+            let (kept, recalled): (Vec<Recalled>, Vec<_>) =
+                recalled.into_iter().partition(|recalled| core.is_appending(recalled.object));
+            for recalled in &recalled {
                 let ino = recalled.object.ino();
                 if core.tree.owns_itself(ino) {
                     core.giving.insert(ino);
                     core.tree.disown(ino);
                 }
             }
-        }
+            (kept, recalled)
+        };
         recalled.iter().for_each(|recalled| self.await_writes(recalled.object));
         if !self.ship_all() {
-            return;
+            return kept;
         }
-        for Recalled { connection, event, object, keep_read } in recalled {
+        for Recalled { connection, event, object, keep_read } in &recalled {
             let mut core = self.core();
             let ino = object.ino();
             core.giving.remove(&ino);
@@ -386,6 +390,7 @@ impl Client {
             drop(core);
             self.tell_kernel(word);
         }
+        kept
     }
 
     /// Names that the kernel keeps only go with their directory's lock: as long as the directory is owned nobody holds
@@ -438,13 +443,14 @@ pub(crate) fn run(client: &Client, recalls: &Receiver<Recalled>) {
             let wanted = client.wanted.lock();
             waiting.into_iter().partition(|(recalled, since)| {
                 let is_wanted = |ino: &Ino| wanted.contains_key(ino) && since.elapsed() < USE_PATIENCE;
-                core.covered_by(recalled.object, |ino| core.appending.contains_key(&ino) || is_wanted(&ino))
+                core.is_appending(recalled.object) || core.covered_by(recalled.object, |ino| is_wanted(&ino))
             })
         };
         waiting = used;
         let free: Vec<Recalled> = free.into_iter().map(|(recalled, _)| recalled).collect();
         if !free.is_empty() {
-            client.give_way(&free);
+            let kept = client.give_way(free);
+            waiting.extend(kept.into_iter().map(|recalled| (recalled, Instant::now())));
         }
     }
 }

@@ -120,6 +120,12 @@ impl VolumeFs {
             let len = write.bytes.len() as u64;
             let growth = self.with_data(ino, &file, |data| data.growth(offset, len))?;
             self.check_room(&core, ino, growth, len, status_asked)?;
+            // Who takes the file away looks at it under the same lock.
+            if write.is_to_be_continued() {
+                core.appending.insert(ino, Append::begun(write.tid));
+            } else {
+                core.appending.remove(&ino);
+            }
             (Admitted::new(file), offset)
         };
         let file = &file.0;
@@ -127,11 +133,6 @@ impl VolumeFs {
         let mut core = self.client.core();
         let allocated = file.data.lock().allocated();
         core.tree.wrote(ino, write.end(offset), allocated, write.kills_privileges, self.now())?;
-        if write.is_to_be_continued() {
-            core.appending.insert(ino, Append::begun(write.tid));
-        } else {
-            core.appending.remove(&ino);
-        }
         self.changed(&mut core);
         drop(core);
         if offset != write.offset {
