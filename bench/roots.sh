@@ -16,7 +16,8 @@
 # folder of it.
 # Builds: configure and make of GNU hello in a Debian root with a compiler: a copy of the root on tmpfs, entered with
 # chroot(1), and hayloft run over the same root as a layer on a Hayloft mount. Made from the archives that this machine
-# uses; each has one round before the first that counts. Needs root. Whatever was started or mounted is gone at the end, also after Ctrl-C.
+# uses; each has one round before the first that counts.
+# Needs root. Whatever was started or mounted is gone at the end, also after Ctrl-C.
 set -euo pipefail
 export LC_ALL=C
 
@@ -146,23 +147,13 @@ options=(--rounds "$rounds" --json /out/roots-tree.json)
     --bind "$work/tmpfs:/tmpfs:rw" --bind "$work/overlay:/overlay:rw" --scratch /scratch -- \
     sh -c 'mkdir /build; exec /hayloft-bench tree "$@"' sh "${options[@]}" \
     tmpfs=/tmpfs overlay=/overlay root=/build scratch=/scratch | tee "$out/roots-tree.txt"
+
 # What the disks have been sent so far, in sectors of 512 bytes: loop devices and memory are none.
 sectors_written() {
     local disk
     for disk in /sys/block/*; do
         [[ ${disk##*/} =~ ^(loop|ram|zram|dm-) ]] || cat "$disk/stat"
     done | awk '{ sum += $7 } END { print sum + 0 }'
-}
-
-build_script() {
-    cat >"$work/build.sh" <<'SCRIPT'
-set -eu
-rm -rf /build && mkdir /build && cd /build
-tar --strip-components=1 -xf /source.tar
-begun=$(date +%s%N)
-{ ./configure && make -j2; } >/build.log 2>&1 || { tail /build.log >&2; exit 1; }
-echo "$((($(date +%s%N) - begun) / 1000))"
-SCRIPT
 }
 
 in_memory() {
@@ -185,7 +176,14 @@ if [[ $builds -gt 0 ]]; then
     "$hayloft" sync "$work/volume" >/dev/null
     "$hayloft" mount -o ro "$address/bench" "$work/layers-mount" --log-dir "$work" --cache-dir "$work/cache" >/dev/null
     undo+=("timeout 60 '$hayloft' umount '$work/layers-mount' >/dev/null")
-    build_script
+    cat >"$work/build.sh" <<'SCRIPT'
+set -eu
+rm -rf /build && mkdir /build && cd /build
+tar --strip-components=1 -xf /source.tar
+begun=$(date +%s%N)
+{ ./configure && make -j2; } >/build.log 2>&1 || { tail /build.log >&2; exit 1; }
+echo "$((($(date +%s%N) - begun) / 1000))"
+SCRIPT
     cp "$work/build.sh" "$work/whole/build.sh"
     cp "$tarball" "$work/whole/source.tar"
     mknod -m 666 "$work/whole/dev/null" c 1 3 2>/dev/null || true

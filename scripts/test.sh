@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Sets everything up and runs all tests: format, lints, unit and end-to-end tests, the POSIX suite, real
-# software, and a short run of the benchmark. Ends with a line "N passed, N failed".
+# software, and a short run of the benchmarks. Ends with a line "N passed, N failed".
 #
 #   scripts/test.sh            everything
 #   scripts/test.sh unit real  only these groups: lint unit posix real bench
@@ -74,10 +74,8 @@ step setup scripts/setup.sh
 if has lint; then
     step "format" cargo fmt --all --check
     step "lints" cargo clippy --release --workspace --all-targets -- -D warnings
-    if [ -f bench/Cargo.toml ]; then
-        step "format of bench" cargo fmt --manifest-path bench/Cargo.toml --all --check
-        step "lints of bench" cargo clippy --release --manifest-path bench/Cargo.toml --workspace --all-targets -- -D warnings
-    fi
+    step "format of bench" cargo fmt --manifest-path bench/Cargo.toml --all --check
+    step "lints of bench" cargo clippy --release --manifest-path bench/Cargo.toml --workspace --all-targets -- -D warnings
     step "documentation" env RUSTDOCFLAGS="-D warnings" cargo doc --release --workspace --no-deps
 fi
 if has unit; then
@@ -91,8 +89,9 @@ if has real; then
         step "real $(basename "$script" .sh)" "$script" "${large[@]}"
     done
 fi
-if has bench && [ -x bench/run.sh ]; then
+if has bench; then
     step "benchmark, short" bench/run.sh --smoke
+    step "benchmark of roots, short" bench/roots.sh --smoke
 fi
 
 printf '\n'

@@ -115,7 +115,7 @@ fn run_in_root(args: &RunArgs, config: &Config, config_file: Option<&Path>) -> a
     report["collected"] = json!(collected);
     report["published"] = json!(published);
     let after = operations(&spec);
-    warn_of_epochs(&spec.layers, &before, &after);
+    warn_of_epochs(&before, &after);
     report["operations"] = json!(difference(&before, &after));
     let mut code = exit_code(&outcome);
     if let Some(error) = problem {
@@ -297,28 +297,36 @@ struct Counts {
     fuse: u64,
     server: u64,
     epochs: u64,
+    /// A layer is on it.
+    has_layer: bool,
 }
 
 /// For each Hayloft mount that is seen in the root: what it has counted.
 fn operations(spec: &Spec) -> BTreeMap<PathBuf, Counts> {
     let Ok(mounts) = mountinfo::all() else { return BTreeMap::new() };
     let layers = spec.layers.iter().map(|layer| match layer {
-        Layer::Folder(path) | Layer::Image(path) => path,
+        Layer::Folder(path) => (path, true),
+        // Mounted itself: the overlay does not look at the mount.
+        Layer::Image(path) => (path, false),
     });
-    let paths = layers.chain(spec.binds.iter().map(|bind| &bind.source));
+    let paths = layers.chain(spec.binds.iter().map(|bind| (&bind.source, false)));
     let on = |path: &PathBuf| {
         let path = path.canonicalize().ok()?;
         let deepest = mounts.iter().filter(|mount| path.starts_with(&mount.mount_point));
         deepest.max_by_key(|mount| mount.mount_point.as_os_str().len()).filter(|mount| mount.is_ours())
     };
-    let mut found = BTreeMap::new();
-    for mount in paths.filter_map(on) {
-        if let Ok(stats) = stats::of_mount(&mount.mount_point) {
+    let mut found: BTreeMap<PathBuf, Counts> = BTreeMap::new();
+    for (path, is_layer) in paths {
+        let Some(mount) = on(path) else { continue };
+        if let Some(counts) = found.get_mut(&mount.mount_point) {
+            counts.has_layer |= is_layer;
+        } else if let Ok(stats) = stats::of_mount(&mount.mount_point) {
             let of = |key| stats::number(&stats, key).unwrap_or(0);
             let counts = Counts {
                 fuse: of("fuse.requests.total"),
                 server: of("server.requests.total"),
                 epochs: of("server.epochs"),
+                has_layer: is_layer,
             };
             found.insert(mount.mount_point.clone(), counts);
         }
@@ -342,19 +350,16 @@ fn difference(
 }
 
 /// Says under which layers all names were dropped meanwhile, which overlayfs takes for a change of the layer.
-fn warn_of_epochs(layers: &[Layer], before: &BTreeMap<PathBuf, Counts>, after: &BTreeMap<PathBuf, Counts>) {
-    let has_layer = |mount: &Path| {
-        layers.iter().any(|layer| matches!(layer, Layer::Folder(path) if path.starts_with(mount)))
-    };
-    let epochs =
-        |counts: &BTreeMap<PathBuf, Counts>, mount: &Path| counts.get(mount).map_or(0, |of| of.epochs);
-    for mount in after.keys().filter(|mount| has_layer(mount) && epochs(after, mount) > epochs(before, mount))
-    {
-        eprintln!(
-            "hayloft: hosts changed the same folders of the volume at {} while the command ran: it may have got \"Stale \
-             file handle\"; mount the volume once more with -o ro, and take the layers from there",
-            mount.display()
-        );
+fn warn_of_epochs(before: &BTreeMap<PathBuf, Counts>, after: &BTreeMap<PathBuf, Counts>) {
+    for (mount, now) in after {
+        let then = before.get(mount).copied().unwrap_or_default();
+        if now.has_layer && now.epochs > then.epochs {
+            eprintln!(
+                "hayloft: hosts changed the same folders of the volume at {} while the command ran: it may have got \"Stale \
+                 file handle\"; mount the volume once more with -o ro, and take the layers from there",
+                mount.display()
+            );
+        }
     }
 }
 

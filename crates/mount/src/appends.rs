@@ -1,4 +1,4 @@
-//! Appends of which the kernel has sent the first part, most likely.
+//! Appends of which the kernel has sent, most likely, only the first part.
 //!
 //! What a program appends with one call, the kernel sends in two parts when it begins within a page that it has not read.
 //! Between the two nobody else may append. Nothing in the first part says that there is a second one; but as long as
@@ -6,6 +6,8 @@
 
 use std::fs;
 use std::time::{Duration, Instant};
+
+use crate::thread::{Place, place_of};
 
 /// How long the second part is waited for without a look at the thread, and how often that is looked at then.
 const UNSEEN: Duration = Duration::from_millis(2);
@@ -30,7 +32,7 @@ const WRITES: [libc::c_long; 9] = [
     libc::SYS_io_uring_enter,
 ];
 
-/// An append of which the first part is done.
+/// An append of which the first part is under way, or done.
 #[derive(Debug)]
 pub(crate) struct Append {
     /// The thread; 0 when it is in another PID namespace.
@@ -53,7 +55,7 @@ enum Thread {
 }
 
 impl Append {
-    /// To be called when the first part is done.
+    /// To be called when the first part is admitted.
     pub(crate) fn begun(tid: u32) -> Append {
         let now = Instant::now();
         Append { tid, since: now, looked: now, ran: None }
@@ -83,15 +85,13 @@ fn look_at(tid: u32) -> Thread {
     if tid == 0 {
         return Thread::Unknown;
     }
-    match fs::read_to_string(format!("/proc/{tid}/syscall")) {
-        Ok(text) if text.starts_with("running") => {
+    match place_of(tid) {
+        Ok(Place::Running) => {
             let spent = fs::read_to_string(format!("/proc/{tid}/schedstat"));
             Thread::Running(spent.ok().and_then(|text| text.split(' ').next()?.parse().ok()))
         }
-        Ok(text) => match text.split(' ').next().and_then(|number| number.trim().parse().ok()) {
-            Some(number) if number >= 0 => Thread::Within(number),
-            _ => Thread::Unknown,
-        },
+        Ok(Place::Call { number, .. }) => Thread::Within(number),
+        Ok(Place::Elsewhere) => Thread::Unknown,
         // ESRCH when it ends at this moment.
         Err(error) if matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ESRCH)) => Thread::Gone,
         Err(_) => Thread::Unknown,

@@ -25,6 +25,11 @@ use crate::options::MountOptions;
 use crate::sharing::Recalled;
 use crate::stats::{Hold, Stats};
 
+/// How soon what this host would rather not own is told again.
+const RELEASE_PAUSE: Duration = Duration::from_millis(200);
+/// Places in the queue of blocks that are never worth a clean-up.
+const QUEUE_MIN: usize = 1 << 16;
+
 /// The tree and the files' data.
 #[derive(Debug, Default)]
 pub(crate) struct Core {
@@ -191,11 +196,6 @@ fn is_used(files: &HashMap<Ino, Arc<File>, FxBuildHasher>, durable: Sequence) ->
         files.get(&ino).is_some_and(|file| Arc::strong_count(file) > 1 || !file.data.lock().is_clean(durable))
     }
 }
-
-/// How soon what this host would rather not own is told again.
-const RELEASE_PAUSE: Duration = Duration::from_millis(200);
-/// Places in the queue of blocks that are never worth a clean-up.
-const QUEUE_MIN: usize = 1 << 16;
 
 /// A mounted volume's client.
 pub(crate) struct Client {

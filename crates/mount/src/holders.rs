@@ -19,6 +19,8 @@ use std::io::{self, Error};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
 
+use crate::thread::{Place, place_of};
+
 /// What a program called to get its lock.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Caller {
@@ -37,14 +39,21 @@ impl Caller {
     /// Finds out which descriptor a thread that waits for our answer wants locked.
     pub(crate) fn of(tid: u32) -> io::Result<Caller> {
         for look in 0..LOOKS {
-            let text = std::fs::read_to_string(format!("/proc/{tid}/syscall"))?;
-            if let Some(caller) = parse_syscall(tid, &text) {
-                return Ok(caller);
+            if let Place::Call { number, arguments } = place_of(tid)? {
+                return Ok(Caller::in_call(tid, number, arguments));
             }
-            // "running": it has sent its request and is about to sleep.
+            // It has sent its request and is about to sleep.
             std::thread::sleep(std::time::Duration::from_micros(10 + u64::from(look)));
         }
         Err(Error::other("the caller is in no system call"))
+    }
+
+    fn in_call(tid: u32, number: libc::c_long, arguments: [u64; 2]) -> Caller {
+        let [fd, command] = arguments.map(|argument| argument as i32);
+        // Of a program of another word size the number means nothing; flock's commands are below these.
+        let of_file =
+            number != libc::SYS_flock && (libc::F_OFD_GETLK..=libc::F_OFD_SETLKW).contains(&command);
+        Caller { tid, fd, of_file }
     }
 
     /// The open file itself. It counts as open for as long as the answer lives: keep it short.
@@ -55,19 +64,6 @@ impl Caller {
         // SAFETY: numbers only; the result is a new descriptor of ours.
         check(unsafe { libc::syscall(libc::SYS_pidfd_getfd, pidfd.as_raw_fd(), self.fd, 0) })
     }
-}
-
-fn parse_syscall(tid: u32, text: &str) -> Option<Caller> {
-    let mut words = text.split_ascii_whitespace();
-    let number: i64 = words.next()?.parse().ok()?;
-    if number < 0 {
-        return None;
-    }
-    let mut argument = || u64::from_str_radix(words.next()?.strip_prefix("0x")?, 16).ok();
-    let (fd, command) = (argument()? as i32, argument()? as i32);
-    // Of a program of another word size the number means nothing; flock's commands are below these.
-    let of_file = number != libc::SYS_flock && (libc::F_OFD_GETLK..=libc::F_OFD_SETLKW).contains(&command);
-    Some(Caller { tid, fd, of_file })
 }
 
 /// The process that a thread belongs to.
@@ -334,12 +330,10 @@ mod tests {
 
     #[test]
     fn the_descriptor_is_read_from_the_system_call() {
-        let line = format!("{} 0x9 0x6 0x0 0x0 0x0 0x0 0x7ffc 0x7f3a\n", libc::SYS_flock);
-        assert_eq!(parse_syscall(5, &line), Some(Caller { tid: 5, fd: 9, of_file: false }));
-        let line = format!("{} 0x3 0x25 0x7ffe\n", libc::SYS_fcntl);
-        assert_eq!(parse_syscall(5, &line), Some(Caller { tid: 5, fd: 3, of_file: true }));
-        assert_eq!(parse_syscall(5, "running\n"), None);
-        assert_eq!(parse_syscall(5, "-1 0x7ffc 0x7f3a\n"), None);
+        let caller = Caller::in_call(5, libc::SYS_flock, [9, 6]);
+        assert_eq!(caller, Caller { tid: 5, fd: 9, of_file: false });
+        let caller = Caller::in_call(5, libc::SYS_fcntl, [3, 0x25]);
+        assert_eq!(caller, Caller { tid: 5, fd: 3, of_file: true });
     }
 
     #[test]

@@ -96,11 +96,18 @@ impl KernelNames {
         let is_held =
             |(dir, name): (Ino, &Name)| self.hot.get(&dir).is_some_and(|hot| hot.held.contains(name));
         let (from_held, to_held) = (is_held(from), is_held(to));
-        let reached = [(to, from_held), (from, to_held && exchange)];
-        for ((dir, name), _) in reached.into_iter().filter(|(_, is_held)| *is_held) {
-            if let Some(hot) = self.hot.get_mut(&dir) {
-                hot.held.insert(name.clone());
-            }
+        if from_held {
+            self.holds(to);
+        }
+        if to_held && exchange {
+            self.holds(from);
+        }
+    }
+
+    /// The kernel may hold a name of a directory that is changed by request.
+    fn holds(&mut self, (dir, name): (Ino, &Name)) {
+        if let Some(hot) = self.hot.get_mut(&dir) {
+            hot.held.insert(name.clone());
         }
     }
 
@@ -148,8 +155,7 @@ impl Core {
     /// the kernel holds of it is expired when that has changed: the call that is going to change it has its lock.
     pub(crate) fn heat(&mut self, dir: Ino) {
         if !self.names.is_hot(dir) {
-            let held = self.held_of(dir);
-            self.names.absent.remove(&dir);
+            let held = self.take_held(dir);
             self.names.hot.insert(dir, Hot { changed: Instant::now(), here: true, held });
         } else if let Some(hot) = self.names.hot.get_mut(&dir) {
             (hot.changed, hot.here) = (Instant::now(), true);
@@ -169,15 +175,14 @@ impl Core {
         if self.names.epochs && (self.names.read_only || self.tree.names_in_memory(dir) > WARM_MAX) {
             return Vec::new();
         }
-        let held = self.held_of(dir);
-        self.names.absent.remove(&dir);
+        let held = self.take_held(dir);
         self.names.hot.insert(dir, Hot { changed: Instant::now(), here: false, held: HashSet::default() });
         held.into_iter().map(|name| (dir, name)).collect()
     }
 
-    /// What the kernel may hold of a directory without a limit.
-    fn held_of(&self, dir: Ino) -> HashSet<Name, FxBuildHasher> {
-        let absent = self.names.absent.get(&dir).into_iter().flatten().cloned();
+    /// What the kernel may hold of a directory without a limit. Absent names are accounted for elsewhere from now on.
+    fn take_held(&mut self, dir: Ino) -> HashSet<Name, FxBuildHasher> {
+        let absent = self.names.absent.remove(&dir).unwrap_or_default();
         self.tree.known_names(dir).into_iter().chain(absent).collect()
     }
 
@@ -264,11 +269,11 @@ impl Speaker {
     }
 
     fn raise_epoch(&self, client: &Client) -> std::io::Result<()> {
-        client.stats.epochs.add(1);
         // Names that are handed out afterwards are not among them.
         let mut core = client.core();
         self.notifier.inc_epoch()?;
         core.names.dropped();
+        client.stats.epochs.add(1);
         Ok(())
     }
 

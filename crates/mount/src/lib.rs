@@ -26,6 +26,7 @@ mod reader;
 mod rescue;
 mod sharing;
 mod stats;
+mod thread;
 
 pub use error::MountError;
 pub use mount::{Mount, MountConfig, Stopper};

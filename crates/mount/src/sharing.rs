@@ -288,7 +288,8 @@ impl Client {
             }
             Some(Answer::Changed(changed)) if changed.yours => Ok(Outcome::Yours),
             Some(Answer::Changed(changed)) => {
-                // What is made by request is owned by itself, and no listing's size shows it.
+                // Rows of what is made by request take memory that nothing else looks at: it comes with no listing, and an
+                // empty file has no data.
                 self.trim();
                 Ok(Outcome::Done((changed.ino != 0).then_some(Ino(changed.ino))))
             }
@@ -352,26 +353,24 @@ impl Client {
     }
 
     /// Gives back what is recalled, but that which an append has begun in meanwhile: that is returned.
-    fn give_way(&self, recalled: Vec<Recalled>) -> Vec<Recalled> {
-        self.expire_before(&recalled);
-        let (kept, recalled): (Vec<_>, Vec<_>) = {
-            let mut core = self.core();
-            let (kept, recalled): (Vec<Recalled>, Vec<_>) =
-                recalled.into_iter().partition(|recalled| core.is_appending(recalled.object));
-            for recalled in &recalled {
-                let ino = recalled.object.ino();
-                if core.tree.owns_itself(ino) {
-                    core.giving.insert(ino);
-                    core.tree.disown(ino);
-                }
+    fn give_way(&self, free: Vec<(Recalled, Instant)>) -> Vec<(Recalled, Instant)> {
+        self.expire_before(&free);
+        let mut core = self.core();
+        let (kept, recalled): (Vec<_>, Vec<_>) =
+            free.into_iter().partition(|(recalled, _)| core.is_appending(recalled.object));
+        for (recalled, _) in &recalled {
+            let ino = recalled.object.ino();
+            if core.tree.owns_itself(ino) {
+                core.giving.insert(ino);
+                core.tree.disown(ino);
             }
-            (kept, recalled)
-        };
-        recalled.iter().for_each(|recalled| self.await_writes(recalled.object));
+        }
+        drop(core);
+        recalled.iter().for_each(|(recalled, _)| self.await_writes(recalled.object));
         if !self.ship_all() {
             return kept;
         }
-        for Recalled { connection, event, object, keep_read } in &recalled {
+        for (Recalled { connection, event, object, keep_read }, _) in &recalled {
             let mut core = self.core();
             let ino = object.ino();
             core.giving.remove(&ino);
@@ -395,16 +394,17 @@ impl Client {
 
     /// Names that the kernel keeps only go with their directory's lock: as long as the directory is owned nobody holds
     /// that and waits for others.
-    fn expire_before(&self, recalled: &[Recalled]) {
-        let names: Vec<(Ino, Name)> = {
-            let mut core = self.core();
-            let dirs = recalled.iter().filter_map(|recalled| match recalled.object {
-                Object::Directory(dir) if core.tree.owns_itself(dir) => Some(dir),
-                _ => None,
-            });
-            let dirs: Vec<Ino> = dirs.collect();
-            dirs.into_iter().flat_map(|dir| core.warm(dir)).collect()
-        };
+    fn expire_before(&self, free: &[(Recalled, Instant)]) {
+        let mut names: Vec<(Ino, Name)> = Vec::new();
+        let mut core = self.core();
+        for (recalled, _) in free {
+            if let Object::Directory(dir) = recalled.object
+                && core.tree.owns_itself(dir)
+            {
+                names.extend(core.warm(dir));
+            }
+        }
+        drop(core);
         if !names.is_empty() {
             self.expire_now(names);
         }
@@ -447,10 +447,8 @@ pub(crate) fn run(client: &Client, recalls: &Receiver<Recalled>) {
             })
         };
         waiting = used;
-        let free: Vec<Recalled> = free.into_iter().map(|(recalled, _)| recalled).collect();
         if !free.is_empty() {
-            let kept = client.give_way(free);
-            waiting.extend(kept.into_iter().map(|recalled| (recalled, Instant::now())));
+            waiting.extend(client.give_way(free));
         }
     }
 }

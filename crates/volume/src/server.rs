@@ -174,6 +174,7 @@ impl Server {
     }
 }
 
+/// Binds the address and begins to serve on it.
 async fn listen(store: Store, config: Config) -> Result<Server, ServerError> {
     let failed = |source| ServerError::Listen { address: config.listen, source };
     let listener = TcpListener::bind(config.listen).await.map_err(failed)?;

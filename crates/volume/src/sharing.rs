@@ -149,11 +149,6 @@ impl Sharing {
         self.drive(now_ms);
     }
 
-    pub(crate) fn release(&mut self, session: SessionId, files: &[Ino], now_ms: u64) {
-        self.grants.release(session, files);
-        self.drive(now_ms);
-    }
-
     /// A session begins, or has a new connection; it is told nothing until it has claimed.
     pub(crate) fn join(&mut self, session: SessionId, read_only: bool) {
         self.streams.remove(&session);
@@ -243,6 +238,15 @@ impl Volume {
         sharing.waiters.insert(ticket, waiter);
         sharing.drive(now_ms);
         Ok(Pass { volume: Arc::clone(self), session, ticket, signals, open: true })
+    }
+
+    /// A session would rather not own these files by themselves.
+    pub(crate) fn release(&self, session: SessionId, inos: &[u64]) {
+        let files: Vec<Ino> = inos.iter().copied().map(Ino).collect();
+        let now_ms = self.shared.uptime_ms();
+        let mut sharing = self.sharing.lock();
+        sharing.grants.release(session, &files);
+        sharing.drive(now_ms);
     }
 
     /// Ends sessions that have been silent for their lease and that somebody waits for.

@@ -164,13 +164,6 @@ impl Volume {
         self.settle_uses();
     }
 
-    /// A session would rather not own these files by themselves.
-    pub(crate) fn release(&self, session: SessionId, inos: &[u64]) {
-        let files: Vec<Ino> = inos.iter().copied().map(Ino).collect();
-        let now_ms = self.shared.uptime_ms();
-        self.sharing.lock().release(session, &files, now_ms);
-    }
-
     /// A session's kernel knows these, though their names or cover are gone.
     pub(crate) fn add_uses(self: &Arc<Self>, session: SessionId, inos: &[u64]) {
         if !inos.is_empty() {

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
 
@@ -356,6 +357,7 @@ fn an_append_is_whole_however_long_its_process_is_kept_from_going_on() {
 import os, sys, time
 path, me, pause = sys.argv[1], sys.argv[2], float(sys.argv[3])
 fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+print("ready", flush=True)
 sys.stdin.readline()
 end = time.monotonic() + 12
 while time.monotonic() < end:
@@ -365,11 +367,12 @@ while time.monotonic() < end:
 "#;
     let start = |mount: &Mount, me: &str, pause: &str| {
         let mut command = python(script);
-        command.arg(mount.join("log")).args([me, pause]).stdin(Stdio::piped()).spawn().unwrap()
+        command.arg(mount.join("log")).args([me, pause]).stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut writer = command.spawn().unwrap();
+        BufReader::new(writer.stdout.take().unwrap()).read_line(&mut String::new()).unwrap();
+        writer
     };
     let mut writers = [start(&mounts[0], "a", "0"), start(&mounts[1], "b", "0.002")];
-    // By then it waits for its input.
-    std::thread::sleep(std::time::Duration::from_secs(1));
     slow.add(writers[0].id());
     for writer in &mut writers {
         drop(writer.stdin.take());

@@ -97,6 +97,27 @@ fn a_volume_is_a_layer() {
     assert!(mount.path().join("package-category-1").exists());
 }
 
+/// The kernel looks for capabilities in each program that it executes, unless nothing in a mount gives rights.
+#[test]
+fn programs_of_a_layer_are_executed_without_a_request() {
+    let (farm, mount) = Farm::mounted("v");
+    run(sh(
+        "mkdir usr; for name in bin lib lib64 sbin; do ln -s usr/$name $name; done; cp /usr/bin/true program",
+    )
+    .current_dir(mount.path()));
+    mount.unmount();
+    let mount = farm.mount("v", "");
+    let roots = RootBox::new();
+    let flags = ["--root", mount.path().to_str().unwrap(), "--bind", "/usr:/usr", "--keep", "--name", "r"];
+    let execute = "for at in 1 2 3 4 5 6 7 8 9 10; do /program; done";
+    run(&mut roots.run(flags, execute));
+    let enter = || run(&mut roots.hayloft(["root", "enter", "r", "--", "sh", "-euc", execute]));
+    enter();
+    let before = requests(&mount);
+    enter();
+    assert_eq!(requests(&mount), before, "{}", mount.stats()["fuse"]["requests"]);
+}
+
 #[test]
 fn a_bind_is_shared_with_other_hosts() {
     let (_farm, mounts) = Farm::shared(2);

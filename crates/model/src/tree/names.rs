@@ -252,8 +252,8 @@ impl Tree {
         target.map_or(Ok(()), |target| self.need_row(target.ino))?;
         let moves_directory =
             [Some(source), target].into_iter().flatten().any(|moved| moved.kind == FileKind::Directory);
-        let by_itself = self.owned.is_none() || self.owners_move_directories;
-        if !by_itself && from.0 != to.0 && moves_directory {
+        let shares = self.owned.is_some() && !self.owners_move_directories;
+        if shares && from.0 != to.0 && moves_directory {
             // Owners who each know of their own move only could build a cycle.
             return Err(TreeError::Missing(Missing::Executor));
         }

@@ -40,9 +40,7 @@ fn started(change: impl FnOnce(&mut hayloft_volume::Config)) -> (tempfile::TempD
     let folder = tempfile::tempdir().unwrap();
     let mut config = config(folder.path());
     change(&mut config);
-    let running = Running::start(config);
-    Client::create(running.address, 0);
-    let (client, _) = Client::open(running.address, hello(1)).unwrap();
+    let (running, client) = opened(config);
     (folder, running, client)
 }
 

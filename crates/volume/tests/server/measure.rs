@@ -13,9 +13,7 @@ fn started() -> (tempfile::TempDir, Running, Client) {
         Some(dir) => tempfile::tempdir_in(dir).unwrap(),
         None => tempfile::tempdir().unwrap(),
     };
-    let running = Running::start(config(folder.path()));
-    Client::create(running.address, 0);
-    let (client, _) = Client::open(running.address, hello(1)).unwrap();
+    let (running, client) = opened(config(folder.path()));
     (folder, running, client)
 }
 

@@ -93,9 +93,7 @@ impl Tar {
 #[test]
 fn a_cold_tar_takes_less_than_a_request_for_twenty_files() {
     let folder = tempfile::tempdir().unwrap();
-    let running = Running::start(config(folder.path()));
-    Client::create(running.address, 0);
-    let (mut client, _) = Client::open(running.address, hello(1)).unwrap();
+    let (running, mut client) = opened(config(folder.path()));
     let (files, dirs) = tree(&mut client);
     client.send(Ask::Goodbye(Goodbye {}));
     drop(client);
@@ -120,9 +118,7 @@ fn a_cold_tar_takes_less_than_a_request_for_twenty_files() {
 #[test]
 fn a_directory_of_a_hundred_thousand_names_comes_whole() {
     let folder = tempfile::tempdir().unwrap();
-    let running = Running::start(config(folder.path()));
-    Client::create(running.address, 0);
-    let (mut client, _) = Client::open(running.address, hello(1)).unwrap();
+    let (running, mut client) = opened(config(folder.path()));
     const NAMES: u64 = 100_000;
     for (part, inos) in (100..100 + NAMES).collect::<Vec<_>>().chunks(5000).enumerate() {
         let mut records: Vec<Record> = inos

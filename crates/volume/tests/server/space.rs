@@ -56,9 +56,7 @@ fn delete_records(n: u64) -> Vec<Record> {
 #[test]
 fn a_full_store_refuses_in_time_and_recovers_by_deleting() {
     let Some(disk) = SmallDisk::mount("96m") else { return };
-    let running = Running::start(config(disk.path()));
-    Client::create(running.address, 0);
-    let (mut client, _) = Client::open(running.address, hello(1)).unwrap();
+    let (running, mut client) = opened(config(disk.path()));
     const BLOCKS: u64 = 16;
     let mut stored = 0;
     let write = |client: &mut Client, sequence: u64, n: u64| {
@@ -93,9 +91,7 @@ fn a_full_store_refuses_in_time_and_recovers_by_deleting() {
 #[test]
 fn a_full_store_is_swept_when_it_refuses_and_shrinking_batches_go_on() {
     let Some(disk) = SmallDisk::mount("96m") else { return };
-    let running = Running::start(config(disk.path()));
-    Client::create(running.address, 0);
-    let (mut client, _) = Client::open(running.address, hello(1)).unwrap();
+    let (running, mut client) = opened(config(disk.path()));
     let content = |client: &mut Client, seed: u64, blocks: u64| {
         let blocks = (0..blocks).map(|at| Some(client.content(&noise(seed * 100 + at, 65536)))).collect();
         Content::Blocks(blocks)
@@ -163,9 +159,7 @@ fn a_client_that_fills_up_to_the_free_bytes_it_was_told_is_not_refused() {
 #[test]
 fn a_disk_that_somebody_else_fills_loses_nothing_that_was_acknowledged() {
     let Some(disk) = SmallDisk::mount("64m") else { return };
-    let running = Running::start(config(disk.path()));
-    Client::create(running.address, 0);
-    let (mut client, _) = Client::open(running.address, hello(1)).unwrap();
+    let (running, mut client) = opened(config(disk.path()));
     let mut sequence = 0;
     let mut write = |client: &mut Client| {
         let content = Content::Inline(noise(sequence, 4000).into());

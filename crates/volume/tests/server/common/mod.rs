@@ -42,6 +42,14 @@ pub(crate) fn started() -> (tempfile::TempDir, Running) {
     (folder, running)
 }
 
+/// A server with an empty volume and a client of it, session 1.
+pub(crate) fn opened(config: Config) -> (Running, Client) {
+    let running = Running::start(config);
+    Client::create(running.address, 0);
+    let (client, _) = Client::open(running.address, hello(1)).unwrap();
+    (running, client)
+}
+
 impl Running {
     /// What a check of the volume finds.
     pub(crate) fn problems(&self) -> Vec<String> {
