@@ -16,7 +16,8 @@
 # folder of it.
 # Builds: configure and make of GNU hello in a Debian root with a compiler: a copy of the root on tmpfs, entered with
 # chroot(1), and hayloft run over the same root as a layer on a Hayloft mount. Made from the archives that this machine
-# uses; each has one round before the first that counts.
+# uses; each has one round before the first that counts. What is written to the disks in the same time without a build is
+# told beside it.
 # Needs root. Whatever was started or mounted is gone at the end, also after Ctrl-C.
 set -euo pipefail
 export LC_ALL=C
@@ -165,6 +166,12 @@ in_root() {
         sh /build.sh
 }
 
+# As long as the build before it: what the rest of the machine writes meanwhile.
+asleep() {
+    sleep "$((took / 1000000))"
+    echo "$took"
+}
+
 if [[ $builds -gt 0 ]]; then
     tarball=$("$here/fetch-source.sh" hello "$here/target/sources" | sed -n 2p)
     mkdir -p "$work/whole" "$work/layers-mount" "$work/volume/base"
@@ -189,18 +196,19 @@ SCRIPT
     mknod -m 666 "$work/whole/dev/null" c 1 3 2>/dev/null || true
     sync
     for ((round = 0; round <= builds; round++)); do
-        for kind in in_memory in_root; do
+        for kind in in_memory in_root asleep; do
             before=$(sectors_written)
             took=$("$kind")
-            [[ $round == 0 ]] || echo "$took $((($(sectors_written) - before) / 2))" >>"$work/builds.$kind"
+            [[ $round == 0 ]] || echo "$took $((($(sectors_written) - before) / 2))" >>"$state/builds.$kind"
         done
     done
-    median() { cut -d' ' -f"$2" "$work/builds.$1" | sort -n | sed -n "$(((builds + 1) / 2))p"; }
+    median() { cut -d' ' -f"$2" "$state/builds.$1" | sort -n | sed -n "$(((builds + 1) / 2))p"; }
     {
         printf '%-24s %18s %18s %22s\n' "$builds builds of hello" "configure, make" "to tmpfs" "written to disks, KiB"
-        for kind in in_memory in_root; do
-            awk -v kind="$kind" -v took="$(median "$kind" 1)" -v base="$(median in_memory 1)" -v kib="$(median "$kind" 2)" \
-                'BEGIN { printf "%-24s %16.2f s %18.3f %22d\n", kind == "in_root" ? "hayloft run" : "tmpfs, chroot", took / 1e6, took / base, kib }'
+        for kind in in_memory in_root asleep; do
+            case $kind in in_memory) name="tmpfs, chroot" ;; in_root) name="hayloft run" ;; asleep) name="nothing, as long" ;; esac
+            awk -v name="$name" -v took="$(median "$kind" 1)" -v base="$(median in_memory 1)" -v kib="$(median "$kind" 2)" \
+                'BEGIN { printf "%-24s %16.2f s %18.3f %22d\n", name, took / 1e6, took / base, kib }'
         done
     } | tee "$out/roots-builds.txt"
 fi
