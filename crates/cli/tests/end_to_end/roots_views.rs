@@ -24,9 +24,12 @@ fn tree(top: &Path) {
 
 const PASS: &str = "find . -exec stat -c %i {} + >/dev/null; ! test -e package-category-0/missing.h";
 
+/// Requests to a mount and to its server, but those for the file system's size: find(1) asks for it each time, and
+/// programs that look at all mounts do.
 fn requests(mount: &Mount) -> (u64, u64) {
     let stats = mount.stats();
-    (number(&stats, "fuse.requests.total"), number(&stats, "server.requests.total"))
+    let size = stats["fuse"]["requests"]["STATFS"].as_u64().unwrap_or(0);
+    (number(&stats, "fuse.requests.total") - size, number(&stats, "server.requests.total"))
 }
 
 #[test]
@@ -60,8 +63,7 @@ fn a_bind_and_a_layer_send_nothing_the_second_time() {
     let bind = format!("{}:/src", mount.path().display());
     let bound = passes(&mount, Some(&["--bind", &bind]));
     mount.unmount();
-    // Once warm, find(1) itself asks for the file system's size, outside as well, and nothing else is asked.
-    assert_eq!(outside[2], (1, 0), "{outside:?}");
+    assert_eq!(outside[2], (0, 0), "{outside:?}");
     assert_eq!(bound[1..], outside[1..], "{bound:?} {outside:?}");
     // The way to the mount itself is looked up once.
     assert!(bound[0].0 <= outside[0].0 + 4 && bound[0].1 <= outside[0].1 + 1, "{bound:?} {outside:?}");
