@@ -45,7 +45,10 @@ pub(crate) fn run_create(args: &RootCreateArgs, config: &Config) -> anyhow::Resu
     let tree = layers.tree(&args.name).map_err(as_failure)?;
     if args.json {
         let (files, bytes) = (info.files, info.bytes);
-        println!("{}", json!({ "name": args.name, "tree": tree, "files": files, "bytes": bytes }));
+        println!(
+            "{}",
+            json!({ "name": args.name, "tree": tree.to_string_lossy(), "files": files, "bytes": bytes })
+        );
     } else {
         let (files, bytes) = (show_count(info.files), show_size(info.bytes));
         println!("created the layer {}: {files} files, {bytes}, in {}", args.name, tree.display());
@@ -63,7 +66,7 @@ pub(crate) fn list(layers: &LayersDir, as_json: bool) -> anyhow::Result<u8> {
         let all: Vec<_> = all
             .iter()
             .map(|(name, info)| {
-                let tree = layers.tree(name).ok();
+                let tree = layers.tree(name).ok().map(|tree| tree.to_string_lossy().into_owned());
                 json!({ "name": name, "tree": tree, "from": info.from, "created": info.created,
                     "files": info.files, "bytes": info.bytes })
             })

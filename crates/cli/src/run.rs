@@ -38,6 +38,7 @@ const CANNOT_RUN: u8 = 126;
 pub(crate) fn run(args: &RunArgs, config: &Config, config_file: Option<&Path>) -> anyhow::Result<u8> {
     serve::init_log("warn");
     hayloft_root::program::protect().map_err(root_failure)?;
+    let report_to = args.json.as_deref().map(ReportTarget::open).transpose()?;
     let outcome = run_in_root(args, config, config_file);
     let (report, result) = match outcome {
         Ok((report, code)) => (report, Ok(code)),
@@ -57,8 +58,8 @@ pub(crate) fn run(args: &RunArgs, config: &Config, config_file: Option<&Path>) -
             (report, Err((error, code)))
         }
     };
-    if let Some(target) = &args.json {
-        write_report(target, &report)?;
+    if let Some(target) = report_to {
+        target.write(&report)?;
     }
     match result {
         Ok(code) => Ok(code),
@@ -112,6 +113,7 @@ fn run_in_root(args: &RunArgs, config: &Config, config_file: Option<&Path>) -> a
     }
     let mut report = report(&name, &outcome);
     report["kept"] = json!(kept);
+    let collected: Vec<_> = collected.iter().map(|path| path.to_string_lossy()).collect();
     report["collected"] = json!(collected);
     report["published"] = json!(published);
     let after = operations(&spec);
@@ -160,11 +162,32 @@ fn report(name: &str, outcome: &Outcome) -> Value {
     })
 }
 
-fn write_report(target: &Path, report: &Value) -> anyhow::Result<()> {
-    let text = serde_json::to_string_pretty(report)? + "\n";
-    match target.as_os_str().as_bytes() {
-        b"-" => Ok(std::io::stdout().write_all(text.as_bytes())?),
-        _ => std::fs::write(target, text).with_context(|| format!("cannot write {}", target.display())),
+/// Where the report goes: opened before the command runs, so that what is wrong with it is known before.
+enum ReportTarget<'a> {
+    Stdout,
+    File(&'a Path, File),
+}
+
+impl ReportTarget<'_> {
+    fn open(target: &Path) -> anyhow::Result<ReportTarget<'_>> {
+        if target.as_os_str() == "-" {
+            return Ok(ReportTarget::Stdout);
+        }
+        let file = File::options().write(true).create(true).truncate(false).open(target);
+        file.map(|file| ReportTarget::File(target, file))
+            .map_err(|error| failure(Exit::Run, format!("cannot write {}: {error}", target.display())))
+    }
+
+    fn write(self, report: &Value) -> anyhow::Result<()> {
+        let text = serde_json::to_string_pretty(report)? + "\n";
+        match self {
+            ReportTarget::Stdout => Ok(std::io::stdout().write_all(text.as_bytes())?),
+            ReportTarget::File(target, mut file) => {
+                // What was there before may be longer; a pipe has no length.
+                let _ = file.set_len(0);
+                file.write_all(text.as_bytes()).with_context(|| format!("cannot write {}", target.display()))
+            }
+        }
     }
 }
 

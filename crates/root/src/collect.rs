@@ -16,6 +16,8 @@ use crate::tree::open_inside;
 
 /// Read at a time.
 const COPY_BYTES: usize = 1 << 20;
+/// Links on the way to a file, as the kernel has it.
+const LINKS_MAX: usize = 40;
 
 /// Copies what a path inside a root names (`*` and `?` stand for any characters of a name) into a folder outside, and
 /// gives the copies' paths. Mode, times and holes are kept; the owner is who calls. Devices and the like are left out. A
@@ -53,21 +55,111 @@ pub fn collect(
         }
         found = next;
     }
-    let mut copies = Vec::new();
+    let mut sources: Vec<(PathBuf, PathBuf, OwnedFd)> = Vec::new();
     for path in found {
-        let Ok(source) = open_inside(top.as_fd(), &path, OFlags::PATH) else { continue };
+        let source = match Walk::new(top.as_fd(), &path).open() {
+            Ok(source) => source,
+            Err(Error::NotFound(_)) => continue,
+            Err(error) => return Err(error),
+        };
         let Some(name) = path.file_name() else {
             return Err(Error::Usage("--collect takes a path in the root, not the whole of it".to_owned()));
         };
-        fs::create_dir_all(output).trying(|| format!("make {}", output.display()))?;
         let target = output.join(name);
+        if let Some((other, ..)) = sources.iter().find(|(_, known, _)| *known == target) {
+            return Err(Error::Usage(format!(
+                "both {} and {} would be copied to {}: collect them into two folders",
+                other.display(),
+                path.display(),
+                target.display()
+            )));
+        }
+        sources.push((path, target, source));
+    }
+    if sources.is_empty() {
+        return Err(Error::NotFound(format!("there is no {} in the root to collect", pattern.display())));
+    }
+    fs::create_dir_all(output).trying(|| format!("make {}", output.display()))?;
+    let mut copies = Vec::new();
+    for (path, target, source) in sources {
         copy(source.as_fd(), &target, stop)
             .trying(|| format!("copy {} out of the root to {}", path.display(), target.display()))?;
         copies.push(target);
     }
-    match copies.is_empty() {
-        true => Err(Error::NotFound(format!("there is no {} in the root to collect", pattern.display()))),
-        false => Ok(copies),
+    Ok(copies)
+}
+
+/// The way to something in a root. Who has made a link there must not get what only others may read: links of others than
+/// the root's root user lead to what belongs to the same user.
+struct Walk<'a> {
+    top: BorrowedFd<'a>,
+    asked: &'a Path,
+    /// What is left to go, after the links so far.
+    path: PathBuf,
+    /// Who has made the links so far, but the root's root user.
+    owners: Vec<u32>,
+}
+
+impl<'a> Walk<'a> {
+    fn new(top: BorrowedFd<'a>, asked: &'a Path) -> Walk<'a> {
+        Walk { top, asked, path: asked.to_owned(), owners: Vec::new() }
+    }
+
+    /// # Errors
+    /// When nothing is there, or a link leads where it must not.
+    fn open(mut self) -> Result<OwnedFd> {
+        let what = || format!("collect {}", self.asked.display());
+        for _ in 0..LINKS_MAX {
+            let Some(link) = self.first_link()? else {
+                let place = self.entry(&self.path).trying(what)?;
+                let owner = rustix::fs::fstat(&place).trying(what)?.st_uid;
+                return match self.owners.iter().find(|by| **by != owner) {
+                    None => Ok(place),
+                    Some(by) => Err(Error::Denied(format!(
+                        "{} is, or is below, a link of the user {by} to what belongs to the user {owner}: it is not followed",
+                        self.asked.display()
+                    ))),
+                };
+            };
+            self.path = link;
+        }
+        Err(Error::Usage(format!("{} goes through too many links", self.asked.display())))
+    }
+
+    /// The path without its first link, if there is one on it.
+    fn first_link(&mut self) -> Result<Option<PathBuf>> {
+        let what = || format!("collect {}", self.asked.display());
+        let mut so_far = PathBuf::new();
+        let mut parts = self.path.components();
+        while let Some(part) = parts.next() {
+            let parent = so_far.clone();
+            so_far.push(part);
+            let entry = match self.entry(&so_far) {
+                Err(error)
+                    if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) =>
+                {
+                    return Err(Error::NotFound(format!("there is no {} in the root", self.asked.display())));
+                }
+                other => other.trying(what)?,
+            };
+            let stat = rustix::fs::fstat(&entry).trying(what)?;
+            if FileType::from_raw_mode(stat.st_mode) != FileType::Symlink {
+                continue;
+            }
+            if stat.st_uid != rustix::process::geteuid().as_raw() {
+                self.owners.push(stat.st_uid);
+            }
+            let link = rustix::fs::readlinkat(&entry, "", Vec::new()).trying(what)?;
+            let mut path = parent.join(OsStr::from_bytes(link.as_bytes()));
+            path.extend(parts);
+            return Ok(Some(path));
+        }
+        Ok(None)
+    }
+
+    /// What is at a path of which only the last part may be a link.
+    fn entry(&self, path: &Path) -> io::Result<OwnedFd> {
+        open_inside(self.top, path, OFlags::PATH | OFlags::NOFOLLOW)
     }
 }
 
@@ -197,20 +289,32 @@ fn times(stat: &Stat) -> Timestamps {
 }
 
 /// Whether a name fits a pattern: `*` is any characters, `?` is one; a name that begins with a dot only if the
-/// pattern does.
+/// pattern does. Takes time in proportion to the product of both lengths at most: the names are the command's.
 fn matches(pattern: &[u8], name: &[u8]) -> bool {
-    fn fits(pattern: &[u8], name: &[u8]) -> bool {
-        match (pattern.split_first(), name.split_first()) {
-            (None, None) => true,
-            (Some((b'*', rest)), _) => {
-                fits(rest, name) || name.split_first().is_some_and(|(_, tail)| fits(pattern, tail))
+    if name.first() == Some(&b'.') && pattern.first() != Some(&b'.') {
+        return false;
+    }
+    let (mut in_pattern, mut in_name) = (0, 0);
+    // The last `*`, and where in the name what comes after it is tried.
+    let mut star = None;
+    while in_name < name.len() {
+        match pattern.get(in_pattern) {
+            Some(b'*') => {
+                star = Some((in_pattern, in_name));
+                in_pattern += 1;
             }
-            (Some((b'?', rest)), Some((_, tail))) => fits(rest, tail),
-            (Some((a, rest)), Some((b, tail))) => a == b && fits(rest, tail),
-            _ => false,
+            Some(&byte) if byte == b'?' || byte == name[in_name] => {
+                in_pattern += 1;
+                in_name += 1;
+            }
+            _ => {
+                let Some((at, tried)) = star else { return false };
+                star = Some((at, tried + 1));
+                (in_pattern, in_name) = (at + 1, tried + 1);
+            }
         }
     }
-    (name.first() != Some(&b'.') || pattern.first() == Some(&b'.')) && fits(pattern, name)
+    pattern[in_pattern..].iter().all(|byte| *byte == b'*')
 }
 
 #[cfg(test)]
@@ -226,9 +330,16 @@ mod tests {
             (".*", ".hidden", true),
             ("h?llo*", "hello", true),
             ("a*b*c", "aXbXc", true),
+            ("a*b*c", "aXbXcX", false),
+            ("*", "", true),
+            ("?", "", false),
+            ("a**", "a", true),
         ] {
             assert_eq!(matches(pattern.as_bytes(), name.as_bytes()), fits, "{pattern} {name}");
         }
+        // Tried in all ways this would take for ever.
+        assert!(!matches("*-".repeat(40).as_bytes(), "-".repeat(30).as_bytes()));
+        assert!(!matches(format!("{}x", "*-".repeat(40)).as_bytes(), "-".repeat(250).as_bytes()));
     }
 
     #[test]
@@ -250,6 +361,57 @@ mod tests {
         assert_eq!(fs::read_to_string(out.join("tree/sub/f")).unwrap(), "f");
         assert!(out.join("tree/up").symlink_metadata().unwrap().is_symlink());
         assert!(matches!(collect(&root, Path::new("/none"), &out, &|| false), Err(Error::NotFound(_))));
+    }
+
+    #[test]
+    fn links_of_other_users_lead_to_what_is_theirs() {
+        if !rustix::process::geteuid().is_root() {
+            return println!("skipped: only root changes owners");
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let (root, out) = (dir.path().join("root"), dir.path().join("out"));
+        fs::create_dir_all(root.join("etc")).unwrap();
+        fs::create_dir_all(root.join("home")).unwrap();
+        let user = Some(1234);
+        for (name, owner) in [("etc/shadow", None), ("home/result", user)] {
+            fs::write(root.join(name), name).unwrap();
+            std::os::unix::fs::chown(root.join(name), owner, None).unwrap();
+        }
+        let links = [
+            ("latest", "result", user),
+            ("secret", "/etc/shadow", user),
+            ("folder", "/etc", user),
+            ("second", "secret", None),
+            ("roots", "../etc/shadow", None),
+            ("around", "around", user),
+        ];
+        for (name, to, owner) in links {
+            let link = root.join("home").join(name);
+            std::os::unix::fs::symlink(to, &link).unwrap();
+            std::os::unix::fs::lchown(&link, owner, None).unwrap();
+        }
+        let collect = |path: &str| collect(&root, Path::new(path), &out, &|| false);
+        collect("/home/latest").unwrap();
+        assert_eq!(fs::read_to_string(out.join("latest")).unwrap(), "home/result");
+        collect("/home/roots").unwrap();
+        for path in ["/home/secret", "/home/folder", "/home/folder/shadow", "/home/second", "/home/s*"] {
+            assert!(matches!(collect(path), Err(Error::Denied(_))), "{path}");
+        }
+        assert!(matches!(collect("/home/around"), Err(Error::Usage(_))));
+        assert_eq!(fs::read_dir(&out).unwrap().count(), 2);
+    }
+
+    #[test]
+    fn no_copy_takes_the_place_of_another() {
+        let dir = tempfile::tempdir().unwrap();
+        let (root, out) = (dir.path().join("root"), dir.path().join("out"));
+        for name in ["b/one", "b/two"] {
+            fs::create_dir_all(root.join(name)).unwrap();
+            fs::write(root.join(name).join("log"), name).unwrap();
+        }
+        let refused = collect(&root, Path::new("/b/*/log"), &out, &|| false);
+        assert!(matches!(refused, Err(Error::Usage(_))), "{refused:?}");
+        assert!(!out.exists());
     }
 
     #[test]

@@ -1,7 +1,9 @@
 //! `hayloft run` and `hayloft root`: what a command sees, and what is left of it.
 
+use std::ffi::OsStr;
 use std::fs;
 use std::io::Read;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::time::Duration;
 
@@ -256,6 +258,23 @@ fn what_is_collected_is_copied() {
     let (code, said) = run_failing(&mut roots.run(["--collect", "/none"], "true"));
     assert!(code == 125 && said.contains("no /none in the root"), "{said}");
     assert_eq!(run_failing(&mut roots.run(["--collect", "/none"], "exit 4")).0, 4);
+    // Names need not be text.
+    let flags = ["--collect", "/b/*", "--output", out.to_str().unwrap()];
+    let report = roots.report(flags, "mkdir /b; touch /b/$(printf 'a\\377b')");
+    assert_eq!(report["collected"].as_array().unwrap().len(), 1, "{report}");
+    assert!(fs::symlink_metadata(out.join(OsStr::from_bytes(b"a\xffb"))).is_ok());
+}
+
+#[test]
+fn a_report_that_cannot_be_written_is_told_before_the_command_runs() {
+    let roots = RootBox::new();
+    let mark = roots.dir().join("mark");
+    fs::create_dir(&mark).unwrap();
+    let bind = format!("{}:/mark:rw", mark.display());
+    let flags = ["--json", "/none/report.json", "--bind", &bind];
+    let (code, said) = run_failing(&mut roots.run(flags, "touch /mark/ran"));
+    assert!(code == 125 && said.contains("cannot write /none/report.json"), "{said}");
+    assert!(!mark.join("ran").exists());
 }
 
 #[test]
