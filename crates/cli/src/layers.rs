@@ -124,7 +124,7 @@ pub(crate) fn run_diff(args: &RootDiffArgs, roots: &Roots) -> anyhow::Result<u8>
 /// When they cannot be opened.
 pub(crate) fn stack(info: &RootInfo) -> anyhow::Result<Stack> {
     let marks = if info.userxattr { Marks::User } else { Marks::Trusted };
-    Stack::open(&info.upper, &info.layers, marks).map_err(as_failure)
+    Stack::open(&info.upper, &info.lower, marks).map_err(as_failure)
 }
 
 fn as_line(change: &Change) -> String {

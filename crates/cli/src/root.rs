@@ -66,7 +66,7 @@ pub(crate) fn root_failure(error: Error) -> anyhow::Error {
     let exit = match &error {
         Error::Usage(_) => Exit::Usage,
         Error::NotFound(_) => Exit::NoVolume,
-        Error::Busy(_) => Exit::Busy,
+        Error::Busy(_) | Error::Replaced(_) => Exit::Busy,
         Error::Denied(_) => Exit::Denied,
         Error::Missing(_) => Exit::Missing,
         Error::NoRoom(_) => Exit::NoSpace,

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use anyhow::Context;
 use hayloft_layer::{LayersDir, Published};
-use hayloft_root::{Bind, Error, Layer, Network, Outcome, RootInfo, Roots, Spec, Spill, Task};
+use hayloft_root::{Bind, Error, Layer, Network, Outcome, RootInfo, Roots, Running, Spec, Spill, Task};
 use serde_json::{Value, json};
 
 use crate::config::Config;
@@ -30,6 +30,8 @@ const HOST_MASKED: [&str; 2] = ["/var/lib/hayloft", "/run/hayloft"];
 /// Exit codes of a command that was not found or could not be run, as shells have them.
 const NOT_FOUND: u8 = 127;
 const CANNOT_RUN: u8 = 126;
+/// How often layers that were replaced before they were mounted are looked up again.
+const REPLACED_MAX: u32 = 10;
 
 /// Runs the command. Gives the exit code of what ran in the root.
 ///
@@ -78,9 +80,7 @@ fn run_in_root(args: &RunArgs, config: &Config, config_file: Option<&Path>) -> a
     } else if args.publication.as_layer || !args.publication.only.is_empty() {
         return Err(failure(Exit::Usage, "--only and --as-layer say what is published: add --publish"));
     }
-    let spec = spec(args, config, &roots)?;
-    let before = operations(&spec);
-    let mut running = hayloft_root::start(&roots, &spec)?;
+    let (spec, before, mut running) = start(args, config, &roots)?;
     // Until the command has ended signals are its own.
     stop::on_signals()?;
     let outcome = running.wait()?;
@@ -127,6 +127,23 @@ fn run_in_root(args: &RunArgs, config: &Config, config_file: Option<&Path>) -> a
         code = if code == 0 { failed.unwrap_or(Exit::Run.code()) } else { code };
     }
     Ok((report, code))
+}
+
+/// Makes the root and starts the command.
+fn start(
+    args: &RunArgs,
+    config: &Config,
+    roots: &Roots,
+) -> anyhow::Result<(Spec, BTreeMap<PathBuf, Counts>, Running)> {
+    let mut replaced = 0;
+    loop {
+        let spec = spec(args, config, roots)?;
+        let before = operations(&spec);
+        match hayloft_root::start(roots, &spec) {
+            Err(Error::Replaced(_)) if replaced < REPLACED_MAX => replaced += 1,
+            started => return Ok((spec, before, started?)),
+        }
+    }
 }
 
 fn publish_to(
@@ -228,7 +245,7 @@ fn spec(args: &RunArgs, config: &Config, roots: &Roots) -> anyhow::Result<Spec> 
         args.spill_dir.clone().or(config.spill_dir.clone()).unwrap_or_else(|| DEFAULT_SPILL_DIR.into());
     let spill_dir = std::path::absolute(spill_dir)?;
     if layers.is_empty() {
-        layers.push(Layer::Folder("/".into()));
+        layers.push(Layer::Folder { path: "/".into(), identity: None });
         masked.extend(HOST_MASKED.map(PathBuf::from));
         masked.extend([roots.folder().to_owned(), layers_dir.base().to_owned(), spill_dir.clone()]);
         if folders.is_empty() {
@@ -278,7 +295,7 @@ fn spec(args: &RunArgs, config: &Config, roots: &Roots) -> anyhow::Result<Spec> 
 fn name_service(layers: &[Layer]) -> Option<Bind> {
     let file = Path::new("/etc/resolv.conf");
     let linked = layers.iter().any(|layer| match layer {
-        Layer::Folder(path) => path.join("etc/resolv.conf").is_symlink(),
+        Layer::Folder { path, .. } => path.join("etc/resolv.conf").is_symlink(),
         Layer::Image(_) => true,
     });
     (file.is_file() && !linked).then(|| Bind { source: file.into(), target: file.into(), writable: false })
@@ -293,8 +310,8 @@ fn resolve(text: &str, layers: &LayersDir) -> anyhow::Result<(Layer, Option<File
     };
     let found = hayloft_layer::resolve_with(text, layers, &unpacking);
     progress.end();
-    let hayloft_layer::Found { path, in_use } = found.map_err(as_failure)?;
-    Ok((if path.is_dir() { Layer::Folder(path) } else { Layer::Image(path) }, in_use))
+    let hayloft_layer::Found { path, in_use, identity } = found.map_err(as_failure)?;
+    Ok((if path.is_dir() { Layer::Folder { path, identity } } else { Layer::Image(path) }, in_use))
 }
 
 /// The variables of `--env`, after a few that programs expect.
@@ -327,13 +344,10 @@ struct Counts {
 /// For each Hayloft mount that is seen in the root: what it has counted.
 fn operations(spec: &Spec) -> BTreeMap<PathBuf, Counts> {
     let Ok(mounts) = mountinfo::all() else { return BTreeMap::new() };
-    let layers = spec.layers.iter().map(|layer| match layer {
-        Layer::Folder(path) => (path, true),
-        // Mounted itself: the overlay does not look at the mount.
-        Layer::Image(path) => (path, false),
-    });
-    let paths = layers.chain(spec.binds.iter().map(|bind| (&bind.source, false)));
-    let on = |path: &PathBuf| {
+    // An image is mounted itself: the overlay does not look at the mount that it is on.
+    let layers = spec.layers.iter().map(|layer| (layer.path(), matches!(layer, Layer::Folder { .. })));
+    let paths = layers.chain(spec.binds.iter().map(|bind| (&*bind.source, false)));
+    let on = |path: &Path| {
         let path = path.canonicalize().ok()?;
         let deepest = mounts.iter().filter(|mount| path.starts_with(&mount.mount_point));
         deepest.max_by_key(|mount| mount.mount_point.as_os_str().len()).filter(|mount| mount.is_ours())
@@ -403,8 +417,8 @@ mod tests {
         std::fs::create_dir_all(dir.path().join("bookworm/tree")).unwrap();
         let layers = LayersDir::new(dir.path());
         let (named, _) = resolve("bookworm", &layers).unwrap();
-        assert_eq!(named, Layer::Folder(dir.path().join("bookworm/tree")));
-        assert_eq!(resolve("/usr", &layers).unwrap().0, Layer::Folder("/usr".into()));
+        assert_eq!(named.path(), dir.path().join("bookworm/tree"));
+        assert_eq!(resolve("/usr", &layers).unwrap().0.path(), Path::new("/usr"));
         for none in ["none", "./none"] {
             assert_eq!(crate::exit::exit_of(&resolve(none, &layers).unwrap_err()), Exit::NoVolume);
         }

@@ -7,7 +7,7 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use rustix::fs::FlockOperation;
+use rustix::fs::{AtFlags, FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
@@ -219,14 +219,14 @@ impl LayersDir {
         let (folder, used) = (cache.join(&key), cache.join(&key).join("used"));
         let tree = folder.join(TREE);
         if let Ok(lock) = touch(&used) {
-            return Ok(Found { path: tree, in_use: Some(lock) });
+            return Ok(Found { path: tree, in_use: Some(lock), identity: None });
         }
         fs::create_dir_all(&cache).context("make", &cache)?;
         let mut staging = Staging::begin(&cache, OsStr::new(&key))?;
         // Somebody else was faster.
         if let Ok(lock) = touch(&used) {
             staging.finish()?;
-            return Ok(Found { path: tree, in_use: Some(lock) });
+            return Ok(Found { path: tree, in_use: Some(lock), identity: None });
         }
         let new = staging.path();
         let new_tree = new.join(TREE);
@@ -245,7 +245,7 @@ impl LayersDir {
         if let Err(error) = evict(&cache, &key, source) {
             tracing::warn!(%error, "cannot look for outdated archives");
         }
-        Ok(Found { path: tree, in_use: Some(lock) })
+        Ok(Found { path: tree, in_use: Some(lock), identity: None })
     }
 }
 
@@ -256,6 +256,8 @@ pub struct Found {
     pub path: PathBuf,
     /// Locked: as long as it is open somewhere, in whatever process, nobody removes the layer.
     pub in_use: Option<File>,
+    /// Device and inode of the folder that is locked: another one may have come to `path` since.
+    pub identity: Option<(u64, u64)>,
 }
 
 /// Who uses a layer.
@@ -298,6 +300,23 @@ fn lock_in_place(path: &Path, how: &fs::OpenOptions) -> io::Result<File> {
         let (held, there) = (file.metadata()?, fs::metadata(path)?);
         if (held.dev(), held.ino()) == (there.dev(), there.ino()) {
             return Ok(file);
+        }
+    }
+}
+
+/// Locks a named layer; with device and inode of the tree that is locked, wherever it is by now.
+fn lock_tree(layer: &Path) -> io::Result<(File, (u64, u64))> {
+    loop {
+        let lock = lock_in_place(&layer.join(INFO), File::options().read(true))?;
+        let folder =
+            rustix::fs::open(layer, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
+        let identity = |name: &str| {
+            rustix::fs::statat(&folder, name, AtFlags::SYMLINK_NOFOLLOW)
+                .map(|stat| (stat.st_dev, stat.st_ino))
+        };
+        let held = lock.metadata()?;
+        if identity(INFO)? == (held.dev(), held.ino()) {
+            return Ok((lock, identity(TREE)?));
         }
     }
 }
@@ -349,23 +368,25 @@ pub fn resolve(spec: &str, layers: &LayersDir) -> Result<PathBuf> {
 pub fn resolve_with(spec: &str, layers: &LayersDir, progress: &dyn Fn(u64, u64)) -> Result<Found> {
     if !spec.contains('/') && spec != "." && spec != ".." {
         check_name(spec)?;
-        let in_use = match lock_in_place(&layers.base.join(spec).join(INFO), File::options().read(true)) {
+        return match lock_tree(&layers.base.join(spec)) {
             // Then there is no layer, or one that nobody made by name.
             Err(error)
                 if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::PermissionDenied) =>
             {
-                None
+                Ok(Found { path: layers.tree(spec)?, in_use: None, identity: None })
             }
-            other => Some(other.context("lock the layer", Path::new(spec))?),
+            other => {
+                let (lock, identity) = other.context("lock the layer", Path::new(spec))?;
+                Ok(Found { path: layers.tree(spec)?, in_use: Some(lock), identity: Some(identity) })
+            }
         };
-        return Ok(Found { path: layers.tree(spec)?, in_use });
     }
     let path = fs::canonicalize(spec).context("find the layer", Path::new(spec))?;
     if path.is_dir() {
-        return Ok(Found { path, in_use: None });
+        return Ok(Found { path, in_use: None, identity: None });
     }
     match sort_of(&path).context("read the layer", &path)? {
-        Sort::Image => Ok(Found { path, in_use: None }),
+        Sort::Image => Ok(Found { path, in_use: None, identity: None }),
         Sort::Unknown => Err(LayerError::NotALayer {
             path,
             why: "it is no folder, no tar archive (plain, gzip, zstd, xz or bzip2) and no image (erofs, squashfs, ext4)"

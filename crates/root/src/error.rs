@@ -17,6 +17,9 @@ pub enum Error {
     /// A root of that name exists, or it is in use.
     #[error("{0}")]
     Busy(String),
+    /// A layer was replaced after it was looked up: look it up again.
+    #[error("{0}")]
+    Replaced(String),
     /// Not permitted for this user: become root, or leave out what needs it.
     #[error("{0}")]
     Denied(String),

@@ -92,7 +92,7 @@ fn check(spec: &Spec) -> Result<()> {
     }
     for layer in &spec.layers {
         let (path, kind, fits) = match layer {
-            Layer::Folder(path) => (path, "folder", path.is_dir()),
+            Layer::Folder { path, .. } => (path, "folder", path.is_dir()),
             Layer::Image(path) => (path, "image", path.is_file()),
         };
         if !fits {
@@ -155,6 +155,7 @@ fn claim(roots: &Roots, spec: &Spec) -> Result<(RootInfo, File, Groups)> {
         created: now.as_secs() as i64,
         command: spec.task.command.iter().map(|arg| arg.to_string_lossy().into_owned()).collect(),
         layers: Vec::new(),
+        lower: Vec::new(),
         upper: PathBuf::new(),
         merged: PathBuf::new(),
         userxattr: !rustix::process::geteuid().is_root(),
@@ -214,11 +215,8 @@ impl Running {
         let stage = PathBuf::from(format!("/proc/{}/root", child.pid));
         self.info.upper = stage.join(tree::UPPER);
         self.info.merged = stage.join(tree::MERGED);
-        let layers = spec.layers.iter().enumerate().map(|(at, layer)| match layer {
-            Layer::Folder(path) => path.clone(),
-            Layer::Image(_) => stage.join(tree::image_folder(at)),
-        });
-        self.info.layers = layers.collect();
+        self.info.layers = spec.layers.iter().map(|layer| layer.path().to_owned()).collect();
+        self.info.lower = (0..spec.layers.len()).map(|at| stage.join(tree::layer_place(at))).collect();
         self.info.save(&folder)?;
         let terminal = Joined::open(&self.info.merged)?;
         let (mut joined, terminal) = terminal.unzip();

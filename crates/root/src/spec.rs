@@ -13,9 +13,23 @@ use crate::error::{Error, Result};
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Layer {
     /// A folder.
-    Folder(PathBuf),
+    Folder {
+        /// Where it is.
+        path: PathBuf,
+        /// Device and inode that it must be there; else it was replaced after it was looked up.
+        identity: Option<(u64, u64)>,
+    },
     /// The image of a read-only file system: erofs, squashfs or ext4.
     Image(PathBuf),
+}
+
+impl Layer {
+    /// Where it is on the host.
+    pub fn path(&self) -> &Path {
+        match self {
+            Layer::Folder { path, .. } | Layer::Image(path) => path,
+        }
+    }
 }
 
 /// Something of the host that is seen in the root.

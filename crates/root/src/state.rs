@@ -53,9 +53,10 @@ pub struct RootInfo {
     pub created: i64,
     /// What runs or ran in it.
     pub command: Vec<String>,
-    /// The absolute path of each lower folder, topmost first. For an image, where it is mounted, as reached
-    /// through `pid`.
+    /// The absolute path of each layer, topmost first, as it was when the root was made.
     pub layers: Vec<PathBuf>,
+    /// Where each of them is mounted, whatever has come to its path since: paths through `/proc/PID/root`, as `upper`.
+    pub lower: Vec<PathBuf>,
     /// The overlay's upper folder: what differs from the layers. Lives in memory that only the root's
     /// processes have mounted, hence a path through `/proc/PID/root`; good as long as the root is alive.
     pub upper: PathBuf,
@@ -241,6 +242,7 @@ mod tests {
             created,
             command: vec!["true".to_owned()],
             layers: vec!["/".into()],
+            lower: vec!["/proc/5/root/lower/0".into()],
             upper: "/proc/1/root/upper".into(),
             merged: "/proc/1/root/root".into(),
             userxattr: false,

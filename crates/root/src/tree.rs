@@ -125,26 +125,50 @@ fn mount_stage(plan: &Plan) -> Result<()> {
         .trying(|| "mount the root's memory (tmpfs)".to_owned())
 }
 
-/// Mounts the images among the layers and gives all layers as folders, topmost first.
+/// Mounts the layers in the stage, where they stay whatever comes to their paths, and gives their places, topmost first.
 fn mount_layers(plan: &Plan) -> Result<Vec<PathBuf>> {
-    let mut folders = Vec::new();
+    let mut places = Vec::new();
     for (at, layer) in plan.layers.iter().enumerate() {
-        folders.push(match layer {
-            Layer::Folder(folder) => folder.clone(),
-            Layer::Image(image) => {
-                let folder = plan.stage.join(image_folder(at));
-                make_folder(&folder, 0o755)?;
-                mount_image(image, &folder)?;
-                folder
+        let place = plan.stage.join(layer_place(at));
+        make_folder(&place, 0o755)?;
+        match layer {
+            Layer::Folder { path, identity } => {
+                mount_folder(path, *identity, &place, plan.in_user_namespace)?
             }
-        });
+            Layer::Image(image) => mount_image(image, &place)?,
+        }
+        places.push(place);
     }
-    Ok(folders)
+    Ok(places)
 }
 
-/// Where the image that is layer number `at` is mounted, in the stage.
-pub(crate) fn image_folder(at: usize) -> PathBuf {
+/// Where layer number `at` is mounted, in the stage.
+pub(crate) fn layer_place(at: usize) -> PathBuf {
     Path::new("lower").join(at.to_string())
+}
+
+fn mount_folder(
+    path: &Path,
+    identity: Option<(u64, u64)>,
+    place: &Path,
+    in_user_namespace: bool,
+) -> Result<()> {
+    let what = || format!("mount the layer {}", path.display());
+    let mount = view(path, RDONLY, false).map_err(|error| match error.raw_os_error() {
+        Some(libc::EINVAL) if in_user_namespace => Error::Denied(format!(
+            "the kernel lets no ordinary user have a layer in which other file systems are mounted, such as {}: name a folder without (--root DIR), or run as root",
+            path.display()
+        )),
+        _ => Error::system(what(), error),
+    })?;
+    let stat = rustix::fs::fstat(&mount).trying(what)?;
+    if identity.is_some_and(|identity| identity != (stat.st_dev, stat.st_ino)) {
+        return Err(Error::Replaced(format!(
+            "the layer {} has just been replaced: try again",
+            path.display()
+        )));
+    }
+    open_path(place).and_then(|place| attach(&mount, place)).trying(what)
 }
 
 fn mount_image(image: &Path, folder: &Path) -> Result<()> {

@@ -1,6 +1,6 @@
 //! Layers by name, what a root has changed, and publishing it.
 
-use std::fs;
+use std::fs::{self, File};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use crate::farm::{Farm, rounds, run, run_failing, sh};
+use crate::farm::{Farm, rounds, run, run_failing, sh, wait_until};
 use crate::root_box::{RootBox, small_layer};
 
 /// Roots with a small layer by the name of `small`, and programs from the host.
@@ -133,6 +133,57 @@ fn a_layer_that_is_replaced_stays_for_the_roots_that_use_it() {
     run(&mut layers.hayloft(["root", "rm", "k"]));
     make("three");
     assert_eq!(names(&layers.dir().join("layers")), ["small", "v"]);
+}
+
+#[test]
+fn a_layer_that_is_replaced_while_a_root_is_made_is_looked_up_again() {
+    let layers = Layers::new();
+    let folder = layers.dir().join("folder");
+    fs::create_dir(&folder).unwrap();
+    let make = |text: &str| {
+        fs::write(folder.join("version"), text).unwrap();
+        layers.create("v", &format!("dir:{}", folder.display()), &["--force"]);
+    };
+    make("one");
+    run(&mut layers.run(&["--root", "v"], "true"));
+    // It waits for this after its layers were looked up.
+    let path = layers.roots.state().join(".lock");
+    let lock = File::options().write(true).open(&path).unwrap();
+    lock.lock().unwrap();
+    let go = layers.dir().join("go");
+    fs::create_dir(&go).unwrap();
+    let bind = format!("{}:/go", go.display());
+    let mut command = layers
+        .run(&["--root", "v", "--bind", &bind], "until test -e /go/on; do sleep 0.02; done; cat /version");
+    let root = command.stdout(Stdio::piped()).spawn().unwrap();
+    let descriptors = PathBuf::from(format!("/proc/{}/fd", root.id()));
+    let is_open = |entry: fs::DirEntry| fs::read_link(entry.path()).is_ok_and(|to| to == path);
+    wait_until("the root waits", Duration::from_secs(20), || {
+        fs::read_dir(&descriptors).unwrap().any(|entry| is_open(entry.unwrap()))
+    });
+    make("two");
+    lock.unlock().unwrap();
+    wait_until("the root runs", Duration::from_secs(20), || {
+        layers.roots.list().iter().any(|root| !root["lower"].as_array().unwrap().is_empty())
+    });
+    make("three");
+    fs::write(go.join("on"), "").unwrap();
+    assert_eq!(String::from_utf8(root.wait_with_output().unwrap().stdout).unwrap(), "two");
+}
+
+#[test]
+fn a_difference_is_to_the_layer_that_the_root_has() {
+    let layers = Layers::new();
+    let folder = layers.dir().join("folder");
+    fs::create_dir(&folder).unwrap();
+    fs::write(folder.join("file"), "").unwrap();
+    let make = || layers.create("v", &format!("dir:{}", folder.display()), &["--force"]);
+    make();
+    run(&mut layers.run(&["--root", "v", "--keep", "--name", "d"], "rm /file"));
+    fs::remove_file(folder.join("file")).unwrap();
+    make();
+    assert_eq!(run(&mut layers.hayloft(["root", "diff", "d"])), "removed  /file\n");
+    run(&mut layers.hayloft(["root", "rm", "d"]));
 }
 
 #[test]
