@@ -154,12 +154,21 @@ impl Core {
     /// This host is going to change the directory by request: its names are handed out for one use from now on. What
     /// the kernel holds of it is expired when that has changed: the call that is going to change it has its lock.
     pub(crate) fn heat(&mut self, dir: Ino) {
-        if !self.names.is_hot(dir) {
-            let held = self.take_held(dir);
-            self.names.hot.insert(dir, Hot { changed: Instant::now(), here: true, held });
-        } else if let Some(hot) = self.names.hot.get_mut(&dir) {
-            (hot.changed, hot.here) = (Instant::now(), true);
-        }
+        self.hold_back(dir).here = true;
+    }
+
+    /// A call that asks the server has the lock of a directory that it does not change: the one that is moved or removed.
+    /// Its names are not expired as long as that lasts.
+    pub(crate) fn spare(&mut self, dir: Ino) {
+        self.hold_back(dir);
+    }
+
+    fn hold_back(&mut self, dir: Ino) -> &mut Hot {
+        let held = if self.names.is_hot(dir) { HashSet::default() } else { self.take_held(dir) };
+        let changed = Instant::now();
+        let hot = self.names.hot.entry(dir).or_insert(Hot { changed, here: false, held });
+        hot.changed = changed;
+        hot
     }
 
     /// Others change the directory, or are going to, and this host does not do so by request: its names are handed out

@@ -264,12 +264,15 @@ impl Client {
             if let Change::Rename(from, to, flags) = change {
                 core.names.moves((from.0, &from.1), (to.0, &to.1), flags.exchange);
             }
-            let named: Vec<Ino> = change
-                .places()
-                .iter()
-                .filter_map(|(dir, name)| core.tree.lookup(*dir, name.as_bytes()).ok().flatten())
-                .map(|dentry| dentry.ino)
-                .collect();
+            let mut named = Vec::new();
+            for (dir, name) in change.places() {
+                if let Ok(Some(dentry)) = core.tree.lookup(dir, name.as_bytes()) {
+                    named.push(dentry.ino);
+                    if dentry.kind == FileKind::Directory {
+                        core.spare(dentry.ino);
+                    }
+                }
+            }
             let mut all = change.directories().into_iter().chain(change.inode()).chain(named);
             let known_there = all.all(|ino| core.tree.is_stored(ino, durable));
             // A file without a name goes to the server only when it must.

@@ -114,7 +114,7 @@ fn a_number_that_was_given_anew_is_not_taken_for_the_root() {
     run(&mut roots.run(["--keep", "--name", "k"], "true"));
     let file = roots.state().join("k/root.json");
     let before = fs::read_to_string(&file).unwrap();
-    let mut other = sh("sleep 4723.1").spawn().unwrap();
+    let mut other = sh("exec sleep 4723.1").spawn().unwrap();
     let mut info: serde_json::Value = serde_json::from_str(&before).unwrap();
     info["pid"] = other.id().into();
     fs::write(&file, info.to_string()).unwrap();

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use crate::contention::Changers;
 use crate::farm::{Farm, Mount, number, rounds, run, sh, wait_until};
-use crate::root_box::{RootBox, Started};
+use crate::root_box::{RootBox, Started, small_layer};
 
 /// 302 directories and 1,016 files, with long paths.
 fn tree(top: &Path) {
@@ -185,6 +185,23 @@ fn a_root_over_a_volume_outlives_the_server() {
         farm.kill_server();
         farm.start_server();
     });
+}
+
+/// The kernel has the lock of a directory that it moves: who drops names in it meanwhile waits for the call.
+#[test]
+fn a_root_over_a_volume_goes_on_while_something_is_published_to_it() {
+    let (_farm, mount) = Farm::mounted("v");
+    let roots = RootBox::new();
+    let small = small_layer(roots.dir());
+    let target = format!("{}:published", mount.path().display());
+    let flags = ["--root", small.to_str().unwrap(), "--bind", "/usr:/usr", "--publish", &target];
+    let mounts = [mount];
+    a_root_goes_on(&mounts, &mounts[0], || {
+        for _ in 0..3 {
+            run(&mut roots.run(flags, "mkdir -p /out/folder; date +%N >/out/folder/file; ls -R /out"));
+        }
+    });
+    assert_eq!(number(&mounts[0].stats(), "server.epochs"), 0);
 }
 
 #[test]
