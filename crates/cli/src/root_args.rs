@@ -21,7 +21,7 @@ cannot be run; 125 when the root could not be made.
 
 Examples:
   hayloft run -- make -j4                             in the current folder, without changing it
-  hayloft run --root bookworm --bind $PWD:/src --chdir /src --user builder -- dpkg-buildpackage -b
+  hayloft run --root bookworm --bind $PWD:/src:rw --chdir /src -- dpkg-buildpackage -b
   hayloft run --root /mnt/builds/sysroot --scratch /build --collect '/build/*.deb' --output out -- ./build.sh
   hayloft run --memory 2G --spill 20G --require-free 3G --json result.json -- make
   hayloft run --root bookworm --publish /mnt/builds:nightly --only /build/out -- ./build.sh
@@ -243,9 +243,9 @@ fn parse_bind(text: &str) -> Result<Bind, String> {
         None => (text.strip_suffix(":ro").unwrap_or(text), false),
     };
     let (source, target) = rest.split_once(':').unwrap_or((rest, rest));
-    if source.is_empty() || !target.starts_with('/') {
+    if source.is_empty() || !target.starts_with('/') || target.contains(':') {
         return Err(format!(
-            "'{text}' is no bind: write SRC:DST or SRC:DST:rw, DST an absolute path in the root"
+            "'{text}' is no bind: write SRC:DST or SRC:DST:rw, DST an absolute path in the root; neither has a ':' in it"
         ));
     }
     let source = std::path::absolute(source).map_err(|error| error.to_string())?;

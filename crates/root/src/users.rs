@@ -60,6 +60,11 @@ pub(crate) fn find(wanted: &str, passwd: &str, group: &str) -> Result<User> {
             }
         };
     }
+    // To setresuid(2) and setresgid(2) it means that nothing is to change.
+    if [user.uid, user.gid].contains(&u32::MAX) {
+        return Err(Error::Usage(format!("{} is no number of a user or a group", u32::MAX)));
+    }
+    user.groups.retain(|group| *group != u32::MAX);
     Ok(user)
 }
 
@@ -102,5 +107,9 @@ mod tests {
         assert!(matches!(find("nobody", PASSWD, GROUP), Err(Error::Usage(_))));
         assert!(matches!(find("builder:none", PASSWD, GROUP), Err(Error::Usage(_))));
         assert!(matches!(find("a", "a:x:y:0::/:/bin/sh", ""), Err(Error::Usage(_))));
+        for unchanged in ["4294967295", "1000:4294967295", "4294967295:1000", "a"] {
+            let passwd = "a:x:4294967295:0::/:/bin/sh";
+            assert!(matches!(find(unchanged, passwd, ""), Err(Error::Usage(_))), "{unchanged}");
+        }
     }
 }
