@@ -11,8 +11,10 @@ mod copy;
 mod create;
 mod error;
 mod folder;
+mod mounts;
 mod named;
 mod publish;
+mod removal;
 mod stack;
 mod staging;
 

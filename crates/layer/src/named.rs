@@ -129,7 +129,7 @@ impl LayersDir {
         let Use::None(_lock) = use_of(&staging.target().join(INFO)).context("lock", staging.target())? else {
             return Err(LayerError::InUse(name.to_owned()));
         };
-        fs::rename(staging.target(), staging.path()).context("remove", staging.target())?;
+        staging.take_old()?;
         staging.finish()
     }
 
@@ -323,8 +323,7 @@ fn evict(cache: &Path, current: &str, source: &[u8]) -> io::Result<()> {
         if unused > if outdated { OUTDATED_MAX } else { UNUSED_MAX }
             && let Ok(staging) = Staging::begin(cache, &name)
         {
-            fs::rename(&folder, staging.path())?;
-            staging.finish().map_err(io::Error::other)?;
+            staging.take_old().and_then(|()| staging.finish()).map_err(io::Error::other)?;
         }
     }
     Ok(())

@@ -98,10 +98,10 @@ pub(crate) fn stage(
     if there.is_some_and(|there| !there.is_folder()) {
         return Err(LayerError::Target { path: target.to_owned(), why: "it is no folder".to_owned() });
     }
+    let old = staging.old()?;
     let mut tree = Tree::make(stack, staging.folder(), options)?;
-    if options.form == Form::Merged && there.is_some() {
-        let old = staging.parent().sub(Path::new(&name)).context("open", target)?;
-        tree.link_all(&old, Path::new("")).context("link what stays of", target)?;
+    if let Some(old) = old.filter(|_| options.form == Form::Merged) {
+        tree.link_all(&old).context("link what stays of", target)?;
     }
     let only: Vec<PathBuf> = options.only.iter().map(|path| below_top(path)).collect();
     let mut used = vec![false; only.len()];
@@ -253,25 +253,26 @@ impl<'s> Tree<'s> {
         }
     }
 
-    /// Everything below `path` of another tree in the same file system: folders anew, the rest by hard links.
-    fn link_all(&mut self, old: &Folder, path: &Path) -> io::Result<()> {
-        self.check_stop().map_err(io::Error::other)?;
-        let folder = old.sub(path)?;
-        let attributes = Attributes::new(&folder.own_meta()?, folder.xattrs(OsStr::new("."))?);
-        self.folders.insert(path.to_owned(), attributes);
-        let here = self.top.sub(path)?;
-        let mut below = Vec::new();
-        for name in folder.names()? {
-            let Some(meta) = folder.meta(&name)? else { continue };
-            if meta.is_folder() {
-                fs::mkdirat(&here, &name, Mode::RWXU)?;
-                below.push(path.join(&name));
-            } else {
-                self.link(&folder, &here, &name, &meta)?;
+    /// Everything of another tree in the same file system: folders anew, the rest by hard links.
+    fn link_all(&mut self, old: &Folder) -> io::Result<()> {
+        let mut pending = vec![PathBuf::new()];
+        while let Some(path) = pending.pop() {
+            self.check_stop().map_err(io::Error::other)?;
+            let folder = old.sub_of_this_mount(&path)?;
+            let attributes = Attributes::new(&folder.own_meta()?, folder.xattrs(OsStr::new("."))?);
+            let here = self.top.sub(&path)?;
+            for name in folder.names()? {
+                let Some(meta) = folder.meta(&name)? else { continue };
+                if meta.is_folder() {
+                    fs::mkdirat(&here, &name, Mode::RWXU)?;
+                    pending.push(path.join(&name));
+                } else {
+                    self.link(&folder, &here, &name, &meta)?;
+                }
             }
+            self.folders.insert(path, attributes);
         }
-        drop((folder, here));
-        below.iter().try_for_each(|path| self.link_all(old, path))
+        Ok(())
     }
 
     fn link(&mut self, from: &Folder, to: &Folder, name: &OsStr, meta: &Meta) -> io::Result<()> {

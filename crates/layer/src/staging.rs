@@ -14,6 +14,7 @@ use rustix::io::Errno;
 
 use crate::error::{Context, LayerError, Result};
 use crate::folder::Folder;
+use crate::mounts::refuse_mounts;
 
 /// What the name of a staging folder ends in.
 const SUFFIX: &str = ".hayloft-new";
@@ -123,10 +124,36 @@ impl Staging {
         self.parent_path.join(&self.name)
     }
 
+    /// The target, opened, when it is a folder; as long as nothing is mounted on it or in it, which would be moved with it and
+    /// be in what is removed.
+    pub(crate) fn old(&self) -> Result<Option<Folder>> {
+        let target = self.target();
+        let old = match self.parent.sub_of_this_mount(&self.name) {
+            Ok(old) => old,
+            Err(error) => match error.raw_os_error().map(Errno::from_raw_os_error) {
+                Some(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => return Ok(None),
+                Some(Errno::XDEV) => {
+                    let why = "it is a mount point: name a folder in it".to_owned();
+                    return Err(LayerError::Target { path: target, why });
+                }
+                _ => return Err(error).context("open", &target),
+            },
+        };
+        refuse_mounts(&old, &target)?;
+        Ok(Some(old))
+    }
+
+    /// Puts the target aside, to be removed.
+    pub(crate) fn take_old(&self) -> Result<()> {
+        self.old()?;
+        fs::renameat(&self.parent, &self.name, &self.folder, NEW).context("remove", self.target())
+    }
+
     /// Puts the new version in the place of the old one, if there is one, in one step.
     pub(crate) fn commit(&mut self) -> Result<()> {
         let target = self.target();
         let there = self.parent.meta(&self.name).context("look at", &target)?;
+        self.old()?;
         let flags = if there.is_some() { RenameFlags::EXCHANGE } else { RenameFlags::NOREPLACE };
         let why = |why: &str| LayerError::Target { path: target.clone(), why: why.to_owned() };
         match fs::renameat_with(&self.folder, NEW, &self.parent, &self.name, flags) {

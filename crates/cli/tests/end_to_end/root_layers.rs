@@ -379,6 +379,22 @@ fn a_layer_is_published_and_used_again() {
 }
 
 #[test]
+fn what_is_mounted_in_the_target_stays() {
+    let layers = Layers::new();
+    let script = "cd \"$0\"; mkdir -p vol/out/data precious; echo important >precious/f; mount --bind precious vol/out/data";
+    run(sh(script).arg(layers.dir()));
+    let to = format!("{}:out", layers.dir().join("vol").display());
+    for more in [&[][..], &["--as-layer"]] {
+        let flags = [&["--publish", &to, "--only", "/x"][..], more].concat();
+        let (code, said) = run_failing(&mut layers.run(&flags, "mkdir /x; echo hi >/x/y"));
+        assert!(code == 125 && said.contains("vol/out/data in it: unmount it"), "{code}: {said}");
+    }
+    run(sh("umount \"$0/vol/out/data\"").arg(layers.dir()));
+    assert_eq!(names(&layers.dir().join("precious")), ["f"]);
+    assert_eq!(names(&layers.dir().join("vol/out")), ["data"]);
+}
+
+#[test]
 fn an_ordinary_user_publishes_as_far_as_may_be() {
     let layers = Layers::new();
     let home = layers.dir().join("home");

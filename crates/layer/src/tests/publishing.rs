@@ -10,6 +10,7 @@ use tempfile::TempDir;
 
 use super::tree::{assert_same, seen, set_xattr, whiteout, with_everything};
 use crate::changes::{Change, ChangeKind, changes};
+use crate::folder::Folder;
 use crate::publish::stage;
 use crate::{Form, LayerError, Marks, PublishOptions, Stack, publish};
 
@@ -224,7 +225,7 @@ fn readers_see_all_or_nothing() {
                     let mut looks = 0;
                     while !done.load(Ordering::Relaxed) {
                         // Each look takes the folder once, and goes on from there.
-                        let Ok(folder) = crate::folder::Folder::open(&world.at("volume/out")) else {
+                        let Ok(folder) = Folder::open(&world.at("volume/out")) else {
                             panic!("the target was not there");
                         };
                         let first = folder.sub(Path::new("d0")).and_then(|d| d.open_file("f0".as_ref()));
@@ -389,4 +390,82 @@ fn as_a_layer_removals_are_whiteouts() {
     let length =
         rustix::fs::lgetxattr(world.at("volume/out/d"), "trusted.overlay.opaque", &mut value[..]).unwrap();
     assert_eq!(&value[..length], b"y");
+}
+
+/// A folder that is mounted on another one, until this is dropped.
+struct Bind(PathBuf);
+
+impl Bind {
+    fn new(from: &Path, to: &Path) -> Bind {
+        rustix::mount::mount_bind(from, to).unwrap();
+        Bind(to.to_owned())
+    }
+}
+
+impl Drop for Bind {
+    fn drop(&mut self) {
+        let _ = rustix::mount::unmount(&self.0, rustix::mount::UnmountFlags::DETACH);
+    }
+}
+
+#[test]
+fn what_is_mounted_in_the_target_is_not_touched() {
+    let world = World::new();
+    world.write("upper/a", "1");
+    world.write("volume/out/da ta/x", "0");
+    world.write("precious/d/file", "important");
+    let before = seen(&world.at("volume/out"));
+    let bind = Bind::new(&world.at("precious"), &world.at("volume/out/da ta"));
+    for form in [Form::Merged, Form::Layer] {
+        let options = PublishOptions { form, ..Default::default() };
+        let error = publish(&world.stack(), &world.at("volume/out"), &options).unwrap_err().to_string();
+        assert!(
+            error.contains("a file system is mounted on") && error.contains("out/da ta in it"),
+            "{error}"
+        );
+    }
+    drop(bind);
+    // One that comes later, before the exchange and after it.
+    let options = PublishOptions::default();
+    let (mut staging, _) = stage(&world.stack(), &world.at("volume/out"), &options).unwrap();
+    let bind = Bind::new(&world.at("precious"), &world.at("volume/out/da ta"));
+    staging.commit().unwrap_err();
+    drop(bind);
+    assert_eq!(seen(&world.at("volume/out")), before);
+    staging.commit().unwrap();
+    let bind = Bind::new(&world.at("precious"), &staging.path().join("da ta"));
+    staging.finish().unwrap_err();
+    assert_eq!(fs::read_to_string(world.at("precious/d/file")).unwrap(), "important");
+    drop(bind);
+    world.publish();
+    assert_eq!(
+        (world.names("volume"), world.names("volume/out")),
+        (vec!["out".into()], vec!["a".into(), "da ta".into()])
+    );
+    // A file, and the target itself.
+    world.write("precious/f", "important");
+    let bind = Bind::new(&world.at("precious/f"), &world.at("volume/out/a"));
+    publish(&world.stack(), &world.at("volume/out"), &options).unwrap_err();
+    drop(bind);
+    let _bind = Bind::new(&world.at("precious"), &world.at("volume/out"));
+    let error = publish(&world.stack(), &world.at("volume/out"), &options).unwrap_err().to_string();
+    assert!(error.contains("it is a mount point"), "{error}");
+    assert_eq!(world.names("precious"), ["d", "f"]);
+}
+
+#[test]
+fn a_tree_is_removed_however_deep_it_is() {
+    // More levels than descriptors, and a longer path than any call takes.
+    let limits = rustix::process::getrlimit(rustix::process::Resource::Nofile);
+    let few = rustix::process::Rlimit { current: Some(1024), ..limits };
+    rustix::process::setrlimit(rustix::process::Resource::Nofile, few).unwrap();
+    let world = World::new();
+    let mut at = Folder::open(&world.at("volume")).unwrap();
+    for _ in 0..3000 {
+        rustix::fs::mkdirat(&at, "d", rustix::fs::Mode::RWXU).unwrap();
+        rustix::fs::mknodat(&at, "f", rustix::fs::FileType::Fifo, rustix::fs::Mode::RUSR, 0).unwrap();
+        at = at.sub(Path::new("d")).unwrap();
+    }
+    Folder::open(&world.at("volume")).unwrap().remove("d".as_ref()).unwrap();
+    assert_eq!(world.names("volume"), ["f"]);
 }
