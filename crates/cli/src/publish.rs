@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use anyhow::Context;
-use hayloft_layer::{Durable, Form, LayerError, PublishOptions, Published, mounted_below, publish};
+use hayloft_layer::{Durable, Form, LayerError, PublishOptions, Published, Target, mounted_below, publish};
 use hayloft_root::{RootInfo, Roots};
 
 use crate::exit::{Exit, failure};
@@ -58,7 +58,6 @@ pub(crate) fn publish_root(
     let stack = stack(info)?;
     let mounted = mounted_below(&info.merged, &what.only).map_err(as_failure)?;
     let place = Place::reach(&destination.volume, config)?;
-    let target = place.path().join(&destination.path);
     let ours = hayloft_mount_of(place.path())?;
     let flush = |_: &Path| match &ours {
         Some(entry) => {
@@ -76,7 +75,8 @@ pub(crate) fn publish_root(
         progress: Some(&say),
         stop: Some(&stop::is_asked),
     };
-    let outcome = publish(&stack, &target, &options);
+    let outcome =
+        Target::open(place.path(), &destination.path).and_then(|target| publish(&stack, target, &options));
     progress.end();
     let published = outcome.map_err(|error| match error {
         // What is there all the same says so.

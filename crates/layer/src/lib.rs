@@ -27,5 +27,5 @@ pub use create::{CreateOptions, LayerSource, create};
 pub use error::{LayerError, Result};
 pub use folder::FileKind;
 pub use named::{Found, LayerInfo, LayersDir, resolve, resolve_with};
-pub use publish::{Durable, Form, PublishOptions, Published, mounted_below, publish};
+pub use publish::{Durable, Form, PublishOptions, Published, Target, mounted_below, publish};
 pub use stack::{Marks, Stack};

@@ -1,7 +1,7 @@
 //! Publishing what a build root has changed.
 
 use std::collections::{BTreeMap, HashMap};
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsStr;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Component, Path, PathBuf};
@@ -10,11 +10,11 @@ use rustix::fs::{self, AtFlags, FileType, Mode};
 use rustix::io::Errno;
 
 use crate::changes::{Change, ChangeKind, Walk};
-use crate::copy::{Attributes, Copier, Lost, Source, sync_filesystem};
+use crate::copy::{Attributes, Copier, Lost, Source};
 use crate::error::{Context, LayerError, Result};
 use crate::folder::{FileKind, Folder, Meta};
 use crate::stack::{Entry, Stack};
-use crate::staging::Staging;
+use crate::staging::{Staging, is_staging};
 
 /// What is published as what.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -70,14 +70,19 @@ pub struct Published {
 /// # Errors
 /// When the target cannot be published to, or something cannot be read or written; the target is as it was then. With
 /// [`LayerError::NotDurable`] alone the new version is there, and the old one beside it until the next one publishes there.
-pub fn publish(stack: &Stack, target: &Path, options: &PublishOptions<'_>) -> Result<Published> {
+pub fn publish(stack: &Stack, target: Target, options: &PublishOptions<'_>) -> Result<Published> {
     let (mut staging, published) = stage(stack, target, options)?;
-    let durable = options.durable.unwrap_or(&sync_filesystem);
-    durable(&staging.path()).context("make durable", target)?;
+    let path = staging.target();
+    let parent = staging.parent().again().context("open the folder of", &path)?;
+    let durable = |of: &Path| match options.durable {
+        Some(durable) => durable(of),
+        None => Ok(fs::syncfs(&parent)?),
+    };
+    durable(&staging.path()).context("make durable", &path)?;
     staging.commit()?;
-    if let Err(source) = durable(target) {
+    if let Err(source) = durable(&path) {
         staging.leave();
-        return Err(LayerError::NotDurable { path: target.to_owned(), source });
+        return Err(LayerError::NotDurable { path, source });
     }
     if let Err(error) = staging.finish() {
         tracing::warn!(%error, "the old version stays; the next one to publish there removes it");
@@ -85,18 +90,35 @@ pub fn publish(stack: &Stack, target: &Path, options: &PublishOptions<'_>) -> Re
     Ok(published)
 }
 
+/// A folder that is published to, there or not. As long as this is there nobody else publishes to it, nor to a folder above
+/// or below it in the same volume.
+#[derive(Debug)]
+pub struct Target {
+    staging: Staging,
+}
+
+impl Target {
+    /// Waits for the folder at `path` in `volume`; links are followed to `volume` only. What is missing above the folder is
+    /// made.
+    ///
+    /// # Errors
+    /// When the path leads out of the volume, or something above it is no folder or cannot be opened.
+    pub fn open(volume: &Path, path: &Path) -> Result<Target> {
+        Ok(Target { staging: Staging::begin_below(volume, path)? })
+    }
+}
+
 /// Makes the new version.
 pub(crate) fn stage(
     stack: &Stack,
-    target: &Path,
+    target: Target,
     options: &PublishOptions<'_>,
 ) -> Result<(Staging, Published)> {
-    let (parent, name) = split(target)?;
-    std::fs::create_dir_all(&parent).context("make", &parent)?;
-    let staging = Staging::begin(&parent, &name)?;
-    let there = staging.parent().meta(&name).context("look at", target)?;
+    let staging = target.staging;
+    let target = staging.target();
+    let there = staging.there()?;
     if there.is_some_and(|there| !there.is_folder()) {
-        return Err(LayerError::Target { path: target.to_owned(), why: "it is no folder".to_owned() });
+        return Err(LayerError::Target { path: target, why: "it is no folder".to_owned() });
     }
     let old = staging.old()?;
     let mut tree = Tree::make(stack, staging.folder(), options)?;
@@ -178,19 +200,6 @@ pub(crate) fn copy_tree(stack: &Stack, into: &Path, progress: &dyn Fn(u64)) -> R
     tree.finish().map(drop)
 }
 
-/// The folder that the target is in, and the target's name there.
-fn split(target: &Path) -> Result<(PathBuf, OsString)> {
-    let wrong = |why: &str| LayerError::Target { path: target.to_owned(), why: why.to_owned() };
-    let absolute = std::path::absolute(target).context("find", target)?;
-    if absolute.components().any(|step| step == Component::ParentDir) {
-        return Err(wrong("'..' in its path"));
-    }
-    match (absolute.parent(), absolute.file_name()) {
-        (Some(parent), Some(name)) => Ok((parent.to_owned(), name.to_owned())),
-        _ => Err(wrong("it has no name")),
-    }
-}
-
 /// A path of the root without what makes it absolute.
 fn below_top(path: &Path) -> PathBuf {
     path.components().filter(|step| matches!(step, Component::Normal(_))).collect()
@@ -263,6 +272,10 @@ impl<'s> Tree<'s> {
             let here = self.top.sub(&path)?;
             for name in folder.names()? {
                 let Some(meta) = folder.meta(&name)? else { continue };
+                if meta.is_folder() && is_staging(&name) {
+                    // Left by a crash: nobody makes a version of anything in it now.
+                    continue;
+                }
                 if meta.is_folder() {
                     fs::mkdirat(&here, &name, Mode::RWXU)?;
                     pending.push(path.join(&name));

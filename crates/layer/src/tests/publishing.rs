@@ -9,10 +9,15 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use tempfile::TempDir;
 
 use super::tree::{assert_same, seen, set_xattr, whiteout, with_everything};
+use super::{publish, target};
 use crate::changes::{Change, ChangeKind, changes};
 use crate::folder::Folder;
-use crate::publish::stage;
-use crate::{Form, LayerError, Marks, PublishOptions, Stack, publish};
+use crate::staging::Staging;
+use crate::{Form, LayerError, Marks, PublishOptions, Published, Stack, Target};
+
+fn stage(stack: &Stack, path: &Path, options: &PublishOptions<'_>) -> crate::Result<(Staging, Published)> {
+    crate::publish::stage(stack, target(path)?, options)
+}
 
 struct World {
     dir: TempDir,
@@ -310,8 +315,10 @@ fn failing_leaves_the_target_as_it_was() {
     assert!(error.to_string().starts_with("cannot make durable"), "{error}");
     assert_eq!(seen(&world.at("volume/out")), before);
     assert_eq!(world.names("volume"), ["out"]);
-    for target in ["volume/out/old", "volume/../x"] {
-        let error = publish(&world.stack(), &world.at(target), &PublishOptions::default()).unwrap_err();
+    let error = publish(&world.stack(), &world.at("volume/out/old"), &options).unwrap_err();
+    assert!(matches!(error, LayerError::Target { .. }), "{error}");
+    for path in ["../x", "/x", "x/..", "."] {
+        let error = Target::open(&world.at("volume"), Path::new(path)).unwrap_err();
         assert!(matches!(error, LayerError::Target { .. }), "{error}");
     }
     assert_eq!(world.names("volume"), ["out"]);
@@ -468,4 +475,50 @@ fn a_tree_is_removed_however_deep_it_is() {
     }
     Folder::open(&world.at("volume")).unwrap().remove("d".as_ref()).unwrap();
     assert_eq!(world.names("volume"), ["f"]);
+}
+
+#[test]
+fn nothing_published_below_is_lost() {
+    let world = World::new();
+    world.write("upper/a", "1");
+    world.write("volume/builds/old", "0");
+    let options = PublishOptions::default();
+    for outer in ["builds", "builds/nightly"] {
+        let stack = world.stack();
+        let open = |path: &str| Target::open(&world.at("volume"), Path::new(path)).unwrap();
+        let (mut staging, _) = crate::publish::stage(&stack, open(outer), &options).unwrap();
+        std::thread::scope(|scope| {
+            for at in 0..3 {
+                let world = &world;
+                scope.spawn(move || {
+                    let path = format!("builds/nightly/{at}");
+                    let target = Target::open(&world.at("volume"), Path::new(&path)).unwrap();
+                    crate::publish(&world.stack(), target, &PublishOptions::default()).unwrap();
+                });
+            }
+            std::thread::sleep(std::time::Duration::from_millis(300));
+            staging.commit().unwrap();
+            staging.finish().unwrap();
+        });
+        for at in 0..3 {
+            assert_eq!(world.names(&format!("volume/builds/nightly/{at}")), ["a"]);
+            fs::remove_dir_all(world.at(&format!("volume/builds/nightly/{at}"))).unwrap();
+        }
+        // A process that another test starts has the locks as well until it has begun.
+        let nothing_left = || {
+            drop(Target::open(&world.at("volume"), Path::new("builds/nightly/none")).unwrap());
+            world.names("volume").len() == 1 && world.names("volume/builds") == ["a", "nightly", "old"]
+        };
+        assert!((0..100).any(|_| nothing_left()), "{:?}", world.names("volume/builds"));
+    }
+}
+
+#[test]
+fn what_a_crash_leaves_is_not_published() {
+    let world = World::new();
+    world.write("upper/a", "1");
+    world.write("volume/out/d/.x.hayloft-new/new/half", "0");
+    world.write("volume/out/d/x", "0");
+    world.publish();
+    assert_eq!(world.names("volume/out/d"), ["x"]);
 }
