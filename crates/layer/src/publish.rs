@@ -84,9 +84,7 @@ pub fn publish(stack: &Stack, target: Target, options: &PublishOptions<'_>) -> R
         staging.leave();
         return Err(LayerError::NotDurable { path, source });
     }
-    if let Err(error) = staging.finish() {
-        tracing::warn!(%error, "the old version stays; the next one to publish there removes it");
-    }
+    staging.end();
     Ok(published)
 }
 
@@ -121,7 +119,7 @@ pub(crate) fn stage(
         return Err(LayerError::Target { path: target, why: "it is no folder".to_owned() });
     }
     let old = staging.old()?;
-    let mut tree = Tree::make(stack, staging.folder(), options)?;
+    let mut tree = Tree::make(stack, &staging, options)?;
     if let Some(old) = old.filter(|_| options.form == Form::Merged) {
         tree.link_all(&old).context("link what stays of", target)?;
     }
@@ -225,10 +223,14 @@ pub(crate) struct Tree<'s> {
 
 impl<'s> Tree<'s> {
     /// An empty one in `staging`.
-    pub(crate) fn make(stack: &'s Stack, staging: &Folder, options: &PublishOptions<'s>) -> Result<Tree<'s>> {
-        let name = Staging::new_name();
-        fs::mkdirat(staging, name, Mode::RWXU).context("make", Path::new(name))?;
-        let top = staging.sub(Path::new(name)).context("open", Path::new(name))?;
+    pub(crate) fn make(
+        stack: &'s Stack,
+        staging: &Staging,
+        options: &PublishOptions<'s>,
+    ) -> Result<Tree<'s>> {
+        let name = staging.new_name();
+        fs::mkdirat(staging.folder(), name, Mode::RWXU).context("make", staging.path())?;
+        let top = staging.folder().sub(Path::new(name)).context("open", staging.path())?;
         Tree::new(stack, top, options)
     }
 

@@ -1,6 +1,7 @@
 //! New versions of folders, made beside the old ones and put in their place in one step.
 //!
-//! The version of `NAME` that is being made is `.NAME.hayloft-new/new`. Whoever makes one holds flock(2) on
+//! The version of `NAME` that is being made is in `.NAME.hayloft-new`, each under a name of its own: what a crash has left may not
+//! be removable, or a program that it has left goes on writing there. Whoever makes one holds flock(2) on
 //! `.NAME.hayloft-new/lock`; that excludes others, and tells what a crash has left: a folder that nobody holds. The next
 //! one empties it and takes it over. Who makes a version of a folder below holds that lock with others, and those of all folders
 //! between: an exchange would take along what they have made. The way to the locks is from the top, so nobody waits in a circle.
@@ -11,6 +12,7 @@
 use std::ffi::{OsStr, OsString};
 use std::os::fd::OwnedFd;
 use std::path::{Component, Path, PathBuf};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use rustix::fs::{self, FlockOperation, Mode, OFlags, RenameFlags};
 use rustix::io::Errno;
@@ -21,8 +23,8 @@ use crate::mounts::refuse_mounts;
 
 /// What the name of a staging folder ends in.
 const SUFFIX: &str = ".hayloft-new";
-/// The new version's name in the staging folder.
-const NEW: &str = "new";
+/// What the new version's name in the staging folder begins with.
+const NEW: &str = "new-";
 /// The name in the staging folder of the file that is locked.
 const LOCK: &str = "lock";
 
@@ -32,6 +34,8 @@ pub(crate) struct Staging {
     held: Held,
     parent_path: PathBuf,
     name: OsString,
+    /// The new version's name in the staging folder.
+    new_name: OsString,
     done: bool,
     /// Of the folders above the target.
     _above: Vec<Above>,
@@ -48,8 +52,10 @@ impl Staging {
             // Gone meanwhile, or held.
             let Ok(left) = folder.sub(Path::new(&name)) else { continue };
             let path = parent.join(&name);
-            if let Some(_lock) = hold(&left, FlockOperation::NonBlockingLockExclusive, &path)? {
-                clear(&folder, &name, &left).context("remove", path)?;
+            if let Some(_lock) = hold(&left, FlockOperation::NonBlockingLockExclusive, &path)?
+                && let Err(error) = clear(&folder, &name, &left)
+            {
+                tracing::warn!(path = %path.display(), %error, "what a crash has left stays");
             }
         }
         Ok(())
@@ -78,14 +84,19 @@ impl Staging {
 
     fn begin_in(parent: Folder, parent_path: PathBuf, name: &OsStr, above: Vec<Above>) -> Result<Staging> {
         let held = Held::take(&parent, &parent_path, name, FlockOperation::LockExclusive)?;
-        let staging = Staging { held, parent_path, name: name.to_owned(), done: false, _above: above };
+        let since = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos());
+        let (name, new_name) = (name.to_owned(), format!("{NEW}{since:x}").into());
+        let staging = Staging { held, parent_path, name, new_name, done: false, _above: above };
         let path = &staging.held.path;
         for left in staging.folder().names().context("list", path)? {
             if left == LOCK {
                 continue;
             }
-            tracing::info!(path = %path.display(), "removing what a crash has left");
-            staging.folder().remove(&left).context("remove", path.join(&left))?;
+            let path = path.join(&left);
+            match staging.folder().remove(&left) {
+                Ok(()) => tracing::info!(path = %path.display(), "removed what a crash has left"),
+                Err(error) => tracing::warn!(path = %path.display(), %error, "an old version stays"),
+            }
         }
         Ok(staging)
     }
@@ -96,13 +107,13 @@ impl Staging {
     }
 
     /// The new version's name.
-    pub(crate) fn new_name() -> &'static OsStr {
-        OsStr::new(NEW)
+    pub(crate) fn new_name(&self) -> &OsStr {
+        &self.new_name
     }
 
     /// The path of the new version on the host.
     pub(crate) fn path(&self) -> PathBuf {
-        self.held.path.join(NEW)
+        self.held.path.join(&self.new_name)
     }
 
     /// The folder where the target is.
@@ -142,7 +153,8 @@ impl Staging {
     /// Puts the target aside, to be removed.
     pub(crate) fn take_old(&self) -> Result<()> {
         self.old()?;
-        fs::renameat(&self.held.parent, &self.name, &self.held.folder, NEW).context("remove", self.target())
+        fs::renameat(&self.held.parent, &self.name, &self.held.folder, &self.new_name)
+            .context("remove", self.target())
     }
 
     /// Puts the new version in the place of the old one, if there is one, in one step.
@@ -152,7 +164,7 @@ impl Staging {
         self.old()?;
         let flags = if there.is_some() { RenameFlags::EXCHANGE } else { RenameFlags::NOREPLACE };
         let why = |why: &str| LayerError::Target { path: target.clone(), why: why.to_owned() };
-        match fs::renameat_with(&self.held.folder, NEW, &self.held.parent, &self.name, flags) {
+        match fs::renameat_with(&self.held.folder, &self.new_name, &self.held.parent, &self.name, flags) {
             Ok(()) => {
                 self.done = true;
                 Ok(())
@@ -169,6 +181,13 @@ impl Staging {
     /// Removes the staging folder, with the old version after a commit, or what was made before one.
     pub(crate) fn finish(mut self) -> Result<()> {
         self.clear()
+    }
+
+    /// The same, where it matters to nobody whether all of it can be removed.
+    pub(crate) fn end(self) {
+        if let Err(error) = self.finish() {
+            tracing::warn!(%error, "the old version stays; the next one there removes it");
+        }
     }
 
     /// Leaves everything as a crash would.
@@ -332,13 +351,11 @@ fn is_current(folder: &Folder, lock: &OwnedFd) -> std::io::Result<bool> {
     Ok(there.is_some_and(|there| there.inode == (held.st_dev, held.st_ino)))
 }
 
-/// Removes a staging folder that the caller holds.
+/// Removes a staging folder that the caller holds; it stays when something in it cannot be removed.
 fn clear(parent: &Folder, name: &OsStr, folder: &Folder) -> std::io::Result<()> {
-    for left in folder.names()? {
-        if left != LOCK {
-            folder.remove(&left)?;
-        }
-    }
+    let all = folder.names()?;
+    let removed: Vec<_> = all.iter().filter(|left| *left != LOCK).map(|left| folder.remove(left)).collect();
+    removed.into_iter().collect::<std::io::Result<()>>()?;
     // From here on somebody else may make a lock of his own, and has the folder then.
     folder.remove(OsStr::new(LOCK))?;
     match fs::unlinkat(parent, name, fs::AtFlags::REMOVEDIR) {

@@ -395,6 +395,39 @@ fn what_is_mounted_in_the_target_stays() {
 }
 
 #[test]
+fn nothing_in_a_target_blocks_it() {
+    let layers = Layers::new();
+    let volume = layers.dir().join("volume");
+    fs::create_dir(&volume).unwrap();
+    let script = "cd /; mkdir -p $(printf 'd/%.0s' $(seq 400)); echo text >/file";
+    run(&mut layers.run(&["--keep", "--name", "deep"], script));
+    let to = format!("{}:out", volume.display());
+    let publish = || {
+        let mut command = sh("ulimit -n 256; exec \"$0\" root publish deep \"$1\"");
+        command.arg(crate::farm::HAYLOFT).arg(&to).env("HAYLOFT_CONFIG", "/dev/null");
+        run(command.env("HAYLOFT_STATE_DIR", layers.roots.state()));
+    };
+    // More levels than descriptors, to be linked and removed.
+    for _ in 0..3 {
+        publish();
+        assert_eq!(
+            (names(&volume), names(&volume.join("out"))),
+            (vec!["out".into()], vec!["d".into(), "file".into()])
+        );
+    }
+    // What cannot be removed stays, and nobody is kept from publishing.
+    run(sh("chattr +i \"$0/out/file\"").arg(&volume));
+    publish();
+    publish();
+    let left = names(&volume);
+    run(sh("chattr -i \"$0\"/.out.hayloft-new/new-*/file").arg(&volume));
+    assert_eq!(left, [".out.hayloft-new", "out"]);
+    publish();
+    assert_eq!(names(&volume), ["out"]);
+    run(&mut layers.hayloft(["root", "rm", "deep"]));
+}
+
+#[test]
 fn an_ordinary_user_publishes_as_far_as_may_be() {
     let layers = Layers::new();
     let home = layers.dir().join("home");

@@ -293,7 +293,9 @@ fn what_a_crash_leaves_is_removed_by_the_next() {
     let (mut staging, _) = stage(&world.stack(), &world.at("volume/out"), &options).unwrap();
     staging.commit().unwrap();
     staging.leave();
-    assert_eq!(world.names("volume/.out.hayloft-new/new"), ["old"]);
+    let left = world.names("volume/.out.hayloft-new");
+    assert_eq!((left.len(), left[0].as_str()), (2, "lock"));
+    assert_eq!(world.names(&format!("volume/.out.hayloft-new/{}", left[1])), ["old"]);
     assert_eq!(world.names("volume/out"), ["a", "old"]);
     world.publish();
     assert_eq!(world.names("volume"), ["out"]);
