@@ -133,10 +133,13 @@ pub(crate) fn stage(
         for change in Walk::new(stack, as_layer).below(at, &only) {
             let change = change?;
             tree.check_stop()?;
-            let chosen = only.iter().position(|path| change.path.starts_with(path));
-            if let Some(chosen) = chosen {
-                used[chosen] = true;
-            } else if !only.is_empty() {
+            let mut chosen = only.is_empty();
+            for (path, used) in only.iter().zip(&mut used) {
+                if change.path.starts_with(path) {
+                    (chosen, *used) = (true, true);
+                }
+            }
+            if !chosen {
                 continue;
             }
             tree.apply(&change, stack)?;

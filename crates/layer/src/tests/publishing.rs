@@ -208,6 +208,11 @@ fn only_chosen_paths_are_published() {
     assert_eq!(paths, expected.map(PathBuf::from));
     assert_eq!(world.at("volume/out/build").metadata().unwrap().mode() & 0o7777, 0o750);
 
+    // One in another.
+    let only = ["/build", "/build/out/a.deb", "/"].map(PathBuf::from);
+    let options = PublishOptions { only: &only, ..Default::default() };
+    publish(&world.stack(), &world.at("volume/out"), &options).unwrap();
+
     let only = [PathBuf::from("/build/none")];
     let options = PublishOptions { only: &only, ..Default::default() };
     let error = publish(&world.stack(), &world.at("volume/other"), &options).unwrap_err();
