@@ -104,6 +104,14 @@ impl Target {
     pub fn open(volume: &Path, path: &Path) -> Result<Target> {
         Ok(Target { staging: Staging::begin_below(volume, path)? })
     }
+
+    /// Where the folder that it is in is on the host, links resolved.
+    ///
+    /// # Errors
+    /// When the kernel does not tell.
+    pub fn parent(&self) -> Result<PathBuf> {
+        self.staging.parent().host_path().context("find the folder of", self.staging.target())
+    }
 }
 
 /// Makes the new version.

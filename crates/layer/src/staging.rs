@@ -18,7 +18,7 @@ use rustix::fs::{self, FlockOperation, Mode, OFlags, RenameFlags};
 use rustix::io::Errno;
 
 use crate::error::{Context, LayerError, Result};
-use crate::folder::{Folder, Meta};
+use crate::folder::{FileKind, Folder, Meta};
 use crate::mounts::refuse_mounts;
 
 /// What the name of a staging folder ends in.
@@ -324,7 +324,12 @@ fn step_into(parent: &Folder, name: &OsStr, shown: &Path) -> Result<Folder> {
         Ok(()) | Err(Errno::EXIST) => {}
         Err(error) => return Err(error).context("make", shown),
     }
-    parent.sub(Path::new(name)).context("open", shown)
+    let why = |why: &str| LayerError::Target { path: shown.to_owned(), why: why.to_owned() };
+    match parent.meta(name).context("look at", shown)?.map(|there| there.kind) {
+        Some(FileKind::Symlink) => Err(why("it is a symbolic link, and none is followed in a volume")),
+        Some(kind) if kind != FileKind::Folder => Err(why("it is no folder")),
+        _ => parent.sub(Path::new(name)).context("open", shown),
+    }
 }
 
 /// Locks a staging folder, or waits for that. `None` when somebody else has it, or it is on its way out.

@@ -216,6 +216,32 @@ fn a_volume_gets_what_was_changed() {
 }
 
 #[test]
+fn a_mount_in_the_volume_is_flushed() {
+    let layers = Layers::new();
+    let (farm, mount) = Farm::mounted("v");
+    let (outer, inner) = (mount.path().parent().unwrap(), mount.path().file_name().unwrap());
+    let to = format!("{}:{}/nightly", outer.display(), inner.display());
+    run(&mut layers.run(&["--publish", &to], EVERYTHING));
+    // Nothing is written behind it.
+    crate::farm::kill(mount.pid(), libc::SIGKILL);
+    let mut farm = farm;
+    farm.kill_server();
+    mount.kill();
+    farm.start_server();
+    let mount = farm.mount("v", "");
+    has_everything(&mount.path().join("nightly/out"));
+    // A link in the volume leads nowhere else.
+    let elsewhere = layers.dir().join("elsewhere");
+    fs::create_dir(&elsewhere).unwrap();
+    std::os::unix::fs::symlink(&elsewhere, mount.path().join("link")).unwrap();
+    let to = format!("{}:link/out", mount.path().display());
+    let (code, said) = run_failing(&mut layers.run(&["--publish", &to], "mkdir /x"));
+    assert!(code == 125 && said.contains("link: it is a symbolic link"), "{code}: {said}");
+    assert_eq!(names(&elsewhere), [""; 0]);
+    mount.unmount();
+}
+
+#[test]
 fn access_control_lists_are_lost_on_a_volume_and_give_nobody_more() {
     let layers = Layers::new();
     let (_farm, mount) = Farm::mounted("v");

@@ -529,3 +529,32 @@ fn what_a_crash_leaves_is_not_published() {
     world.publish();
     assert_eq!(world.names("volume/out/d"), ["x"]);
 }
+
+#[test]
+fn no_link_leads_out_of_the_volume() {
+    let world = World::new();
+    world.write("upper/a", "1");
+    world.write("elsewhere/out/b", "2");
+    world.write("volume/file", "3");
+    fs::create_dir(world.at("volume/x")).unwrap();
+    std::os::unix::fs::symlink(world.at("elsewhere"), world.at("volume/x/7")).unwrap();
+    std::os::unix::fs::symlink(world.at("volume"), world.at("link")).unwrap();
+    let open = |volume: &str, path: &str| Target::open(&world.at(volume), Path::new(path));
+    for (path, expected) in [("x/7/out", "x/7: it is a symbolic link"), ("file/out", "file: it is no folder")]
+    {
+        let error = open("volume", path).unwrap_err().to_string();
+        assert!(error.contains(expected), "{error}");
+    }
+    let error = publish(&world.stack(), &world.at("volume/x/7"), &PublishOptions::default()).unwrap_err();
+    assert!(error.to_string().contains("it is no folder"), "{error}");
+    assert_eq!(
+        (world.names("elsewhere"), world.names("elsewhere/out")),
+        (vec!["out".into()], vec!["b".into()])
+    );
+    // The volume's own path may have one.
+    crate::publish(&world.stack(), open("link", "x/8").unwrap(), &PublishOptions::default()).unwrap();
+    assert_eq!(
+        (world.names("volume/x"), world.names("volume")),
+        (vec!["7".into(), "8".into()], vec!["file".into(), "x".into()])
+    );
+}
