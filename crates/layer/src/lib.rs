@@ -7,6 +7,7 @@
 mod apt;
 mod archive;
 mod changes;
+mod child;
 mod copy;
 mod create;
 mod error;

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use crate::farm::{Farm, rounds, run, run_failing, sh};
+use crate::farm::{Farm, has_ended, rounds, run, run_failing, sh, wait_until};
 use crate::root_box::{RootBox, small_layer};
 
 /// Roots with a small layer by the name of `small`, and programs from the host.
@@ -109,6 +109,52 @@ fn layers_have_names() {
     run(&mut layers.hayloft(["root", "rm", "user"]));
     run(&mut remove());
     assert_eq!(run_failing(&mut remove()).0, 4);
+}
+
+/// A program by the name of mmdebstrap, in a folder of its own: a shell script that knows the new tree as `$tree`.
+fn bootstrap(layers: &Layers, name: &str, script: &str) -> std::process::Command {
+    use std::os::unix::fs::PermissionsExt;
+    let folder = layers.dir().join(name);
+    fs::create_dir(&folder).unwrap();
+    let program = folder.join("mmdebstrap");
+    let script = format!(
+        "#!/bin/sh\nfor word; do case \"$word\" in */tree) tree=$word;; esac; done\necho $$ >\"$0.pid\"\n{script}\n"
+    );
+    fs::write(&program, script).unwrap();
+    fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
+    let mut command =
+        layers.hayloft(["root", "create", "b", "--from", "debian:x", "--mirror", "http://localhost"]);
+    command.env("PATH", format!("{}:{}", folder.display(), std::env::var("PATH").unwrap()));
+    command
+}
+
+#[test]
+fn a_killed_bootstrap_writes_into_no_other_layer() {
+    let layers = Layers::new();
+    let write = "for at in $(seq 2000); do mkdir -p \"$tree\"; echo >\"$tree/evil\"; sleep 0.01; done";
+    for (name, first) in [("obedient", ""), ("stubborn", "trap '' TERM")] {
+        let mut create = bootstrap(&layers, name, &format!("{first}\n{write}"));
+        let mut create = create.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+        let pid = || {
+            fs::read_to_string(layers.dir().join(name).join("mmdebstrap.pid"))
+                .ok()?
+                .trim()
+                .parse::<u32>()
+                .ok()
+        };
+        wait_until("the bootstrap program runs", Duration::from_secs(20), || pid().is_some());
+        let pid = pid().unwrap();
+        create.kill().unwrap();
+        create.wait().unwrap();
+        if name == "obedient" {
+            wait_until("it has ended", Duration::from_secs(20), || has_ended(pid.into()));
+            continue;
+        }
+        run(&mut bootstrap(&layers, "good", "sleep 0.3; echo >\"$tree/good\""));
+        assert!(!has_ended(pid.into()));
+        crate::farm::kill(pid, libc::SIGKILL);
+        assert_eq!(names(&layers.dir().join("layers/b/tree")), ["good"]);
+    }
 }
 
 #[test]
