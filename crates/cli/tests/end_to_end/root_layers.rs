@@ -264,11 +264,17 @@ fn a_volume_gets_what_was_changed() {
 #[test]
 fn a_mount_in_the_volume_is_flushed() {
     let layers = Layers::new();
-    let (farm, mount) = Farm::mounted("v");
+    let farm = Farm::new();
+    farm.create("v");
+    // Nothing else sends what was changed.
+    let mount = farm.mount("v", "commit=3600,locks=local");
     let (outer, inner) = (mount.path().parent().unwrap(), mount.path().file_name().unwrap());
     let to = format!("{}:{}/nightly", outer.display(), inner.display());
     run(&mut layers.run(&["--publish", &to], EVERYTHING));
-    // Nothing is written behind it.
+    // All of it at once, as one flushes a Hayloft mount, and not each file.
+    let stats = mount.stats();
+    assert!(stats["fuse"]["requests"]["FSYNC"].as_u64().unwrap_or(0) == 0, "{}", stats["fuse"]["requests"]);
+    assert!(stats["log"]["commits"].as_u64().unwrap() >= 2, "{}", stats["log"]);
     crate::farm::kill(mount.pid(), libc::SIGKILL);
     let mut farm = farm;
     farm.kill_server();
