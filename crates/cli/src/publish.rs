@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use anyhow::Context;
-use hayloft_layer::{Durable, Form, LayerError, PublishOptions, Published, mounted_below, publish};
+use hayloft_layer::{Durable, Form, LayerError, PublishOptions, Published, Target, mounted_below, publish};
 use hayloft_root::{RootInfo, Roots};
 
 use crate::exit::{Exit, failure};
@@ -58,8 +58,9 @@ pub(crate) fn publish_root(
     let stack = stack(info)?;
     let mounted = mounted_below(&info.merged, &what.only).map_err(as_failure)?;
     let place = Place::reach(&destination.volume, config)?;
-    let target = place.path().join(&destination.path);
-    let ours = hayloft_mount_of(place.path())?;
+    // In the volume there may be other mounts.
+    let target = Target::open(place.path(), &destination.path).map_err(as_failure)?;
+    let ours = hayloft_mount_of(&target.parent().map_err(as_failure)?)?;
     let flush = |_: &Path| match &ours {
         Some(entry) => {
             sync::flush(&entry.mount_point).map_err(|error| io::Error::other(format!("{error:#}")))
@@ -76,7 +77,7 @@ pub(crate) fn publish_root(
         progress: Some(&say),
         stop: Some(&stop::is_asked),
     };
-    let outcome = publish(&stack, &target, &options);
+    let outcome = publish(&stack, target, &options);
     progress.end();
     let published = outcome.map_err(|error| match error {
         // What is there all the same says so.

@@ -271,7 +271,7 @@ mod tests {
         assert_eq!((bind.source, bind.target, bind.writable), ("/a".into(), "/b".into(), false));
         assert!(parse_bind("/a:/b:rw").unwrap().writable);
         assert_eq!(parse_bind("/a").unwrap().target, PathBuf::from("/a"));
-        for text in ["", "/a:b", ":/b", "a"] {
+        for text in ["", "/a:b", ":/b", "a", "/a:/b:foo"] {
             assert!(parse_bind(text).is_err(), "{text}");
         }
     }

@@ -110,14 +110,90 @@ struct Extended {
     gid: Option<u32>,
     mtime: Option<(i64, i64)>,
     xattrs: Xattrs,
-    /// Name and full size of a file with holes, whose map comes before its content.
-    sparse: Option<(PathBuf, u64)>,
+    sparse: Option<Sparse>,
+}
+
+/// A file with holes as GNU tar writes it in the PAX format.
+struct Sparse {
+    /// Its name, unless that of the entry is the one.
+    name: Option<PathBuf>,
+    /// With the holes.
+    size: u64,
+    /// Offset and length of each piece of the content; without it (version 1.0) they come before the content.
+    map: Option<Vec<(u64, u64)>>,
+}
+
+/// What the extended header says of holes, in the versions 0.0, 0.1 and 1.0.
+#[derive(Default)]
+struct SparseKeys {
+    found: bool,
+    version: (u64, u64),
+    name: Option<PathBuf>,
+    size: Option<u64>,
+    pieces: Option<u64>,
+    /// Offsets and lengths in turn.
+    map: Vec<u64>,
+}
+
+impl SparseKeys {
+    fn take(&mut self, key: &[u8], value: &[u8]) -> io::Result<()> {
+        self.found = true;
+        let number = || {
+            let text = std::str::from_utf8(value).ok();
+            text.and_then(|text| text.parse().ok())
+                .ok_or_else(|| damaged("a damaged number in a map of holes"))
+        };
+        match key {
+            b"name" => self.name = Some(PathBuf::from(OsStr::from_bytes(value))),
+            b"size" | b"realsize" => self.size = Some(number()?),
+            b"major" => self.version.0 = number()?,
+            b"minor" => self.version.1 = number()?,
+            b"numblocks" => self.pieces = Some(number()?),
+            b"offset" | b"numbytes" => self.map.push(number()?),
+            b"map" => {
+                let numbers =
+                    std::str::from_utf8(value).unwrap_or("-").split(',').filter(|text| !text.is_empty());
+                let numbers: Result<Vec<u64>, _> = numbers.map(str::parse).collect();
+                self.map = numbers.map_err(|_| damaged("a damaged map of holes"))?;
+            }
+            other => {
+                let key = String::from_utf8_lossy(other);
+                return Err(damaged(&format!("a file with holes in an unknown form (GNU.sparse.{key})")));
+            }
+        }
+        Ok(())
+    }
+
+    fn finish(self) -> io::Result<Option<Sparse>> {
+        if !self.found {
+            return Ok(None);
+        }
+        let size = self.size.ok_or_else(|| damaged("a file with holes and without a size"))?;
+        match self.version {
+            (1, 0) => Ok(Some(Sparse { name: self.name, size, map: None })),
+            (0, _) => {
+                let (pairs, rest) = self.map.as_chunks::<2>();
+                let map: Vec<_> = pairs.iter().map(|[offset, length]| (*offset, *length)).collect();
+                if !rest.is_empty() || self.pieces.is_none_or(|pieces| pieces != map.len() as u64) {
+                    return Err(damaged("a damaged map of holes"));
+                }
+                Ok(Some(Sparse { name: self.name, size, map: Some(map) }))
+            }
+            (major, minor) => {
+                Err(damaged(&format!("a file with holes in an unknown form (GNU.sparse {major}.{minor})")))
+            }
+        }
+    }
+}
+
+fn damaged(what: &str) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, what)
 }
 
 impl Extended {
     fn of<R: Read>(entry: &mut tar::Entry<'_, R>) -> io::Result<Extended> {
         let mut extended = Extended::default();
-        let (mut name, mut size, mut major) = (None, None, 0);
+        let mut sparse = SparseKeys::default();
         let Some(pairs) = entry.pax_extensions()? else { return Ok(extended) };
         for pair in pairs {
             let pair = pair?;
@@ -127,19 +203,16 @@ impl Extended {
                 b"uid" => extended.uid = number().and_then(|n| n.try_into().ok()),
                 b"gid" => extended.gid = number().and_then(|n| n.try_into().ok()),
                 b"mtime" => extended.mtime = std::str::from_utf8(value).ok().and_then(parse_time),
-                b"GNU.sparse.name" => name = Some(PathBuf::from(OsStr::from_bytes(value))),
-                b"GNU.sparse.realsize" => size = number(),
-                b"GNU.sparse.major" => major = number().unwrap_or(0),
                 _ => {
-                    if let Some(attribute) = key.strip_prefix(b"SCHILY.xattr.") {
+                    if let Some(key) = key.strip_prefix(b"GNU.sparse.") {
+                        sparse.take(key, value)?;
+                    } else if let Some(attribute) = key.strip_prefix(b"SCHILY.xattr.") {
                         extended.xattrs.insert(OsStr::from_bytes(attribute).to_owned(), value.to_owned());
                     }
                 }
             }
         }
-        if major == 1 {
-            extended.sparse = name.zip(size);
-        }
+        extended.sparse = sparse.finish()?;
         Ok(extended)
     }
 }
@@ -165,10 +238,8 @@ struct Unpacker {
 impl Unpacker {
     fn entry<R: Read>(&mut self, entry: &mut tar::Entry<'_, R>) -> io::Result<()> {
         let extended = Extended::of(entry)?;
-        let raw = extended
-            .sparse
-            .as_ref()
-            .map_or_else(|| PathBuf::from(OsStr::from_bytes(&entry.path_bytes())), |(name, _)| name.clone());
+        let named = extended.sparse.as_ref().and_then(|sparse| sparse.name.clone());
+        let raw = named.unwrap_or_else(|| PathBuf::from(OsStr::from_bytes(&entry.path_bytes())));
         let path = below_top(&raw);
         let header = entry.header();
         let number = |value: io::Result<u64>| value.and_then(|v| u32::try_from(v).map_err(io::Error::other));
@@ -190,6 +261,8 @@ impl Unpacker {
         let parent = path.parent().unwrap_or(Path::new("")).to_owned();
         self.open_parent(&parent)?;
         let folder = &self.open[&parent];
+        // As it is without links: by then they may lead elsewhere, or be no way for what is in the tree.
+        let path = self.real_path(folder)?.join(&name);
         let there = folder.meta(&name)?;
         if kind.is_dir() {
             if !there.is_some_and(|there| there.is_folder()) {
@@ -213,7 +286,7 @@ impl Unpacker {
                     OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
                 let file = File::from(fs::openat(folder, &name, flags, Mode::RUSR | Mode::WUSR)?);
                 match extended.sparse {
-                    Some((_, size)) => write_mapped(entry, file, size)?,
+                    Some(sparse) => write_mapped(entry, file, sparse)?,
                     None => write_sparse(entry, file)?,
                 }
                 FileKind::File
@@ -270,10 +343,18 @@ impl Unpacker {
         Ok(())
     }
 
+    /// Where a folder of the tree is, below its top.
+    fn real_path(&self, folder: &Folder) -> io::Result<PathBuf> {
+        let (path, top) = (folder.host_path()?, self.top.host_path()?);
+        let below =
+            path.strip_prefix(top).map_err(|_| io::Error::other("somebody moves the folder meanwhile"))?;
+        Ok(below.to_owned())
+    }
+
     fn finish(mut self) -> io::Result<Lost> {
         for (path, attributes) in self.folders.iter().rev() {
-            // One that has become a link since has no attributes of a folder.
-            let Ok((folder, name)) = self.top.parent_of(path) else { continue };
+            let (folder, name) = self.top.parent_of(path)?;
+            // It may have become something else since.
             if folder.meta(name)?.is_some_and(|there| there.is_folder()) {
                 self.copier.set(&folder, name, FileKind::Folder, attributes)?;
             }
@@ -304,9 +385,24 @@ fn write_sparse(content: &mut impl Read, mut file: File) -> io::Result<()> {
     }
 }
 
-/// A file with holes as GNU tar writes it in the PAX format, version 1.0: the content begins with a map, in decimal
-/// lines: how many pieces, then offset and length of each; filled up to a block of 512.
-fn write_mapped(content: &mut impl Read, mut file: File, size: u64) -> io::Result<()> {
+/// Writes the pieces of a file with holes to where they belong.
+fn write_mapped(content: &mut impl Read, mut file: File, sparse: Sparse) -> io::Result<()> {
+    let map = match sparse.map {
+        Some(map) => map,
+        None => read_map(content)?,
+    };
+    for (offset, length) in map {
+        file.seek(SeekFrom::Start(offset))?;
+        if io::copy(&mut content.by_ref().take(length), &mut file)? != length {
+            return Err(damaged("a file with holes whose content ends early"));
+        }
+    }
+    file.set_len(sparse.size)
+}
+
+/// The map that the content begins with in version 1.0, in decimal lines: how many pieces, then offset and length of
+/// each; filled up to a block of 512.
+fn read_map(content: &mut impl Read) -> io::Result<Vec<(u64, u64)>> {
     let mut taken = 0u64;
     let mut number = |content: &mut dyn Read| -> io::Result<u64> {
         let mut value = 0u64;
@@ -319,7 +415,7 @@ fn write_mapped(content: &mut impl Read, mut file: File, size: u64) -> io::Resul
                 digit @ b'0'..=b'9' => {
                     value = value.saturating_mul(10).saturating_add(u64::from(digit - b'0'))
                 }
-                _ => return Err(io::Error::new(io::ErrorKind::InvalidData, "a damaged map of holes")),
+                _ => return Err(damaged("a damaged map of holes")),
             }
         }
     };
@@ -329,9 +425,5 @@ fn write_mapped(content: &mut impl Read, mut file: File, size: u64) -> io::Resul
         pieces.push((number(content)?, number(content)?));
     }
     io::copy(&mut content.by_ref().take(taken.next_multiple_of(512) - taken), &mut io::sink())?;
-    for (offset, length) in pieces {
-        file.seek(SeekFrom::Start(offset))?;
-        io::copy(&mut content.by_ref().take(length), &mut file)?;
-    }
-    file.set_len(size)
+    Ok(pieces)
 }

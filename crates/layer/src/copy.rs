@@ -219,15 +219,20 @@ fn is_host_label(attribute: &OsStr) -> bool {
 }
 
 /// Copies a file's bytes; holes stay holes. Gives how many were written.
-fn copy_content(mut source: File, mut copy: File) -> io::Result<u64> {
+fn copy_content(source: File, copy: File) -> io::Result<u64> {
     let length = source.metadata()?.len();
+    copy_length(source, copy, length)
+}
+
+/// The same with the first bytes of a file that may grow meanwhile.
+fn copy_length(mut source: File, mut copy: File, length: u64) -> io::Result<u64> {
     let mut written = 0;
     let mut at = 0;
     while at < length {
         // Where the file system knows no holes it is all data.
         let start = match fs::seek(&source, fs::SeekFrom::Data(at)) {
-            Ok(start) => start,
-            Err(Errno::NXIO) => break,
+            Ok(start) if start < length => start,
+            Ok(_) | Err(Errno::NXIO) => break,
             Err(_) => at,
         };
         let end = fs::seek(&source, fs::SeekFrom::Hole(start)).unwrap_or(length).clamp(start, length);
@@ -272,4 +277,29 @@ fn copy_range(source: &mut File, copy: &mut File, length: u64) -> io::Result<u64
 /// When the device does not take it.
 pub fn sync_filesystem(path: &Path) -> io::Result<()> {
     Ok(fs::syncfs(&Folder::open(path)?)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::FileExt;
+
+    use super::*;
+
+    #[test]
+    fn a_file_that_grows_is_copied_as_it_was() {
+        let dir = tempfile::tempdir().unwrap();
+        let (from, to) = (dir.path().join("from"), dir.path().join("to"));
+        let source = File::create_new(&from).unwrap();
+        source.write_at(b"text", 0).unwrap();
+        // Beyond the length, behind a hole.
+        source.write_at(b"more", 4 << 20).unwrap();
+        let open = || (File::open(&from).unwrap(), File::create(&to).unwrap());
+        for length in [2, 4, 1 << 20] {
+            let (source, copy) = open();
+            copy_length(source, copy, length).unwrap();
+            let copied = std::fs::read(&to).unwrap();
+            assert_eq!(copied.len() as u64, length);
+            assert!(copied.iter().zip(b"text").all(|(a, b)| a == b), "{length}");
+        }
+    }
 }

@@ -8,6 +8,7 @@ use std::str::FromStr;
 
 use crate::apt;
 use crate::archive::unpack;
+use crate::child::ends_with_us;
 use crate::error::{Context, LayerError, Result};
 use crate::named::{LayerInfo, LayersDir};
 use crate::publish::copy_tree;
@@ -196,6 +197,7 @@ fn run(mut command: Command, say: &dyn Fn(&str)) -> Result<()> {
     // A language that is not in the new tree makes every program in it complain.
     command.env("LC_ALL", "C.UTF-8").env("DEBIAN_FRONTEND", "noninteractive");
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
+    ends_with_us(&mut command);
     let mut child = command.spawn().context("run", Path::new(&program))?;
     let mut last = VecDeque::new();
     if let Some(stderr) = child.stderr.take() {

@@ -15,6 +15,8 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{self, AtFlags, FileType, Mode, OFlags, ResolveFlags, Timespec};
 use rustix::io::Errno;
 
+use crate::removal::remove_folder;
+
 /// Extended attributes by name.
 pub(crate) type Xattrs = BTreeMap<OsString, Vec<u8>>;
 
@@ -124,8 +126,27 @@ impl Folder {
 
     /// Opens the folder at `path` below this one, no link followed; this one again for an empty path.
     pub(crate) fn sub(&self, path: &Path) -> io::Result<Folder> {
+        self.sub_with(path, ResolveFlags::BENEATH)
+    }
+
+    /// This folder, opened once more.
+    pub(crate) fn again(&self) -> io::Result<Folder> {
+        self.sub(Path::new(""))
+    }
+
+    /// The same as [`Folder::sub`], into no mount: that is the error EXDEV.
+    pub(crate) fn sub_of_this_mount(&self, path: impl AsRef<Path>) -> io::Result<Folder> {
+        self.sub_with(path.as_ref(), ResolveFlags::BENEATH | ResolveFlags::NO_XDEV)
+    }
+
+    /// The folder that this one is in, of the same mount.
+    pub(crate) fn above(&self) -> io::Result<Folder> {
+        self.sub_with(Path::new(".."), ResolveFlags::NO_XDEV)
+    }
+
+    fn sub_with(&self, path: &Path, resolve: ResolveFlags) -> io::Result<Folder> {
         let path = if path.as_os_str().is_empty() { Path::new(".") } else { path };
-        let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
+        let resolve = resolve | ResolveFlags::NO_SYMLINKS;
         loop {
             match fs::openat2(&self.fd, path, DIRECTORY | OFlags::NOFOLLOW, Mode::empty(), resolve) {
                 Ok(fd) => return Ok(Folder { fd }),
@@ -195,6 +216,11 @@ impl Folder {
         Ok(File::from(fs::open(again, OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC, Mode::empty())?))
     }
 
+    /// Where this folder is on the host, as the kernel tells it.
+    pub(crate) fn host_path(&self) -> io::Result<PathBuf> {
+        std::fs::read_link(format!("/proc/self/fd/{}", self.fd.as_raw_fd()))
+    }
+
     /// A path of `name` for the calls that know no descriptors.
     pub(crate) fn by_descriptor(&self, name: &OsStr) -> PathBuf {
         PathBuf::from(format!("/proc/self/fd/{}", self.fd.as_raw_fd())).join(name)
@@ -237,39 +263,27 @@ impl Folder {
         Ok(fs::utimensat(&self.fd, name, &times, AtFlags::SYMLINK_NOFOLLOW)?)
     }
 
-    /// Removes `name`, with everything below when it is a folder. Nothing there is fine.
+    /// Removes `name`, with everything below when it is a folder, but for what is mounted there. Nothing there is fine.
     pub(crate) fn remove(&self, name: &OsStr) -> io::Result<()> {
-        match fs::unlinkat(&self.fd, name, AtFlags::empty()) {
-            Ok(()) | Err(Errno::NOENT) => return Ok(()),
-            Err(Errno::ISDIR | Errno::PERM) => {}
-            Err(error) => return Err(error.into()),
-        }
-        self.empty(name)?;
-        match fs::unlinkat(&self.fd, name, AtFlags::REMOVEDIR) {
-            Ok(()) | Err(Errno::NOENT) => Ok(()),
-            Err(error) => Err(error.into()),
+        match self.unlink(name)? {
+            true => Ok(()),
+            false => remove_folder(self, name),
         }
     }
 
-    fn empty(&self, name: &OsStr) -> io::Result<()> {
-        let below = match self.sub(Path::new(name)) {
-            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
-                fs::chmodat(&self.fd, name, Mode::RWXU, AtFlags::empty())?;
-                self.sub(Path::new(name))?
-            }
-            other => other?,
-        };
-        let names = below.names()?;
-        for (at, name) in names.iter().enumerate() {
-            match below.remove(name) {
-                Err(error) if at == 0 && error.kind() == io::ErrorKind::PermissionDenied => {
-                    fs::fchmod(&below.fd, Mode::RWXU)?;
-                    below.remove(name)?;
-                }
-                other => other?,
-            }
+    /// Removes `name` unless it is a folder. Gives whether it is gone.
+    pub(crate) fn unlink(&self, name: &OsStr) -> io::Result<bool> {
+        match fs::unlinkat(&self.fd, name, AtFlags::empty()) {
+            Ok(()) | Err(Errno::NOENT) => Ok(true),
+            Err(Errno::ISDIR) => Ok(false),
+            // POSIX has it for folders, Linux for what may not be removed.
+            Err(Errno::PERM) => match self.meta(name)? {
+                Some(there) if there.is_folder() => Ok(false),
+                Some(_) => Err(Errno::PERM.into()),
+                None => Ok(true),
+            },
+            Err(error) => Err(error.into()),
         }
-        Ok(())
     }
 }
 

@@ -7,12 +7,15 @@
 mod apt;
 mod archive;
 mod changes;
+mod child;
 mod copy;
 mod create;
 mod error;
 mod folder;
+mod mounts;
 mod named;
 mod publish;
+mod removal;
 mod stack;
 mod staging;
 
@@ -25,5 +28,5 @@ pub use create::{CreateOptions, LayerSource, create};
 pub use error::{LayerError, Result};
 pub use folder::FileKind;
 pub use named::{Found, LayerInfo, LayersDir, resolve, resolve_with};
-pub use publish::{Durable, Form, PublishOptions, Published, mounted_below, publish};
+pub use publish::{Durable, Form, PublishOptions, Published, Target, mounted_below, publish};
 pub use stack::{Marks, Stack};

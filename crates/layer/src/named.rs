@@ -129,7 +129,7 @@ impl LayersDir {
         let Use::None(_lock) = use_of(&staging.target().join(INFO)).context("lock", staging.target())? else {
             return Err(LayerError::InUse(name.to_owned()));
         };
-        fs::rename(staging.target(), staging.path()).context("remove", staging.target())?;
+        staging.take_old()?;
         staging.finish()
     }
 
@@ -198,11 +198,8 @@ impl LayersDir {
                 None
             }
         };
-        let finished = staging.finish();
+        staging.end();
         drop(lock);
-        if let Err(error) = finished {
-            tracing::warn!(%error, "the old layer stays; the next `root create` removes it");
-        }
         Ok(info)
     }
 
@@ -225,7 +222,7 @@ impl LayersDir {
         let mut staging = Staging::begin(&cache, OsStr::new(&key))?;
         // Somebody else was faster.
         if let Ok(lock) = touch(&used) {
-            staging.finish()?;
+            staging.end();
             return Ok(Found { path: tree, in_use: Some(lock), identity: None });
         }
         let new = staging.path();
@@ -241,7 +238,7 @@ impl LayersDir {
         lock_shared(&lock).context("lock", &new)?;
         sync_filesystem(&new).context("make durable", &new)?;
         staging.commit()?;
-        staging.finish()?;
+        staging.end();
         if let Err(error) = evict(&cache, &key, source) {
             tracing::warn!(%error, "cannot look for outdated archives");
         }
@@ -342,8 +339,8 @@ fn evict(cache: &Path, current: &str, source: &[u8]) -> io::Result<()> {
         if unused > if outdated { OUTDATED_MAX } else { UNUSED_MAX }
             && let Ok(staging) = Staging::begin(cache, &name)
         {
-            fs::rename(&folder, staging.path())?;
-            staging.finish().map_err(io::Error::other)?;
+            staging.take_old().map_err(io::Error::other)?;
+            staging.end();
         }
     }
     Ok(())
@@ -409,20 +406,22 @@ pub(crate) fn check_name(name: &str) -> Result<()> {
 /// Files and bytes below a folder.
 fn measure(folder: &Path) -> io::Result<(u64, u64)> {
     let (mut files, mut bytes) = (0, 0);
-    let entries = match fs::read_dir(folder) {
-        // A folder that an ordinary user has made for another one.
-        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => return Ok((0, 0)),
-        other => other?,
-    };
-    for entry in entries {
-        let entry = entry?;
-        let meta = entry.metadata()?;
-        files += 1;
-        if meta.is_dir() {
-            let below = measure(&entry.path())?;
-            (files, bytes) = (files + below.0, bytes + below.1);
-        } else if meta.is_file() {
-            bytes += meta.len();
+    let mut pending = vec![folder.to_owned()];
+    while let Some(folder) = pending.pop() {
+        let entries = match fs::read_dir(folder) {
+            // A folder that an ordinary user has made for another one.
+            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => continue,
+            other => other?,
+        };
+        for entry in entries {
+            let entry = entry?;
+            let meta = entry.metadata()?;
+            files += 1;
+            if meta.is_dir() {
+                pending.push(entry.path());
+            } else if meta.is_file() {
+                bytes += meta.len();
+            }
         }
     }
     Ok((files, bytes))

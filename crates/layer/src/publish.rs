@@ -1,7 +1,7 @@
 //! Publishing what a build root has changed.
 
 use std::collections::{BTreeMap, HashMap};
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsStr;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Component, Path, PathBuf};
@@ -10,11 +10,11 @@ use rustix::fs::{self, AtFlags, FileType, Mode};
 use rustix::io::Errno;
 
 use crate::changes::{Change, ChangeKind, Walk};
-use crate::copy::{Attributes, Copier, Lost, Source, sync_filesystem};
+use crate::copy::{Attributes, Copier, Lost, Source};
 use crate::error::{Context, LayerError, Result};
 use crate::folder::{FileKind, Folder, Meta};
 use crate::stack::{Entry, Stack};
-use crate::staging::Staging;
+use crate::staging::{Staging, is_staging};
 
 /// What is published as what.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -70,38 +70,66 @@ pub struct Published {
 /// # Errors
 /// When the target cannot be published to, or something cannot be read or written; the target is as it was then. With
 /// [`LayerError::NotDurable`] alone the new version is there, and the old one beside it until the next one publishes there.
-pub fn publish(stack: &Stack, target: &Path, options: &PublishOptions<'_>) -> Result<Published> {
+pub fn publish(stack: &Stack, target: Target, options: &PublishOptions<'_>) -> Result<Published> {
     let (mut staging, published) = stage(stack, target, options)?;
-    let durable = options.durable.unwrap_or(&sync_filesystem);
-    durable(&staging.path()).context("make durable", target)?;
+    let path = staging.target();
+    let parent = staging.parent().again().context("open the folder of", &path)?;
+    let durable = |of: &Path| match options.durable {
+        Some(durable) => durable(of),
+        None => Ok(fs::syncfs(&parent)?),
+    };
+    durable(&staging.path()).context("make durable", &path)?;
     staging.commit()?;
-    if let Err(source) = durable(target) {
+    if let Err(source) = durable(&path) {
         staging.leave();
-        return Err(LayerError::NotDurable { path: target.to_owned(), source });
+        return Err(LayerError::NotDurable { path, source });
     }
-    if let Err(error) = staging.finish() {
-        tracing::warn!(%error, "the old version stays; the next one to publish there removes it");
-    }
+    staging.end();
     Ok(published)
+}
+
+/// A folder that is published to, there or not. As long as this is there nobody else publishes to it, nor to a folder above
+/// or below it in the same volume.
+#[derive(Debug)]
+pub struct Target {
+    staging: Staging,
+}
+
+impl Target {
+    /// Waits for the folder at `path` in `volume`; links are followed to `volume` only. What is missing above the folder is
+    /// made.
+    ///
+    /// # Errors
+    /// When the path leads out of the volume, or something above it is no folder or cannot be opened.
+    pub fn open(volume: &Path, path: &Path) -> Result<Target> {
+        Ok(Target { staging: Staging::begin_below(volume, path)? })
+    }
+
+    /// Where the folder that it is in is on the host, links resolved.
+    ///
+    /// # Errors
+    /// When the kernel does not tell.
+    pub fn parent(&self) -> Result<PathBuf> {
+        self.staging.parent().host_path().context("find the folder of", self.staging.target())
+    }
 }
 
 /// Makes the new version.
 pub(crate) fn stage(
     stack: &Stack,
-    target: &Path,
+    target: Target,
     options: &PublishOptions<'_>,
 ) -> Result<(Staging, Published)> {
-    let (parent, name) = split(target)?;
-    std::fs::create_dir_all(&parent).context("make", &parent)?;
-    let staging = Staging::begin(&parent, &name)?;
-    let there = staging.parent().meta(&name).context("look at", target)?;
+    let staging = target.staging;
+    let target = staging.target();
+    let there = staging.there()?;
     if there.is_some_and(|there| !there.is_folder()) {
-        return Err(LayerError::Target { path: target.to_owned(), why: "it is no folder".to_owned() });
+        return Err(LayerError::Target { path: target, why: "it is no folder".to_owned() });
     }
-    let mut tree = Tree::make(stack, staging.folder(), options)?;
-    if options.form == Form::Merged && there.is_some() {
-        let old = staging.parent().sub(Path::new(&name)).context("open", target)?;
-        tree.link_all(&old, Path::new("")).context("link what stays of", target)?;
+    let old = staging.old()?;
+    let mut tree = Tree::make(stack, &staging, options)?;
+    if let Some(old) = old.filter(|_| options.form == Form::Merged) {
+        tree.link_all(&old).context("link what stays of", target)?;
     }
     let only: Vec<PathBuf> = options.only.iter().map(|path| below_top(path)).collect();
     let mut used = vec![false; only.len()];
@@ -113,10 +141,13 @@ pub(crate) fn stage(
         for change in Walk::new(stack, as_layer).below(at, &only) {
             let change = change?;
             tree.check_stop()?;
-            let chosen = only.iter().position(|path| change.path.starts_with(path));
-            if let Some(chosen) = chosen {
-                used[chosen] = true;
-            } else if !only.is_empty() {
+            let mut chosen = only.is_empty();
+            for (path, used) in only.iter().zip(&mut used) {
+                if change.path.starts_with(path) {
+                    (chosen, *used) = (true, true);
+                }
+            }
+            if !chosen {
                 continue;
             }
             tree.apply(&change, stack)?;
@@ -178,19 +209,6 @@ pub(crate) fn copy_tree(stack: &Stack, into: &Path, progress: &dyn Fn(u64)) -> R
     tree.finish().map(drop)
 }
 
-/// The folder that the target is in, and the target's name there.
-fn split(target: &Path) -> Result<(PathBuf, OsString)> {
-    let wrong = |why: &str| LayerError::Target { path: target.to_owned(), why: why.to_owned() };
-    let absolute = std::path::absolute(target).context("find", target)?;
-    if absolute.components().any(|step| step == Component::ParentDir) {
-        return Err(wrong("'..' in its path"));
-    }
-    match (absolute.parent(), absolute.file_name()) {
-        (Some(parent), Some(name)) => Ok((parent.to_owned(), name.to_owned())),
-        _ => Err(wrong("it has no name")),
-    }
-}
-
 /// A path of the root without what makes it absolute.
 fn below_top(path: &Path) -> PathBuf {
     path.components().filter(|step| matches!(step, Component::Normal(_))).collect()
@@ -216,10 +234,14 @@ pub(crate) struct Tree<'s> {
 
 impl<'s> Tree<'s> {
     /// An empty one in `staging`.
-    pub(crate) fn make(stack: &'s Stack, staging: &Folder, options: &PublishOptions<'s>) -> Result<Tree<'s>> {
-        let name = Staging::new_name();
-        fs::mkdirat(staging, name, Mode::RWXU).context("make", Path::new(name))?;
-        let top = staging.sub(Path::new(name)).context("open", Path::new(name))?;
+    pub(crate) fn make(
+        stack: &'s Stack,
+        staging: &Staging,
+        options: &PublishOptions<'s>,
+    ) -> Result<Tree<'s>> {
+        let name = staging.new_name();
+        fs::mkdirat(staging.folder(), name, Mode::RWXU).context("make", staging.path())?;
+        let top = staging.folder().sub(Path::new(name)).context("open", staging.path())?;
         Tree::new(stack, top, options)
     }
 
@@ -253,25 +275,30 @@ impl<'s> Tree<'s> {
         }
     }
 
-    /// Everything below `path` of another tree in the same file system: folders anew, the rest by hard links.
-    fn link_all(&mut self, old: &Folder, path: &Path) -> io::Result<()> {
-        self.check_stop().map_err(io::Error::other)?;
-        let folder = old.sub(path)?;
-        let attributes = Attributes::new(&folder.own_meta()?, folder.xattrs(OsStr::new("."))?);
-        self.folders.insert(path.to_owned(), attributes);
-        let here = self.top.sub(path)?;
-        let mut below = Vec::new();
-        for name in folder.names()? {
-            let Some(meta) = folder.meta(&name)? else { continue };
-            if meta.is_folder() {
-                fs::mkdirat(&here, &name, Mode::RWXU)?;
-                below.push(path.join(&name));
-            } else {
-                self.link(&folder, &here, &name, &meta)?;
+    /// Everything of another tree in the same file system: folders anew, the rest by hard links.
+    fn link_all(&mut self, old: &Folder) -> io::Result<()> {
+        let mut pending = vec![PathBuf::new()];
+        while let Some(path) = pending.pop() {
+            self.check_stop().map_err(io::Error::other)?;
+            let folder = old.sub_of_this_mount(&path)?;
+            let attributes = Attributes::new(&folder.own_meta()?, folder.xattrs(OsStr::new("."))?);
+            let here = self.top.sub(&path)?;
+            for name in folder.names()? {
+                let Some(meta) = folder.meta(&name)? else { continue };
+                if meta.is_folder() && is_staging(&name) {
+                    // Left by a crash: nobody makes a version of anything in it now.
+                    continue;
+                }
+                if meta.is_folder() {
+                    fs::mkdirat(&here, &name, Mode::RWXU)?;
+                    pending.push(path.join(&name));
+                } else {
+                    self.link(&folder, &here, &name, &meta)?;
+                }
             }
+            self.folders.insert(path, attributes);
         }
-        drop((folder, here));
-        below.iter().try_for_each(|path| self.link_all(old, path))
+        Ok(())
     }
 
     fn link(&mut self, from: &Folder, to: &Folder, name: &OsStr, meta: &Meta) -> io::Result<()> {

@@ -4,3 +4,16 @@ mod naming;
 mod overlay;
 mod publishing;
 mod tree;
+
+use std::path::Path;
+
+use crate::{PublishOptions, Published, Result, Stack, Target};
+
+/// A target in the folder that it is in.
+fn target(path: &Path) -> Result<Target> {
+    Target::open(path.parent().unwrap(), Path::new(path.file_name().unwrap()))
+}
+
+fn publish(stack: &Stack, path: &Path, options: &PublishOptions<'_>) -> Result<Published> {
+    crate::publish(stack, target(path)?, options)
+}

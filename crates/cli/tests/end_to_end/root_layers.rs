@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use crate::farm::{Farm, rounds, run, run_failing, sh, wait_until};
+use crate::farm::{Farm, has_ended, rounds, run, run_failing, sh, wait_until};
 use crate::root_box::{RootBox, small_layer};
 
 /// Roots with a small layer by the name of `small`, and programs from the host.
@@ -109,6 +109,52 @@ fn layers_have_names() {
     run(&mut layers.hayloft(["root", "rm", "user"]));
     run(&mut remove());
     assert_eq!(run_failing(&mut remove()).0, 4);
+}
+
+/// A program by the name of mmdebstrap, in a folder of its own: a shell script that knows the new tree as `$tree`.
+fn bootstrap(layers: &Layers, name: &str, script: &str) -> std::process::Command {
+    use std::os::unix::fs::PermissionsExt;
+    let folder = layers.dir().join(name);
+    fs::create_dir(&folder).unwrap();
+    let program = folder.join("mmdebstrap");
+    let script = format!(
+        "#!/bin/sh\nfor word; do case \"$word\" in */tree) tree=$word;; esac; done\necho $$ >\"$0.pid\"\n{script}\n"
+    );
+    fs::write(&program, script).unwrap();
+    fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
+    let mut command =
+        layers.hayloft(["root", "create", "b", "--from", "debian:x", "--mirror", "http://localhost"]);
+    command.env("PATH", format!("{}:{}", folder.display(), std::env::var("PATH").unwrap()));
+    command
+}
+
+#[test]
+fn a_killed_bootstrap_writes_into_no_other_layer() {
+    let layers = Layers::new();
+    let write = "for at in $(seq 2000); do mkdir -p \"$tree\"; echo >\"$tree/evil\"; sleep 0.01; done";
+    for (name, first) in [("obedient", ""), ("stubborn", "trap '' TERM")] {
+        let mut create = bootstrap(&layers, name, &format!("{first}\n{write}"));
+        let mut create = create.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+        let pid = || {
+            fs::read_to_string(layers.dir().join(name).join("mmdebstrap.pid"))
+                .ok()?
+                .trim()
+                .parse::<u32>()
+                .ok()
+        };
+        wait_until("the bootstrap program runs", Duration::from_secs(20), || pid().is_some());
+        let pid = pid().unwrap();
+        create.kill().unwrap();
+        create.wait().unwrap();
+        if name == "obedient" {
+            wait_until("it has ended", Duration::from_secs(20), || has_ended(pid.into()));
+            continue;
+        }
+        run(&mut bootstrap(&layers, "good", "sleep 0.3; echo >\"$tree/good\""));
+        assert!(!has_ended(pid.into()));
+        crate::farm::kill(pid, libc::SIGKILL);
+        assert_eq!(names(&layers.dir().join("layers/b/tree")), ["good"]);
+    }
 }
 
 #[test]
@@ -263,6 +309,38 @@ fn a_volume_gets_what_was_changed() {
         .args(["--", "sh", "-euc", script]));
     assert_eq!(names(&mount.path().join("a/nightly/out")), ["file", "link", "sparse", "symlink"]);
     assert_eq!(fs::read_to_string(mount.path().join("a/nightly/out/file")).unwrap(), "new\n");
+    mount.unmount();
+}
+
+#[test]
+fn a_mount_in_the_volume_is_flushed() {
+    let layers = Layers::new();
+    let farm = Farm::new();
+    farm.create("v");
+    // Nothing else sends what was changed.
+    let mount = farm.mount("v", "commit=3600,locks=local");
+    let (outer, inner) = (mount.path().parent().unwrap(), mount.path().file_name().unwrap());
+    let to = format!("{}:{}/nightly", outer.display(), inner.display());
+    run(&mut layers.run(&["--publish", &to], EVERYTHING));
+    // All of it at once, as one flushes a Hayloft mount, and not each file.
+    let stats = mount.stats();
+    assert!(stats["fuse"]["requests"]["FSYNC"].as_u64().unwrap_or(0) == 0, "{}", stats["fuse"]["requests"]);
+    assert!(stats["log"]["commits"].as_u64().unwrap() >= 2, "{}", stats["log"]);
+    crate::farm::kill(mount.pid(), libc::SIGKILL);
+    let mut farm = farm;
+    farm.kill_server();
+    mount.kill();
+    farm.start_server();
+    let mount = farm.mount("v", "");
+    has_everything(&mount.path().join("nightly/out"));
+    // A link in the volume leads nowhere else.
+    let elsewhere = layers.dir().join("elsewhere");
+    fs::create_dir(&elsewhere).unwrap();
+    std::os::unix::fs::symlink(&elsewhere, mount.path().join("link")).unwrap();
+    let to = format!("{}:link/out", mount.path().display());
+    let (code, said) = run_failing(&mut layers.run(&["--publish", &to], "mkdir /x"));
+    assert!(code == 125 && said.contains("link: it is a symbolic link"), "{code}: {said}");
+    assert_eq!(names(&elsewhere), [""; 0]);
     mount.unmount();
 }
 
@@ -427,6 +505,55 @@ fn a_layer_is_published_and_used_again() {
     let look = "cat /etc/passwd; ls /out; ls /old";
     assert_eq!(run(&mut layers.run(&["--root", &second, "--root", &layer], look)), "back\nonly\n");
     run(&mut layers.hayloft(["root", "rm", "one"]));
+}
+
+#[test]
+fn what_is_mounted_in_the_target_stays() {
+    let layers = Layers::new();
+    let script = "cd \"$0\"; mkdir -p vol/out/data precious; echo important >precious/f; mount --bind precious vol/out/data";
+    run(sh(script).arg(layers.dir()));
+    let to = format!("{}:out", layers.dir().join("vol").display());
+    for more in [&[][..], &["--as-layer"]] {
+        let flags = [&["--publish", &to, "--only", "/x"][..], more].concat();
+        let (code, said) = run_failing(&mut layers.run(&flags, "mkdir /x; echo hi >/x/y"));
+        assert!(code == 125 && said.contains("vol/out/data in it: unmount it"), "{code}: {said}");
+    }
+    run(sh("umount \"$0/vol/out/data\"").arg(layers.dir()));
+    assert_eq!(names(&layers.dir().join("precious")), ["f"]);
+    assert_eq!(names(&layers.dir().join("vol/out")), ["data"]);
+}
+
+#[test]
+fn nothing_in_a_target_blocks_it() {
+    let layers = Layers::new();
+    let volume = layers.dir().join("volume");
+    fs::create_dir(&volume).unwrap();
+    let script = "cd /; mkdir -p $(printf 'd/%.0s' $(seq 400)); echo text >/file";
+    run(&mut layers.run(&["--keep", "--name", "deep"], script));
+    let to = format!("{}:out", volume.display());
+    let publish = || {
+        let mut command = sh("ulimit -n 256; exec \"$0\" root publish deep \"$1\"");
+        command.arg(crate::farm::HAYLOFT).arg(&to).env("HAYLOFT_CONFIG", "/dev/null");
+        run(command.env("HAYLOFT_STATE_DIR", layers.roots.state()));
+    };
+    // More levels than descriptors, to be linked and removed.
+    for _ in 0..3 {
+        publish();
+        assert_eq!(
+            (names(&volume), names(&volume.join("out"))),
+            (vec!["out".into()], vec!["d".into(), "file".into()])
+        );
+    }
+    // What cannot be removed stays, and nobody is kept from publishing.
+    run(sh("chattr +i \"$0/out/file\"").arg(&volume));
+    publish();
+    publish();
+    let left = names(&volume);
+    run(sh("chattr -i \"$0\"/.out.hayloft-new/new-*/file").arg(&volume));
+    assert_eq!(left, [".out.hayloft-new", "out"]);
+    publish();
+    assert_eq!(names(&volume), ["out"]);
+    run(&mut layers.hayloft(["root", "rm", "deep"]));
 }
 
 #[test]

@@ -97,7 +97,9 @@ fn archives_of_every_kind_are_unpacked() {
     with_everything(&folder);
     without_sockets(&folder);
     let xattrs = ["--format=posix", "--xattrs", "--xattrs-include=*"];
-    for (at, more) in [&[][..], &["--gzip"], &["--bzip2"], &["--xz"], &["--sparse"]].iter().enumerate() {
+    let (oldest, older) = (["--sparse", "--sparse-version=0.0"], ["--sparse", "--sparse-version=0.1"]);
+    let kinds = [&[][..], &["--gzip"], &["--bzip2"], &["--xz"], &["--sparse"], &oldest, &older];
+    for (at, more) in kinds.iter().enumerate() {
         let (archive, into) = (dir.path().join(format!("{at}.tar")), dir.path().join(format!("out{at}")));
         tar(&[&xattrs[..], more].concat(), &folder, &archive);
         fs::create_dir(&into).unwrap();
@@ -127,6 +129,62 @@ fn archives_of_every_kind_are_unpacked() {
     let into = dir.path().join("damaged");
     fs::create_dir(&into).unwrap();
     unpack(&archive, &into, &|_, _| {}).unwrap_err();
+}
+
+#[test]
+fn a_file_with_holes_in_an_unknown_form_is_refused() {
+    let (dir, _) = place();
+    for (at, keys) in [
+        &[("GNU.sparse.major", "2"), ("GNU.sparse.minor", "0"), ("GNU.sparse.realsize", "9")][..],
+        &[("GNU.sparse.newer", "x"), ("GNU.sparse.size", "9")],
+        &[("GNU.sparse.size", "9"), ("GNU.sparse.numblocks", "2"), ("GNU.sparse.map", "0,1")],
+        &[("GNU.sparse.size", "9"), ("GNU.sparse.numblocks", "1"), ("GNU.sparse.map", "0,8")],
+        &[("GNU.sparse.map", "0,x")],
+    ]
+    .iter()
+    .enumerate()
+    {
+        let (archive, into) = (dir.path().join(format!("{at}.tar")), dir.path().join(format!("out{at}")));
+        fs::create_dir(&into).unwrap();
+        let mut builder = tar::Builder::new(fs::File::create(&archive).unwrap());
+        builder.append_pax_extensions(keys.iter().map(|(key, value)| (*key, value.as_bytes()))).unwrap();
+        let mut header = tar::Header::new_ustar();
+        header.set_mode(0o644);
+        header.set_uid(0);
+        header.set_gid(0);
+        header.set_mtime(0);
+        header.set_size(4);
+        header.set_cksum();
+        builder.append_data(&mut header, "file", &b"text"[..]).unwrap();
+        builder.into_inner().unwrap().flush().unwrap();
+        let error = unpack(&archive, &into, &|_, _| {}).unwrap_err().to_string();
+        assert!(error.contains("holes"), "{at}: {error}");
+    }
+}
+
+#[test]
+fn a_folder_behind_a_link_has_its_attributes() {
+    use std::os::unix::fs::{MetadataExt, symlink};
+    let (dir, _) = place();
+    let (folder, archive, into) =
+        (dir.path().join("folder"), dir.path().join("a.tar"), dir.path().join("into"));
+    fs::create_dir_all(folder.join("one/usr/lib")).unwrap();
+    symlink("/usr/lib", folder.join("one/lib")).unwrap();
+    fs::create_dir_all(folder.join("two/lib/foo/deep")).unwrap();
+    std::os::unix::fs::chown(folder.join("two/lib/foo"), Some(1234), Some(5)).unwrap();
+    run("chmod 2775 \"$0\"", &folder.join("two/lib/foo"));
+    run("tar -cf a.tar -C folder/one usr lib; tar -rf a.tar -C folder/two lib/foo", dir.path());
+    fs::create_dir(&into).unwrap();
+    unpack(&archive, &into, &|_, _| {}).unwrap();
+    let meta = into.join("usr/lib/foo").symlink_metadata().unwrap();
+    assert_eq!((meta.mode() & 0o7777, meta.uid(), meta.gid()), (0o2775, 1234, 5));
+    assert_eq!(names(&into.join("usr/lib/foo")), ["deep"]);
+}
+
+/// A shell script in a folder, which is its `$0`.
+fn run(script: &str, folder: &Path) {
+    let status = Command::new("sh").args(["-euc", script]).arg(folder).current_dir(folder).status().unwrap();
+    assert!(status.success(), "{script}");
 }
 
 /// An archive with these entries: a path and a link's target, or a file's content.

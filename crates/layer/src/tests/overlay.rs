@@ -11,9 +11,10 @@ use proptest::test_runner::RngSeed;
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 use tempfile::TempDir;
 
+use super::publish;
 use super::tree::{Op, SeenTree, apply, assert_same, assert_same_as, op, seen};
 use crate::changes::{ChangeKind, changes};
-use crate::{Form, Marks, PublishOptions, Stack, publish};
+use crate::{Form, Marks, PublishOptions, Stack};
 
 /// An overlay mount, gone when dropped.
 struct Overlay(PathBuf);

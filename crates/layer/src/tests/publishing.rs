@@ -9,9 +9,15 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use tempfile::TempDir;
 
 use super::tree::{assert_same, seen, set_xattr, whiteout, with_everything};
+use super::{publish, target};
 use crate::changes::{Change, ChangeKind, changes};
-use crate::publish::stage;
-use crate::{Form, LayerError, Marks, PublishOptions, Stack, publish};
+use crate::folder::Folder;
+use crate::staging::Staging;
+use crate::{Form, LayerError, Marks, PublishOptions, Published, Stack, Target};
+
+fn stage(stack: &Stack, path: &Path, options: &PublishOptions<'_>) -> crate::Result<(Staging, Published)> {
+    crate::publish::stage(stack, target(path)?, options)
+}
 
 struct World {
     dir: TempDir,
@@ -202,6 +208,11 @@ fn only_chosen_paths_are_published() {
     assert_eq!(paths, expected.map(PathBuf::from));
     assert_eq!(world.at("volume/out/build").metadata().unwrap().mode() & 0o7777, 0o750);
 
+    // One in another.
+    let only = ["/build", "/build/out/a.deb", "/"].map(PathBuf::from);
+    let options = PublishOptions { only: &only, ..Default::default() };
+    publish(&world.stack(), &world.at("volume/out"), &options).unwrap();
+
     let only = [PathBuf::from("/build/none")];
     let options = PublishOptions { only: &only, ..Default::default() };
     let error = publish(&world.stack(), &world.at("volume/other"), &options).unwrap_err();
@@ -224,7 +235,7 @@ fn readers_see_all_or_nothing() {
                     let mut looks = 0;
                     while !done.load(Ordering::Relaxed) {
                         // Each look takes the folder once, and goes on from there.
-                        let Ok(folder) = crate::folder::Folder::open(&world.at("volume/out")) else {
+                        let Ok(folder) = Folder::open(&world.at("volume/out")) else {
                             panic!("the target was not there");
                         };
                         let first = folder.sub(Path::new("d0")).and_then(|d| d.open_file("f0".as_ref()));
@@ -287,7 +298,9 @@ fn what_a_crash_leaves_is_removed_by_the_next() {
     let (mut staging, _) = stage(&world.stack(), &world.at("volume/out"), &options).unwrap();
     staging.commit().unwrap();
     staging.leave();
-    assert_eq!(world.names("volume/.out.hayloft-new/new"), ["old"]);
+    let left = world.names("volume/.out.hayloft-new");
+    assert_eq!((left.len(), left[0].as_str()), (2, "lock"));
+    assert_eq!(world.names(&format!("volume/.out.hayloft-new/{}", left[1])), ["old"]);
     assert_eq!(world.names("volume/out"), ["a", "old"]);
     world.publish();
     assert_eq!(world.names("volume"), ["out"]);
@@ -309,8 +322,10 @@ fn failing_leaves_the_target_as_it_was() {
     assert!(error.to_string().starts_with("cannot make durable"), "{error}");
     assert_eq!(seen(&world.at("volume/out")), before);
     assert_eq!(world.names("volume"), ["out"]);
-    for target in ["volume/out/old", "volume/../x"] {
-        let error = publish(&world.stack(), &world.at(target), &PublishOptions::default()).unwrap_err();
+    let error = publish(&world.stack(), &world.at("volume/out/old"), &options).unwrap_err();
+    assert!(matches!(error, LayerError::Target { .. }), "{error}");
+    for path in ["../x", "/x", "x/..", "."] {
+        let error = Target::open(&world.at("volume"), Path::new(path)).unwrap_err();
         assert!(matches!(error, LayerError::Target { .. }), "{error}");
     }
     assert_eq!(world.names("volume"), ["out"]);
@@ -389,4 +404,157 @@ fn as_a_layer_removals_are_whiteouts() {
     let length =
         rustix::fs::lgetxattr(world.at("volume/out/d"), "trusted.overlay.opaque", &mut value[..]).unwrap();
     assert_eq!(&value[..length], b"y");
+}
+
+/// A folder that is mounted on another one, until this is dropped.
+struct Bind(PathBuf);
+
+impl Bind {
+    fn new(from: &Path, to: &Path) -> Bind {
+        rustix::mount::mount_bind(from, to).unwrap();
+        Bind(to.to_owned())
+    }
+}
+
+impl Drop for Bind {
+    fn drop(&mut self) {
+        let _ = rustix::mount::unmount(&self.0, rustix::mount::UnmountFlags::DETACH);
+    }
+}
+
+#[test]
+fn what_is_mounted_in_the_target_is_not_touched() {
+    let world = World::new();
+    world.write("upper/a", "1");
+    world.write("volume/out/da ta/x", "0");
+    world.write("precious/d/file", "important");
+    let before = seen(&world.at("volume/out"));
+    let bind = Bind::new(&world.at("precious"), &world.at("volume/out/da ta"));
+    for form in [Form::Merged, Form::Layer] {
+        let options = PublishOptions { form, ..Default::default() };
+        let error = publish(&world.stack(), &world.at("volume/out"), &options).unwrap_err().to_string();
+        assert!(
+            error.contains("a file system is mounted on") && error.contains("out/da ta in it"),
+            "{error}"
+        );
+    }
+    drop(bind);
+    // One that comes later, before the exchange and after it.
+    let options = PublishOptions::default();
+    let (mut staging, _) = stage(&world.stack(), &world.at("volume/out"), &options).unwrap();
+    let bind = Bind::new(&world.at("precious"), &world.at("volume/out/da ta"));
+    staging.commit().unwrap_err();
+    drop(bind);
+    assert_eq!(seen(&world.at("volume/out")), before);
+    staging.commit().unwrap();
+    let bind = Bind::new(&world.at("precious"), &staging.path().join("da ta"));
+    staging.finish().unwrap_err();
+    assert_eq!(fs::read_to_string(world.at("precious/d/file")).unwrap(), "important");
+    drop(bind);
+    world.publish();
+    assert_eq!(
+        (world.names("volume"), world.names("volume/out")),
+        (vec!["out".into()], vec!["a".into(), "da ta".into()])
+    );
+    // A file, and the target itself.
+    world.write("precious/f", "important");
+    let bind = Bind::new(&world.at("precious/f"), &world.at("volume/out/a"));
+    publish(&world.stack(), &world.at("volume/out"), &options).unwrap_err();
+    drop(bind);
+    let _bind = Bind::new(&world.at("precious"), &world.at("volume/out"));
+    let error = publish(&world.stack(), &world.at("volume/out"), &options).unwrap_err().to_string();
+    assert!(error.contains("it is a mount point"), "{error}");
+    assert_eq!(world.names("precious"), ["d", "f"]);
+}
+
+#[test]
+fn a_tree_is_removed_however_deep_it_is() {
+    // More levels than descriptors, and a longer path than any call takes.
+    let limits = rustix::process::getrlimit(rustix::process::Resource::Nofile);
+    let few = rustix::process::Rlimit { current: Some(1024), ..limits };
+    rustix::process::setrlimit(rustix::process::Resource::Nofile, few).unwrap();
+    let world = World::new();
+    let mut at = Folder::open(&world.at("volume")).unwrap();
+    for _ in 0..3000 {
+        rustix::fs::mkdirat(&at, "d", rustix::fs::Mode::RWXU).unwrap();
+        rustix::fs::mknodat(&at, "f", rustix::fs::FileType::Fifo, rustix::fs::Mode::RUSR, 0).unwrap();
+        at = at.sub(Path::new("d")).unwrap();
+    }
+    Folder::open(&world.at("volume")).unwrap().remove("d".as_ref()).unwrap();
+    assert_eq!(world.names("volume"), ["f"]);
+}
+
+#[test]
+fn nothing_published_below_is_lost() {
+    let world = World::new();
+    world.write("upper/a", "1");
+    world.write("volume/builds/old", "0");
+    let options = PublishOptions::default();
+    for outer in ["builds", "builds/nightly"] {
+        let stack = world.stack();
+        let open = |path: &str| Target::open(&world.at("volume"), Path::new(path)).unwrap();
+        let (mut staging, _) = crate::publish::stage(&stack, open(outer), &options).unwrap();
+        std::thread::scope(|scope| {
+            for at in 0..3 {
+                let world = &world;
+                scope.spawn(move || {
+                    let path = format!("builds/nightly/{at}");
+                    let target = Target::open(&world.at("volume"), Path::new(&path)).unwrap();
+                    crate::publish(&world.stack(), target, &PublishOptions::default()).unwrap();
+                });
+            }
+            std::thread::sleep(std::time::Duration::from_millis(300));
+            staging.commit().unwrap();
+            staging.finish().unwrap();
+        });
+        for at in 0..3 {
+            assert_eq!(world.names(&format!("volume/builds/nightly/{at}")), ["a"]);
+            fs::remove_dir_all(world.at(&format!("volume/builds/nightly/{at}"))).unwrap();
+        }
+        // A process that another test starts has the locks as well until it has begun.
+        let nothing_left = || {
+            drop(Target::open(&world.at("volume"), Path::new("builds/nightly/none")).unwrap());
+            world.names("volume").len() == 1 && world.names("volume/builds") == ["a", "nightly", "old"]
+        };
+        assert!((0..100).any(|_| nothing_left()), "{:?}", world.names("volume/builds"));
+    }
+}
+
+#[test]
+fn what_a_crash_leaves_is_not_published() {
+    let world = World::new();
+    world.write("upper/a", "1");
+    world.write("volume/out/d/.x.hayloft-new/new/half", "0");
+    world.write("volume/out/d/x", "0");
+    world.publish();
+    assert_eq!(world.names("volume/out/d"), ["x"]);
+}
+
+#[test]
+fn no_link_leads_out_of_the_volume() {
+    let world = World::new();
+    world.write("upper/a", "1");
+    world.write("elsewhere/out/b", "2");
+    world.write("volume/file", "3");
+    fs::create_dir(world.at("volume/x")).unwrap();
+    std::os::unix::fs::symlink(world.at("elsewhere"), world.at("volume/x/7")).unwrap();
+    std::os::unix::fs::symlink(world.at("volume"), world.at("link")).unwrap();
+    let open = |volume: &str, path: &str| Target::open(&world.at(volume), Path::new(path));
+    for (path, expected) in [("x/7/out", "x/7: it is a symbolic link"), ("file/out", "file: it is no folder")]
+    {
+        let error = open("volume", path).unwrap_err().to_string();
+        assert!(error.contains(expected), "{error}");
+    }
+    let error = publish(&world.stack(), &world.at("volume/x/7"), &PublishOptions::default()).unwrap_err();
+    assert!(error.to_string().contains("it is no folder"), "{error}");
+    assert_eq!(
+        (world.names("elsewhere"), world.names("elsewhere/out")),
+        (vec!["out".into()], vec!["b".into()])
+    );
+    // The volume's own path may have one.
+    crate::publish(&world.stack(), open("link", "x/8").unwrap(), &PublishOptions::default()).unwrap();
+    assert_eq!(
+        (world.names("volume/x"), world.names("volume")),
+        (vec!["7".into(), "8".into()], vec!["file".into(), "x".into()])
+    );
 }
