@@ -67,7 +67,7 @@ pub fn start(roots: &Roots, spec: &Spec) -> Result<Running> {
     let budget = Budget::new(spec.memory, spec.spill.bytes(), spec.tmp, budget::meminfo("MemTotal")?)?;
     let watch = Watch::new()?;
     let standard = Standard::prepare()?;
-    let (info, lock, groups) = claim(roots, spec)?;
+    let (info, lock, groups) = claim(roots, spec, &watch)?;
     let mut running = Running {
         roots: roots.clone(),
         info,
@@ -123,8 +123,8 @@ fn check(spec: &Spec) -> Result<()> {
 }
 
 /// Takes a name and what the root may claim, with all others waiting.
-fn claim(roots: &Roots, spec: &Spec) -> Result<(RootInfo, File, Groups)> {
-    let held = sweep::lock(roots)?;
+fn claim(roots: &Roots, spec: &Spec, watch: &Watch) -> Result<(RootInfo, File, Groups)> {
+    let held = sweep::lock_watched(roots, watch)?;
     sweep::sweep(roots, &held)?;
     if let Some(required) = spec.require_free {
         let claims: Vec<u64> = roots.list()?.iter().map(budget::claim).collect();

@@ -5,11 +5,12 @@
 
 use std::fs::{self, File, TryLockError};
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use crate::error::{Error, Result, Trying};
 use crate::state::{RootInfo, Roots, is_dead};
+use crate::watch::Watch;
 use crate::{cgroup, spill};
 
 /// How long a root's processes may take to end after they were killed.
@@ -22,13 +23,35 @@ const FILES: [&str; 3] = ["root.json", "root.json.new", "lock"];
 /// # Errors
 /// When the folder cannot be made or written.
 pub(crate) fn lock(roots: &Roots) -> Result<File> {
+    let (file, path) = open_lock(roots)?;
+    file.lock().trying(|| format!("lock {}", path.display()))?;
+    Ok(file)
+}
+
+/// The same for a process that holds signals back: one that asks for the end is the end of the wait.
+///
+/// # Errors
+/// As [`lock`], and [`Error::Failed`] then.
+pub(crate) fn lock_watched(roots: &Roots, watch: &Watch) -> Result<File> {
+    let (file, path) = open_lock(roots)?;
+    loop {
+        match file.try_lock() {
+            Ok(()) => return Ok(file),
+            Err(TryLockError::WouldBlock) => watch.check_not_ended()?,
+            Err(TryLockError::Error(error)) => {
+                return Err(error).trying(|| format!("lock {}", path.display()));
+            }
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+fn open_lock(roots: &Roots) -> Result<(File, PathBuf)> {
     roots.create()?;
     // No root has this name: names do not begin with a dot.
     let path = roots.folder().join(".lock");
-    let what = || format!("lock {}", path.display());
-    let file = File::options().create(true).truncate(false).write(true).open(&path).trying(what)?;
-    file.lock().trying(what)?;
-    Ok(file)
+    let file = File::options().create(true).truncate(false).write(true).open(&path);
+    Ok((file.trying(|| format!("open {}", path.display()))?, path))
 }
 
 /// Removes what dead roots have left. `_held` is the lock of [`lock`].

@@ -208,6 +208,14 @@ impl Watch {
         }
     }
 
+    /// Fails when a signal has come that asks for the end: for a start that has nothing to end yet.
+    ///
+    /// # Errors
+    /// Which signal it was.
+    pub(crate) fn check_not_ended(&self) -> Result<()> {
+        sys::pending_signal(&ENDING).map_or(Ok(()), |signal| Err(ended_early(signal)))
+    }
+
     /// The signal that asked for the end, if one did.
     pub(crate) fn asked(&self) -> Option<i32> {
         self.asked
@@ -216,13 +224,17 @@ impl Watch {
     fn unexpected(&self, said: Option<Said>) -> Error {
         match (said, self.asked) {
             (Some(Said::Failed(failure)), _) => failure.into(),
-            (None, Some(signal)) => Error::Failed(format!("ended by signal {signal} before the command ran")),
+            (None, Some(signal)) => ended_early(signal),
             (None, None) => Error::Failed(
                 "the root's first process has ended unasked: it was killed, perhaps for want of memory (dmesg says so then)".to_owned(),
             ),
             (Some(other), _) => Error::Failed(format!("the root's first process said {other:?} out of turn")),
         }
     }
+}
+
+fn ended_early(signal: i32) -> Error {
+    Error::Failed(format!("ended by signal {signal} before the command ran"))
 }
 
 impl Drop for Watch {
