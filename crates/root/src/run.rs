@@ -67,7 +67,7 @@ pub fn start(roots: &Roots, spec: &Spec) -> Result<Running> {
     let budget = Budget::new(spec.memory, spec.spill.bytes(), spec.tmp, budget::meminfo("MemTotal")?)?;
     let watch = Watch::new()?;
     let standard = Standard::prepare()?;
-    let (info, lock, groups) = claim(roots, spec, &watch)?;
+    let (info, lock, groups) = claim(roots, spec, budget, &watch)?;
     let mut running = Running {
         roots: roots.clone(),
         info,
@@ -123,7 +123,7 @@ fn check(spec: &Spec) -> Result<()> {
 }
 
 /// Takes a name and what the root may claim, with all others waiting.
-fn claim(roots: &Roots, spec: &Spec, watch: &Watch) -> Result<(RootInfo, File, Groups)> {
+fn claim(roots: &Roots, spec: &Spec, budget: Budget, watch: &Watch) -> Result<(RootInfo, File, Groups)> {
     let held = sweep::lock_watched(roots, watch)?;
     sweep::sweep(roots, &held)?;
     if let Some(required) = spec.require_free {
@@ -166,6 +166,7 @@ fn claim(roots: &Roots, spec: &Spec, watch: &Watch) -> Result<(RootInfo, File, G
         pid: 0,
         exit_code: None,
         memory: spec.memory,
+        files_bytes_max: budget.files_max(),
         cgroups: groups.paths(),
         spill,
         network: spec.network,

@@ -75,6 +75,9 @@ pub struct RootInfo {
     pub exit_code: Option<i32>,
     /// What it may keep resident, in bytes.
     pub memory: Option<u64>,
+    /// What its files may take together, in bytes.
+    #[serde(default)]
+    pub files_bytes_max: u64,
     /// Its control groups, each an absolute path.
     pub cgroups: Vec<PathBuf>,
     /// Its swap space.
@@ -249,6 +252,7 @@ mod tests {
             pid_started: 1,
             exit_code: None,
             memory: Some(1 << 30),
+            files_bytes_max: 0,
             cgroups: Vec::new(),
             spill: None,
             network: Network::None,

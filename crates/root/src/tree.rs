@@ -299,13 +299,14 @@ fn fill(plan: &Plan) -> Result<()> {
     fill_proc(plan, &merged)?;
     fill_sys(plan, &merged)?;
     if let Some(size) = plan.budget.tmp {
-        let size = size.to_string();
-        let mut options = vec![("size", &*size), ("mode", "1777"), ("source", "hayloft")];
+        let (size, inodes) = (size.to_string(), plan.budget.tmp_inodes.to_string());
+        let mut options =
+            vec![("size", &*size), ("nr_inodes", &*inodes), ("mode", "1777"), ("source", "hayloft")];
         if !plan.swap && !plan.in_user_namespace {
             options.push(("noswap", ""));
         }
         new_file_system("tmpfs", &options, NODEV)
-            .or_else(|_| new_file_system("tmpfs", &options[..3], NODEV))
+            .or_else(|_| new_file_system("tmpfs", &options[..4], NODEV))
             .and_then(|tmp| attach(&tmp, open_path(&stage.join("tmp"))?))
             .trying(|| "mount /tmp".to_owned())?;
     }

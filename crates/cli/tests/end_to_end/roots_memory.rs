@@ -110,3 +110,44 @@ fn swap_files_are_found_again_by_whatever_path_they_were_made() {
     let left = run(crate::farm::sh("find \"$0\" -name '*.swap'").arg(roots.dir()));
     assert_eq!(left, "");
 }
+
+#[test]
+fn empty_files_in_tmp_fill_it_and_nobody_is_killed() {
+    let roots = RootBox::new();
+    let script = "cd /tmp; seq 100000 | xargs touch 2>&1 | grep -c 'No space left' >/count
+        cd /var; seq 100000 | xargs touch 2>&1 | grep -c 'No space left' >>/count; [ $(wc -l </count) = 2 ]";
+    let report = roots.report(["--memory", "64M", "--tmp", "16M"], script);
+    assert_eq!((&report["exit_code"], &report["out_of_memory_kills"]), (&0.into(), &0.into()), "{report}");
+}
+
+/// What other roots may still claim, in MiB, as a root that does not fit says it.
+fn claimed(roots: &RootBox) -> u64 {
+    let (code, said) = run_failing(&mut roots.run(["--require-free", "1000T"], "true"));
+    let number = said.split("may still claim ").nth(1).and_then(|text| text.split(' ').next());
+    number.and_then(|text| text.parse().ok()).unwrap_or_else(|| panic!("{code}: {said}"))
+}
+
+#[test]
+fn pages_of_files_that_a_root_has_read_are_no_part_of_its_own() {
+    let roots = RootBox::new();
+    let file = roots.dir().join("file");
+    run(crate::farm::sh(
+        "head -c 300M /dev/zero >\"$0\"; sync \"$0\"; dd if=\"$0\" iflag=nocache count=0 2>&1",
+    )
+    .arg(&file));
+    let script = format!("cat {} >/dev/null; echo ready; sleep 4726.1", file.display());
+    let _other = roots.start(["--memory", "512M"], &script);
+    assert!(claimed(&roots) > 450, "{}", claimed(&roots));
+}
+
+#[test]
+fn tmp_is_claimed_as_well() {
+    let roots = RootBox::new();
+    let meminfo = std::fs::read_to_string("/proc/meminfo").unwrap();
+    let line = meminfo.lines().find_map(|line| line.strip_prefix("MemTotal:")).unwrap();
+    let half = line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() / 2 / 1024;
+    for tmp in ["64M".to_owned(), format!("{}M", half - 64)] {
+        let _other = roots.start(["--tmp", &tmp], "sleep 4726.2");
+        assert!(claimed(&roots).abs_diff(half) <= 8, "{tmp}: {}, not {half}", claimed(&roots));
+    }
+}
