@@ -9,12 +9,14 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use crate::error::{Error, Result, Trying};
-use crate::state::{RootInfo, Roots, is_dead};
+use crate::state::{RootInfo, RootState, Roots, check_name, is_dead};
 use crate::watch::Watch;
 use crate::{cgroup, spill};
 
 /// How long a root's processes may take to end after they were killed.
 const END_WITHIN: Duration = Duration::from_secs(30);
+/// What the name of a dead root begins with whose swap space others still need.
+const ASIDE: &str = "ended-";
 /// What a state folder holds, beside the empty folder `stage`.
 const FILES: [&str; 3] = ["root.json", "root.json.new", "lock"];
 
@@ -92,13 +94,29 @@ fn remove(roots: &Roots, folder: &Path) -> Result<()> {
         cgroup::remove(&info.cgroups)?;
         if let Some(space) = &info.spill {
             // This one's lock is held right now, by us: it looks alive.
-            let others = roots.list()?.iter().any(|root| root.spill.is_some() && root.name != info.name);
-            if !spill::remove(space, others)? {
-                return Ok(());
+            let others = roots.list()?.iter().any(|root| root.spill.is_some() && root.spill != info.spill);
+            let removed = spill::remove(space, others);
+            if !matches!(removed, Ok(true)) {
+                set_aside(roots, folder, &info)?;
+                return removed.map(drop);
             }
         }
     }
     remove_folder(folder).trying(|| format!("remove {}", folder.display()))
+}
+
+/// Gives what stays of a dead root a name that nobody asks for, so that its own is free.
+fn set_aside(roots: &Roots, folder: &Path, info: &RootInfo) -> Result<()> {
+    let Some(space) = &info.spill else { return Ok(()) };
+    // No two have the same mark.
+    let name = format!("{ASIDE}{}", space.mark);
+    let aside = roots.of(&name);
+    if folder == aside {
+        return Ok(());
+    }
+    check_name(&name)?;
+    fs::rename(folder, &aside).trying(|| format!("rename {}", folder.display()))?;
+    RootInfo { name, state: RootState::Ended, ..info.clone() }.save(&aside)
 }
 
 /// Removes a state folder: what belongs there, and nothing that somebody else has put there.

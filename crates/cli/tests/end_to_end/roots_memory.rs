@@ -1,6 +1,6 @@
 //! The memory of a root: bounds, spill, and what is refused early.
 
-use crate::farm::{run, run_failing};
+use crate::farm::{kill, run, run_failing};
 use crate::root_box::RootBox;
 
 #[test]
@@ -150,4 +150,42 @@ fn tmp_is_claimed_as_well() {
         let _other = roots.start(["--tmp", &tmp], "sleep 4726.2");
         assert!(claimed(&roots).abs_diff(half) <= 8, "{tmp}: {}, not {half}", claimed(&roots));
     }
+}
+
+/// Bytes that lie on a root's swap device.
+fn swapped(roots: &RootBox, name: &str) -> u64 {
+    let device = roots.show(name)["spill"]["device"].as_str().unwrap().to_owned();
+    let swaps = std::fs::read_to_string("/proc/swaps").unwrap();
+    let line = swaps.lines().find(|line| line.split_whitespace().next() == Some(&device)).unwrap();
+    line.split_whitespace().nth(3).unwrap().parse::<u64>().unwrap() * 1024
+}
+
+#[test]
+fn a_name_is_free_when_its_root_has_ended_though_its_swap_stays() {
+    let roots = RootBox::new();
+    let flags = |name| ["--name", name, "--memory", "64M", "--spill", "300M"];
+    let swap_files = || std::fs::read_dir(roots.spill()).unwrap().count();
+    // The kernel fills the device that has been there for longest: for a while that may be another test's.
+    for _ in 0..50 {
+        let mut first = roots.start(flags("a"), "sleep 4727.1");
+        let mut second = roots.start(flags("b"), "head -c 200M /dev/urandom >/big; echo ready; sleep 4727.2");
+        let is_on_first = swapped(&roots, "a") > 80 << 20;
+        kill(first.child.id(), libc::SIGTERM);
+        first.child.wait().unwrap();
+        if is_on_first {
+            assert_eq!((swap_files(), roots.list().len()), (2, 1));
+            for _ in 0..2 {
+                run(&mut roots.run(flags("a"), "true"));
+                assert_eq!(roots.list().len(), 1);
+            }
+        }
+        kill(second.child.id(), libc::SIGTERM);
+        second.child.wait().unwrap();
+        run(&mut roots.run([], "true"));
+        assert_eq!(roots.leftovers(&[]), [""; 0]);
+        if is_on_first {
+            return;
+        }
+    }
+    panic!("never were a root's pages on another one's device");
 }
