@@ -197,7 +197,10 @@ impl Roots {
     }
 
     /// Makes the folder of all, for this user alone.
-    pub(crate) fn create(&self) -> Result<()> {
+    ///
+    /// # Errors
+    /// When it cannot be made.
+    pub fn create(&self) -> Result<()> {
         DirBuilder::new()
             .recursive(true)
             .mode(0o700)

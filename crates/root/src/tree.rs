@@ -318,8 +318,8 @@ fn fill(plan: &Plan) -> Result<()> {
     }
     for path in &plan.masked {
         let place = match merged.place(path) {
-            // One that lies under another that is masked has nothing to hide.
-            Err(rustix::io::Errno::NOENT) => continue,
+            // One that lies under another that is masked has nothing to hide, nor has one that a layer above has a file for.
+            Err(rustix::io::Errno::NOENT | rustix::io::Errno::NOTDIR) => continue,
             other => other.trying(|| format!("cover {}", path.display()))?,
         };
         view(&stage.join("empty"), RDONLY | NOSUID | NODEV, false)

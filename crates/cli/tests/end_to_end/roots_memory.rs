@@ -189,3 +189,29 @@ fn a_name_is_free_when_its_root_has_ended_though_its_swap_stays() {
     }
     panic!("never were a root's pages on another one's device");
 }
+
+#[test]
+fn swap_files_are_never_seen() {
+    let roots = RootBox::new();
+    std::fs::create_dir(roots.dir().join("real")).unwrap();
+    std::os::unix::fs::symlink("real", roots.dir().join("link")).unwrap();
+    // On a file system of its own: a layer must not be part of another one.
+    let elsewhere = tempfile::tempdir_in("/dev/shm").unwrap();
+    let layer = crate::root_box::small_layer(elsewhere.path());
+    let layer = layer.to_str().unwrap();
+    let script = format!("find {}/real {0}/state -type f; echo looked", roots.dir().display());
+    for (at, root) in
+        [("none", &[][..]), ("slash", &["--root", "/"]), ("both", &["--root", layer, "--root", "/."])]
+    {
+        let folder = roots.dir().join("link").join(at);
+        let mut command = roots.hayloft(["run", "--memory", "64M", "--spill", "64M", "--spill-dir"]);
+        command.arg(folder).args(root).args(["--", "sh", "-euc", &script]);
+        assert_eq!(run(&mut command), "looked\n", "{at}");
+    }
+    // The tree that a layer is part of does not matter.
+    let folder = roots.dir().join("real/part");
+    let mut command = roots.hayloft(["run", "--memory", "64M", "--spill", "64M", "--spill-dir"]);
+    command.arg(folder).args(["--bind", "/usr:/usr", "--root", layer, "--root"]).arg(roots.dir());
+    command.args(["--", "sh", "-euc", "find /real /state -type f; echo looked"]);
+    assert_eq!(run(&mut command), "looked\n");
+}
