@@ -21,7 +21,7 @@ use crate::publish::Destination;
 use crate::root::{root_failure, roots};
 use crate::root_args::{NetworkArg, RunArgs, parse_spill};
 use crate::units::parse_size;
-use crate::{mountinfo, publish, serve, stats, stop};
+use crate::{mountinfo, publish, serve, stats, stop, sys};
 
 /// Where swap files are made when nothing says otherwise.
 const DEFAULT_SPILL_DIR: &str = "/var/lib/hayloft/spill";
@@ -234,7 +234,7 @@ fn spec(args: &RunArgs, config: &Config, roots: &Roots) -> anyhow::Result<Spec> 
         (None, Some(text)) => parse_spill(text).map_err(usage)?,
         (None, None) => Spill::None,
     };
-    let (mut masked, mut folders) = (Vec::new(), Vec::from_iter(args.chdir.clone()));
+    let mut folders = Vec::from_iter(args.chdir.clone());
     let (mut layers, mut in_use) = (Vec::new(), Vec::new());
     for layer in &args.layers {
         let (layer, lock) = resolve(layer, &layers_dir)?;
@@ -246,8 +246,6 @@ fn spec(args: &RunArgs, config: &Config, roots: &Roots) -> anyhow::Result<Spec> 
     let spill_dir = std::path::absolute(spill_dir)?;
     if layers.is_empty() {
         layers.push(Layer::Folder { path: "/".into(), identity: None });
-        masked.extend(HOST_MASKED.map(PathBuf::from));
-        masked.extend([roots.folder().to_owned(), layers_dir.base().to_owned(), spill_dir.clone()]);
         if folders.is_empty() {
             folders.extend(std::env::current_dir());
         }
@@ -256,7 +254,14 @@ fn spec(args: &RunArgs, config: &Config, roots: &Roots) -> anyhow::Result<Spec> 
     if matches!(args.network, NetworkArg::Host) {
         binds.splice(0..0, name_service(&layers));
     }
-    masked.retain(|folder| folder.is_dir());
+    // What is to be covered must be there before. What is wrong with the second is said later.
+    roots.create()?;
+    if matches!(spill, Spill::File(_)) && sys::is_root() {
+        let _ = std::fs::create_dir_all(&spill_dir);
+    }
+    let mut hidden = Vec::from(HOST_MASKED.map(PathBuf::from));
+    hidden.extend([roots.folder().to_owned(), layers_dir.base().to_owned(), spill_dir.clone()]);
+    let masked = masked(&layers, &hidden);
     if args.chdir.is_none() {
         folders.push("/".into());
     }
@@ -288,6 +293,25 @@ fn spec(args: &RunArgs, config: &Config, roots: &Roots) -> anyhow::Result<Spec> 
             new_privileges: args.setuid,
         },
     })
+}
+
+/// Where folders of the host that no root is to see are in a root of these layers.
+fn masked(layers: &[Layer], hidden: &[PathBuf]) -> Vec<PathBuf> {
+    let folders = layers.iter().filter_map(|layer| match layer {
+        Layer::Folder { path, .. } => path.canonicalize().ok(),
+        Layer::Image(_) => None,
+    });
+    let hidden: Vec<PathBuf> =
+        hidden.iter().filter(|path| path.is_dir()).filter_map(|path| path.canonicalize().ok()).collect();
+    let mut masked = Vec::new();
+    for folder in folders {
+        let inside = hidden.iter().filter_map(|path| path.strip_prefix(&folder).ok());
+        // A layer that is one of them was asked for.
+        masked.extend(inside.filter(|path| path.file_name().is_some()).map(|path| Path::new("/").join(path)));
+    }
+    masked.sort();
+    masked.dedup();
+    masked
 }
 
 /// With the host's network its way to resolve names, unless a layer has a link there: that leads to what
@@ -409,6 +433,26 @@ mod tests {
         let env = environment(&["A=b=c".into(), "EMPTY=".into(), "HAYLOFT_TEST_NOT_THERE".into()]);
         assert!(env.contains(&("A".into(), "b=c".into())) && env.contains(&("EMPTY".into(), "".into())));
         assert!(!env.iter().any(|(key, _)| key == "HAYLOFT_TEST_NOT_THERE"));
+    }
+
+    #[test]
+    fn what_no_root_sees_is_found_in_each_layer() {
+        let dir = tempfile::tempdir().unwrap();
+        let top = dir.path().canonicalize().unwrap();
+        std::fs::create_dir_all(top.join("real/swap")).unwrap();
+        std::os::unix::fs::symlink("real", top.join("link")).unwrap();
+        let hidden = [top.join("link/swap"), top.join("none")];
+        let of = |layers: &[&Path]| {
+            let layers: Vec<Layer> = layers
+                .iter()
+                .map(|path| Layer::Folder { path: path.to_path_buf(), identity: None })
+                .collect();
+            masked(&layers, &hidden)
+        };
+        assert_eq!(of(&[Path::new("/")]), [top.join("real/swap")]);
+        assert_eq!(of(&[&top, Path::new("/.")]), [Path::new("/real/swap"), &top.join("real/swap")]);
+        assert_eq!(of(&[&top.join("link")]), [Path::new("/swap")]);
+        assert!(of(&[&top.join("real/swap"), Path::new("/usr")]).is_empty());
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! How much memory a root gets, and whether the host has it.
 
 use std::fs;
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use crate::error::{Error, Result, Trying};
@@ -17,8 +18,10 @@ pub(crate) struct Budget {
     pub files: u64,
     /// Bytes of /tmp when it has a size of its own.
     pub tmp: Option<u64>,
-    /// How many files.
+    /// How many files; without those of /tmp when that has a size of its own.
     pub inodes: u64,
+    /// How many files /tmp holds then.
+    pub tmp_inodes: u64,
 }
 
 impl Budget {
@@ -56,7 +59,17 @@ impl Budget {
         };
         // A file takes about 1 KiB of the kernel's memory, which never goes to swap; half of the budget at most.
         let inodes = memory.unwrap_or(host_memory / 2) / 2048;
-        Ok(Budget { files, tmp, inodes })
+        let tmp_inodes = tmp.map_or(0, |tmp| {
+            let share = (u128::from(inodes) * u128::from(tmp) / u128::from(all)) as u64;
+            // Small files are many, on either side.
+            share.clamp(inodes / 4, inodes - inodes / 4)
+        });
+        Ok(Budget { files, tmp, inodes: inodes - tmp_inodes, tmp_inodes })
+    }
+
+    /// Bytes of all files together.
+    pub(crate) fn files_max(&self) -> u64 {
+        self.files + self.tmp.unwrap_or(0)
     }
 }
 
@@ -73,17 +86,27 @@ fn figure(text: &str, key: &str) -> Option<u64> {
 }
 
 /// What a living root may still take of the host's memory: up to its limit; without a limit up to the size of its
-/// files.
+/// files. What its group has of other file systems' pages is available to all, and the kernel says so.
 pub(crate) fn claim(root: &RootInfo) -> u64 {
     match root.memory {
-        Some(memory) => memory.saturating_sub(crate::cgroup::usage(&root.cgroups).unwrap_or(0)),
-        None => root.upper.parent().and_then(room_left).unwrap_or(0),
+        Some(memory) => {
+            let usage = crate::cgroup::usage(&root.cgroups).unwrap_or(0);
+            memory.saturating_sub(usage.saturating_sub(crate::cgroup::file_pages(&root.cgroups)))
+        }
+        // Not built yet.
+        None if root.upper.as_os_str().is_empty() => root.files_bytes_max,
+        None => root.upper.parent().map_or(0, room_left),
     }
 }
 
-fn room_left(path: &Path) -> Option<u64> {
-    let stat = rustix::fs::statvfs(path).ok()?;
-    Some(stat.f_bavail * stat.f_frsize)
+/// How much the files of a stage may still grow.
+fn room_left(stage: &Path) -> u64 {
+    let room =
+        |path: &Path| rustix::fs::statvfs(path).map_or(0, |stat| stat.f_bavail.saturating_mul(stat.f_frsize));
+    let device = |path: &Path| fs::metadata(path).map(|meta| meta.dev()).ok();
+    let tmp = stage.join("tmp");
+    let of_tmp = if device(&tmp) == device(stage) { 0 } else { room(&tmp) };
+    room(stage) + of_tmp
 }
 
 /// Refuses when the host has less than `required` bytes, after what other roots may still claim.
@@ -123,6 +146,54 @@ mod tests {
         {
             assert!(matches!(budget(memory, spill, tmp), Err(Error::Usage(_))), "{memory:?} {spill} {tmp:?}");
         }
+    }
+
+    #[test]
+    fn files_of_tmp_are_among_those_of_the_whole() {
+        let budget = |memory, spill, tmp| Budget::new(Some(memory), spill, tmp, 16 << 30).unwrap();
+        let whole = budget(64 * MIB, 0, None);
+        assert_eq!((whole.inodes, whole.tmp_inodes), (32 << 10, 0));
+        for (spill, tmp) in [(0, 16 * MIB), (0, 47 * MIB), (1 << 40, MIB), (1 << 40, 1 << 40)] {
+            let split = budget(64 * MIB, spill, Some(tmp));
+            assert_eq!(split.inodes + split.tmp_inodes, whole.inodes);
+            assert!(split.inodes.min(split.tmp_inodes) >= whole.inodes / 4, "{split:?}");
+        }
+    }
+
+    fn root(memory: Option<u64>, group: &Path) -> RootInfo {
+        let info = serde_json::json!({
+            "name": "r", "created": 0, "command": [], "layers": [], "upper": "", "merged": "", "userxattr": false,
+            "state": "running", "pid": 0, "exit_code": null, "memory": memory, "cgroups": [group], "spill": null,
+            "files_bytes_max": 5 * MIB,
+        });
+        serde_json::from_value(info).unwrap()
+    }
+
+    #[test]
+    fn pages_of_files_are_still_to_be_claimed() {
+        let dir = tempfile::tempdir().unwrap();
+        let root = root(Some(100 * MIB), dir.path());
+        assert_eq!(claim(&root), 100 * MIB);
+        for name in ["memory.current", "memory.usage_in_bytes"] {
+            fs::write(dir.path().join(name), format!("{}\n", 80 * MIB)).unwrap();
+            let stat =
+                format!("cache 1\nfile 1\nshmem 2\ninactive_file {}\nactive_file {}\n", 20 * MIB, 30 * MIB);
+            fs::write(dir.path().join("memory.stat"), stat).unwrap();
+            assert_eq!(claim(&root), 70 * MIB, "{name}");
+            fs::remove_file(dir.path().join(name)).unwrap();
+        }
+    }
+
+    #[test]
+    fn a_root_that_is_being_made_claims_what_its_files_may_take() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut root = root(None, dir.path());
+        assert_eq!(claim(&root), 5 * MIB);
+        root.upper = dir.path().join("upper");
+        fs::create_dir(dir.path().join("tmp")).unwrap();
+        let stat = rustix::fs::statvfs(dir.path()).unwrap();
+        // What has no file system of its own does not count twice; somebody else may write meanwhile.
+        assert!(claim(&root) < stat.f_bavail * stat.f_frsize / 2 * 3);
     }
 
     #[test]

@@ -179,6 +179,12 @@ pub(crate) fn usage(paths: &[PathBuf]) -> Option<u64> {
     figure(paths, &["memory.current", "memory.usage_in_bytes"])
 }
 
+/// Bytes of them that are pages of files on other file systems than tmpfs, which are dropped when memory is wanted.
+pub(crate) fn file_pages(paths: &[PathBuf]) -> u64 {
+    let pages = |key| keyed(paths, &["memory.stat"], key).unwrap_or(0);
+    pages("inactive_file") + pages("active_file")
+}
+
 /// Most bytes that were resident.
 pub(crate) fn peak(paths: &[PathBuf]) -> Option<u64> {
     figure(paths, &["memory.peak", "memory.max_usage_in_bytes"])

@@ -9,6 +9,7 @@ use crate::error::{Error, Result, Trying};
 use crate::holder::Supervised;
 use crate::report::{Failure, Link, Order, Said, TaskEnd};
 use crate::spec::Task;
+use crate::standard::Standard;
 use crate::state::{RootInfo, RootState, Roots};
 use crate::sys::{self, Forked};
 use crate::terminal::Joined;
@@ -24,6 +25,7 @@ pub fn enter(roots: &Roots, name: &str, task: &Task) -> Result<TaskEnd> {
     let info = roots.load(name)?;
     let holder = open_holder(&info)?;
     let mut watch = Watch::new()?;
+    let mut standard = Standard::prepare()?;
     let terminal = Joined::open(&info.merged)?;
     let (mut joined, terminal) = terminal.unzip();
     let (ours, theirs) = Link::pair()?;
@@ -31,6 +33,7 @@ pub fn enter(roots: &Roots, name: &str, task: &Task) -> Result<TaskEnd> {
         Forked::Child => {
             drop(ours);
             let outcome = std::panic::catch_unwind(|| {
+                standard.take()?;
                 go_in(&info, holder.as_fd())?;
                 let mut early = Vec::new();
                 let order =
@@ -47,6 +50,7 @@ pub fn enter(roots: &Roots, name: &str, task: &Task) -> Result<TaskEnd> {
         Forked::Parent(child) => child,
     };
     drop(theirs);
+    standard.let_go();
     let _ = ours.send(&Order::Start(terminal));
     if let Some(joined) = &mut joined {
         joined.join()?;

@@ -13,6 +13,7 @@ use rustix::process::Signal;
 use crate::error::{Error, Result, Trying};
 use crate::report::{Failure, Link, Order, Said, TaskEnd, Terminal};
 use crate::spec::{Network, Task};
+use crate::standard::Standard;
 use crate::sys::{self, Forked};
 use crate::{task, tree};
 
@@ -31,11 +32,12 @@ pub(crate) struct Holding {
 }
 
 /// The whole life of the first process.
-pub(crate) fn run(link: Link, holding: &Holding) -> i32 {
+pub(crate) fn run(link: Link, holding: &Holding, standard: &Standard) -> i32 {
+    let taken = standard.take();
     // What the caller has open besides is nothing to this process, which may stay longer.
     sys::close_all_but(&mut with(&holding.locks, &[link.as_fd()]));
     let mut early = Vec::new();
-    let outcome = set_up(&link, holding, &mut early).and_then(|terminal| {
+    let outcome = taken.and_then(|()| set_up(&link, holding, &mut early)).and_then(|terminal| {
         let Some(terminal) = terminal else { return Ok(()) };
         let how = Supervised { network: holding.network, is_first: true, early };
         supervise(&link, &holding.task, terminal.as_ref(), &how)?;

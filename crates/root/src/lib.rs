@@ -21,6 +21,7 @@ mod run;
 mod seccomp;
 mod spec;
 mod spill;
+mod standard;
 pub mod state;
 mod sweep;
 mod sys;

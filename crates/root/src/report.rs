@@ -3,6 +3,7 @@
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 
+use rustix::io::Errno;
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -150,18 +151,20 @@ impl Link {
         Ok(())
     }
 
-    /// Waits for a message; none when the other side has ended.
+    /// Waits for a message; none when the other side has ended, whether or not it had read all that was sent to it.
     ///
     /// # Errors
     /// When the message is not understood.
     pub(crate) fn receive<T: DeserializeOwned>(&self) -> io::Result<Option<T>> {
         let mut bytes = vec![0; MESSAGE_BYTES_MAX];
-        let (read, _) = rustix::io::retry_on_intr(|| {
-            rustix::net::recv(&self.socket, &mut bytes[..], RecvFlags::empty())
-        })?;
-        match read {
-            0 => Ok(None),
-            read => Ok(Some(serde_json::from_slice(&bytes[..read])?)),
+        loop {
+            match rustix::net::recv(&self.socket, &mut bytes[..], RecvFlags::empty()) {
+                // It ended with something unread. That is told once, and before what it had said.
+                Err(Errno::INTR | Errno::CONNRESET) => (),
+                Err(error) => return Err(error.into()),
+                Ok((0, _)) => return Ok(None),
+                Ok((read, _)) => return Ok(Some(serde_json::from_slice(&bytes[..read])?)),
+            }
         }
     }
 }
@@ -186,6 +189,17 @@ mod tests {
         drop(a);
         assert!(b.receive::<Order>().unwrap().is_none());
         assert!(b.send(&Said::Built).is_err());
+    }
+
+    #[test]
+    fn what_was_said_before_an_end_is_heard_after_it() {
+        let (a, b) = Link::pair().unwrap();
+        a.send(&Order::Signal(15)).unwrap();
+        b.send(&Said::Built).unwrap();
+        // With the signal unread.
+        drop(b);
+        assert!(matches!(a.receive().unwrap(), Some(Said::Built)));
+        assert!(a.receive::<Said>().unwrap().is_none());
     }
 
     #[test]

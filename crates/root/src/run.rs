@@ -11,6 +11,7 @@ use crate::error::{Error, Result, Trying};
 use crate::holder::{self, Holding};
 use crate::report::{Link, Order, Said, TaskEnd};
 use crate::spec::{Layer, Network, Spec, Spill};
+use crate::standard::Standard;
 use crate::state::{RootInfo, RootState, Roots, check_name};
 use crate::sys::{self, Child, Forked};
 use crate::terminal::Joined;
@@ -46,6 +47,7 @@ pub struct Running {
     link: Option<Link>,
     child: Option<Child>,
     watch: Watch,
+    standard: Standard,
     terminal: Option<Joined>,
     /// Held by us and by the first process: the sign of life.
     lock: Option<File>,
@@ -64,13 +66,15 @@ pub fn start(roots: &Roots, spec: &Spec) -> Result<Running> {
     check(spec)?;
     let budget = Budget::new(spec.memory, spec.spill.bytes(), spec.tmp, budget::meminfo("MemTotal")?)?;
     let watch = Watch::new()?;
-    let (info, lock, groups) = claim(roots, spec)?;
+    let standard = Standard::prepare()?;
+    let (info, lock, groups) = claim(roots, spec, budget, &watch)?;
     let mut running = Running {
         roots: roots.clone(),
         info,
         link: None,
         child: None,
         watch,
+        standard,
         terminal: None,
         lock: Some(lock),
         spilled_before: 0,
@@ -119,8 +123,8 @@ fn check(spec: &Spec) -> Result<()> {
 }
 
 /// Takes a name and what the root may claim, with all others waiting.
-fn claim(roots: &Roots, spec: &Spec) -> Result<(RootInfo, File, Groups)> {
-    let held = sweep::lock(roots)?;
+fn claim(roots: &Roots, spec: &Spec, budget: Budget, watch: &Watch) -> Result<(RootInfo, File, Groups)> {
+    let held = sweep::lock_watched(roots, watch)?;
     sweep::sweep(roots, &held)?;
     if let Some(required) = spec.require_free {
         let claims: Vec<u64> = roots.list()?.iter().map(budget::claim).collect();
@@ -163,6 +167,7 @@ fn claim(roots: &Roots, spec: &Spec) -> Result<(RootInfo, File, Groups)> {
         pid: 0,
         exit_code: None,
         memory: spec.memory,
+        files_bytes_max: budget.files_max(),
         cgroups: groups.paths(),
         spill,
         network: spec.network,
@@ -196,12 +201,15 @@ impl Running {
                 Forked::Child => {
                     drop(ours);
                     // A panic must not run what belongs to the process that this one is a copy of.
-                    let code = std::panic::catch_unwind(|| holder::run(theirs, &holding)).unwrap_or(101);
+                    let standard = &self.standard;
+                    let code =
+                        std::panic::catch_unwind(|| holder::run(theirs, &holding, standard)).unwrap_or(101);
                     sys::exit_now(code);
                 }
                 Forked::Parent(child) => child,
             };
         drop(theirs);
+        self.standard.let_go();
         self.info.pid = child.pid;
         self.info.pid_started = sys::start_time(child.pid).unwrap_or(0);
         self.child = Some(child);

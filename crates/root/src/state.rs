@@ -76,6 +76,9 @@ pub struct RootInfo {
     pub exit_code: Option<i32>,
     /// What it may keep resident, in bytes.
     pub memory: Option<u64>,
+    /// What its files may take together, in bytes.
+    #[serde(default)]
+    pub files_bytes_max: u64,
     /// Its control groups, each an absolute path.
     pub cgroups: Vec<PathBuf>,
     /// Its swap space.
@@ -195,7 +198,10 @@ impl Roots {
     }
 
     /// Makes the folder of all, for this user alone.
-    pub(crate) fn create(&self) -> Result<()> {
+    ///
+    /// # Errors
+    /// When it cannot be made.
+    pub fn create(&self) -> Result<()> {
         DirBuilder::new()
             .recursive(true)
             .mode(0o700)
@@ -251,6 +257,7 @@ mod tests {
             pid_started: 1,
             exit_code: None,
             memory: Some(1 << 30),
+            files_bytes_max: 0,
             cgroups: Vec::new(),
             spill: None,
             network: Network::None,

@@ -5,15 +5,18 @@
 
 use std::fs::{self, File, TryLockError};
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use crate::error::{Error, Result, Trying};
-use crate::state::{RootInfo, Roots, is_dead};
+use crate::state::{RootInfo, RootState, Roots, check_name, is_dead};
+use crate::watch::Watch;
 use crate::{cgroup, spill};
 
 /// How long a root's processes may take to end after they were killed.
 const END_WITHIN: Duration = Duration::from_secs(30);
+/// What the name of a dead root begins with whose swap space others still need.
+const ASIDE: &str = "ended-";
 /// What a state folder holds, beside the empty folder `stage`.
 const FILES: [&str; 3] = ["root.json", "root.json.new", "lock"];
 
@@ -22,13 +25,35 @@ const FILES: [&str; 3] = ["root.json", "root.json.new", "lock"];
 /// # Errors
 /// When the folder cannot be made or written.
 pub(crate) fn lock(roots: &Roots) -> Result<File> {
+    let (file, path) = open_lock(roots)?;
+    file.lock().trying(|| format!("lock {}", path.display()))?;
+    Ok(file)
+}
+
+/// The same for a process that holds signals back: one that asks for the end is the end of the wait.
+///
+/// # Errors
+/// As [`lock`], and [`Error::Failed`] then.
+pub(crate) fn lock_watched(roots: &Roots, watch: &Watch) -> Result<File> {
+    let (file, path) = open_lock(roots)?;
+    loop {
+        match file.try_lock() {
+            Ok(()) => return Ok(file),
+            Err(TryLockError::WouldBlock) => watch.check_not_ended()?,
+            Err(TryLockError::Error(error)) => {
+                return Err(error).trying(|| format!("lock {}", path.display()));
+            }
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+fn open_lock(roots: &Roots) -> Result<(File, PathBuf)> {
     roots.create()?;
     // No root has this name: names do not begin with a dot.
     let path = roots.folder().join(".lock");
-    let what = || format!("lock {}", path.display());
-    let file = File::options().create(true).truncate(false).write(true).open(&path).trying(what)?;
-    file.lock().trying(what)?;
-    Ok(file)
+    let file = File::options().create(true).truncate(false).write(true).open(&path);
+    Ok((file.trying(|| format!("open {}", path.display()))?, path))
 }
 
 /// Removes what dead roots have left. `_held` is the lock of [`lock`].
@@ -69,13 +94,29 @@ fn remove(roots: &Roots, folder: &Path) -> Result<()> {
         cgroup::remove(&info.cgroups)?;
         if let Some(space) = &info.spill {
             // This one's lock is held right now, by us: it looks alive.
-            let others = roots.list()?.iter().any(|root| root.spill.is_some() && root.name != info.name);
-            if !spill::remove(space, others)? {
-                return Ok(());
+            let others = roots.list()?.iter().any(|root| root.spill.is_some() && root.spill != info.spill);
+            let removed = spill::remove(space, others);
+            if !matches!(removed, Ok(true)) {
+                set_aside(roots, folder, &info)?;
+                return removed.map(drop);
             }
         }
     }
     remove_folder(folder).trying(|| format!("remove {}", folder.display()))
+}
+
+/// Gives what stays of a dead root a name that nobody asks for, so that its own is free.
+fn set_aside(roots: &Roots, folder: &Path, info: &RootInfo) -> Result<()> {
+    let Some(space) = &info.spill else { return Ok(()) };
+    // No two have the same mark.
+    let name = format!("{ASIDE}{}", space.mark);
+    let aside = roots.of(&name);
+    if folder == aside {
+        return Ok(());
+    }
+    check_name(&name)?;
+    fs::rename(folder, &aside).trying(|| format!("rename {}", folder.display()))?;
+    RootInfo { name, state: RootState::Ended, ..info.clone() }.save(&aside)
 }
 
 /// Removes a state folder: what belongs there, and nothing that somebody else has put there.

@@ -215,6 +215,16 @@ pub(crate) fn next_signal(signals: BorrowedFd<'_>) -> Option<i32> {
     (read == size as isize).then_some(info.ssi_signo as i32)
 }
 
+/// The first of these signals that is held back and has come. It stays so.
+pub(crate) fn pending_signal(signals: &[i32]) -> Option<i32> {
+    let mut set = signal_set(&[]);
+    // SAFETY: the set lives until both calls have returned.
+    unsafe {
+        libc::sigpending(&raw mut set);
+        signals.iter().copied().find(|signal| libc::sigismember(&raw const set, *signal) == 1)
+    }
+}
+
 /// All signals as a fresh process has them: none held back, the default action for each.
 pub(crate) fn reset_signals() {
     let none = signal_set(&[]);

@@ -5,11 +5,12 @@
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Write};
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
-use rustix::event::PollFlags;
+use rustix::event::{PollFd, PollFlags};
+use rustix::fs::OFlags;
 use rustix::termios::{OptionalActions, Termios};
 
 use crate::error::{Result, Trying};
@@ -17,17 +18,81 @@ use crate::report;
 
 /// Read at a time.
 const CHUNK: usize = 16 << 10;
+/// Written at a time where writing may wait, once there is some room.
+const BLOCKING_CHUNK: usize = 256;
 
-/// The two terminals, and what is on its way in.
+/// The two terminals, and what is on its way between them.
 #[derive(Debug)]
 pub(crate) struct Joined {
     inner: File,
+    outer: Outer,
     /// How the outer one was set before it passed every key on.
     before: Option<Termios>,
     /// Read from the caller, not yet taken by the root.
     pending: Vec<u8>,
     /// Whether the caller's input has ended.
     is_over: bool,
+}
+
+/// What is waited for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum End {
+    /// The root's terminal.
+    Inner,
+    /// The keys of the caller's.
+    Keys,
+    /// Room on the caller's.
+    Room,
+}
+
+/// The caller's terminal, to write to: never standard output that is something else.
+#[derive(Debug)]
+struct Outer {
+    /// None where nothing can be shown (any more).
+    file: Option<File>,
+    /// Most that is written at a time.
+    chunk: usize,
+    /// Come out of the root, not yet taken by the terminal.
+    pending: Vec<u8>,
+}
+
+impl Outer {
+    /// The first of standard output, error and input that is a terminal and open for writing.
+    fn open() -> Outer {
+        let all = [rustix::stdio::stdout(), rustix::stdio::stderr(), rustix::stdio::stdin()];
+        let is_fit = |one: &BorrowedFd<'_>| {
+            let flags = rustix::fs::fcntl_getfl(one).unwrap_or(OFlags::RDONLY);
+            rustix::termios::isatty(one) && flags & OFlags::ACCMODE != OFlags::RDONLY
+        };
+        let mut outer = Outer { file: None, chunk: CHUNK, pending: Vec::new() };
+        let Some(found) = all.into_iter().find(is_fit) else { return outer };
+        // Opened once more: what others have open must not cease to wait.
+        let path = format!("/proc/self/fd/{}", found.as_raw_fd());
+        let flags = libc::O_NOCTTY | libc::O_NONBLOCK;
+        match OpenOptions::new().write(true).custom_flags(flags).open(path) {
+            Ok(file) => outer.file = Some(file),
+            Err(_) => {
+                outer.chunk = BLOCKING_CHUNK;
+                outer.file = found.try_clone_to_owned().ok().map(File::from);
+            }
+        }
+        outer
+    }
+
+    /// Shows what is waiting, as far as the terminal takes it.
+    fn write(&mut self) {
+        let Some(file) = &mut self.file else { return self.pending.clear() };
+        let some = self.pending.len().min(self.chunk);
+        match file.write(&self.pending[..some]) {
+            Ok(written) => drop(self.pending.drain(..written)),
+            Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {}
+            // It is gone.
+            Err(_) => {
+                self.file = None;
+                self.pending.clear();
+            }
+        }
+    }
 }
 
 impl Joined {
@@ -54,7 +119,8 @@ impl Joined {
             (2, rustix::termios::isatty(io::stderr())),
         ];
         let descriptors = descriptors.into_iter().filter(|(_, is)| *is).map(|(number, _)| number).collect();
-        let joined = Joined { inner, before: None, pending: Vec::new(), is_over: false };
+        let outer = Outer::open();
+        let joined = Joined { inner, outer, before: None, pending: Vec::new(), is_over: false };
         joined.resize();
         Ok(Some((joined, report::Terminal { number, descriptors })))
     }
@@ -80,19 +146,43 @@ impl Joined {
         }
     }
 
-    /// The inner end, and what to wait for there.
-    pub(crate) fn inner(&self) -> (BorrowedFd<'_>, PollFlags) {
-        let out = if self.pending.is_empty() { PollFlags::empty() } else { PollFlags::OUT };
-        (self.inner.as_fd(), PollFlags::IN | out)
+    /// What to wait for, and where. What one side does not take holds the other one up, as on any terminal.
+    pub(crate) fn ends(&self) -> Vec<(End, PollFd<'_>)> {
+        let mut ends = Vec::new();
+        let mut inner = PollFlags::empty();
+        inner.set(PollFlags::OUT, !self.pending.is_empty());
+        inner.set(PollFlags::IN, self.outer.pending.is_empty());
+        if !inner.is_empty() {
+            ends.push((End::Inner, PollFd::from_borrowed_fd(self.inner.as_fd(), inner)));
+        }
+        if self.pending.is_empty() && !self.is_over {
+            ends.push((End::Keys, PollFd::from_borrowed_fd(rustix::stdio::stdin(), PollFlags::IN)));
+        }
+        ends.extend(self.room().map(|room| (End::Room, room)));
+        ends
     }
 
-    /// Whether there is room for more input.
-    pub(crate) fn wants_input(&self) -> bool {
-        self.pending.is_empty() && !self.is_over
+    /// Where to wait for room when something is to be shown.
+    pub(crate) fn room(&self) -> Option<PollFd<'_>> {
+        let file = self.outer.file.as_ref().filter(|_| !self.outer.pending.is_empty())?;
+        Some(PollFd::from_borrowed_fd(file.as_fd(), PollFlags::OUT))
+    }
+
+    /// Does what one of [`Joined::ends`] is ready for. False when there was nothing to do.
+    pub(crate) fn serve(&mut self, end: End) -> bool {
+        match end {
+            End::Inner => {
+                self.pass_input();
+                return self.show_output();
+            }
+            End::Keys => self.take_input(),
+            End::Room => self.outer.write(),
+        }
+        true
     }
 
     /// Takes what was typed.
-    pub(crate) fn take_input(&mut self) {
+    fn take_input(&mut self) {
         let mut bytes = [0; CHUNK];
         match rustix::io::read(io::stdin(), &mut bytes) {
             Ok(0) => {
@@ -108,19 +198,23 @@ impl Joined {
     }
 
     /// Passes on what is waiting, as far as the root takes it.
-    pub(crate) fn pass_input(&mut self) {
+    fn pass_input(&mut self) {
         if let Ok(written) = self.inner.write(&self.pending) {
             self.pending.drain(..written);
         }
     }
 
-    /// Shows what has come out. Whether there may be more at once.
+    /// Shows what has come out, unless something is waiting already. Whether there may be more at once.
     pub(crate) fn show_output(&mut self) -> bool {
+        if !self.outer.pending.is_empty() {
+            return false;
+        }
         let mut bytes = [0; CHUNK];
         match self.inner.read(&mut bytes) {
             Ok(read @ 1..) => {
-                let mut out = io::stdout();
-                out.write_all(&bytes[..read]).and_then(|()| out.flush()).is_ok()
+                self.outer.pending.extend(&bytes[..read]);
+                self.outer.write();
+                true
             }
             _ => false,
         }

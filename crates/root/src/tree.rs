@@ -323,13 +323,14 @@ fn fill(plan: &Plan) -> Result<()> {
     fill_proc(plan, &merged)?;
     fill_sys(plan, &merged)?;
     if let Some(size) = plan.budget.tmp {
-        let size = size.to_string();
-        let mut options = vec![("size", &*size), ("mode", "1777"), ("source", "hayloft")];
+        let (size, inodes) = (size.to_string(), plan.budget.tmp_inodes.to_string());
+        let mut options =
+            vec![("size", &*size), ("nr_inodes", &*inodes), ("mode", "1777"), ("source", "hayloft")];
         if !plan.swap && !plan.in_user_namespace {
             options.push(("noswap", ""));
         }
         new_file_system("tmpfs", &options, NODEV)
-            .or_else(|_| new_file_system("tmpfs", &options[..3], NODEV))
+            .or_else(|_| new_file_system("tmpfs", &options[..4], NODEV))
             .and_then(|tmp| attach(&tmp, open_path(&stage.join("tmp"))?))
             .trying(|| "mount /tmp".to_owned())?;
     }
@@ -341,8 +342,8 @@ fn fill(plan: &Plan) -> Result<()> {
     }
     for path in &plan.masked {
         let place = match merged.place(path) {
-            // One that lies under another that is masked has nothing to hide.
-            Err(rustix::io::Errno::NOENT) => continue,
+            // One that lies under another that is masked has nothing to hide, nor has one that a layer above has a file for.
+            Err(rustix::io::Errno::NOENT | rustix::io::Errno::NOTDIR) => continue,
             other => other.trying(|| format!("cover {}", path.display()))?,
         };
         view(&stage.join("empty"), RDONLY | NOSUID | NODEV, false)

@@ -8,7 +8,7 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 use crate::error::{Error, Result, Trying};
 use crate::report::{Link, Order, Said, TaskEnd};
 use crate::sys::{self, Child, Mask};
-use crate::terminal::Joined;
+use crate::terminal::{End, Joined};
 
 /// How long a command may take to end after SIGTERM or SIGHUP.
 const GRACE: Duration = Duration::from_secs(10);
@@ -37,23 +37,22 @@ pub(crate) struct Watch {
     asked: Option<i32>,
     /// When a command that was asked to end is killed.
     deadline: Option<Instant>,
+    /// The first signal that asked for the end after the command's.
+    late: Option<i32>,
 }
 
 impl Watch {
     pub(crate) fn new() -> Result<Watch> {
         let (signals, before) = sys::signals_by_descriptor(&PASSED).trying(|| "catch signals".to_owned())?;
-        Ok(Watch { signals, before, asked: None, deadline: None })
+        Ok(Watch { signals, before, asked: None, deadline: None, late: None })
     }
 
     /// Lets signals act as they did before. Those that have come since the command has ended act now, but for those that
     /// were meant for the command alone.
     pub(crate) fn release(&mut self) {
-        let mut ending = None;
-        while let Some(signal) = sys::next_signal(self.signals.as_fd()) {
-            ending = ending.or(ENDING.contains(&signal).then_some(signal));
-        }
+        self.take_late();
         sys::restore_signals(&self.before);
-        if let Some(signal) = ending {
+        if let Some(signal) = self.late.take() {
             let _ = sys::kill(std::process::id() as i32, signal);
         }
     }
@@ -65,43 +64,31 @@ impl Watch {
         child: &Child,
         mut terminal: Option<&mut Joined>,
     ) -> Result<Option<Said>> {
-        let stdin = std::io::stdin();
         loop {
             let mut ready = vec![PollFd::new(link, PollFlags::IN), PollFd::new(&self.signals, PollFlags::IN)];
-            let mut wants_input = false;
-            if let Some(terminal) = terminal.as_deref() {
-                let (inner, flags) = terminal.inner();
-                ready.push(PollFd::from_borrowed_fd(inner, flags));
-                wants_input = terminal.wants_input();
-                if wants_input {
-                    ready.push(PollFd::new(&stdin, PollFlags::IN));
-                }
-            }
+            let (ends, polled): (Vec<End>, Vec<_>) =
+                terminal.as_deref().map(Joined::ends).unwrap_or_default().into_iter().unzip();
+            ready.extend(polled);
             let mut is_late = false;
-            let left = self.deadline.map(|at| at.saturating_duration_since(Instant::now()));
-            let left = left
-                .map(|left| Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() });
-            match rustix::event::poll(&mut ready, left.as_ref()) {
+            match rustix::event::poll(&mut ready, self.left().as_ref()) {
                 Ok(0) => is_late = true,
                 Ok(_) | Err(rustix::io::Errno::INTR) => (),
                 Err(error) => return Err(error).trying(|| "wait for the command".to_owned()),
             }
-            let has = |at: usize| ready.get(at).is_some_and(|fd| !fd.revents().is_empty());
-            let (said, signalled, shown, typed) = (has(0), has(1), has(2), wants_input && has(3));
+            let has = |fd: &PollFd<'_>| !fd.revents().is_empty();
+            let (said, signalled) = (has(&ready[0]), has(&ready[1]));
+            let ends: Vec<End> =
+                ends.into_iter().zip(&ready[2..]).filter(|(_, fd)| has(fd)).map(|(end, _)| end).collect();
             drop(ready);
             if is_late {
                 self.kill(child);
             }
             if let Some(terminal) = terminal.as_deref_mut() {
-                if shown {
-                    terminal.pass_input();
+                for end in ends {
                     // A terminal that nobody has open any more is readable for ever.
-                    if !terminal.show_output() && !said {
+                    if !terminal.serve(end) && !said {
                         std::thread::sleep(Duration::from_millis(1));
                     }
-                }
-                if typed {
-                    terminal.take_input();
                 }
             }
             if signalled {
@@ -109,9 +96,42 @@ impl Watch {
             }
             if said {
                 let message = link.receive().trying(|| "hear from the root's first process".to_owned());
-                while terminal.as_deref_mut().is_some_and(Joined::show_output) {}
+                match (&message, terminal) {
+                    (Ok(Some(Said::Ended(_) | Said::Failed(_))), Some(terminal)) => self.show_rest(terminal),
+                    // Killed: what is not shown at once is not waited for.
+                    (Ok(None), Some(terminal)) => while terminal.show_output() {},
+                    _ => (),
+                }
                 return message;
             }
+        }
+    }
+
+    /// How long a command that was asked to end may still take.
+    fn left(&self) -> Option<Timespec> {
+        let left = self.deadline?.saturating_duration_since(Instant::now());
+        Some(Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() })
+    }
+
+    /// Shows what a command that has ended has left on its terminal; a signal that asks for the end is the end of that,
+    /// and so is the time that the command had.
+    fn show_rest(&mut self, terminal: &mut Joined) {
+        while self.late.is_none() {
+            while terminal.show_output() {}
+            let Some(room) = terminal.room() else { return };
+            let mut ready = [room, PollFd::new(&self.signals, PollFlags::IN)];
+            if let Ok(0) = rustix::event::poll(&mut ready, self.left().as_ref()) {
+                return;
+            }
+            terminal.serve(End::Room);
+            self.take_late();
+        }
+    }
+
+    /// Takes the signals that have come since the command has ended.
+    fn take_late(&mut self) {
+        while let Some(signal) = sys::next_signal(self.signals.as_fd()) {
+            self.late = self.late.or(ENDING.contains(&signal).then_some(signal));
         }
     }
 
@@ -188,6 +208,14 @@ impl Watch {
         }
     }
 
+    /// Fails when a signal has come that asks for the end: for a start that has nothing to end yet.
+    ///
+    /// # Errors
+    /// Which signal it was.
+    pub(crate) fn check_not_ended(&self) -> Result<()> {
+        sys::pending_signal(&ENDING).map_or(Ok(()), |signal| Err(ended_early(signal)))
+    }
+
     /// The signal that asked for the end, if one did.
     pub(crate) fn asked(&self) -> Option<i32> {
         self.asked
@@ -196,13 +224,17 @@ impl Watch {
     fn unexpected(&self, said: Option<Said>) -> Error {
         match (said, self.asked) {
             (Some(Said::Failed(failure)), _) => failure.into(),
-            (None, Some(signal)) => Error::Failed(format!("ended by signal {signal} before the command ran")),
+            (None, Some(signal)) => ended_early(signal),
             (None, None) => Error::Failed(
                 "the root's first process has ended unasked: it was killed, perhaps for want of memory (dmesg says so then)".to_owned(),
             ),
             (Some(other), _) => Error::Failed(format!("the root's first process said {other:?} out of turn")),
         }
     }
+}
+
+fn ended_early(signal: i32) -> Error {
+    Error::Failed(format!("ended by signal {signal} before the command ran"))
 }
 
 impl Drop for Watch {

@@ -76,6 +76,59 @@ fn a_signal_at_the_wrong_moment_changes_nothing() {
 }
 
 #[test]
+fn two_signals_at_once_end_the_root_in_order() {
+    let roots = RootBox::new();
+    let file = roots.dir().join("report.json");
+    for _ in 0..5 {
+        let flags = ["--json", file.to_str().unwrap()];
+        let mut started = roots.start(flags, "trap '' INT TERM; echo ready; sleep 4725.1");
+        // Both are there before either is passed on.
+        for signal in [libc::SIGSTOP, libc::SIGTERM, libc::SIGINT, libc::SIGCONT] {
+            kill(started.child.id(), signal);
+        }
+        let code = started.child.wait().unwrap().code();
+        assert!(matches!(code, Some(130 | 143)), "{code:?}");
+        let report: serde_json::Value = serde_json::from_slice(&fs::read(&file).unwrap()).unwrap();
+        assert_eq!(report["exit_code"], code.unwrap(), "{report}");
+        assert!(report["error"].is_null(), "{report}");
+    }
+    wait_no_process("4725.1");
+    assert_eq!(roots.leftovers(&[]), [""; 0]);
+}
+
+#[test]
+fn a_start_that_waits_for_another_one_hears_signals() {
+    let roots = RootBox::new();
+    run(&mut roots.run([], "true"));
+    let lock = fs::File::options().write(true).open(roots.state().join(".lock")).unwrap();
+    lock.lock().unwrap();
+    let mut child = roots.run([], "true").stderr(std::process::Stdio::piped()).spawn().unwrap();
+    std::thread::sleep(Duration::from_millis(200));
+    assert!(child.try_wait().unwrap().is_none());
+    kill(child.id(), libc::SIGTERM);
+    wait_until("it has ended", Duration::from_secs(20), || child.try_wait().unwrap().is_some());
+    let mut said = String::new();
+    child.stderr.take().unwrap().read_to_string(&mut said).unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(125));
+    assert!(said.contains("ended by signal 15"), "{said}");
+    drop(lock);
+    // One that waits in peace goes on.
+    lock_for_a_while(&roots);
+}
+
+/// Starts a root while the lock of all is held, and lets it go.
+fn lock_for_a_while(roots: &RootBox) {
+    let lock = fs::File::options().write(true).open(roots.state().join(".lock")).unwrap();
+    lock.lock().unwrap();
+    let mut child = roots.run([], "exit 7").spawn().unwrap();
+    kill(child.id(), libc::SIGCONT);
+    std::thread::sleep(Duration::from_millis(200));
+    assert!(child.try_wait().unwrap().is_none());
+    drop(lock);
+    assert_eq!(child.wait().unwrap().code(), Some(7));
+}
+
+#[test]
 fn a_signal_after_the_command_ends_what_comes_then() {
     let roots = RootBox::new();
     let farm = Farm::new();

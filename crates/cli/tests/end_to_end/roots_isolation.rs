@@ -321,3 +321,88 @@ fn a_link_in_a_layer_does_not_lead_mounts_to_the_host() {
     run(&mut roots.run(flags, &inside));
     assert_eq!(fs::read_dir(&outside).unwrap().count(), 0);
 }
+
+#[test]
+fn what_is_open_for_reading_cannot_be_written() {
+    let roots = RootBox::new();
+    let file = roots.dir().join("in.txt");
+    fs::write(&file, "original\n").unwrap();
+    fs::set_permissions(&file, fs::Permissions::from_mode(0o640)).unwrap();
+    run(&mut roots.run(["--keep", "--name", "k"], "true"));
+    let script = "exec 2>/dev/null; cat; echo changed >/proc/self/fd/0 || echo refused
+        chmod 4777 /proc/self/fd/0 || echo refused; (exec 3<>/proc/self/fd/0; echo changed >&3) || echo refused";
+    let mut enter = roots.hayloft(["root", "enter", "k", "--", "sh", "-c", script]);
+    for command in [&mut roots.run([], script), &mut enter] {
+        let said = run(command.stdin(fs::File::open(&file).unwrap()));
+        assert_eq!(said, "original\nrefused\nrefused\nrefused\n");
+        assert_eq!(fs::read_to_string(&file).unwrap(), "original\n");
+        assert_eq!(fs::metadata(&file).unwrap().mode() & 0o7777, 0o640);
+    }
+    // As an output it can be read, and no more.
+    let script = "! echo changed 2>/dev/null >/proc/self/fd/2; cat /proc/self/fd/2";
+    let said = run(roots.run([], script).stderr(fs::File::open(&file).unwrap()));
+    assert_eq!(said, "original\n");
+}
+
+#[test]
+fn a_file_is_read_from_where_the_caller_stands() {
+    use std::io::{Read, Seek};
+    let roots = RootBox::new();
+    let path = roots.dir().join("script");
+    fs::write(&path, "exit 9\necho from the script\n").unwrap();
+    for is_there in [true, false] {
+        let mut file = fs::File::open(&path).unwrap();
+        if !is_there {
+            fs::remove_file(&path).unwrap();
+        }
+        file.read_exact(&mut [0; 7]).unwrap();
+        let said = run(roots.hayloft(["run", "--", "sh"]).stdin(file.try_clone().unwrap()));
+        assert_eq!(said, "from the script\n", "{is_there}");
+        assert_eq!(file.stream_position().unwrap(), 7);
+    }
+    // More than a pipe holds, of a file that is not there any more.
+    let mut big = tempfile::tempfile().unwrap();
+    big.write_all(&vec![b'x'; 1 << 20]).unwrap();
+    let again = fs::File::open(format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&big))).unwrap();
+    assert_eq!(run(roots.run([], "wc -c").stdin(again.try_clone().unwrap())), "1048576\n");
+    assert_eq!(run(roots.run([], "head -c 1").stdin(again)), "x");
+    // What is no file comes as it is.
+    let script = "echo piped | \"$0\" run -- cat; \"$0\" run -- wc -c </dev/null";
+    let mut command = crate::farm::sh(script);
+    command.arg(crate::farm::HAYLOFT).env("HAYLOFT_STATE_DIR", roots.state());
+    assert_eq!(run(command.env("HAYLOFT_CONFIG", "/dev/null")), "piped\n0\n");
+}
+
+#[test]
+fn a_folder_is_no_standard_descriptor() {
+    use std::os::unix::fs::OpenOptionsExt;
+    let roots = RootBox::new();
+    run(&mut roots.run(["--keep", "--name", "k"], "true"));
+    let script = "cd /proc/self/fd/0; echo written >from_root";
+    let folder = || fs::File::open(roots.dir()).unwrap();
+    let (code, said) = run_failing(roots.run([], script).stdin(folder()));
+    assert!(code == 125 && said.contains("standard input is a folder"), "{code}: {said}");
+    let (code, said) = run_failing(roots.run([], "true").stdout(folder()));
+    assert!(code == 125 && said.contains("standard output is a folder"), "{code}: {said}");
+    let enter = ["root", "enter", "k", "--", "sh", "-c", script];
+    let (code, said) = run_failing(roots.hayloft(enter).stdin(folder()));
+    assert!(code == 2 && said.contains("standard input is a folder"), "{code}: {said}");
+    let path = fs::OpenOptions::new().read(true).custom_flags(libc::O_PATH).open("/etc/passwd").unwrap();
+    let (code, said) = run_failing(roots.run([], "true").stdin(path));
+    assert!(code == 125 && said.contains("O_PATH"), "{code}: {said}");
+    assert!(!roots.dir().join("from_root").exists());
+}
+
+#[test]
+fn a_disk_that_is_open_for_reading_cannot_be_written() {
+    let roots = RootBox::new();
+    let image = roots.dir().join("image");
+    fs::write(&image, vec![b'x'; 1 << 20]).unwrap();
+    let device = run(crate::farm::sh("losetup --find --show \"$0\"").arg(&image));
+    let device = device.trim();
+    let script = "head -c 4; echo y >/proc/self/fd/0 || echo refused";
+    let output = roots.run([], script).stdin(fs::File::open(device).unwrap()).output();
+    run(crate::farm::sh("losetup --detach \"$0\"").arg(device));
+    assert_eq!(String::from_utf8_lossy(&output.unwrap().stdout), "xxxxrefused\n");
+    assert_eq!(fs::read(&image).unwrap()[..4], *b"xxxx");
+}

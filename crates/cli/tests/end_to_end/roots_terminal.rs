@@ -1,28 +1,30 @@
 //! `hayloft run` on a terminal: the command has one of its own, joined to the caller's.
 
 use std::fs::File;
-use std::io::{Read, Write};
-use std::os::fd::{FromRawFd, OwnedFd};
+use std::io::{BufRead, Read, Write};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::process::CommandExt;
-use std::process::Child;
+use std::process::{Child, Command};
 use std::time::Duration;
 
-use crate::farm::wait_until;
+use crate::farm::{kill, wait_until};
 use crate::root_box::{RootBox, wait_no_process};
 
-/// Starts a script in a root, on a new terminal; the terminal's other end.
-fn start(roots: &RootBox, script: &str) -> (Child, File) {
+/// Both ends of a new terminal, the one that shows first.
+fn terminal() -> (File, OwnedFd) {
     let (mut ours, mut theirs) = (-1, -1);
     let size = libc::winsize { ws_row: 33, ws_col: 77, ws_xpixel: 0, ws_ypixel: 0 };
     let none = std::ptr::null_mut();
     // SAFETY: both descriptors are written before the call returns, and are ours then.
-    let (ours, theirs) = unsafe {
+    unsafe {
         assert_eq!(libc::openpty(&raw mut ours, &raw mut theirs, none, std::ptr::null(), &raw const size), 0);
         libc::fcntl(ours, libc::F_SETFD, libc::FD_CLOEXEC);
         (File::from_raw_fd(ours), OwnedFd::from_raw_fd(theirs))
-    };
-    let mut command = roots.run([], script);
-    command.stdin(theirs.try_clone().unwrap()).stdout(theirs.try_clone().unwrap()).stderr(theirs);
+    }
+}
+
+/// Has a command start in a session whose terminal is its standard input.
+fn in_session(mut command: Command) -> Command {
     // SAFETY: system calls only, between fork and exec.
     unsafe {
         command.pre_exec(|| {
@@ -31,7 +33,15 @@ fn start(roots: &RootBox, script: &str) -> (Child, File) {
             Ok(())
         });
     }
-    (command.spawn().unwrap(), ours)
+    command
+}
+
+/// Starts a script in a root, on a new terminal; the terminal's other end.
+fn start(roots: &RootBox, script: &str) -> (Child, File) {
+    let (ours, theirs) = terminal();
+    let mut command = roots.run([], script);
+    command.stdin(theirs.try_clone().unwrap()).stdout(theirs.try_clone().unwrap()).stderr(theirs);
+    (in_session(command).spawn().unwrap(), ours)
 }
 
 /// Reads until a text has come.
@@ -90,4 +100,64 @@ fn a_terminal_that_goes_away_ends_the_command() {
     wait_until("the run has ended", Duration::from_secs(20), || child.try_wait().unwrap().is_some());
     wait_no_process("4722.1");
     assert_eq!(roots.leftovers(&[]), [""; 0]);
+}
+
+/// Starts a script that has a terminal but for its output, which goes to a file.
+fn start_redirected(roots: &RootBox, script: &str, output: File) -> (Child, File) {
+    let (ours, theirs) = terminal();
+    let mut command = roots.run([], script);
+    command.stdin(theirs.try_clone().unwrap()).stdout(output).stderr(theirs);
+    (in_session(command).spawn().unwrap(), ours)
+}
+
+#[test]
+fn what_is_redirected_holds_nothing_else() {
+    let roots = RootBox::new();
+    let path = roots.dir().join("out");
+    let script = "echo out; echo err >&2; read x; echo got $x";
+    let (mut child, mut terminal) = start_redirected(&roots, script, File::create(&path).unwrap());
+    terminal.write_all(b"typed\n").unwrap();
+    // All of it.
+    let said = read_until(&mut terminal, "got");
+    assert!(said.contains("typed") && said.contains("err") && !said.contains("out"), "{said}");
+    assert_eq!(child.wait().unwrap().code(), Some(0));
+    assert_eq!(std::fs::read_to_string(path).unwrap(), "out\ngot typed\n");
+}
+
+#[test]
+fn a_terminal_that_nobody_reads_holds_no_signal_up() {
+    let roots = RootBox::new();
+    let (mut child, mut terminal) =
+        start(&roots, "trap 'exit 9' TERM; echo ready; while :; do echo 4724.1; done");
+    read_until(&mut terminal, "ready");
+    // Until all that lies between is full.
+    std::thread::sleep(Duration::from_millis(500));
+    assert!(child.try_wait().unwrap().is_none());
+    for _ in 0..2 {
+        kill(child.id(), libc::SIGTERM);
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    wait_until("the run has ended", Duration::from_secs(20), || child.try_wait().unwrap().is_some());
+    wait_no_process("4724.1");
+    assert_eq!(roots.leftovers(&[]), [""; 0]);
+}
+
+#[test]
+fn a_terminal_that_does_not_wait_loses_nothing() {
+    let roots = RootBox::new();
+    let (ours, theirs) = terminal();
+    // SAFETY: an open descriptor and plain numbers.
+    unsafe { libc::fcntl(theirs.as_raw_fd(), libc::F_SETFL, libc::O_RDWR | libc::O_NONBLOCK) };
+    let mut command = roots.run([], "stty -opost; seq -w 100000; echo end");
+    command.stdin(theirs.try_clone().unwrap()).stdout(theirs.try_clone().unwrap()).stderr(theirs);
+    let mut child = in_session(command).spawn().unwrap();
+    let mut terminal = std::io::BufReader::new(ours);
+    std::thread::sleep(Duration::from_millis(300));
+    let mut line = String::new();
+    for number in 1..=100_000 {
+        line.clear();
+        terminal.read_line(&mut line).unwrap();
+        assert_eq!(line.trim_end(), format!("{number:06}"));
+    }
+    assert_eq!(child.wait().unwrap().code(), Some(0));
 }

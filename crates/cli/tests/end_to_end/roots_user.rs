@@ -78,3 +78,17 @@ fn what_an_ordinary_user_cannot_have_is_said() {
     let (code, said) = run_failing(&mut by_user(&roots, user));
     assert!(code == 125 && said.contains("/etc/subuid"), "{said}");
 }
+
+#[test]
+fn what_an_ordinary_user_has_open_for_reading_cannot_be_written() {
+    let roots = RootBox::new();
+    let layer = small_layer(roots.dir());
+    let file = roots.dir().join("in.txt");
+    std::fs::write(&file, "original\n").unwrap();
+    chown(&file, Some(USER), Some(USER)).unwrap();
+    let script = "cat; echo changed >/proc/self/fd/0; cat /none";
+    let base = ["run", "--root", layer.to_str().unwrap(), "--bind", "/usr:/usr", "--", "sh", "-c", script];
+    let output = by_user(&roots, base).stdin(std::fs::File::open(&file).unwrap()).output().unwrap();
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "original\n", "{output:?}");
+    assert_eq!(std::fs::read_to_string(&file).unwrap(), "original\n");
+}
