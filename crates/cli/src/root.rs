@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use crate::config::{Config, RunConfig};
 use crate::exit::{Exit, failure};
 use crate::root_args::{EnterArgs, RootArgs, RootVerb};
-use crate::run::environment;
+use crate::run::{environment, exit_code_of};
 use crate::units::{show_duration, show_size, show_utc};
 use crate::{layers, publish, serve, sys};
 
@@ -163,6 +163,10 @@ fn enter(roots: &Roots, args: &EnterArgs) -> anyhow::Result<u8> {
     };
     match hayloft_root::enter(roots, &args.name, &task) {
         Ok(end) => Ok(u8::try_from(end.exit_code).unwrap_or(u8::MAX)),
+        Err(error @ (Error::NoCommand(_) | Error::CannotRun(_))) => {
+            eprintln!("hayloft: {error}");
+            Ok(exit_code_of(&error))
+        }
         Err(error) => Err(root_failure(error)),
     }
 }

@@ -45,11 +45,7 @@ pub(crate) fn run(args: &RunArgs, config: &Config, config_file: Option<&Path>) -
     let (report, result) = match outcome {
         Ok((report, code)) => (report, Ok(code)),
         Err(error) => {
-            let code = match error.downcast_ref::<Error>() {
-                Some(Error::NoCommand(_)) => NOT_FOUND,
-                Some(Error::CannotRun(_)) => CANNOT_RUN,
-                _ => Exit::Run.code(),
-            };
+            let code = error.downcast_ref::<Error>().map_or(Exit::Run.code(), exit_code_of);
             let error = match error.downcast::<Error>() {
                 Ok(error) => root_failure(error),
                 Err(error) => error,
@@ -69,6 +65,15 @@ pub(crate) fn run(args: &RunArgs, config: &Config, config_file: Option<&Path>) -
             eprintln!("hayloft: {error:#}");
             Ok(code)
         }
+    }
+}
+
+/// The exit code for a command that did not run.
+pub(crate) fn exit_code_of(error: &Error) -> u8 {
+    match error {
+        Error::NoCommand(_) => NOT_FOUND,
+        Error::CannotRun(_) => CANNOT_RUN,
+        _ => Exit::Run.code(),
     }
 }
 
@@ -262,7 +267,8 @@ fn spec(args: &RunArgs, config: &Config, roots: &Roots) -> anyhow::Result<Spec> 
     let mut hidden = Vec::from(HOST_MASKED.map(PathBuf::from));
     hidden.extend([roots.folder().to_owned(), layers_dir.base().to_owned(), spill_dir.clone()]);
     let masked = masked(&layers, &hidden);
-    if args.chdir.is_none() {
+    // Without layers of its own it runs where it was called, or not at all.
+    if args.chdir.is_none() && !args.layers.is_empty() {
         folders.push("/".into());
     }
     Ok(Spec {

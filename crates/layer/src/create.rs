@@ -127,6 +127,7 @@ fn debian(
         None => apt::sources_for(suite, &apt::read_sources(Path::new("/etc/apt"))),
     };
     let include = packages.join(",");
+    let of_this_host = ["etc/hostname", "etc/resolv.conf"].map(|name| tree.join(name));
     let root = rustix::process::geteuid().is_root();
     if find_program("mmdebstrap").is_some() {
         let mut command = Command::new("mmdebstrap");
@@ -137,7 +138,7 @@ fn debian(
         }
         command.arg(suite).arg(tree);
         command.args(&sources);
-        return run(command, say);
+        return run(command, say).and_then(|()| remove_files(&of_this_host));
     }
     if find_program("debootstrap").is_some() && root {
         let mut command = Command::new("debootstrap");
@@ -148,12 +149,25 @@ fn debian(
         command.arg(suite).arg(tree);
         // It takes one archive, without suites for updates.
         command.args(sources.first().and_then(|line| apt::uri_of(line)));
-        return run(command, say);
+        return run(command, say).and_then(|()| remove_files(&of_this_host));
     }
     let what = "a layer from a Debian archive".to_owned();
     let (program, package) =
         if root { ("mmdebstrap or debootstrap", "mmdebstrap") } else { ("mmdebstrap", "mmdebstrap uidmap") };
     Err(LayerError::Missing { what, program, package })
+}
+
+/// Removes files that may be there.
+fn remove_files(files: &[PathBuf]) -> Result<()> {
+    for file in files {
+        match std::fs::remove_file(file) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                return Err(error).context("remove", file);
+            }
+            _ => {}
+        }
+    }
+    Ok(())
 }
 
 fn rpm(tree: &Path, repository: &str, packages: &[String], say: &dyn Fn(&str)) -> Result<()> {

@@ -57,8 +57,8 @@ impl Budget {
             Some(tmp) => all - tmp,
             None => all,
         };
-        // A file takes about 1 KiB of the kernel's memory, which never goes to swap; half of the budget at most.
-        let inodes = memory.unwrap_or(host_memory / 2) / 2048;
+        // A file takes about 1 KiB of the kernel's memory, which never goes to swap: half of what is left to processes.
+        let inodes = memory.map_or(host_memory / 4096, |memory| memory / 8192);
         let tmp_inodes = tmp.map_or(0, |tmp| {
             let share = (u128::from(inodes) * u128::from(tmp) / u128::from(all)) as u64;
             // Small files are many, on either side.

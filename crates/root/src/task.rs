@@ -104,12 +104,13 @@ fn prepare(
     // After the change of user: he may not be let in everywhere.
     let folder = task.folders.iter().find(|folder| rustix::process::chdir(*folder).is_ok());
     if folder.is_none() && !task.folders.is_empty() {
-        let wanted = &task.folders[0];
-        return Err(Error::Usage(format!(
-            "{} cannot enter the folder {} in the root",
-            user.name,
-            wanted.display()
-        )));
+        let wanted = task.folders[0].display();
+        return Err(Error::Usage(match task.folders[0].symlink_metadata() {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => format!(
+                "the folder {wanted} is not in the root: show it there (--bind DIR:DIR), or name another (--chdir)"
+            ),
+            _ => format!("{} cannot enter the folder {wanted} in the root", user.name),
+        }));
     }
     Ok(env)
 }

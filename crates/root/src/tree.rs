@@ -207,16 +207,27 @@ fn mount_image(image: &Path, folder: &Path) -> Result<()> {
     open_path(folder).and_then(|folder| attach(&mount, folder)).trying(what)
 }
 
+/// What a root without a file of hosts has.
+const HOSTS: &str = "127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n";
 /// Folders at the top of every root that are not from the layers.
 const OWN: [&str; 5] = ["proc", "sys", "dev", "tmp", "run"];
 
 /// The places inside the root where something will be mounted, and whether each is a folder.
 fn places(plan: &Plan) -> Vec<(PathBuf, bool)> {
     let own = OWN.map(|name| (PathBuf::from(name), true));
-    let inside = |path: &Path| path.strip_prefix("/").unwrap_or(path).to_owned();
-    let folders = plan.scratch.iter().chain(&plan.masked).map(|path| (inside(path), true));
+    let masked = plan.masked.iter().map(|path| (inside(path), true));
+    own.into_iter().chain(masked).chain(asked_for(plan)).collect()
+}
+
+/// Those among the places that the user has named.
+fn asked_for(plan: &Plan) -> impl Iterator<Item = (PathBuf, bool)> {
     let binds = plan.binds.iter().map(|bind| (inside(&bind.target), bind.source.is_dir()));
-    own.into_iter().chain(folders).chain(binds).collect()
+    plan.scratch.iter().map(|path| (inside(path), true)).chain(binds)
+}
+
+/// A path in the root, as one below its top.
+fn inside(path: &Path) -> PathBuf {
+    path.strip_prefix("/").unwrap_or(path).to_owned()
 }
 
 /// Makes the places in a layer of their own below all others, so that the upper folder holds what the command has
@@ -226,7 +237,19 @@ fn make_points(plan: &Plan) -> Result<()> {
     for (place, is_folder) in places(plan) {
         make_place(&points, &place, is_folder).trying(|| format!("make /{}", place.display()))?;
     }
+    // Few layers that were made from packages have it, and the root's loopback interface is called so.
+    if has_layer_with(plan, "etc") && !has_layer_with(plan, "etc/hosts") {
+        make_place(&points, Path::new("etc/hosts"), false)
+            .and_then(|()| fs::write(points.join("etc/hosts"), HOSTS))
+            .trying(|| "make /etc/hosts".to_owned())?;
+    }
     Ok(())
+}
+
+/// Whether a layer has something at a path.
+fn has_layer_with(plan: &Plan, inside: impl AsRef<Path>) -> bool {
+    let layers = (0..plan.layers.len()).map(|at| plan.stage.join(layer_place(at)));
+    layers.into_iter().any(|layer| layer.join(inside.as_ref()).symlink_metadata().is_ok())
 }
 
 fn make_place(below: &Path, place: &Path, is_folder: bool) -> io::Result<()> {
@@ -340,6 +363,11 @@ fn fill(plan: &Plan) -> Result<()> {
             .and_then(|mount| Ok(attach(&mount, place)?))
             .trying(|| format!("mount /{name}"))?;
     }
+    for (place, is_folder) in asked_for(plan) {
+        if ["tmp", "run"].iter().any(|top| place.starts_with(top) && place != Path::new(top)) {
+            make_place(stage, &place, is_folder).trying(|| format!("make /{}", place.display()))?;
+        }
+    }
     for path in &plan.masked {
         let place = match merged.place(path) {
             // One that lies under another that is masked has nothing to hide, nor has one that a layer above has a file for.
@@ -362,7 +390,9 @@ fn fill_scratch(plan: &Plan, merged: &Merged, at: usize, path: &Path) -> Result<
     make_folder(&folder, 0o755)?;
     let place = merged.place(path).trying(what)?;
     let stat = rustix::fs::fstat(&place).trying(what)?;
-    fs::set_permissions(&folder, fs::Permissions::from_mode(stat.st_mode & 0o7777)).trying(what)?;
+    // Where no layer says whose it is, it is everybody's, as /tmp is.
+    let mode = if has_layer_with(plan, inside(path)) { stat.st_mode & 0o7777 } else { 0o1777 };
+    fs::set_permissions(&folder, fs::Permissions::from_mode(mode)).trying(what)?;
     if !plan.in_user_namespace {
         std::os::unix::fs::chown(&folder, Some(stat.st_uid), Some(stat.st_gid)).trying(what)?;
     }

@@ -39,6 +39,8 @@ impl RootBox {
     pub(crate) fn hayloft<const N: usize>(&self, args: [&str; N]) -> Command {
         let mut command = hayloft(args);
         command.env("HAYLOFT_STATE_DIR", self.state()).env("HAYLOFT_SPILL_DIR", self.spill());
+        // A folder that is in every root, wherever the tests are.
+        command.current_dir("/");
         command
     }
 

@@ -570,7 +570,7 @@ fn an_ordinary_user_publishes_as_far_as_may_be() {
     setpriv.args(["--reuid", "1000", "--regid", "1000", "--clear-groups", "sh", "-euc", script]);
     setpriv.args([crate::farm::HAYLOFT.as_ref(), home.as_os_str(), layers.dir().join("layer").as_os_str()]);
     setpriv.env("HOME", &home).env("XDG_RUNTIME_DIR", home.join("run")).env("HAYLOFT_CONFIG", "/dev/null");
-    assert_eq!(run(setpriv.stdin(Stdio::null())), "/etc:\n\n/old:\nnew\n");
+    assert_eq!(run(setpriv.stdin(Stdio::null())), "/etc:\nhosts\n\n/old:\nnew\n");
 }
 
 #[test]

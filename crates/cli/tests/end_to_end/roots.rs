@@ -297,6 +297,48 @@ fn users_variables_and_folders() {
 }
 
 #[test]
+fn a_command_runs_where_it_was_called_or_not_at_all() {
+    let roots = RootBox::new();
+    let elsewhere = tempfile::tempdir_in("/tmp").unwrap();
+    let (code, said) = run_failing(roots.run([], "true").current_dir(elsewhere.path()));
+    assert!(code == 125 && said.contains("is not in the root") && said.contains("--chdir"), "{said}");
+    let bind = elsewhere.path().to_str().unwrap();
+    let pwd = run(roots.run(["--bind", bind], "pwd").current_dir(elsewhere.path()));
+    assert_eq!(pwd.trim_end(), bind);
+    // Layers of its own are another world.
+    let layer = small_layer(roots.dir());
+    let flags = ["--root", layer.to_str().unwrap(), "--bind", "/usr:/usr"];
+    assert_eq!(run(roots.run(flags, "pwd").current_dir(elsewhere.path())), "/\n");
+}
+
+#[test]
+fn folders_of_memory_are_for_every_user_and_everywhere() {
+    let roots = RootBox::new();
+    let layer = small_layer(roots.dir());
+    fs::create_dir(layer.join("own")).unwrap();
+    let layer = layer.to_str().unwrap();
+    let host = format!("{}:/run/here/layer", roots.dir().display());
+    let flags = [
+        "--root",
+        layer,
+        "--bind",
+        "/usr:/usr",
+        "--scratch",
+        "/build",
+        "--scratch",
+        "/tmp/b",
+        "--scratch",
+        "/own",
+    ];
+    let more = ["--tmp", "16M", "--bind", &host, "--user", "1234"];
+    let script = "touch /build/x /tmp/b/x; test -e /run/here/layer; ! touch /own/x 2>/dev/null; stat -c %a /own; cat /etc/hosts";
+    let mut command = roots.hayloft(["run"]);
+    command.args(flags).args(more).args(["--", "sh", "-euc", script]);
+    let said = run(&mut command);
+    assert!(said.starts_with("755\n127.0.0.1\tlocalhost\n"), "{said}");
+}
+
+#[test]
 fn what_is_collected_is_copied() {
     let roots = RootBox::new();
     let out = roots.dir().join("out");
