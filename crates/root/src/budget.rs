@@ -152,7 +152,7 @@ mod tests {
     fn files_of_tmp_are_among_those_of_the_whole() {
         let budget = |memory, spill, tmp| Budget::new(Some(memory), spill, tmp, 16 << 30).unwrap();
         let whole = budget(64 * MIB, 0, None);
-        assert_eq!((whole.inodes, whole.tmp_inodes), (32 << 10, 0));
+        assert_eq!((whole.inodes, whole.tmp_inodes), (8 << 10, 0));
         for (spill, tmp) in [(0, 16 * MIB), (0, 47 * MIB), (1 << 40, MIB), (1 << 40, 1 << 40)] {
             let split = budget(64 * MIB, spill, Some(tmp));
             assert_eq!(split.inodes + split.tmp_inodes, whole.inodes);
@@ -162,7 +162,7 @@ mod tests {
 
     fn root(memory: Option<u64>, group: &Path) -> RootInfo {
         let info = serde_json::json!({
-            "name": "r", "created": 0, "command": [], "layers": [], "upper": "", "merged": "", "userxattr": false,
+            "name": "r", "created": 0, "command": [], "layers": [], "lower": [], "upper": "", "merged": "", "userxattr": false,
             "state": "running", "pid": 0, "exit_code": null, "memory": memory, "cgroups": [group], "spill": null,
             "files_bytes_max": 5 * MIB,
         });
