@@ -167,6 +167,8 @@ fn a_number_that_was_given_anew_is_not_taken_for_the_root() {
     run(&mut roots.run(["--keep", "--name", "k"], "true"));
     let file = roots.state().join("k/root.json");
     let before = fs::read_to_string(&file).unwrap();
+    // The kernel tells in ticks of 10 ms when a process was started.
+    std::thread::sleep(Duration::from_millis(30));
     let mut other = sh("exec sleep 4723.1").spawn().unwrap();
     let mut info: serde_json::Value = serde_json::from_str(&before).unwrap();
     info["pid"] = other.id().into();
