@@ -98,6 +98,7 @@ fn a_kept_root_holds_nothing_of_its_caller() {
     let script =
         format!("exec 9>&1; {} run --keep --name k -- true 2>/dev/null; echo done", crate::farm::HAYLOFT);
     let mut command = crate::farm::sh(&script);
+    command.current_dir("/");
     command.env("HAYLOFT_STATE_DIR", roots.state()).env("HAYLOFT_CONFIG", "/dev/null");
     assert_eq!(run(&mut command), "done\n");
     assert_eq!(roots.list().len(), 1);

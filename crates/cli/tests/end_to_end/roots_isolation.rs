@@ -369,6 +369,7 @@ fn a_file_is_read_from_where_the_caller_stands() {
     // What is no file comes as it is.
     let script = "echo piped | \"$0\" run -- cat; \"$0\" run -- wc -c </dev/null";
     let mut command = crate::farm::sh(script);
+    command.current_dir("/");
     command.arg(crate::farm::HAYLOFT).env("HAYLOFT_STATE_DIR", roots.state());
     assert_eq!(run(command.env("HAYLOFT_CONFIG", "/dev/null")), "piped\n0\n");
 }
