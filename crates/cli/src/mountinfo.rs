@@ -6,6 +6,8 @@ use std::os::unix::ffi::OsStringExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
+use hayloft_layer::unescape_mountinfo;
+
 use crate::exit::{Exit, failure};
 
 /// The type that our mounts have in the kernel's table.
@@ -99,34 +101,11 @@ fn parse(line: &[u8]) -> Option<MountEntry> {
     let (root, mount_point, options) = (fields.next()?, fields.next()?, fields.next()?);
     let mut after = fields.skip_while(|field| *field != b"-").skip(1);
     let kind = String::from_utf8_lossy(after.next()?).into_owned();
-    let source = String::from_utf8_lossy(&unescape(after.next()?)).into_owned();
+    let source = String::from_utf8_lossy(&unescape_mountinfo(after.next()?)).into_owned();
     let read_only = |options: &[u8]| options.split(|byte| *byte == b',').any(|option| option == b"ro");
     let whole = root == b"/" && !read_only(options) && !read_only(after.next()?);
-    let mount_point = OsString::from_vec(unescape(mount_point)).into();
+    let mount_point = OsString::from_vec(unescape_mountinfo(mount_point)).into();
     Some(MountEntry { mount_point, kind, source, device, whole })
-}
-
-/// Spaces and the like are written as a backslash and three octal digits.
-fn unescape(field: &[u8]) -> Vec<u8> {
-    let mut out = Vec::with_capacity(field.len());
-    let mut rest = field;
-    while let Some((first, tail)) = rest.split_first() {
-        let octal = (*first == b'\\')
-            .then(|| tail.get(..3))
-            .flatten()
-            .and_then(|digits| u8::from_str_radix(std::str::from_utf8(digits).ok()?, 8).ok());
-        match octal {
-            Some(byte) => {
-                out.push(byte);
-                rest = &tail[3..];
-            }
-            None => {
-                out.push(*first);
-                rest = tail;
-            }
-        }
-    }
-    out
 }
 
 #[cfg(test)]

@@ -40,12 +40,13 @@ fn mount_of(folder: &Folder) -> io::Result<u64> {
 fn read_line(line: &[u8]) -> Option<(u64, PathBuf)> {
     let mut fields = line.split(|byte| *byte == b' ');
     let parent = std::str::from_utf8(fields.nth(1)?).ok()?.parse().ok()?;
-    Some((parent, unescape(fields.nth(2)?)))
+    Some((parent, OsString::from_vec(unescape_mountinfo(fields.nth(2)?)).into()))
 }
 
-/// Blanks, tabs, line ends and backslashes are there as `\` and three octal digits.
-fn unescape(field: &[u8]) -> PathBuf {
-    let mut plain = Vec::new();
+/// A field of proc_pid_mountinfo(5) as it was: blanks, tabs, line ends and backslashes are there as `\` and three octal
+/// digits.
+pub fn unescape_mountinfo(field: &[u8]) -> Vec<u8> {
+    let mut plain = Vec::with_capacity(field.len());
     let mut rest = field;
     while let Some((first, after)) = rest.split_first() {
         let digits = (*first == b'\\').then(|| after.get(..3)).flatten();
@@ -61,7 +62,7 @@ fn unescape(field: &[u8]) -> PathBuf {
             }
         }
     }
-    OsString::from_vec(plain).into()
+    plain
 }
 
 #[cfg(test)]
@@ -73,6 +74,6 @@ mod tests {
         let line = br"36 35 98:0 /mnt1 /mnt\0402/a\134b rw,noatime master:1 - ext3 /dev/root rw";
         assert_eq!(read_line(line), Some((35, PathBuf::from(r"/mnt 2/a\b"))));
         assert_eq!(read_line(b""), None);
-        assert_eq!(unescape(br"\04"), Path::new(r"\04"));
+        assert_eq!(unescape_mountinfo(br"\04"), br"\04");
     }
 }

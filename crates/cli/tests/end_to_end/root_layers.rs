@@ -42,6 +42,14 @@ impl Layers {
         run(self.hayloft(["root", "create", name, "--from", from]).args(more));
     }
 
+    /// Makes the layer `v`, or replaces it, with a text in its file `version`.
+    fn create_version(&self, text: &str) {
+        let folder = self.dir().join("folder");
+        fs::create_dir_all(&folder).unwrap();
+        fs::write(folder.join("version"), text).unwrap();
+        self.create("v", &format!("dir:{}", folder.display()), &["--force"]);
+    }
+
     /// `hayloft run` of a shell script in a root of the small layer.
     fn run(&self, flags: &[&str], script: &str) -> std::process::Command {
         let mut command = self.hayloft(["run"]);
@@ -160,12 +168,7 @@ fn a_killed_bootstrap_writes_into_no_other_layer() {
 #[test]
 fn a_layer_that_is_replaced_stays_for_the_roots_that_use_it() {
     let layers = Layers::new();
-    let folder = layers.dir().join("folder");
-    fs::create_dir(&folder).unwrap();
-    let make = |text: &str| {
-        fs::write(folder.join("version"), text).unwrap();
-        layers.create("v", &format!("dir:{}", folder.display()), &["--force"]);
-    };
+    let make = |text: &str| layers.create_version(text);
     make("one");
     run(&mut layers.run(&["--root", "v", "--keep", "--name", "k"], "true"));
     make("two");
@@ -184,12 +187,7 @@ fn a_layer_that_is_replaced_stays_for_the_roots_that_use_it() {
 #[test]
 fn a_layer_that_is_replaced_while_a_root_is_made_is_looked_up_again() {
     let layers = Layers::new();
-    let folder = layers.dir().join("folder");
-    fs::create_dir(&folder).unwrap();
-    let make = |text: &str| {
-        fs::write(folder.join("version"), text).unwrap();
-        layers.create("v", &format!("dir:{}", folder.display()), &["--force"]);
-    };
+    let make = |text: &str| layers.create_version(text);
     make("one");
     run(&mut layers.run(&["--root", "v"], "true"));
     // It waits for this after its layers were looked up.
