@@ -58,8 +58,20 @@ step() { # NAME COMMAND...
     # shellcheck disable=SC2086
     count "$name" $counts $((SECONDS - start))
     if [ "$status" != 0 ]; then
-        tail -n 60 "$log" | sed 's/^/   | /'
+        what_failed "$log" | head -n 100 | cut -c 1-400 | sed 's/^/   | /'
         printf '   FAILED (%s); all of it: %s\n' "$status" "$log"
+        # In the summary too: of a long output often only a part is kept.
+        summary+=("$(sed -nE 's/^test (.*) \.\.\. FAILED$/    failed: \1/p; s/^thread .* panicked at /    at: /p' "$log" |
+            head -n 20 | cut -c 1-160)")
+    fi
+}
+
+# What the output of a failed step says of what failed: of cargo's tests all that they printed, else its last lines.
+what_failed() { # LOG
+    if grep -q '^failures:$' "$1"; then
+        awk '/^failures:$/ { told = 1 } /^test result:/ { told = 0 } told' "$1"
+    else
+        tail -n 60 "$1"
     fi
 }
 
