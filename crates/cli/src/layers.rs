@@ -86,14 +86,13 @@ pub(crate) fn list(layers: &LayersDir, as_json: bool) -> anyhow::Result<u8> {
 ///
 /// # Errors
 /// When there is no such layer, or a root uses it.
-pub(crate) fn remove(layers: &LayersDir, name: &str, roots: &Roots) -> anyhow::Result<u8> {
+pub(crate) fn remove(layers: &LayersDir, name: &str, roots: &Roots) -> anyhow::Result<()> {
     let tree = layers.tree(name).map_err(as_failure)?;
     let users = roots.list().map_err(root_failure)?;
     if let Some(user) = users.iter().find(|root| root.layers.contains(&tree)) {
         return Err(failure(Exit::Busy, format!("the layer '{name}' is in use by the root '{}'", user.name)));
     }
-    layers.remove(name).map_err(as_failure)?;
-    Ok(0)
+    layers.remove(name).map_err(as_failure)
 }
 
 /// Runs `hayloft root diff`.

@@ -30,17 +30,36 @@ mod volume;
 use std::ffi::OsString;
 use std::process::ExitCode;
 
-use clap::Parser;
+use clap::{CommandFactory, Parser};
 
 use crate::args::{Cli, Verb};
 use crate::config::Config;
+use crate::exit::Exit;
 
 fn main() -> ExitCode {
     let argv: Vec<OsString> = std::env::args_os().collect();
     if let Some(role) = helper::role(&argv) {
         return helper::run(role, &argv[1..]);
     }
-    exit::finish(run(Cli::parse()))
+    match Cli::try_parse_from(&argv) {
+        Ok(cli) => exit::finish(run(cli)),
+        // What is not a command's own code must not look like one.
+        Err(error) if error.use_stderr() && runs_a_command(&argv) => {
+            let _ = error.print();
+            Exit::Run.code().into()
+        }
+        Err(error) => error.exit(),
+    }
+}
+
+/// Whether a command line that is wrong is one of `hayloft run` or `hayloft root enter`, as far as it is understood.
+fn runs_a_command(argv: &[OsString]) -> bool {
+    let Ok(all) = Cli::command().ignore_errors(true).try_get_matches_from(argv) else { return false };
+    match all.subcommand() {
+        Some(("run", _)) => true,
+        Some(("root", verb)) => verb.subcommand_name() == Some("enter"),
+        _ => false,
+    }
 }
 
 fn run(cli: Cli) -> anyhow::Result<u8> {

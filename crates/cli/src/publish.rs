@@ -10,12 +10,14 @@ use anyhow::Context;
 use hayloft_layer::{Durable, Form, LayerError, PublishOptions, Published, Target, mounted_below, publish};
 use hayloft_root::{RootInfo, Roots};
 
-use crate::exit::{Exit, failure};
+use crate::admin::Admin;
+use crate::exit::{Exit, exit_of, failure};
 use crate::layer_args::{PublicationArgs, RootPublishArgs};
 use crate::layers::{Progress, as_failure, stack};
 use crate::mountinfo::{self, MountEntry};
 use crate::root::root_failure;
 use crate::units::{show_count, show_size};
+use crate::volume::show_volume;
 use crate::{stop, sync};
 
 /// Between two looks whether a mount is there.
@@ -114,30 +116,57 @@ enum Volume {
     /// A folder, on a mount or anywhere.
     Folder(PathBuf),
     /// `HOST:PORT/NAME`.
-    Remote(String),
+    Remote { server: String, name: String },
+}
+
+/// Where a volume is.
+enum Found<'a> {
+    /// On this host: the folder, or a mount of it that is there anyway and knows the target already.
+    Here(PathBuf),
+    /// This host has no mount of it.
+    NotMounted { server: &'a str, name: &'a str },
+}
+
+impl Volume {
+    fn find(&self) -> anyhow::Result<Found<'_>> {
+        match self {
+            Volume::Folder(folder) => {
+                let found =
+                    folder.canonicalize().with_context(|| format!("cannot publish to {}", folder.display()));
+                Ok(Found::Here(found.map_err(|error| failure(Exit::NoVolume, format!("{error:#}")))?))
+            }
+            Volume::Remote { server, name } => {
+                let source = format!("{server}/{name}");
+                let of_it = |entry: &MountEntry| entry.is_ours() && entry.volume() == source;
+                let mounts = mountinfo::all()?;
+                let there = mounts.into_iter().rev().find(|entry| of_it(entry) && entry.is_usable());
+                Ok(there.map_or(Found::NotMounted { server, name }, |entry| Found::Here(entry.mount_point)))
+            }
+        }
+    }
 }
 
 impl fmt::Display for Destination {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.volume {
             Volume::Folder(folder) => write!(f, "{}", folder.join(&self.path).display()),
-            Volume::Remote(source) => write!(f, "{source}:{}", self.path.display()),
+            Volume::Remote { server, name } => write!(f, "{server}/{name}:{}", self.path.display()),
         }
     }
 }
 
 impl Destination {
-    /// Says early what would fail in the end.
+    /// Says before a long build what would fail after it.
     ///
     /// # Errors
-    /// When its folder is not there.
+    /// When there is no such folder or volume, its server does not answer, or it cannot be written to.
     pub(crate) fn check(&self) -> anyhow::Result<()> {
-        match &self.volume {
-            Volume::Folder(folder) if !folder.is_dir() => Err(failure(
-                Exit::NoVolume,
-                format!("cannot publish to {}: no such folder", folder.display()),
-            )),
-            _ => Ok(()),
+        match self.volume.find()? {
+            Found::Here(folder) => Target::check(&folder, &self.path).map_err(as_failure),
+            Found::NotMounted { server, name } => Admin::connect(server)
+                .and_then(|mut admin| show_volume(&mut admin, name))
+                .map(|_| ())
+                .map_err(|error| failure(exit_of(&error), format!("cannot publish to {self}: {error:#}"))),
         }
     }
 
@@ -161,7 +190,7 @@ impl Destination {
                 if !server.contains(':') || name.is_empty() || name.contains('/') {
                     return Err(wrong("write an absolute path, one with './', or HOST:PORT/NAME"));
                 }
-                (Volume::Remote(format!("{server}/{name}")), path)
+                (Volume::Remote { server: server.to_owned(), name: name.to_owned() }, path)
             }
         };
         let path = Path::new(path.unwrap_or(root));
@@ -187,23 +216,9 @@ struct Place {
 
 impl Place {
     fn reach(volume: &Volume, config: Option<&Path>) -> anyhow::Result<Place> {
-        match volume {
-            Volume::Folder(folder) => {
-                let found =
-                    folder.canonicalize().with_context(|| format!("cannot publish to {}", folder.display()));
-                let folder = found.map_err(|error| failure(Exit::NoVolume, format!("{error:#}")))?;
-                Ok(Place { folder, mounted: None })
-            }
-            Volume::Remote(source) => {
-                // A mount that this host has anyway knows the target already; without one there is another client.
-                let mounts = mountinfo::all()?;
-                let of_it = |entry: &&MountEntry| entry.is_ours() && entry.volume() == *source;
-                let there = mounts.iter().rev().filter(of_it).find(|entry| entry.is_usable());
-                if let Some(entry) = there {
-                    return Ok(Place { folder: entry.mount_point.clone(), mounted: None });
-                }
-                mount(source, config)
-            }
+        match volume.find()? {
+            Found::Here(folder) => Ok(Place { folder, mounted: None }),
+            Found::NotMounted { server, name } => mount(&format!("{server}/{name}"), config),
         }
     }
 
@@ -344,14 +359,14 @@ mod tests {
     fn destinations_are_read() {
         let to = |volume, path: &str| Destination { volume, path: path.into() };
         let folder = |path: &str| Volume::Folder(path.into());
-        let remote = |source: &str| Volume::Remote(source.to_owned());
+        let remote = |server: &str| Volume::Remote { server: server.to_owned(), name: "v".to_owned() };
         for (text, expected) in [
             ("/mnt/v", to(folder("/mnt/v"), "build")),
             ("/mnt/v:a/b", to(folder("/mnt/v"), "a/b")),
             ("./v:/a//b/", to(folder("./v"), "a/b")),
-            ("farm1:7440/v", to(remote("farm1:7440/v"), "build")),
-            ("farm1:7440/v:a", to(remote("farm1:7440/v"), "a")),
-            ("[::1]:7440/v:a", to(remote("[::1]:7440/v"), "a")),
+            ("farm1:7440/v", to(remote("farm1:7440"), "build")),
+            ("farm1:7440/v:a", to(remote("farm1:7440"), "a")),
+            ("[::1]:7440/v:a", to(remote("[::1]:7440"), "a")),
         ] {
             assert_eq!(Destination::parse(text, "build").unwrap(), expected, "{text}");
         }

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use crate::config::{Config, RunConfig};
 use crate::exit::{Exit, failure};
-use crate::root_args::{EnterArgs, RootArgs, RootVerb};
+use crate::root_args::{EnterArgs, RmArgs, RootArgs, RootVerb};
 use crate::run::{environment, exit_code_of};
 use crate::units::{show_duration, show_size, show_utc};
 use crate::{layers, publish, serve, sys};
@@ -40,14 +40,25 @@ pub(crate) fn run(args: RootArgs, config: &Config, config_file: Option<&Path>) -
             layers::run_diff(&diff_args, &roots)
         }
         RootVerb::Publish(publish_args) => publish::run(&publish_args, &roots, config_file),
-        RootVerb::Rm(rm_args) if rm_args.layer => {
-            layers::remove(&layers::layers_dir(&rm_args.layers_dir, config), &rm_args.name, &roots)
-        }
-        RootVerb::Rm(rm_args) => {
-            hayloft_root::remove(&roots, &rm_args.name, rm_args.force).map_err(root_failure)?;
-            Ok(0)
+        RootVerb::Rm(rm_args) => remove(&roots, &rm_args, config),
+    }
+}
+
+/// Removes all that can be removed; the first error is the command's.
+fn remove(roots: &Roots, args: &RmArgs, config: &Config) -> anyhow::Result<u8> {
+    let layers_dir = layers::layers_dir(&args.layers_dir, config);
+    let one = |name: &String| match args.layer {
+        true => layers::remove(&layers_dir, name, roots),
+        false => hayloft_root::remove(roots, name, args.force).map_err(root_failure),
+    };
+    let mut failed = None;
+    for error in args.names.iter().filter_map(|name| one(name).err()) {
+        match failed {
+            None => failed = Some(error),
+            Some(_) => eprintln!("hayloft: {error:#}"),
         }
     }
+    failed.map_or(Ok(0), Err)
 }
 
 /// The roots in the folder that a flag, the configuration or the default says.

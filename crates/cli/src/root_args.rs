@@ -166,10 +166,10 @@ Examples:
     Diff(RootDiffArgs),
     /// Put what a root has changed into a volume, all of it at once
     Publish(RootPublishArgs),
-    /// Remove a root and everything in it
+    /// Remove roots and everything in them
     #[command(after_help = "\
 Examples:
-  hayloft root rm look
+  hayloft root rm look other
   hayloft root rm --layer sdk
   hayloft root rm --force stuck     (also when its command still runs: ends it)")]
     Rm(RmArgs),
@@ -224,9 +224,10 @@ pub(crate) struct EnterArgs {
 /// `hayloft root rm`.
 #[derive(Debug, Args)]
 pub(crate) struct RmArgs {
-    /// The root
-    pub name: String,
-    /// Remove the layer of this name instead; roots must not use it any more
+    /// The roots
+    #[arg(required = true, value_name = "NAME")]
+    pub names: Vec<String>,
+    /// Remove the layers of these names instead; roots must not use them any more
     #[arg(long, conflicts_with = "force")]
     pub layer: bool,
     /// Where layers are.

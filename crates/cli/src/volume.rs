@@ -148,7 +148,11 @@ fn show(admin: &mut Admin, name: &str, json: bool) -> anyhow::Result<u8> {
     Ok(0)
 }
 
-fn show_volume(admin: &mut Admin, name: &str) -> anyhow::Result<VolumeInfo> {
+/// A volume of the server.
+///
+/// # Errors
+/// When there is none of that name.
+pub(crate) fn show_volume(admin: &mut Admin, name: &str) -> anyhow::Result<VolumeInfo> {
     let answer = admin.ask(Ask::ShowVolume(ShowVolume { name: name.to_owned() }))?;
     one_volume(admin, answer)
 }

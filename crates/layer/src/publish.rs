@@ -105,6 +105,15 @@ impl Target {
         Ok(Target { staging: Staging::begin_below(volume, path)? })
     }
 
+    /// Says before a long build what would fail after it: looks whether [`Target::open`] would find something there that cannot
+    /// be replaced, or a file system that cannot be written. Nothing is changed.
+    ///
+    /// # Errors
+    /// What [`Target::open`] would fail with; a folder that this user may not write to.
+    pub fn check(volume: &Path, path: &Path) -> Result<()> {
+        Staging::check_below(volume, path)
+    }
+
     /// Where the folder that it is in is on the host, links resolved.
     ///
     /// # Errors

@@ -14,7 +14,7 @@ use std::os::fd::OwnedFd;
 use std::path::{Component, Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use rustix::fs::{self, FlockOperation, Mode, OFlags, RenameFlags};
+use rustix::fs::{self, Access, AtFlags, FlockOperation, Mode, OFlags, RenameFlags};
 use rustix::io::Errno;
 
 use crate::error::{Context, LayerError, Result};
@@ -80,6 +80,23 @@ impl Staging {
             at = step_into(&at, name, &shown)?;
         }
         Staging::begin_in(at, shown, name, above)
+    }
+
+    /// Fails where a version could not be made, as far as that can be known without a change.
+    pub(crate) fn check_below(volume: &Path, path: &Path) -> Result<()> {
+        let mut at = Folder::open(volume).context("open", volume)?;
+        let mut shown = volume.to_owned();
+        let (names, name) = steps(path)?;
+        for name in names {
+            let below = shown.join(name);
+            if !is_folder_there(&at, name, &below)? {
+                return check_access(&at, &shown);
+            }
+            at = at.sub(Path::new(name)).context("open", &below)?;
+            shown = below;
+        }
+        is_folder_there(&at, name, &shown.join(name))?;
+        check_access(&at, &shown)
     }
 
     fn begin_in(parent: Folder, parent_path: PathBuf, name: &OsStr, above: Vec<Above>) -> Result<Staging> {
@@ -324,12 +341,27 @@ fn step_into(parent: &Folder, name: &OsStr, shown: &Path) -> Result<Folder> {
         Ok(()) | Err(Errno::EXIST) => {}
         Err(error) => return Err(error).context("make", shown),
     }
+    is_folder_there(parent, name, shown)?;
+    parent.sub(Path::new(name)).context("open", shown)
+}
+
+/// Whether there is a folder of that name.
+///
+/// # Errors
+/// When there is something else.
+fn is_folder_there(parent: &Folder, name: &OsStr, shown: &Path) -> Result<bool> {
     let why = |why: &str| LayerError::Target { path: shown.to_owned(), why: why.to_owned() };
     match parent.meta(name).context("look at", shown)?.map(|there| there.kind) {
+        None => Ok(false),
+        Some(FileKind::Folder) => Ok(true),
         Some(FileKind::Symlink) => Err(why("it is a symbolic link, and none is followed in a volume")),
-        Some(kind) if kind != FileKind::Folder => Err(why("it is no folder")),
-        _ => parent.sub(Path::new(name)).context("open", shown),
+        Some(_) => Err(why("it is no folder")),
     }
+}
+
+/// Fails when this user may not make anything in a folder.
+fn check_access(folder: &Folder, shown: &Path) -> Result<()> {
+    fs::accessat(folder, ".", Access::WRITE_OK | Access::EXEC_OK, AtFlags::EACCESS).context("write to", shown)
 }
 
 /// Locks a staging folder, or waits for that. `None` when somebody else has it, or it is on its way out.
@@ -363,7 +395,7 @@ fn clear(parent: &Folder, name: &OsStr, folder: &Folder) -> std::io::Result<()> 
     removed.into_iter().collect::<std::io::Result<()>>()?;
     // From here on somebody else may make a lock of his own, and has the folder then.
     folder.remove(OsStr::new(LOCK))?;
-    match fs::unlinkat(parent, name, fs::AtFlags::REMOVEDIR) {
+    match fs::unlinkat(parent, name, AtFlags::REMOVEDIR) {
         Ok(()) | Err(Errno::NOENT | Errno::NOTEMPTY) => Ok(()),
         Err(error) => Err(error.into()),
     }

@@ -20,11 +20,11 @@ const COPY_BYTES: usize = 1 << 20;
 const LINKS_MAX: usize = 40;
 
 /// Copies what a path inside a root names (`*` and `?` stand for any characters of a name) into a folder outside, and
-/// gives the copies' paths. Mode, times and holes are kept; the owner is who calls. Devices and the like are left out. A
-/// file has its name when all of it is there. `stop` is asked now and then whether to stop.
+/// gives the copies' paths. Mode, times and holes are kept; the owner is who calls. Devices, pipes and sockets are left out,
+/// with a warning. A file has its name when all of it is there. `stop` is asked now and then whether to stop.
 ///
 /// # Errors
-/// When nothing is there, the folder cannot be written, or it was to stop.
+/// When nothing is there that can be copied, the folder cannot be written, or it was to stop.
 pub fn collect(
     merged: &Path,
     pattern: &Path,
@@ -62,6 +62,12 @@ pub fn collect(
             Err(Error::NotFound(_)) => continue,
             Err(error) => return Err(error),
         };
+        let kind =
+            rustix::fs::fstat(&source).map(|stat| FileType::from_raw_mode(stat.st_mode)).trying(what)?;
+        if !can_be_copied(kind) {
+            left_out(&path);
+            continue;
+        }
         let Some(name) = path.file_name() else {
             return Err(Error::Usage("--collect takes a path in the root, not the whole of it".to_owned()));
         };
@@ -173,8 +179,19 @@ fn copy(source: BorrowedFd<'_>, target: &Path, stop: &dyn Fn() -> bool) -> io::R
             let link = rustix::fs::readlinkat(source, "", Vec::new())?;
             replace(target, |new| std::os::unix::fs::symlink(OsStr::from_bytes(link.as_bytes()), new))
         }
-        _ => Ok(()),
+        _ => {
+            left_out(target);
+            Ok(())
+        }
     }
+}
+
+fn can_be_copied(kind: FileType) -> bool {
+    matches!(kind, FileType::RegularFile | FileType::Directory | FileType::Symlink)
+}
+
+fn left_out(path: &Path) {
+    tracing::warn!(path = %path.display(), "a device, pipe or socket is not collected");
 }
 
 /// Makes something under a name of its own, and then puts it in the place of what is there.

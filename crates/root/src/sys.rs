@@ -215,6 +215,13 @@ pub(crate) fn next_signal(signals: BorrowedFd<'_>) -> Option<i32> {
     (read == size as isize).then_some(info.ssi_signo as i32)
 }
 
+/// Sends the calling thread a signal.
+#[cfg(test)]
+pub(crate) fn signal_this_thread(signal: i32) {
+    // SAFETY: the thread is there.
+    assert_eq!(unsafe { libc::pthread_kill(libc::pthread_self(), signal) }, 0);
+}
+
 /// The first of these signals that is held back and has come. It stays so.
 pub(crate) fn pending_signal(signals: &[i32]) -> Option<i32> {
     let mut set = signal_set(&[]);

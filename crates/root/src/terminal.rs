@@ -2,6 +2,9 @@
 //! in the root holds the caller's terminal. That is so when standard input is one. When only standard output or standard
 //! error is, the command gets that as it is, as any other descriptor; it is not its session's then: nothing can be
 //! typed into it, and its keys send it no signals.
+//!
+//! A shell's background job leaves the caller's terminal as it is, and what is typed to others: to touch it would stop the
+//! job. What the command shows comes out all the same.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Write};
@@ -26,7 +29,7 @@ const BLOCKING_CHUNK: usize = 256;
 pub(crate) struct Joined {
     inner: File,
     outer: Outer,
-    /// How the outer one was set before it passed every key on.
+    /// How the outer one was set before it passed every key on; none while it does not.
     before: Option<Termios>,
     /// Read from the caller, not yet taken by the root.
     pending: Vec<u8>,
@@ -125,13 +128,18 @@ impl Joined {
         Ok(Some((joined, report::Terminal { number, descriptors })))
     }
 
-    /// From now on every key goes into the root, Ctrl-C too.
+    /// From now on every key goes into the root, Ctrl-C too, unless others have the terminal: to be called again when
+    /// this process was stopped and goes on, since it may be in the other position then.
     ///
     /// # Errors
     /// When the terminal is gone.
     pub(crate) fn join(&mut self) -> Result<()> {
         let what = || "set up the terminal".to_owned();
-        let before = rustix::termios::tcgetattr(io::stdin()).trying(what)?;
+        let before = self.before.take();
+        if !is_foreground() {
+            return Ok(());
+        }
+        let before = before.map_or_else(|| rustix::termios::tcgetattr(io::stdin()), Ok).trying(what)?;
         let mut raw = before.clone();
         raw.make_raw();
         rustix::termios::tcsetattr(io::stdin(), OptionalActions::Now, &raw).trying(what)?;
@@ -155,7 +163,7 @@ impl Joined {
         if !inner.is_empty() {
             ends.push((End::Inner, PollFd::from_borrowed_fd(self.inner.as_fd(), inner)));
         }
-        if self.pending.is_empty() && !self.is_over {
+        if self.pending.is_empty() && !self.is_over && self.before.is_some() {
             ends.push((End::Keys, PollFd::from_borrowed_fd(rustix::stdio::stdin(), PollFlags::IN)));
         }
         ends.extend(self.room().map(|room| (End::Room, room)));
@@ -223,8 +231,13 @@ impl Joined {
 
 impl Drop for Joined {
     fn drop(&mut self) {
-        if let Some(before) = &self.before {
+        if let Some(before) = self.before.as_ref().filter(|_| is_foreground()) {
             let _ = rustix::termios::tcsetattr(io::stdin(), OptionalActions::Now, before);
         }
     }
+}
+
+/// Whether the terminal's keys are for this process: always, when it is not the terminal of its session.
+fn is_foreground() -> bool {
+    rustix::termios::tcgetpgrp(io::stdin()).map_or(true, |group| group == rustix::process::getpgrp())
 }

@@ -92,7 +92,7 @@ impl Watch {
                 }
             }
             if signalled {
-                self.pass_signals(link, child, terminal.as_deref());
+                self.pass_signals(link, child, terminal.as_deref_mut());
             }
             if said {
                 let message = link.receive().trying(|| "hear from the root's first process".to_owned());
@@ -135,11 +135,16 @@ impl Watch {
         }
     }
 
-    fn pass_signals(&mut self, link: &Link, child: &Child, terminal: Option<&Joined>) {
+    fn pass_signals(&mut self, link: &Link, child: &Child, mut terminal: Option<&mut Joined>) {
         while let Some(signal) = sys::next_signal(self.signals.as_fd()) {
+            if let (libc::SIGCONT, Some(terminal)) = (signal, terminal.as_deref_mut()) {
+                // One that is gone ends the command by SIGHUP.
+                let _ = terminal.join();
+                terminal.resize();
+            }
             match signal {
                 libc::SIGWINCH => {
-                    if let Some(terminal) = terminal {
+                    if let Some(terminal) = terminal.as_deref() {
                         terminal.resize();
                     }
                 }
@@ -175,7 +180,8 @@ impl Watch {
         }
     }
 
-    /// Waits until the command runs.
+    /// Waits until the command runs; or until its root was killed because it did not end when it was asked to: it may have
+    /// run by then, and [`Watch::wait_ended`] tells how it ended.
     ///
     /// # Errors
     /// What kept it from running.
@@ -185,9 +191,9 @@ impl Watch {
         child: &Child,
         terminal: Option<&mut Joined>,
     ) -> Result<()> {
-        match self.next(link, child, terminal)? {
-            Some(Said::Started) => Ok(()),
-            other => Err(self.unexpected(other)),
+        match (self.next(link, child, terminal)?, self.asked) {
+            (Some(Said::Started), _) | (None, Some(_)) => Ok(()),
+            (other, _) => Err(self.unexpected(other)),
         }
     }
 
@@ -242,5 +248,32 @@ impl Drop for Watch {
         // What was to end a command that is not there any more must not hide why.
         while sys::next_signal(self.signals.as_fd()).is_some() {}
         sys::restore_signals(&self.before);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::process::{Pid, PidfdFlags, pidfd_open};
+
+    /// A first process that has a command running already and has not come to say so.
+    #[test]
+    fn a_root_that_is_killed_while_its_command_starts_ended_by_the_signal() {
+        let (ours, theirs) = Link::pair().unwrap();
+        let mut first = std::process::Command::new("sleep").arg("100").spawn().unwrap();
+        let pid = first.id() as i32;
+        let pidfd = pidfd_open(Pid::from_raw(pid).unwrap(), PidfdFlags::empty()).unwrap();
+        let child = Child { pid, pidfd };
+        let mut watch = Watch::new().unwrap();
+        // Held back in this thread, to be read.
+        [libc::SIGTERM, libc::SIGINT].into_iter().for_each(sys::signal_this_thread);
+        let ending = std::thread::spawn(move || {
+            first.wait().unwrap();
+            drop(theirs);
+        });
+        watch.wait_started(&ours, &child, None).unwrap();
+        assert!(matches!(watch.wait_ended(&ours, &child, None), Ok(None)));
+        assert!(watch.asked().is_some());
+        ending.join().unwrap();
     }
 }

@@ -443,9 +443,9 @@ fn hosts_publish_to_one_target_and_readers_see_all_or_nothing() {
         assert_eq!(names(&mount.join("a/out")), ["only-k0", "only-k1", "out"]);
         assert_eq!(names(&mount.join("a")), ["out"]);
     }
-    for name in ["k0", "k1"] {
-        run(&mut layers.hayloft(["root", "rm", name]));
-    }
+    let (code, said) = run_failing(&mut layers.hayloft(["root", "rm", "k0", "none", "k1"]));
+    assert!(code == 4 && said.contains("'none'"), "{code}: {said}");
+    assert_eq!(layers.roots.list(), [Value::Null; 0]);
 }
 
 #[test]
@@ -473,14 +473,36 @@ fn a_failed_command_publishes_nothing() {
         .run(&flags, "mkdir -m 700 /build/out; echo x >/build/out/a; echo y >/build/b; echo z >/tmp/t"));
     let found = run(sh("cd \"$0\"; find . -type f | sort; stat -c %a build/out").arg(volume.join("scratch")));
     assert_eq!(found, "./build/out/a\n./deep/bound/input\n./tmp/t\n700\n");
-    // What is wrong with the destination is said before the command runs.
-    for (to, expected) in [("/nowhere/at/all:x", 125), ("word", 125), ("/tmp:..", 125)] {
-        let (code, said) = run_failing(&mut layers.run(&["--publish", to], "echo it ran >&2"));
-        assert!(code == expected && !said.contains("it ran"), "{to}: {code}: {said}");
-    }
     let (code, said) = run_failing(&mut layers.run(&["--publish", &to, "--only", "/none"], "true"));
     assert!(code == 125 && said.contains("/none"), "{code}: {said}");
     assert_eq!(names(&volume), ["out", "scratch"]);
+}
+
+#[test]
+fn what_is_wrong_with_a_destination_is_said_before_the_command_runs() {
+    let layers = Layers::new();
+    let farm = Farm::new();
+    farm.create("v");
+    let mount = farm.mount("v", "ro");
+    let volume = layers.dir().join("volume");
+    fs::create_dir_all(volume.join("a")).unwrap();
+    fs::write(volume.join("a/file"), "").unwrap();
+    let to = |path: &str| format!("{}:{path}", volume.display());
+    for (to, why) in [
+        ("/nowhere/at/all:x".to_owned(), "No such file"),
+        ("word".to_owned(), "HOST:PORT/NAME"),
+        ("/tmp:..".to_owned(), "top folder"),
+        (to("a/file"), "it is no folder"),
+        (to("a/file/out"), "it is no folder"),
+        (format!("{}:out", mount.path().display()), "Read-only"),
+        (format!("{}/none:out", farm.address), "no volume"),
+        ("127.0.0.1:1/v:x".to_owned(), "cannot reach the server"),
+    ] {
+        let (code, said) = run_failing(&mut layers.run(&["--publish", &to], "echo it ran >&2"));
+        assert!(code == 125 && said.contains(why) && !said.contains("it ran"), "{to}: {code}: {said}");
+    }
+    assert_eq!((names(&volume), names(&volume.join("a"))), (vec!["a".to_owned()], vec!["file".to_owned()]));
+    mount.unmount();
 }
 
 #[test]

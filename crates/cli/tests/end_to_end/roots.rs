@@ -355,6 +355,9 @@ fn what_is_collected_is_copied() {
     let (code, said) = run_failing(&mut roots.run(["--collect", "/none"], "true"));
     assert!(code == 125 && said.contains("no /none in the root"), "{said}");
     assert_eq!(run_failing(&mut roots.run(["--collect", "/none"], "exit 4")).0, 4);
+    // What cannot be copied is not passed over in silence.
+    let (code, said) = run_failing(&mut roots.run(["--collect", "/tmp/p"], "mkfifo /tmp/p"));
+    assert!(code == 125 && said.contains("/tmp/p") && said.contains("is not collected"), "{said}");
     // Names need not be text.
     let flags = ["--collect", "/b/*", "--output", out.to_str().unwrap()];
     let report = roots.report(flags, "mkdir /b; touch /b/$(printf 'a\\377b')");
@@ -410,6 +413,12 @@ fn wrong_requests_are_refused_in_one_sentence() {
         assert_eq!(code, 125, "{flags:?}: {said}");
         assert!(said.contains(sentence) && said.trim_end().lines().count() == 1, "{flags:?}: {said}");
     }
+    // No code that a command might have.
+    for flags in [["run", "--none-such"], ["run", "--memory=x"], ["run", "true"], ["root", "enter"]] {
+        let (code, said) = run_failing(&mut roots.hayloft(flags));
+        assert!(code == 125 && said.contains("error: "), "{flags:?}: {code}: {said}");
+    }
+    assert_eq!(run_failing(&mut roots.hayloft(["root", "show"])).0, 2);
     assert_eq!(roots.leftovers(&[]), [""; 0]);
 }
 

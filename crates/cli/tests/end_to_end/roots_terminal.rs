@@ -91,6 +91,40 @@ fn what_is_typed_arrives_and_ctrl_c_ends_the_command() {
     assert_eq!(roots.leftovers(&[]), [""; 0]);
 }
 
+/// Starts a shell with jobs on a new terminal; `$0 ...` in its script is `hayloft` with these roots.
+fn start_shell(roots: &RootBox, script: &str) -> (Child, File) {
+    let (ours, theirs) = terminal();
+    let hayloft = roots.hayloft([]);
+    let mut command = Command::new("sh");
+    command.args(["-c", script]).arg(hayloft.get_program()).current_dir("/");
+    for (name, value) in hayloft.get_envs() {
+        command.env(name, value.unwrap_or_default());
+    }
+    command.stdin(theirs.try_clone().unwrap()).stdout(theirs.try_clone().unwrap()).stderr(theirs);
+    (in_session(command).spawn().unwrap(), ours)
+}
+
+#[test]
+fn a_background_job_runs_and_leaves_the_terminal_to_others() {
+    let roots = RootBox::new();
+    let script =
+        "set -m; \"$0\" run -- sh -c 'echo shown; sleep 0.3; exit 5' & wait $!; echo \"ended $?\"; stty -a";
+    let (mut child, mut terminal) = start_shell(&roots, script);
+    let said = read_until(&mut terminal, "echoke");
+    // Signals by keys are the shell's, as they were.
+    assert!(said.contains("shown") && said.contains("ended 5") && said.contains("\nisig icanon"), "{said}");
+    child.wait().unwrap();
+    // In the foreground it has the keys.
+    let script = "set -m; \"$0\" run -- sh -c 'echo ready; read line; echo \"got $line\"; exit 6' & sleep 1; fg; echo \"ended $?\"";
+    let (mut child, mut terminal) = start_shell(&roots, script);
+    read_until(&mut terminal, "ready");
+    terminal.write_all(b"words\n").unwrap();
+    let said = read_until(&mut terminal, "ended 6");
+    assert!(said.contains("got words") && said.contains("ended 6"), "{said}");
+    child.wait().unwrap();
+    assert_eq!(roots.leftovers(&[]), [""; 0]);
+}
+
 #[test]
 fn a_terminal_that_goes_away_ends_the_command() {
     let roots = RootBox::new();
