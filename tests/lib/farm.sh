@@ -70,7 +70,8 @@ farm_serve() {
         return
     fi
     VOLUME=test
-    "$HAYLOFT" serve --config /dev/null --store "file://$WORK/store" --listen 127.0.0.1:0 \
+    # As a service manager does, in a session of its own (docs/operations.md, "Sessions").
+    setsid "$HAYLOFT" serve --config /dev/null --store "file://$WORK/store" --listen 127.0.0.1:0 \
         >"$WORK/serve.out" 2>"$WORK/serve.log" &
     SERVER=$!
     local tries

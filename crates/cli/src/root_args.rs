@@ -17,7 +17,7 @@ The root's lowest layers are read-only: what --root names, the first one on top;
 writes goes to memory that only it sees, and is gone when it ends. docs/roots.md says more.
 
 Exit code: the command's own, 128+N when signal N ended it; 127 when there is no such command in the root, 126 when it
-cannot be run; 125 when the root could not be made.
+cannot be run; 125 when the root could not be made or the command line is wrong.
 
 Examples:
   hayloft run -- make -j4                             in the current folder, without changing it

@@ -5,7 +5,9 @@ use std::ffi::CString;
 use std::io::{self, PipeReader};
 use std::os::fd::IntoRawFd;
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::process::CommandExt;
 use std::path::Path;
+use std::process::Command;
 use std::sync::atomic::{AtomicI32, Ordering};
 
 fn check(result: libc::c_int) -> io::Result<()> {
@@ -49,6 +51,14 @@ pub(crate) fn kill(pid: i32, signal: i32) -> io::Result<()> {
 pub(crate) fn new_session() -> io::Result<()> {
     // SAFETY: takes nothing.
     check(unsafe { libc::setsid() })
+}
+
+/// Has a command start as the leader of a session of its own, without a terminal: what ends the caller's session or comes
+/// from its keys does not reach it, and the scheduler counts it apart from what the caller runs (docs/operations.md,
+/// "Sessions").
+pub(crate) fn in_own_session(command: &mut Command) -> &mut Command {
+    // SAFETY: between fork and exec one system call is made.
+    unsafe { command.pre_exec(new_session) }
 }
 
 /// Has the kernel send SIGTERM to this process when its parent ends. `parent` is its parent as far as

@@ -4,7 +4,7 @@
 //! `RESOLVE_IN_ROOT`), so that neither `..` nor a link of the archive leads out of it.
 
 use std::cell::Cell;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::fs::File;
 use std::io::{self, BufReader, Read, Seek, SeekFrom, Write};
@@ -73,7 +73,7 @@ pub(crate) fn unpack(archive: &Path, into: &Path, progress: &dyn Fn(u64, u64)) -
         top: Folder::open(into).context("open", into)?,
         copier: Copier::new(),
         folders: BTreeMap::new(),
-        open: HashMap::new(),
+        open: None,
     };
     let mut tar = tar::Archive::new(plain);
     for (at, entry) in tar.entries().context("read", archive)?.enumerate() {
@@ -231,8 +231,17 @@ struct Unpacker {
     copier: Copier,
     /// Attributes of the folders, set when all is in them.
     folders: BTreeMap<PathBuf, Attributes>,
-    /// The folder used last: most entries come in order.
-    open: HashMap<PathBuf, Folder>,
+    /// The folder that the last entry went into: most come in order.
+    open: Option<OpenFolder>,
+}
+
+struct OpenFolder {
+    folder: Folder,
+    /// Its path in the archive.
+    named: PathBuf,
+    /// Its path below the top of the tree without links: when all is unpacked they may lead elsewhere, or be no way for what
+    /// is in the tree.
+    real: PathBuf,
 }
 
 impl Unpacker {
@@ -259,10 +268,12 @@ impl Unpacker {
         }
         let name = path.file_name().unwrap_or_default().to_owned();
         let parent = path.parent().unwrap_or(Path::new("")).to_owned();
-        self.open_parent(&parent)?;
-        let folder = &self.open[&parent];
-        // As it is without links: by then they may lead elsewhere, or be no way for what is in the tree.
-        let path = self.real_path(folder)?.join(&name);
+        let open = match self.open.take() {
+            Some(open) if open.named == parent => open,
+            _ => self.open_folder(parent)?,
+        };
+        let OpenFolder { folder, real, .. } = &*self.open.insert(open);
+        let path = real.join(&name);
         let there = folder.meta(&name)?;
         if kind.is_dir() {
             if !there.is_some_and(|there| there.is_folder()) {
@@ -323,32 +334,21 @@ impl Unpacker {
         self.copier.set(folder, &name, kind, &attributes)
     }
 
-    /// Opens the folder that an entry goes into, and makes it when the archive has not said what it is like.
-    fn open_parent(&mut self, path: &Path) -> io::Result<()> {
-        if self.open.contains_key(path) {
-            return Ok(());
-        }
-        let folder = match self.top.sub_in_root(path) {
+    /// Opens a folder that an entry goes into, and makes it when the archive has not said what it is like.
+    fn open_folder(&self, named: PathBuf) -> io::Result<OpenFolder> {
+        let folder = match self.top.sub_in_root(&named) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                let above = path.parent().unwrap_or(Path::new(""));
-                self.open_parent(above)?;
-                let name = path.file_name().unwrap_or_default();
-                fs::mkdirat(&self.open[above], name, Mode::from_raw_mode(0o755))?;
-                self.top.sub_in_root(path)?
+                let above = self.open_folder(named.parent().unwrap_or(Path::new("")).to_owned())?;
+                let name = named.file_name().unwrap_or_default();
+                fs::mkdirat(&above.folder, name, Mode::from_raw_mode(0o755))?;
+                self.top.sub_in_root(&named)?
             }
             other => other?,
         };
-        self.open.clear();
-        self.open.insert(path.to_owned(), folder);
-        Ok(())
-    }
-
-    /// Where a folder of the tree is, below its top.
-    fn real_path(&self, folder: &Folder) -> io::Result<PathBuf> {
         let (path, top) = (folder.host_path()?, self.top.host_path()?);
-        let below =
+        let real =
             path.strip_prefix(top).map_err(|_| io::Error::other("somebody moves the folder meanwhile"))?;
-        Ok(below.to_owned())
+        Ok(OpenFolder { folder, named, real: real.to_owned() })
     }
 
     fn finish(mut self) -> io::Result<Lost> {

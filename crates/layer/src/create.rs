@@ -1,6 +1,7 @@
 //! Making layers.
 
 use std::collections::VecDeque;
+use std::ffi::OsStr;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -10,6 +11,7 @@ use crate::apt;
 use crate::archive::unpack;
 use crate::child::ends_with_us;
 use crate::error::{Context, LayerError, Result};
+use crate::folder::Folder;
 use crate::named::{LayerInfo, LayersDir};
 use crate::publish::copy_tree;
 use crate::stack::{Marks, Stack};
@@ -199,10 +201,11 @@ fn rpm(tree: &Path, repository: &str, packages: &[String], say: &dyn Fn(&str)) -
     }
     command.arg("install").args(packages);
     run(command, say)?;
-    std::fs::remove_dir_all(&cache).or_else(|error| match error.kind() {
-        std::io::ErrorKind::NotFound => Ok(()),
-        _ => Err(error).context("remove", &cache),
-    })
+    let above = Folder::open(tree).and_then(|tree| tree.sub_in_root(Path::new("var/cache")));
+    match above.map(|above| above.remove(OsStr::new("dnf"))) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
+        removed => removed.flatten().context("remove", &cache),
+    }
 }
 
 /// Runs a program and tells its lines as progress.

@@ -326,8 +326,8 @@ impl<'s> Tree<'s> {
         let path = &change.path;
         match (&change.new, change.kind) {
             (Some(new), _) if new.meta.is_folder() => self.apply_folder(change, new, stack),
-            (Some(new), _) => self.write(path, new, stack).context("publish", Path::new("/").join(path)),
-            (None, _) => self.remove(path).context("publish the removal of", Path::new("/").join(path)),
+            (Some(new), _) => self.write(path, new, stack).context("copy", Path::new("/").join(path)),
+            (None, _) => self.remove(path).context("pass on the removal of", Path::new("/").join(path)),
         }
     }
 
@@ -376,7 +376,7 @@ impl<'s> Tree<'s> {
         let path = &change.path;
         let shown = Path::new("/").join(path);
         let mut wanted = self.attributes(new, stack)?;
-        let was_there = self.folder_at(path).context("publish", &shown)?;
+        let was_there = self.folder_at(path).context("copy", &shown)?;
         if self.form == Form::Layer && change.hides && !path.as_os_str().is_empty() {
             let mark = format!("{}opaque", self.stack.marks().prefix());
             wanted.xattrs.insert(mark.into(), b"y".to_vec());

@@ -237,6 +237,9 @@ fn run(task: &Task, env: &BTreeMap<OsString, OsString>) -> Result<Never> {
 
 /// Where a command may be, as a shell looks for it.
 fn candidates(program: &OsStr, path: &OsStr) -> Vec<PathBuf> {
+    if program.is_empty() {
+        return Vec::new();
+    }
     if program.as_bytes().contains(&b'/') {
         return vec![program.into()];
     }

@@ -404,12 +404,15 @@ fn fill_bind(merged: &Merged, bind: &Bind) -> Result<()> {
     let source = view(&bind.source, attributes, true)
         .trying(|| format!("look at {}, which is to be bound", bind.source.display()))?;
     merged.mount(&source, &bind.target).map_err(|error| match error {
-        rustix::io::Errno::NOENT | rustix::io::Errno::NOTDIR => Error::Usage(format!(
-            "{} cannot be bound to {}: a layer has something else there than {}",
-            bind.source.display(),
-            bind.target.display(),
-            if bind.source.is_dir() { "a folder" } else { "a file" }
-        )),
+        // A folder on a file, or the other way round.
+        rustix::io::Errno::NOENT | rustix::io::Errno::NOTDIR | rustix::io::Errno::INVAL => {
+            Error::Usage(format!(
+                "{} cannot be bound to {}: a layer has something else there than {}",
+                bind.source.display(),
+                bind.target.display(),
+                if bind.source.is_dir() { "a folder" } else { "a file" }
+            ))
+        }
         error => Error::system(format!("bind {} to {}", bind.source.display(), bind.target.display()), error),
     })
 }

@@ -2,7 +2,6 @@
 
 use std::fs::File;
 use std::io::{BufRead, BufReader};
-use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -94,9 +93,10 @@ impl Farm {
     /// Starts a part and waits for its one line.
     fn launch(&self, mut command: Command, name: &str) -> anyhow::Result<(Child, String)> {
         let log = self.work.join(format!("{name}.log"));
-        // A group of its own: Ctrl-C is for us, and we end it in order.
-        command.process_group(0).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(File::create(&log)?);
-        let mut child = command.spawn().with_context(|| format!("cannot start the {name}"))?;
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(File::create(&log)?);
+        // Ctrl-C is for us, and we end it in order.
+        let mut child =
+            sys::in_own_session(&mut command).spawn().with_context(|| format!("cannot start the {name}"))?;
         let mut line = String::new();
         if let Some(stdout) = child.stdout.take() {
             BufReader::new(stdout).read_line(&mut line)?;

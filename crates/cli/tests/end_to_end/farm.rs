@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::io::{BufRead, BufReader};
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -29,6 +30,19 @@ fn hayloft_at<I: AsRef<std::ffi::OsStr>>(host: Option<&str>, args: impl IntoIter
     }
     command.env("HAYLOFT_CONFIG", "/dev/null");
     command
+}
+
+/// Starts a server or a mount as a service manager does, in a session of its own. Within one session the scheduler of
+/// Linux 6.18 lets programs that wait for each other all the time keep disks waiting for seconds (docs/operations.md).
+fn start(command: &mut Command) -> Child {
+    // SAFETY: one system call between fork and exec.
+    let command = unsafe {
+        command.pre_exec(|| match libc::setsid() {
+            -1 => Err(std::io::Error::last_os_error()),
+            _ => Ok(()),
+        })
+    };
+    command.spawn().unwrap_or_else(|error| panic!("cannot run {command:?}: {error}"))
 }
 
 /// Runs a command and gives what it printed; panics when it fails.
@@ -130,7 +144,7 @@ impl Farm {
         let log = File::options().create(true).append(true).open(self.dir().join("server.log")).unwrap();
         let mut command = self.hayloft(["serve", "--listen", &self.address, "--store"]);
         command.arg(format!("file://{}", self.store.display())).args(&self.server_args);
-        let mut server = command.stdout(Stdio::piped()).stderr(log).spawn().unwrap();
+        let mut server = start(command.stdout(Stdio::piped()).stderr(log));
         let mut line = String::new();
         BufReader::new(server.stdout.take().unwrap()).read_line(&mut line).unwrap();
         self.server = Some(server);
@@ -266,7 +280,7 @@ impl Mount {
         if !options.is_empty() {
             command.args(["-o", options]);
         }
-        let mut child = command.spawn().unwrap();
+        let mut child = start(&mut command);
         let mut line = String::new();
         BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
         let mount = Mount { child: Some(child), path, log };
