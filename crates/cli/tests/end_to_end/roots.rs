@@ -408,6 +408,7 @@ fn wrong_requests_are_refused_in_one_sentence() {
         (["--cpus", "0"], "--cpus takes a number"),
         (["--tmp", "0"], "--tmp takes a size above zero"),
         (["--root", "/etc/passwd"], "is no layer"),
+        (["--bind", "/etc/passwd:/usr"], "/etc/passwd cannot be bound to /usr"),
     ] {
         let (code, said) = run_failing(&mut roots.run(flags, "true"));
         assert_eq!(code, 125, "{flags:?}: {said}");
@@ -419,6 +420,8 @@ fn wrong_requests_are_refused_in_one_sentence() {
         assert!(code == 125 && said.contains("error: "), "{flags:?}: {code}: {said}");
     }
     assert_eq!(run_failing(&mut roots.hayloft(["root", "show"])).0, 2);
+    let (code, said) = run_failing(&mut roots.hayloft(["run", "--", ""]));
+    assert!(code == 127 && said.contains("there is no ''"), "{code}: {said}");
     assert_eq!(roots.leftovers(&[]), [""; 0]);
 }
 
