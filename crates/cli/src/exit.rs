@@ -27,7 +27,7 @@ pub(crate) enum Exit {
     Exists = 9,
     /// A check found damage.
     Damaged = 10,
-    /// `run`, `root enter` or `try -- COMMAND` itself failed, not the command.
+    /// `run` or `try -- COMMAND` itself failed, not the command.
     Run = 125,
 }
 

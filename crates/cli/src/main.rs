@@ -52,12 +52,12 @@ fn main() -> ExitCode {
     }
 }
 
-/// Whether a command line that is wrong is one of `hayloft run` or `hayloft root enter`, as far as it is understood.
+/// Whether a command line that is wrong is one of those whose exit code is otherwise a command's, as far as it is understood.
 fn runs_a_command(argv: &[OsString]) -> bool {
     let Ok(all) = Cli::command().ignore_errors(true).try_get_matches_from(argv) else { return false };
-    match all.subcommand() {
-        Some(("run", _)) => true,
-        Some(("root", verb)) => verb.subcommand_name() == Some("enter"),
+    match all.subcommand_name() {
+        Some("run") => true,
+        Some("try") => argv.iter().any(|arg| arg == "--"),
         _ => false,
     }
 }
@@ -73,7 +73,9 @@ fn run(cli: Cli) -> anyhow::Result<u8> {
         Verb::Stats(args) => stats::run(&args),
         Verb::Clients(args) => clients::list(&args),
         Verb::Evict(args) => clients::evict(&args),
-        Verb::Run(args) => run::run(&args, &config()?, cli.config.as_deref()),
+        Verb::Run(args) => config()
+            .and_then(|config| run::run(&args, &config, cli.config.as_deref()))
+            .map_err(|error| exit::failure(Exit::Run, format!("{error:#}"))),
         Verb::Root(args) => root::run(args, &config()?, cli.config.as_deref()),
         Verb::Try(args) => trial::run(args),
     }

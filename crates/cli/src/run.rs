@@ -81,7 +81,9 @@ fn run_in_root(args: &RunArgs, config: &Config, config_file: Option<&Path>) -> a
     let roots = roots(args.state_dir.as_deref(), &config.run)?;
     // What is wrong with it is to be known before the build, not after.
     if let Some(to) = &args.publish {
-        Destination::parse(to, args.name.as_deref().unwrap_or("root"))?.check()?;
+        // A root without a name gets one that begins like this.
+        let unnamed = format!("run-{:x}", std::process::id());
+        Destination::parse(to, args.name.as_deref().unwrap_or(&unnamed))?.check()?;
     } else if args.publication.as_layer || !args.publication.only.is_empty() {
         return Err(failure(Exit::Usage, "--only and --as-layer say what is published: add --publish"));
     }

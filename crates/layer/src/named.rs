@@ -175,6 +175,7 @@ impl LayersDir {
         let mode = fs::Permissions::from_mode(0o711);
         fs::set_permissions(new.parent().unwrap_or(&new), mode).context("open up", &new)?;
         make(&tree)?;
+        close(&new)?;
         let (files, bytes) = measure(&tree).context("measure", &tree)?;
         let created = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs() as i64);
         let info = LayerInfo { from: from.to_owned(), created, files, bytes };
@@ -228,6 +229,7 @@ impl LayersDir {
         let new = staging.path();
         let new_tree = new.join(TREE);
         fs::create_dir_all(&new_tree).context("make", &new_tree)?;
+        close(&new)?;
         let lost = unpack(archive, &new_tree, progress)?;
         if lost.any() {
             tracing::warn!(?lost, archive = %archive.display(), "only root can unpack all of it");
@@ -244,6 +246,11 @@ impl LayersDir {
         }
         Ok(Found { path: tree, in_use: Some(lock), identity: None })
     }
+}
+
+/// Makes what holds a layer private: setuid programs and devices in it are not for the host's other users.
+fn close(folder: &Path) -> Result<()> {
+    fs::set_permissions(folder, fs::Permissions::from_mode(0o700)).context("close", folder)
 }
 
 /// What a layer is given as.

@@ -95,7 +95,9 @@ impl Staging {
             at = at.sub(Path::new(name)).context("open", &below)?;
             shown = below;
         }
-        is_folder_there(&at, name, &shown.join(name))?;
+        if is_folder_there(&at, name, &shown.join(name))? {
+            open_target(&at, name, &shown.join(name))?;
+        }
         check_access(&at, &shown)
     }
 
@@ -148,23 +150,9 @@ impl Staging {
         self.held.parent.meta(&self.name).context("look at", self.target())
     }
 
-    /// The target, opened, when it is a folder; as long as nothing is mounted on it or in it, which would be moved with it and
-    /// be in what is removed.
+    /// The target, as [`open_target`].
     pub(crate) fn old(&self) -> Result<Option<Folder>> {
-        let target = self.target();
-        let old = match self.held.parent.sub_of_this_mount(&self.name) {
-            Ok(old) => old,
-            Err(error) => match error.raw_os_error().map(Errno::from_raw_os_error) {
-                Some(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => return Ok(None),
-                Some(Errno::XDEV) => {
-                    let why = "it is a mount point: name a folder in it".to_owned();
-                    return Err(LayerError::Target { path: target, why });
-                }
-                _ => return Err(error).context("open", &target),
-            },
-        };
-        refuse_mounts(&old, &target)?;
-        Ok(Some(old))
+        open_target(&self.held.parent, &self.name, &self.target())
     }
 
     /// Puts the target aside, to be removed.
@@ -357,6 +345,24 @@ fn is_folder_there(parent: &Folder, name: &OsStr, shown: &Path) -> Result<bool> 
         Some(FileKind::Symlink) => Err(why("it is a symbolic link, and none is followed in a volume")),
         Some(_) => Err(why("it is no folder")),
     }
+}
+
+/// Opens a target when it is a folder; as long as nothing is mounted on it or in it, which would be moved with it and be in what
+/// is removed.
+fn open_target(parent: &Folder, name: &OsStr, target: &Path) -> Result<Option<Folder>> {
+    let folder = match parent.sub_of_this_mount(name) {
+        Ok(folder) => folder,
+        Err(error) => match error.raw_os_error().map(Errno::from_raw_os_error) {
+            Some(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => return Ok(None),
+            Some(Errno::XDEV) => {
+                let why = "it is a mount point: name a folder in it".to_owned();
+                return Err(LayerError::Target { path: target.to_owned(), why });
+            }
+            _ => return Err(error).context("open", target),
+        },
+    };
+    refuse_mounts(&folder, target)?;
+    Ok(Some(folder))
 }
 
 /// Fails when this user may not make anything in a folder.

@@ -56,6 +56,7 @@ pub fn collect(
         found = next;
     }
     let mut sources: Vec<(PathBuf, PathBuf, OwnedFd)> = Vec::new();
+    let mut left_out = 0;
     for path in found {
         let source = match Walk::new(top.as_fd(), &path).open() {
             Ok(source) => source,
@@ -65,7 +66,8 @@ pub fn collect(
         let kind =
             rustix::fs::fstat(&source).map(|stat| FileType::from_raw_mode(stat.st_mode)).trying(what)?;
         if !can_be_copied(kind) {
-            left_out(&path);
+            warn_of_left_out(&path);
+            left_out += 1;
             continue;
         }
         let Some(name) = path.file_name() else {
@@ -81,6 +83,12 @@ pub fn collect(
             )));
         }
         sources.push((path, target, source));
+    }
+    if sources.is_empty() && left_out > 0 {
+        let what = pattern.display();
+        return Err(Error::Usage(format!(
+            "{what} is a device, pipe or socket in the root: it is not collected"
+        )));
     }
     if sources.is_empty() {
         return Err(Error::NotFound(format!("there is no {} in the root to collect", pattern.display())));
@@ -180,7 +188,7 @@ fn copy(source: BorrowedFd<'_>, target: &Path, stop: &dyn Fn() -> bool) -> io::R
             replace(target, |new| std::os::unix::fs::symlink(OsStr::from_bytes(link.as_bytes()), new))
         }
         _ => {
-            left_out(target);
+            warn_of_left_out(target);
             Ok(())
         }
     }
@@ -190,8 +198,8 @@ fn can_be_copied(kind: FileType) -> bool {
     matches!(kind, FileType::RegularFile | FileType::Directory | FileType::Symlink)
 }
 
-fn left_out(path: &Path) {
-    tracing::warn!(path = %path.display(), "a device, pipe or socket is not collected");
+fn warn_of_left_out(path: &Path) {
+    tracing::warn!(path = %path.display(), "a device, pipe or socket is left out");
 }
 
 /// Makes something under a name of its own, and then puts it in the place of what is there.

@@ -7,8 +7,12 @@
 
 use std::fs::{self, OpenOptions};
 use std::io::{self, Write};
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+
+use rustix::fs::{FlockOperation, Mode, OFlags};
+use rustix::io::Errno;
 
 use crate::error::{Error, Result, Trying};
 use crate::spec::Spill;
@@ -50,16 +54,16 @@ pub(crate) fn plan(spill: Spill, folder: &Path, name: &str) -> Result<Option<Spi
     };
     // The end of the name is what no two have in common.
     let mark = name[name.len().saturating_sub(MARK_BYTES)..].to_owned();
-    Ok(Some(SpillInfo { device: PathBuf::new(), file, size, mark }))
+    Ok(Some(SpillInfo { device: PathBuf::new(), file, size, mark, is_expected: false }))
 }
 
-/// Makes the swap space and has the kernel use it.
+/// Makes the swap space and has the kernel use it. `record` writes down what is going to be there.
 ///
 /// # Errors
 /// When the disk has no room for it or is none, or the machine has no loop device or zram.
 pub(crate) fn create(info: &mut SpillInfo, mut record: impl FnMut(&SpillInfo) -> Result<()>) -> Result<()> {
-    // Holds the loop device until the kernel swaps to it.
-    let mut attached = None;
+    // Hold what is made until the kernel swaps to it.
+    let (mut attached, mut held) = (None, None);
     match &info.file {
         Some(path) => {
             let device = attach_file(path, info.size)?;
@@ -67,7 +71,14 @@ pub(crate) fn create(info: &mut SpillInfo, mut record: impl FnMut(&SpillInfo) ->
             attached = Some(device);
         }
         None => {
-            info.device = hot_add()?;
+            held = Some(lock_devices()?);
+            // The kernel gives the lowest number that is free. Written down before, it is found if we are killed while
+            // the device is made.
+            (info.device, info.is_expected) = (next_device(), true);
+            record(info)?;
+            let added = hot_add();
+            (info.device, info.is_expected) = (added.as_ref().map(PathBuf::clone).unwrap_or_default(), false);
+            added?;
             record(info)?;
             set_size(&info.device, info.size)?;
         }
@@ -75,7 +86,7 @@ pub(crate) fn create(info: &mut SpillInfo, mut record: impl FnMut(&SpillInfo) ->
     record(info)?;
     write_header(info)?;
     sys::swap_on(&info.device).trying(|| format!("swap to {}", info.device.display()))?;
-    drop(attached);
+    drop((attached, held));
     Ok(())
 }
 
@@ -105,14 +116,29 @@ fn attach_file(path: &Path, size: u64) -> Result<loops::LoopDevice> {
     loops::attach(&file, sys::LO_FLAGS_DIRECT_IO).or_else(|_| loops::attach(&file, 0))
 }
 
+/// Keeps other roots on this host, whatever their state folder, from making and removing compressed devices.
+fn lock_devices() -> Result<OwnedFd> {
+    let folder = Path::new("/sys/class/zram-control");
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let control = rustix::fs::open(folder, flags, Mode::empty()).map_err(|error| match error {
+        Errno::NOENT => Error::Missing(
+            "there is no zram here: load the module (modprobe zram), or spill to a file".to_owned(),
+        ),
+        _ => Error::system("open /sys/class/zram-control", error),
+    })?;
+    rustix::fs::flock(&control, FlockOperation::LockExclusive)
+        .trying(|| "lock /sys/class/zram-control".to_owned())?;
+    Ok(control)
+}
+
+fn next_device() -> PathBuf {
+    let all = (0..).map(|number| PathBuf::from(format!("/dev/zram{number}")));
+    all.into_iter().find(|device| !sysfs(device).exists()).expect("there are fewer devices than numbers")
+}
+
 fn hot_add() -> Result<PathBuf> {
     let number =
-        fs::read_to_string("/sys/class/zram-control/hot_add").map_err(|error| match error.kind() {
-            io::ErrorKind::NotFound => Error::Missing(
-                "there is no zram here: load the module (modprobe zram), or spill to a file".to_owned(),
-            ),
-            _ => Error::system("make a zram device", error),
-        })?;
+        fs::read_to_string("/sys/class/zram-control/hot_add").trying(|| "make a zram device".to_owned())?;
     Ok(PathBuf::from(format!("/dev/zram{}", number.trim())))
 }
 
@@ -204,10 +230,13 @@ pub(crate) fn remove(info: &SpillInfo, others: bool) -> Result<bool> {
 
 /// Removes a zram device if it is still the one that we made: of our size, or of none yet.
 fn remove_zram(device: &Path, info: &SpillInfo) -> Result<()> {
+    // Without zram there is no device of it.
+    let Ok(_held) = lock_devices() else { return Ok(()) };
     let Ok(found) = fs::read_to_string(sysfs(device).join("disksize")) else { return Ok(()) };
     let found: u64 = found.trim().parse().unwrap_or(0);
     // The kernel rounds up to whole pages.
-    if found != 0 && found.abs_diff(info.size) >= rustix::param::page_size() as u64 {
+    let is_our_size = found.abs_diff(info.size) < rustix::param::page_size() as u64 && !info.is_expected;
+    if found != 0 && !is_our_size {
         return Ok(());
     }
     // Nothing is written to it before the mark.

@@ -42,6 +42,9 @@ pub struct SpillInfo {
     /// What stands in the device's header, so that no other device is taken for it.
     #[serde(default)]
     pub mark: String,
+    /// Whether the device has not been made yet, and its number is what the kernel is expected to give.
+    #[serde(default)]
+    pub is_expected: bool,
 }
 
 /// One root: `root.json` in its state folder.

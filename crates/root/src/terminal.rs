@@ -14,7 +14,7 @@ use std::path::Path;
 
 use rustix::event::{PollFd, PollFlags};
 use rustix::fs::OFlags;
-use rustix::termios::{OptionalActions, Termios};
+use rustix::termios::{LocalModes, OptionalActions, Termios};
 
 use crate::error::{Result, Trying};
 use crate::report;
@@ -29,8 +29,10 @@ const BLOCKING_CHUNK: usize = 256;
 pub(crate) struct Joined {
     inner: File,
     outer: Outer,
-    /// How the outer one was set before it passed every key on; none while it does not.
+    /// How the outer one was set before it passed every key on.
     before: Option<Termios>,
+    /// Whether it does: in the background it is left alone.
+    has_keys: bool,
     /// Read from the caller, not yet taken by the root.
     pending: Vec<u8>,
     /// Whether the caller's input has ended.
@@ -123,28 +125,47 @@ impl Joined {
         ];
         let descriptors = descriptors.into_iter().filter(|(_, is)| *is).map(|(number, _)| number).collect();
         let outer = Outer::open();
-        let joined = Joined { inner, outer, before: None, pending: Vec::new(), is_over: false };
+        let joined =
+            Joined { inner, outer, before: None, has_keys: false, pending: Vec::new(), is_over: false };
         joined.resize();
         Ok(Some((joined, report::Terminal { number, descriptors })))
     }
 
-    /// From now on every key goes into the root, Ctrl-C too, unless others have the terminal: to be called again when
-    /// this process was stopped and goes on, since it may be in the other position then.
+    /// From now on every key goes into the root, Ctrl-C too, unless others have the terminal. To be called again when this
+    /// process was stopped and goes on, since others may have it then or have set it differently.
     ///
     /// # Errors
     /// When the terminal is gone.
     pub(crate) fn join(&mut self) -> Result<()> {
         let what = || "set up the terminal".to_owned();
-        let before = self.before.take();
+        self.has_keys = false;
         if !is_foreground() {
             return Ok(());
         }
-        let before = before.map_or_else(|| rustix::termios::tcgetattr(io::stdin()), Ok).trying(what)?;
+        let now = rustix::termios::tcgetattr(io::stdin()).trying(what)?;
+        // A shell may have left it as we had set it.
+        let is_raw = !now.local_modes.intersects(LocalModes::ICANON | LocalModes::ECHO | LocalModes::ISIG);
+        let before = self.before.take().filter(|_| is_raw).unwrap_or(now);
         let mut raw = before.clone();
+        self.before = Some(before);
         raw.make_raw();
         rustix::termios::tcsetattr(io::stdin(), OptionalActions::Now, &raw).trying(what)?;
-        self.before = Some(before);
+        self.has_keys = true;
+        self.resize();
         Ok(())
+    }
+
+    /// Whether it waits for the terminal, which nobody tells it of: a shell that brings a job that runs to the foreground
+    /// sends no signal.
+    pub(crate) fn is_away(&self) -> bool {
+        !self.has_keys && !self.is_over
+    }
+
+    /// Takes the keys if they have become this process's.
+    pub(crate) fn look(&mut self) {
+        if self.is_away() && self.join().is_err() {
+            self.is_over = true;
+        }
     }
 
     /// The inner terminal is as large as the outer one.
@@ -163,7 +184,7 @@ impl Joined {
         if !inner.is_empty() {
             ends.push((End::Inner, PollFd::from_borrowed_fd(self.inner.as_fd(), inner)));
         }
-        if self.pending.is_empty() && !self.is_over && self.before.is_some() {
+        if self.pending.is_empty() && !self.is_over && self.has_keys {
             ends.push((End::Keys, PollFd::from_borrowed_fd(rustix::stdio::stdin(), PollFlags::IN)));
         }
         ends.extend(self.room().map(|room| (End::Room, room)));
@@ -191,6 +212,11 @@ impl Joined {
 
     /// Takes what was typed.
     fn take_input(&mut self) {
+        // To read what is for others would stop this process.
+        self.has_keys = is_foreground();
+        if !self.has_keys {
+            return;
+        }
         let mut bytes = [0; CHUNK];
         match rustix::io::read(io::stdin(), &mut bytes) {
             Ok(0) => {

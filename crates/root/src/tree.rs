@@ -299,10 +299,6 @@ impl Merged {
         rustix::fs::openat2(&self.top, path, flags, Mode::empty(), ResolveFlags::IN_ROOT)
     }
 
-    fn mount(&self, mount: &OwnedFd, path: &Path) -> rustix::io::Result<()> {
-        attach(mount, self.place(path)?)
-    }
-
     /// One of the folders [`OWN`], as the layers have it: no link leads from there to another place, where what is mounted
     /// would be out of sight of what relies on it.
     ///
@@ -403,18 +399,24 @@ fn fill_bind(merged: &Merged, bind: &Bind) -> Result<()> {
     let attributes = NODEV | NOSUID | if bind.writable { 0 } else { RDONLY };
     let source = view(&bind.source, attributes, true)
         .trying(|| format!("look at {}, which is to be bound", bind.source.display()))?;
-    merged.mount(&source, &bind.target).map_err(|error| match error {
-        // A folder on a file, or the other way round.
-        rustix::io::Errno::NOENT | rustix::io::Errno::NOTDIR | rustix::io::Errno::INVAL => {
-            Error::Usage(format!(
-                "{} cannot be bound to {}: a layer has something else there than {}",
-                bind.source.display(),
-                bind.target.display(),
-                if bind.source.is_dir() { "a folder" } else { "a file" }
-            ))
+    let is_folder =
+        |what: &OwnedFd| rustix::fs::fstat(what).map(|stat| FileType::from_raw_mode(stat.st_mode).is_dir());
+    let mounted = merged.place(&bind.target).and_then(|place| {
+        let fits = is_folder(&place)? == is_folder(&source)?;
+        if fits { attach(&source, place).map(|()| fits) } else { Ok(fits) }
+    });
+    match mounted {
+        Ok(true) => Ok(()),
+        Ok(false) | Err(rustix::io::Errno::NOENT | rustix::io::Errno::NOTDIR) => Err(Error::Usage(format!(
+            "{} cannot be bound to {}: a layer has something else there than {}",
+            bind.source.display(),
+            bind.target.display(),
+            if bind.source.is_dir() { "a folder" } else { "a file" }
+        ))),
+        Err(error) => {
+            Err(Error::system(format!("bind {} to {}", bind.source.display(), bind.target.display()), error))
         }
-        error => Error::system(format!("bind {} to {}", bind.source.display(), bind.target.display()), error),
-    })
+    }
 }
 
 /// /dev: nothing but the few devices, and read-only, so that no other device is ever made there; everywhere else

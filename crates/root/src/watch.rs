@@ -12,6 +12,8 @@ use crate::terminal::{End, Joined};
 
 /// How long a command may take to end after SIGTERM or SIGHUP.
 const GRACE: Duration = Duration::from_secs(10);
+/// Between two looks whether the terminal has become this process's.
+const LOOK: Duration = Duration::from_millis(200);
 /// Signals that are passed on.
 const PASSED: [i32; 8] = [
     libc::SIGINT,
@@ -65,13 +67,15 @@ impl Watch {
         mut terminal: Option<&mut Joined>,
     ) -> Result<Option<Said>> {
         loop {
+            if let Some(terminal) = terminal.as_deref_mut() {
+                terminal.look();
+            }
+            let is_away = terminal.as_deref().is_some_and(Joined::is_away);
             let mut ready = vec![PollFd::new(link, PollFlags::IN), PollFd::new(&self.signals, PollFlags::IN)];
             let (ends, polled): (Vec<End>, Vec<_>) =
                 terminal.as_deref().map(Joined::ends).unwrap_or_default().into_iter().unzip();
             ready.extend(polled);
-            let mut is_late = false;
-            match rustix::event::poll(&mut ready, self.left().as_ref()) {
-                Ok(0) => is_late = true,
+            match rustix::event::poll(&mut ready, self.left(is_away).as_ref()) {
                 Ok(_) | Err(rustix::io::Errno::INTR) => (),
                 Err(error) => return Err(error).trying(|| "wait for the command".to_owned()),
             }
@@ -80,7 +84,7 @@ impl Watch {
             let ends: Vec<End> =
                 ends.into_iter().zip(&ready[2..]).filter(|(_, fd)| has(fd)).map(|(end, _)| end).collect();
             drop(ready);
-            if is_late {
+            if self.deadline.is_some_and(|deadline| Instant::now() >= deadline) {
                 self.kill(child);
             }
             if let Some(terminal) = terminal.as_deref_mut() {
@@ -107,9 +111,11 @@ impl Watch {
         }
     }
 
-    /// How long a command that was asked to end may still take.
-    fn left(&self) -> Option<Timespec> {
-        let left = self.deadline?.saturating_duration_since(Instant::now());
+    /// How long to wait: as long as a command that was asked to end may still take, and until the next look for the
+    /// terminal.
+    fn left(&self, is_away: bool) -> Option<Timespec> {
+        let left = self.deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+        let left = left.into_iter().chain(is_away.then_some(LOOK)).min()?;
         Some(Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() })
     }
 
@@ -120,7 +126,7 @@ impl Watch {
             while terminal.show_output() {}
             let Some(room) = terminal.room() else { return };
             let mut ready = [room, PollFd::new(&self.signals, PollFlags::IN)];
-            if let Ok(0) = rustix::event::poll(&mut ready, self.left().as_ref()) {
+            if let Ok(0) = rustix::event::poll(&mut ready, self.left(false).as_ref()) {
                 return;
             }
             terminal.serve(End::Room);
@@ -140,7 +146,6 @@ impl Watch {
             if let (libc::SIGCONT, Some(terminal)) = (signal, terminal.as_deref_mut()) {
                 // One that is gone ends the command by SIGHUP.
                 let _ = terminal.join();
-                terminal.resize();
             }
             match signal {
                 libc::SIGWINCH => {

@@ -125,9 +125,8 @@ fn bootstrap(layers: &Layers, name: &str, script: &str) -> std::process::Command
     let folder = layers.dir().join(name);
     fs::create_dir(&folder).unwrap();
     let program = folder.join("mmdebstrap");
-    let script = format!(
-        "#!/bin/sh\nfor word; do case \"$word\" in */tree) tree=$word;; esac; done\necho $$ >\"$0.pid\"\n{script}\n"
-    );
+    let script =
+        format!("#!/bin/sh\nfor word; do case \"$word\" in */tree) tree=$word;; esac; done\n{script}\n");
     fs::write(&program, script).unwrap();
     fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
     let mut command =
@@ -139,9 +138,9 @@ fn bootstrap(layers: &Layers, name: &str, script: &str) -> std::process::Command
 #[test]
 fn a_killed_bootstrap_writes_into_no_other_layer() {
     let layers = Layers::new();
-    let write = "for at in $(seq 2000); do mkdir -p \"$tree\"; echo >\"$tree/evil\"; sleep 0.01; done";
+    let write = "exec 2>/dev/null; for at in $(seq 2000); do mkdir -p \"$tree\"; echo >\"$tree/evil\"; sleep 0.01; done";
     for (name, first) in [("obedient", ""), ("stubborn", "trap '' TERM")] {
-        let mut create = bootstrap(&layers, name, &format!("{first}\n{write}"));
+        let mut create = bootstrap(&layers, name, &format!("{first}\necho $$ >\"$0.pid\"\n{write}"));
         let mut create = create.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
         let pid = || {
             fs::read_to_string(layers.dir().join(name).join("mmdebstrap.pid"))
@@ -495,6 +494,7 @@ fn what_is_wrong_with_a_destination_is_said_before_the_command_runs() {
         (to("a/file"), "it is no folder"),
         (to("a/file/out"), "it is no folder"),
         (format!("{}:out", mount.path().display()), "Read-only"),
+        (format!("{}:mnt-v", farm.dir().display()), "mount point"),
         (format!("{}/none:out", farm.address), "no volume"),
         ("127.0.0.1:1/v:x".to_owned(), "cannot reach the server"),
     ] {
@@ -503,6 +503,10 @@ fn what_is_wrong_with_a_destination_is_said_before_the_command_runs() {
     }
     assert_eq!((names(&volume), names(&volume.join("a"))), (vec!["a".to_owned()], vec!["file".to_owned()]));
     mount.unmount();
+    // Nothing is wrong with one that gets the root's name.
+    fs::write(volume.join("root"), "").unwrap();
+    run(&mut layers.run(&["--publish", &text(volume.clone())], "touch /x"));
+    assert!(names(&volume).iter().any(|name| name.starts_with("run-")));
 }
 
 #[test]

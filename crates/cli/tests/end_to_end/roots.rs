@@ -415,10 +415,13 @@ fn wrong_requests_are_refused_in_one_sentence() {
         assert!(said.contains(sentence) && said.trim_end().lines().count() == 1, "{flags:?}: {said}");
     }
     // No code that a command might have.
-    for flags in [["run", "--none-such"], ["run", "--memory=x"], ["run", "true"], ["root", "enter"]] {
-        let (code, said) = run_failing(&mut roots.hayloft(flags));
+    for flags in ["run --none-such", "run --memory=x", "run true", "try --none-such -- true"] {
+        let flags: Vec<&str> = flags.split(' ').collect();
+        let (code, said) = run_failing(roots.hayloft([]).args(&flags));
         assert!(code == 125 && said.contains("error: "), "{flags:?}: {code}: {said}");
     }
+    let (code, said) = run_failing(&mut roots.hayloft(["run", "--config", "/none-such", "--", "true"]));
+    assert!(code == 125 && said.contains("/none-such"), "{code}: {said}");
     assert_eq!(run_failing(&mut roots.hayloft(["root", "show"])).0, 2);
     let (code, said) = run_failing(&mut roots.hayloft(["run", "--", ""]));
     assert!(code == 127 && said.contains("there is no ''"), "{code}: {said}");

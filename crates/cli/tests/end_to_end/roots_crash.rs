@@ -51,6 +51,40 @@ fn what_was_killed_is_cleaned_up_by_the_next_start() {
     assert_eq!(roots.leftovers(&seen), [""; 0]);
 }
 
+fn compressed_devices() -> BTreeSet<PathBuf> {
+    let all = std::fs::read_dir("/sys/block").unwrap().map(|entry| entry.unwrap().path());
+    all.filter(|device| device.file_name().unwrap().to_string_lossy().starts_with("zram")).collect()
+}
+
+#[test]
+fn a_root_that_is_killed_while_it_makes_compressed_memory_leaves_no_device() {
+    if !std::path::Path::new("/sys/class/zram-control").exists() {
+        return eprintln!("skipped: this kernel has no zram");
+    }
+    let roots = RootBox::new();
+    let before = compressed_devices();
+    for _ in 0..30 {
+        // What the last one has left goes first.
+        run(&mut roots.run([], "true"));
+        let there = compressed_devices();
+        let mut child =
+            roots.run(["--memory", "64M", "--spill", "zram:64M"], "sleep 4726.1").spawn().unwrap();
+        // It is there a moment before its number is known to who made it.
+        while compressed_devices().is_subset(&there) && child.try_wait().unwrap().is_none() {}
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
+    wait_no_process("4726.1");
+    run(&mut roots.run([], "true"));
+    // Other tests' devices come and go.
+    let left = compressed_devices();
+    let is_there = |device: &PathBuf| compressed_devices().contains(device);
+    wait_until("only what was there before is left", Duration::from_secs(60), || {
+        left.difference(&before).all(|device| !is_there(device))
+    });
+    assert_eq!(roots.leftovers(&[]), [""; 0]);
+}
+
 #[test]
 fn when_the_first_process_is_killed_the_command_dies_and_the_caller_says_so() {
     let roots = RootBox::new();

@@ -92,10 +92,10 @@ fn what_is_typed_arrives_and_ctrl_c_ends_the_command() {
 }
 
 /// Starts a shell with jobs on a new terminal; `$0 ...` in its script is `hayloft` with these roots.
-fn start_shell(roots: &RootBox, script: &str) -> (Child, File) {
+fn start_shell(roots: &RootBox, shell: &str, script: &str) -> (Child, File) {
     let (ours, theirs) = terminal();
     let hayloft = roots.hayloft([]);
-    let mut command = Command::new("sh");
+    let mut command = Command::new(shell);
     command.args(["-c", script]).arg(hayloft.get_program()).current_dir("/");
     for (name, value) in hayloft.get_envs() {
         command.env(name, value.unwrap_or_default());
@@ -109,19 +109,30 @@ fn a_background_job_runs_and_leaves_the_terminal_to_others() {
     let roots = RootBox::new();
     let script =
         "set -m; \"$0\" run -- sh -c 'echo shown; sleep 0.3; exit 5' & wait $!; echo \"ended $?\"; stty -a";
-    let (mut child, mut terminal) = start_shell(&roots, script);
+    let (mut child, mut terminal) = start_shell(&roots, "sh", script);
     let said = read_until(&mut terminal, "echoke");
     // Signals by keys are the shell's, as they were.
     assert!(said.contains("shown") && said.contains("ended 5") && said.contains("\nisig icanon"), "{said}");
     child.wait().unwrap();
-    // In the foreground it has the keys.
-    let script = "set -m; \"$0\" run -- sh -c 'echo ready; read line; echo \"got $line\"; exit 6' & sleep 1; fg; echo \"ended $?\"";
-    let (mut child, mut terminal) = start_shell(&roots, script);
-    read_until(&mut terminal, "ready");
-    terminal.write_all(b"words\n").unwrap();
-    let said = read_until(&mut terminal, "ended 6");
-    assert!(said.contains("got words") && said.contains("ended 6"), "{said}");
-    child.wait().unwrap();
+    assert_eq!(roots.leftovers(&[]), [""; 0]);
+}
+
+#[test]
+fn a_job_has_the_keys_when_it_is_in_the_foreground() {
+    let roots = RootBox::new();
+    // dash tells a job that runs of it by a signal, bash does not.
+    for shell in ["dash", "bash"] {
+        let script = "set -m; \"$0\" run -- sh -c 'echo ready; read line; echo \"got $line\"; exit 6' &
+            sleep 1; fg; echo \"ended $?\"; stty -a";
+        let (mut child, mut terminal) = start_shell(&roots, shell, script);
+        read_until(&mut terminal, "ready");
+        std::thread::sleep(Duration::from_millis(1500));
+        terminal.write_all(b"words\n").unwrap();
+        let said = read_until(&mut terminal, "echoke");
+        assert!(said.contains("got words") && said.contains("ended 6"), "{shell}: {said}");
+        assert!(said.contains("\nisig icanon"), "{shell}: {said}");
+        child.wait().unwrap();
+    }
     assert_eq!(roots.leftovers(&[]), [""; 0]);
 }
 

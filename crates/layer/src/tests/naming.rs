@@ -259,6 +259,21 @@ fn until(mut is_so: impl FnMut() -> bool) {
 }
 
 #[test]
+fn layers_are_for_their_user_alone() {
+    use std::os::unix::fs::PermissionsExt;
+    let (dir, layers) = place();
+    let (folder, archive) = (dir.path().join("folder"), dir.path().join("a.tar"));
+    fs::create_dir(&folder).unwrap();
+    create(&layers, "x", &format!("dir:{}", folder.display()), &CreateOptions::default()).unwrap();
+    tar(&[], &folder, &archive);
+    let unpacked = resolve(archive.to_str().unwrap(), &layers).unwrap();
+    for tree in [layers.tree("x").unwrap(), unpacked] {
+        let above = fs::metadata(tree.parent().unwrap()).unwrap();
+        assert_eq!(above.permissions().mode() & 0o777, 0o700, "{}", tree.display());
+    }
+}
+
+#[test]
 fn a_layer_stays_as_long_as_it_is_used() {
     let (dir, layers) = place();
     let folder = dir.path().join("folder");
