@@ -78,8 +78,8 @@ pub(crate) fn create(info: &mut SpillInfo, mut record: impl FnMut(&SpillInfo) ->
             record(info)?;
             let added = hot_add();
             (info.device, info.is_expected) = (added.as_ref().map(PathBuf::clone).unwrap_or_default(), false);
-            added?;
             record(info)?;
+            added?;
             set_size(&info.device, info.size)?;
         }
     }
@@ -230,8 +230,11 @@ pub(crate) fn remove(info: &SpillInfo, others: bool) -> Result<bool> {
 
 /// Removes a zram device if it is still the one that we made: of our size, or of none yet.
 fn remove_zram(device: &Path, info: &SpillInfo) -> Result<()> {
-    // Without zram there is no device of it.
-    let Ok(_held) = lock_devices() else { return Ok(()) };
+    let _held = match lock_devices() {
+        // Without zram there is no device of it.
+        Err(Error::Missing(_)) => return Ok(()),
+        other => other?,
+    };
     let Ok(found) = fs::read_to_string(sysfs(device).join("disksize")) else { return Ok(()) };
     let found: u64 = found.trim().parse().unwrap_or(0);
     // The kernel rounds up to whole pages.
