@@ -68,6 +68,7 @@ pub(crate) fn create(info: &mut SpillInfo, mut record: impl FnMut(&SpillInfo) ->
         Some(path) => {
             let device = attach_file(path, info.size)?;
             info.device = device.path.clone();
+            record(info)?;
             attached = Some(device);
         }
         None => {
@@ -77,13 +78,13 @@ pub(crate) fn create(info: &mut SpillInfo, mut record: impl FnMut(&SpillInfo) ->
             (info.device, info.is_expected) = (next_device(), true);
             record(info)?;
             let added = hot_add();
-            (info.device, info.is_expected) = (added.as_ref().map(PathBuf::clone).unwrap_or_default(), false);
+            info.device = added.as_ref().ok().cloned().unwrap_or_default();
+            info.is_expected = false;
             record(info)?;
             added?;
             set_size(&info.device, info.size)?;
         }
     }
-    record(info)?;
     write_header(info)?;
     sys::swap_on(&info.device).trying(|| format!("swap to {}", info.device.display()))?;
     drop((attached, held));
@@ -132,8 +133,8 @@ fn lock_devices() -> Result<OwnedFd> {
 }
 
 fn next_device() -> PathBuf {
-    let all = (0..).map(|number| PathBuf::from(format!("/dev/zram{number}")));
-    all.into_iter().find(|device| !sysfs(device).exists()).expect("there are fewer devices than numbers")
+    let device = |number: u32| PathBuf::from(format!("/dev/zram{number}"));
+    (0..).map(device).find(|device| !sysfs(device).exists()).expect("there are fewer devices than numbers")
 }
 
 fn hot_add() -> Result<PathBuf> {

@@ -155,17 +155,13 @@ impl Joined {
         Ok(())
     }
 
-    /// Whether it waits for the terminal, which nobody tells it of: a shell that brings a job that runs to the foreground
-    /// sends no signal.
-    pub(crate) fn is_away(&self) -> bool {
-        !self.has_keys && !self.is_over
-    }
-
-    /// Takes the keys if they have become this process's.
-    pub(crate) fn look(&mut self) {
-        if self.is_away() && self.join().is_err() {
-            self.is_over = true;
+    /// Takes the keys if they have become this process's. Whether to look again, since nobody tells: a shell that brings a
+    /// job that runs to the foreground sends no signal.
+    pub(crate) fn look(&mut self) -> bool {
+        if !self.has_keys && !self.is_over {
+            self.is_over = self.join().is_err();
         }
+        !self.has_keys && !self.is_over
     }
 
     /// The inner terminal is as large as the outer one.

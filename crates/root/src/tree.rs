@@ -13,6 +13,7 @@ use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{CWD, FileType, Mode, OFlags, ResolveFlags};
+use rustix::io::Errno;
 use rustix::mount::{MountPropagationFlags, UnmountFlags};
 
 use crate::budget::Budget;
@@ -117,7 +118,7 @@ fn mount_stage(plan: &Plan) -> Result<()> {
     // Nothing opens a device in it; /dev is a view that does.
     let stage = match new_file_system("tmpfs", &options, NODEV) {
         // Before Linux 6.4 a tmpfs cannot be kept from swap; the memory group's limit of swap is what is left.
-        Err(rustix::io::Errno::INVAL) => new_file_system("tmpfs", &options[..4], NODEV),
+        Err(Errno::INVAL) => new_file_system("tmpfs", &options[..4], NODEV),
         other => other,
     };
     stage
@@ -248,8 +249,8 @@ fn make_points(plan: &Plan) -> Result<()> {
 
 /// Whether a layer has something at a path.
 fn has_layer_with(plan: &Plan, inside: impl AsRef<Path>) -> bool {
-    let layers = (0..plan.layers.len()).map(|at| plan.stage.join(layer_place(at)));
-    layers.into_iter().any(|layer| layer.join(inside.as_ref()).symlink_metadata().is_ok())
+    let has = |at| plan.stage.join(layer_place(at)).join(inside.as_ref()).symlink_metadata().is_ok();
+    (0..plan.layers.len()).any(has)
 }
 
 fn make_place(below: &Path, place: &Path, is_folder: bool) -> io::Result<()> {
@@ -318,7 +319,7 @@ fn open_without_links(top: &OwnedFd, name: &str, flags: OFlags) -> rustix::io::R
 
 fn open_own(top: &OwnedFd, name: &str) -> Result<OwnedFd> {
     open_without_links(top, name, OFlags::DIRECTORY).map_err(|error| match error {
-        rustix::io::Errno::LOOP | rustix::io::Errno::NOTDIR => {
+        Errno::LOOP | Errno::NOTDIR => {
             Error::Usage(format!("a layer has a link or a file at /{name}, where a root needs a folder"))
         }
         error => Error::system(format!("open /{name}"), error),
@@ -329,7 +330,7 @@ fn open_own(top: &OwnedFd, name: &str) -> Result<OwnedFd> {
 fn open_if_there(mount: &OwnedFd, name: &str) -> rustix::io::Result<Option<OwnedFd>> {
     match open_without_links(mount, name, OFlags::empty()) {
         Ok(place) => Ok(Some(place)),
-        Err(rustix::io::Errno::NOENT) => Ok(None),
+        Err(Errno::NOENT) => Ok(None),
         Err(error) => Err(error),
     }
 }
@@ -367,7 +368,7 @@ fn fill(plan: &Plan) -> Result<()> {
     for path in &plan.masked {
         let place = match merged.place(path) {
             // One that lies under another that is masked has nothing to hide, nor has one that a layer above has a file for.
-            Err(rustix::io::Errno::NOENT | rustix::io::Errno::NOTDIR) => continue,
+            Err(Errno::NOENT | Errno::NOTDIR) => continue,
             other => other.trying(|| format!("cover {}", path.display()))?,
         };
         view(&stage.join("empty"), RDONLY | NOSUID | NODEV, false)
@@ -399,24 +400,23 @@ fn fill_bind(merged: &Merged, bind: &Bind) -> Result<()> {
     let attributes = NODEV | NOSUID | if bind.writable { 0 } else { RDONLY };
     let source = view(&bind.source, attributes, true)
         .trying(|| format!("look at {}, which is to be bound", bind.source.display()))?;
-    let is_folder =
-        |what: &OwnedFd| rustix::fs::fstat(what).map(|stat| FileType::from_raw_mode(stat.st_mode).is_dir());
     let mounted = merged.place(&bind.target).and_then(|place| {
-        let fits = is_folder(&place)? == is_folder(&source)?;
-        if fits { attach(&source, place).map(|()| fits) } else { Ok(fits) }
+        // The kernel's EINVAL would have other reasons too.
+        if is_folder(&place)? == is_folder(&source)? { attach(&source, place) } else { Err(Errno::NOTDIR) }
     });
-    match mounted {
-        Ok(true) => Ok(()),
-        Ok(false) | Err(rustix::io::Errno::NOENT | rustix::io::Errno::NOTDIR) => Err(Error::Usage(format!(
+    mounted.map_err(|error| match error {
+        Errno::NOENT | Errno::NOTDIR => Error::Usage(format!(
             "{} cannot be bound to {}: a layer has something else there than {}",
             bind.source.display(),
             bind.target.display(),
             if bind.source.is_dir() { "a folder" } else { "a file" }
-        ))),
-        Err(error) => {
-            Err(Error::system(format!("bind {} to {}", bind.source.display(), bind.target.display()), error))
-        }
-    }
+        )),
+        error => Error::system(format!("bind {} to {}", bind.source.display(), bind.target.display()), error),
+    })
+}
+
+fn is_folder(what: &OwnedFd) -> rustix::io::Result<bool> {
+    Ok(FileType::from_raw_mode(rustix::fs::fstat(what)?.st_mode).is_dir())
 }
 
 /// /dev: nothing but the few devices, and read-only, so that no other device is ever made there; everywhere else
@@ -475,7 +475,7 @@ fn fill_proc(plan: &Plan, merged: &Merged) -> Result<()> {
     let proc = new_file_system("proc", &[], NOSUID | NODEV | NOEXEC)
         .and_then(|proc| attach(&proc, place).map(|()| proc))
         .map_err(|error| match (error, plan.in_user_namespace) {
-            (rustix::io::Errno::PERM, true) => Error::Denied(
+            (Errno::PERM, true) => Error::Denied(
                 "the kernel lets no ordinary user mount /proc here, because parts of the host's /proc are covered (as in a container): run as root"
                     .to_owned(),
             ),
@@ -492,7 +492,7 @@ fn fill_proc(plan: &Plan, merged: &Merged) -> Result<()> {
     for name in PROC_HIDDEN {
         let what = || format!("cover /proc/{name}");
         let Some(place) = open_if_there(&proc, name).trying(what)? else { continue };
-        let is_folder = FileType::from_raw_mode(rustix::fs::fstat(&place).trying(what)?.st_mode).is_dir();
+        let is_folder = is_folder(&place).trying(what)?;
         let cover = match is_folder {
             true => view(&plan.stage.join("empty"), RDONLY | NOSUID, false),
             false => view_with_devices(&plan.stage.join("dev/null"), RDONLY | NOSUID),

@@ -67,10 +67,7 @@ impl Watch {
         mut terminal: Option<&mut Joined>,
     ) -> Result<Option<Said>> {
         loop {
-            if let Some(terminal) = terminal.as_deref_mut() {
-                terminal.look();
-            }
-            let is_away = terminal.as_deref().is_some_and(Joined::is_away);
+            let is_away = terminal.as_deref_mut().is_some_and(Joined::look);
             let mut ready = vec![PollFd::new(link, PollFlags::IN), PollFd::new(&self.signals, PollFlags::IN)];
             let (ends, polled): (Vec<End>, Vec<_>) =
                 terminal.as_deref().map(Joined::ends).unwrap_or_default().into_iter().unzip();
