@@ -116,7 +116,8 @@ fn refusal(failed: &Failed) -> anyhow::Error {
         | FailureCode::SessionEnded
         | FailureCode::Protocol
         | FailureCode::Store
-        | FailureCode::Uncertain => Exit::Failed,
+        | FailureCode::Uncertain
+        | FailureCode::Damaged => Exit::Failed,
     };
     failure(exit, failed.message.clone())
 }

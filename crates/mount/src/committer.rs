@@ -25,6 +25,8 @@ const RETRY_MIN: Duration = Duration::from_millis(200);
 const RETRY_MAX: Duration = Duration::from_secs(5);
 /// How long to wait before a batch with an uncertain fate is sent again.
 const AGAIN: Duration = Duration::from_millis(50);
+/// How often a batch is sent that arrives damaged, before whoever waits is told. It is encoded anew each time.
+const DAMAGED_MAX: u32 = 4;
 /// About so many bytes of records go in one message.
 const PART_BYTES: usize = 1 << 20;
 /// Changed rows that are shipped before their time.
@@ -280,6 +282,7 @@ fn cut(client: &Client, sequence: Sequence) -> Option<Shipment> {
 /// Ships content and records, over as many connections as it takes. `None`: the server had the batch already.
 fn ship(client: &Client, shipment: &mut Shipment) -> Result<Option<Committed>, FlushError> {
     let mut completed = false;
+    let mut damaged = 0;
     loop {
         let connection = match client.link.connection() {
             Ok(connection) => connection,
@@ -295,6 +298,10 @@ fn ship(client: &Client, shipment: &mut Shipment) -> Result<Option<Committed>, F
                 FailureCode::SessionEnded => return Err(FlushError::Ended(failed.message)),
                 // Applied or not, nobody knows yet: the very same batch again, until the answer is certain.
                 FailureCode::Uncertain => std::thread::sleep(AGAIN),
+                FailureCode::Damaged if damaged + 1 < DAMAGED_MAX => {
+                    tracing::warn!(reason = failed.message, "a batch is sent again");
+                    damaged += 1;
+                }
                 // Connected again by then, perhaps to the server that has taken over.
                 FailureCode::Unavailable => {
                     client.link.abandon(connection);

@@ -82,6 +82,26 @@ impl PackWriter {
         self.size
     }
 
+    /// Size of the object that it would be now.
+    pub fn sealed_size(&self) -> u64 {
+        (MAGIC.len() + self.size + self.entries.len() * ENTRY + TAIL) as u64
+    }
+
+    /// What was added so far.
+    pub fn entries(&self) -> &[PackEntry] {
+        &self.entries
+    }
+
+    /// Decodes all chunks.
+    ///
+    /// # Errors
+    /// When one is not what its name says.
+    pub fn verify(&self) -> Result<(), ChunkError> {
+        self.entries.iter().zip(&self.payloads).try_for_each(|(entry, payload)| {
+            decode_chunk(entry.hash, entry.len, entry.codec, payload.clone()).map(drop)
+        })
+    }
+
     /// Whether nothing was added.
     pub fn is_empty(&self) -> bool {
         self.entries.is_empty()
@@ -111,7 +131,7 @@ impl PackWriter {
         let hash = blake3::hash(&tail);
         tail.put_slice(hash.as_bytes());
         tail.put_slice(MAGIC);
-        let size = (MAGIC.len() + self.size + tail.len()) as u64;
+        let size = self.sealed_size();
         let payload = std::iter::once(Bytes::from_static(MAGIC))
             .chain(self.payloads)
             .chain(std::iter::once(tail.freeze()))

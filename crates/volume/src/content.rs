@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use futures::stream::{self, StreamExt, TryStreamExt};
 use hayloft_model::{BLOCK_SIZE, ContentHash};
-use hayloft_store::{Codec, EncodedChunk, PackEntry, PackWriter, StoreError};
+use hayloft_store::{ChunkError, Codec, EncodedChunk, PackEntry, PackWriter, StoreError};
 use hayloft_wire::{BeginBatch, Chunk, RecordMessage};
 use prost::Message;
 use tokio::task::JoinHandle;
@@ -32,7 +32,7 @@ struct Written {
     flying: Arc<Flying>,
     size: u64,
     entries: Vec<PackEntry>,
-    done: JoinHandle<Result<(), StoreError>>,
+    done: JoinHandle<Result<(), VolumeError>>,
 }
 
 /// What came for the next commit. When it is dropped instead, its packs are deleted.
@@ -62,17 +62,18 @@ pub(crate) struct Ready {
     pub(crate) flying: Vec<Arc<Flying>>,
 }
 
-/// A chunk of a message, checked in form; its hash is checked by whoever decodes it.
+/// A chunk of a message, checked in form; that it is what its name says is for [`verified`] to find.
 fn chunk_from(chunk: Chunk) -> Result<EncodedChunk, VolumeError> {
     let hash: [u8; 32] =
         chunk.hash.as_ref().try_into().map_err(|_| VolumeError::Invalid("a hash not of 32 bytes"))?;
-    let codec = Codec::try_from(chunk.codec).map_err(|_| VolumeError::Invalid("an unknown codec"))?;
+    let codec = Codec::try_from(chunk.codec)?;
+    let found = chunk.payload.len();
     let fits = match codec {
-        Codec::Raw => chunk.payload.len() == chunk.len as usize,
-        Codec::Lz4 => chunk.payload.len() <= chunk.len as usize,
+        Codec::Raw => found == chunk.len as usize,
+        Codec::Lz4 => found <= chunk.len as usize,
     };
     if !fits || u64::from(chunk.len) > BLOCK_SIZE {
-        return Err(VolumeError::Invalid("a chunk of a wrong length"));
+        return Err(ChunkError::Length { expected: chunk.len, found }.into());
     }
     Ok(EncodedChunk { hash: ContentHash(hash), len: chunk.len, codec, payload: chunk.payload })
 }
@@ -156,24 +157,26 @@ impl Pending {
         if let Some(at) = self.written.len().checked_sub(PACKS_IN_FLIGHT) {
             finished(&mut self.written[at].done).await?;
         }
-        let sealed = std::mem::take(&mut self.open).seal();
+        let open = std::mem::take(&mut self.open);
+        let (size, entries) = (open.sealed_size(), open.entries().to_vec());
         let reserve = &self.volume.shared.reserve;
         if self.frees {
-            reserve.admit_to_free(sealed.size)?
+            reserve.admit_to_free(size)?
         } else {
-            reserve.admit(sealed.size)?
+            reserve.admit(size)?
         }
-        let flying = Arc::new(self.volume.new_pack(sealed.size));
+        let flying = Arc::new(self.volume.new_pack(size));
         let path = flying.pack.path(&self.volume.id);
         let store = self.volume.shared.store.clone();
         // The put holds the pack, too: it is not deleted before it is there.
         let held = Arc::clone(&flying);
         let done = tokio::spawn(async move {
-            let stored = store.create(&path, sealed.payload).await;
+            let stored = async { Ok(store.create(&path, verified(open).await?.seal().payload).await?) };
+            let stored = stored.await;
             drop(held);
             stored
         });
-        self.written.push(Written { flying, size: sealed.size, entries: sealed.entries, done });
+        self.written.push(Written { flying, size, entries, done });
         Ok(())
     }
 
@@ -190,7 +193,7 @@ impl Pending {
             flying: Vec::new(),
         };
         if self.written.is_empty() && self.open.size() < ROWS_BYTES {
-            for chunk in self.open.into_chunks() {
+            for chunk in verified(self.open).await?.into_chunks() {
                 ready.row_bytes += chunk.payload.len() as u64;
                 ready.content_bytes += u64::from(chunk.len);
                 ready.places.insert(chunk.hash, Place::here(chunk));
@@ -213,14 +216,21 @@ impl Pending {
     }
 }
 
+/// Gives the chunks back when each of them is what its name says: no other may get a place, or take that of a good one.
+/// This is computing, so it is done beside the threads that serve, while more arrives.
+async fn verified(chunks: PackWriter) -> Result<PackWriter, VolumeError> {
+    if chunks.is_empty() {
+        return Ok(chunks);
+    }
+    let verify = tokio::task::spawn_blocking(move || chunks.verify().map(|()| chunks));
+    Ok(verify.await.map_err(|_| VolumeError::ShuttingDown)??)
+}
+
 /// Waits for a put; a second wait for the same one is answered at once.
-async fn finished(done: &mut JoinHandle<Result<(), StoreError>>) -> Result<(), VolumeError> {
+async fn finished(done: &mut JoinHandle<Result<(), VolumeError>>) -> Result<(), VolumeError> {
     let outcome = (&mut *done).await;
     *done = tokio::spawn(async { Ok(()) });
-    match outcome {
-        Ok(stored) => Ok(stored?),
-        Err(_) => Err(VolumeError::ShuttingDown),
-    }
+    outcome.unwrap_or(Err(VolumeError::ShuttingDown))
 }
 
 impl Volume {

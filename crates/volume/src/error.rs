@@ -1,7 +1,7 @@
 //! What can go wrong, and what a client is told.
 
 use hayloft_model::{ContentHash, Ino, SessionId};
-use hayloft_store::StoreError;
+use hayloft_store::{ChunkError, StoreError};
 use hayloft_wire::{Failed, FailureCode, InvalidMessage};
 
 /// Why a server could not be started or stopped.
@@ -57,6 +57,8 @@ pub(crate) enum VolumeError {
     StoreFull,
     #[error("the volume's quota of {what} is used up")]
     Quota { what: &'static str },
+    #[error("content was damaged on its way here, and nothing of the batch is stored")]
+    Content(#[from] ChunkError),
     #[error("the request makes no sense: {0}")]
     Invalid(&'static str),
     #[error("the request makes no sense")]
@@ -102,6 +104,7 @@ impl VolumeError {
             E::Protocol { .. } => FailureCode::Protocol,
             E::After(code) => *code,
             E::Uncertain(_) => FailureCode::Uncertain,
+            E::Content(_) => FailureCode::Damaged,
             E::Superseded | E::Fenced | E::ShuttingDown => FailureCode::Unavailable,
             E::Store(error) if error.is_no_space() => FailureCode::NoSpace,
             E::Database(error) if StoreError::caused_by_no_space(error) => FailureCode::NoSpace,

@@ -293,6 +293,8 @@ pub enum FailureCode {
     Unavailable = 9,
     /// Nobody knows yet whether the batch was applied: send the very same one again.
     Uncertain = 10,
+    /// Content is not what its name says: it was damaged on its way. Nothing was applied; send it once more.
+    Damaged = 11,
 }
 
 /// A request was refused, or failed.

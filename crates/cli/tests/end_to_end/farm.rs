@@ -202,6 +202,11 @@ impl Farm {
         Mount::new(&self.address, volume, self.dir().join(name), options, host)
     }
 
+    /// Mounts a volume by way of another address.
+    pub(crate) fn mount_through(&self, address: &str, volume: &str, name: &str) -> Mount {
+        Mount::new(address, volume, self.dir().join(name), "", None)
+    }
+
     /// Mounts a volume so many times.
     pub(crate) fn mounts(&self, volume: &str, count: usize, options: &str) -> Vec<Mount> {
         (0..count).map(|at| self.mount_as(volume, &format!("mnt-{volume}-{at}"), options, None)).collect()

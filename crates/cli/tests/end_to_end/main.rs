@@ -11,6 +11,7 @@ mod coherence;
 mod contention;
 mod costs;
 mod crash;
+mod damage;
 mod farm;
 mod hosts;
 mod kinds;

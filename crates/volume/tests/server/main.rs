@@ -4,6 +4,7 @@ mod batches;
 mod common;
 mod faults;
 mod history;
+mod integrity;
 mod measure;
 mod protocol;
 mod reading;
