@@ -74,8 +74,9 @@ impl<F: FileSystem> Engine<F> {
         header: &InHeader,
         work: impl FnOnce(&Self, &Interrupt) + Send + 'static,
     ) {
-        let token = self.interrupts.register(header.unique);
-        let pool = if header.opcode == opcode::SETLKW { &self.lock_pool } else { &self.pool };
+        let for_lock = header.opcode == opcode::SETLKW;
+        let token = self.interrupts.register(header.unique, header.pid, for_lock);
+        let pool = if for_lock { &self.lock_pool } else { &self.pool };
         let engine = Arc::clone(self);
         pool.submit(Box::new(move || work(&engine, &token)));
     }

@@ -11,7 +11,7 @@ pub enum Pace<'a> {
     /// On a transport thread: answer now, or return [`Failure::Again`]. Whatever blocks here also holds
     /// up the requests behind it.
     Fast,
-    /// On a pool thread: may block. The token tells whether the caller gave up.
+    /// On a pool thread: may block. The token tells whether the request is to be given up.
     Patient(&'a Interrupt),
 }
 

@@ -2,7 +2,7 @@
 //!
 //! A [`FileSystem`] answers [`Request`]s by filling in a [`Reply`]. Requests are handled on the transport
 //! threads ([`Pace::Fast`]); one that must block says [`Failure::Again`] and is handled anew on a pool of
-//! threads ([`Pace::Patient`]), with a token that tells when the caller gave up.
+//! threads ([`Pace::Patient`]), with a token that tells when to give up.
 //!
 //! ```no_run
 //! use hayloft_fuse::{Config, Errno, Failure, FileSystem, Forget, MountOptions, Operation, Pace, Reply};
@@ -39,6 +39,7 @@
 //! that made it. FORGET and INTERRUPT come over /dev/fuse on either transport.
 
 mod abi;
+mod caller;
 mod config;
 mod counters;
 mod device;

@@ -235,6 +235,8 @@ pub(crate) struct Client {
     pub(crate) uses_told: Mutex<()>,
     /// Others have changed something since the server said how full the volume is.
     pub(crate) others_changed: AtomicBool,
+    /// Changes whose callers were ended and that are not certain yet, see [`crate::abandoned`].
+    pub(crate) abandoned: AtomicUsize,
 }
 
 impl Client {
@@ -272,6 +274,7 @@ impl Client {
             wanted: Mutex::default(),
             uses_told: Mutex::default(),
             others_changed: AtomicBool::new(false),
+            abandoned: AtomicUsize::new(0),
         }
     }
 

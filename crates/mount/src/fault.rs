@@ -164,12 +164,14 @@ impl Client {
         self.ask_marked(ask, interrupt, 0)
     }
 
-    /// The same for a change, which is executed once however often it is asked for.
-    pub(crate) fn ask_change(&self, ask: &Ask) -> Result<Vec<Answer>, FaultError> {
-        let number = self.link.begin_change();
-        let answers = self.ask_until(None, || self.link.call_change(ask.clone(), number));
-        self.link.end_change(number);
-        answers
+    /// The same for a change, which is executed once however often it is asked for under its number.
+    pub(crate) fn ask_change(
+        &self,
+        ask: &Ask,
+        number: u64,
+        interrupt: Option<&Interrupt>,
+    ) -> Result<Vec<Answer>, FaultError> {
+        self.ask_until(interrupt, || self.link.call_change(ask.clone(), interrupt, number))
     }
 
     fn ask_marked(

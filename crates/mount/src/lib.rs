@@ -5,6 +5,7 @@
 //! file's data in memory, answered at once -> a cut of the log every few seconds, or when something has to
 //! be durable -> content and one batch of records on the session stream -> acknowledged when durable.
 
+mod abandoned;
 mod appends;
 mod clock;
 mod committer;

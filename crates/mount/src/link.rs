@@ -29,8 +29,10 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 const GOODBYE_PATIENCE: Duration = Duration::from_secs(5);
 const RETRY_MIN: Duration = Duration::from_millis(20);
 const RETRY_MAX: Duration = Duration::from_millis(500);
-/// How often a waiting caller looks whether it was interrupted.
+/// How often it is looked whether a waiting call is to be given up.
 const INTERRUPT_POLL: Duration = Duration::from_millis(50);
+/// How long the server's word on a request for a lock that was given up is waited for when the caller is being ended.
+const CANCEL_PATIENCE: Duration = Duration::from_millis(200);
 
 /// Why a request has no answer.
 #[derive(Debug, thiserror::Error)]
@@ -38,7 +40,7 @@ pub(crate) enum CallError {
     /// The server refused.
     #[error("{}", .0.message)]
     Failed(Failed),
-    /// The caller gave up (a signal).
+    /// The call is given up: its caller is being ended, or waits for a lock and had a signal.
     #[error("interrupted")]
     Interrupted,
     /// The session is over: the server ended it, or the mount is being closed.
@@ -287,7 +289,7 @@ impl Link {
         self.condition.fetch_max(condition as u8, Ordering::AcqRel);
     }
 
-    /// Waits until the lease runs again, the session is over, or the caller gives up.
+    /// Waits until the lease runs again, the session is over, or the call is given up.
     pub(crate) fn await_lease(&self, interrupt: &Interrupt) -> Result<(), CallError> {
         let mut state = self.state.lock();
         while self.condition() == Condition::Lapsed {
@@ -318,9 +320,14 @@ impl Link {
         self.state.lock().changes.remove(&number);
     }
 
-    /// As [`Link::call`], under the number of a change.
-    pub(crate) fn call_change(&self, ask: Ask, number: u64) -> Result<Vec<Answer>, CallError> {
-        self.call_with(ask, None, None, 0, Some(number))
+    /// As [`Link::call`], under the number of a change. Who gives it up does not know whether it is done.
+    pub(crate) fn call_change(
+        &self,
+        ask: Ask,
+        interrupt: Option<&Interrupt>,
+        number: u64,
+    ) -> Result<Vec<Answer>, CallError> {
+        self.call_with(ask, interrupt, None, 0, Some(number))
     }
 
     /// As [`Link::call`]; the receiver gets `mark` with the answer.
@@ -419,7 +426,7 @@ impl Link {
 
     fn await_answer(&self, request: u64, interrupt: Option<&Interrupt>) -> Result<Vec<Answer>, CallError> {
         let mut state = self.state.lock();
-        let mut cancelled_on = None;
+        let (mut cancelled_on, mut cancelled_at) = (None, Instant::now());
         loop {
             match state.waiting.get(&request) {
                 None => return Err(CallError::Broken),
@@ -432,11 +439,14 @@ impl Link {
                 return Err(CallError::Ended(reason));
             }
             let is_cancelled = state.connected && cancelled_on == Some(state.connection);
-            if interrupt.is_some_and(Interrupt::interrupted) && !is_cancelled {
+            let is_abandoned = is_cancelled && cancelled_at.elapsed() > CANCEL_PATIENCE;
+            if (is_abandoned && interrupt.is_some_and(Interrupt::abandoned))
+                || (!is_cancelled && interrupt.is_some_and(Interrupt::interrupted))
+            {
                 // A lock may have been set by now; without a connection it is lost, since it is not claimed.
                 let is_lock = |of: &Waiting| matches!(of.message.body, Some(Ask::Lock(_)));
-                if state.connected && state.waiting.get(&request).is_some_and(is_lock) {
-                    cancelled_on = Some(state.connection);
+                if !is_cancelled && state.connected && state.waiting.get(&request).is_some_and(is_lock) {
+                    (cancelled_on, cancelled_at) = (Some(state.connection), Instant::now());
                     let cancel = Some(Ask::CancelLock(CancelLock { request }));
                     let message = ClientMessage { request: 0, body: cancel };
                     let _ = MutexGuard::unlocked(&mut state, || self.write(&message, cancelled_on));

@@ -212,6 +212,14 @@ impl Locks {
     ) -> Result<(), LockError> {
         let holder = self.register(wanted)?;
         let result = self.set_for(wanted, holder, wait, interrupt);
+        if matches!(result, Err(LockError::Interrupted)) && interrupt.abandoned() {
+            // The server may have set it by now, and may be away.
+            let (locks, lock) = (Arc::clone(self), wanted.lock(holder, Mode::Shared));
+            let end = move || locks.tell_end(&lock);
+            if let Err(error) = std::thread::Builder::new().name("hayloft-unlock".to_string()).spawn(end) {
+                tracing::warn!(%error, "no thread to give up a lock whose caller was ended");
+            }
+        }
         let mut state = self.state.lock();
         if let Some(hold) = state.hold(wanted, holder) {
             hold.pending -= 1;

@@ -177,7 +177,8 @@ impl Client {
                 core.names.cool(*dir);
             }
         }
-        if apply.asked {
+        // The kernel makes by itself what it has asked for, unless the caller was ended meanwhile.
+        if apply.asked && self.abandoned.load(Ordering::Acquire) == 0 {
             self.drop_data(&mut core, &stale);
             let stale = Stale { in_use: stale.in_use, ..Stale::default() };
             self.finish_event(core, stale, ack);
@@ -252,7 +253,7 @@ impl Client {
 
     /// Has the server execute a change. Its names are handed to the kernel for one use from now on.
     pub(crate) fn change(
-        &self,
+        self: &Arc<Self>,
         change: &Change,
         execute: bool,
         interrupt: &Interrupt,
@@ -285,7 +286,14 @@ impl Client {
         }
         let operation = Some(change.into());
         let ask = Ask::Change(ChangeRequest { forget_below: 0, execute, operation });
-        match self.ask_change(&ask)?.into_iter().next() {
+        let number = self.link.begin_change();
+        let answers = self.ask_change(&ask, number, Some(interrupt));
+        if let Err(FaultError::Interrupted) = answers {
+            self.take_over(change.clone(), ask, number);
+            return Err(FaultError::Interrupted);
+        }
+        self.link.end_change(number);
+        match answers?.into_iter().next() {
             Some(Answer::Changed(changed)) if changed.error != 0 => {
                 Ok(Outcome::Refused(error_of(changed.error)?))
             }

@@ -35,6 +35,7 @@ mod roots_views;
 mod server_loss;
 mod shared_files;
 mod shared_locks;
+mod signals;
 mod space;
 mod syncfs;
 mod trial;
