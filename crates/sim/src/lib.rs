@@ -57,11 +57,13 @@ pub enum Rule {
     MoveByOwners,
     /// Rule 6: an append goes to the end that was known when the call began.
     AppendAtKnownEnd,
+    /// A name that is replaced gets another place in listings.
+    NewCookie,
 }
 
 impl Rule {
     /// All, by name.
-    pub const ALL: [(&'static str, Rule); 20] = [
+    pub const ALL: [(&'static str, Rule); 21] = [
         ("ack-before-apply", Rule::AckBeforeApply),
         ("recall-without-ship", Rule::RecallWithoutShip),
         ("no-claim-grace", Rule::NoClaimGrace),
@@ -82,5 +84,6 @@ impl Rule {
         ("own-clock", Rule::OwnClock),
         ("move-by-owners", Rule::MoveByOwners),
         ("append-at-known-end", Rule::AppendAtKnownEnd),
+        ("new-cookie", Rule::NewCookie),
     ];
 }

@@ -16,6 +16,7 @@ mod farm;
 mod hosts;
 mod kinds;
 mod lifecycle;
+mod listings;
 mod locks;
 mod model;
 mod net;

@@ -98,6 +98,7 @@ pub struct Tree {
     newest: Timestamp,
     times_go_back: bool,
     owners_move_directories: bool,
+    replaced_names_move: bool,
 }
 
 impl Tree {
@@ -114,6 +115,11 @@ impl Tree {
     /// From now on directories that are owned get another parent here: only for the simulator, which shows that it notices.
     pub fn let_owners_move_directories(&mut self) {
         self.owners_move_directories = true;
+    }
+
+    /// From now on a name that is replaced gets another place in listings: only for the simulator, which shows that it notices.
+    pub fn let_replaced_names_move(&mut self) {
+        self.replaced_names_move = true;
     }
 
     /// Adds inode numbers to make new inodes with.

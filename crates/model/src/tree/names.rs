@@ -44,6 +44,17 @@ impl Tree {
     /// The name exists or is too long, the parent is deleted or no directory, the quota is used up, or
     /// something is missing.
     pub fn create(&mut self, dir: Ino, name: &[u8], new: NewNode, now: Timestamp) -> Result<Ino, TreeError> {
+        self.create_at(dir, name, new, None, now)
+    }
+
+    fn create_at(
+        &mut self,
+        dir: Ino,
+        name: &[u8],
+        new: NewNode,
+        place: Option<u64>,
+        now: Timestamp,
+    ) -> Result<Ino, TreeError> {
         if self.lookup(dir, name)?.is_some() {
             return Err(TreeError::Exists);
         }
@@ -51,7 +62,7 @@ impl Tree {
         self.check_inode_room()?;
         let now = self.stamp(now);
         let ino = self.add_new(dir, new, 1, now)?;
-        self.add_name(dir, name, ino, now)?;
+        self.add_name(dir, name, ino, place, now)?;
         self.count(0, 1);
         Ok(ino)
     }
@@ -108,12 +119,22 @@ impl Tree {
         Ok(ino)
     }
 
-    /// Adds a free name for an inode that is here: the dentry, the parent's times and links.
-    fn add_name(&mut self, dir: Ino, name: &[u8], ino: Ino, now: Timestamp) -> Result<(), TreeError> {
+    /// Adds a free name for an inode that is here: the dentry, the parent's times and links. `place` is the cookie of
+    /// what had the name until now: a name that is there all the time stays at its place, so that a listing which goes on
+    /// meanwhile has it once.
+    fn add_name(
+        &mut self,
+        dir: Ino,
+        name: &[u8],
+        ino: Ino,
+        place: Option<u64>,
+        now: Timestamp,
+    ) -> Result<(), TreeError> {
         let kind = self.inode(ino)?.kind();
+        let place = place.filter(|_| !self.replaced_names_move);
         let parent = self.change(dir)?;
-        let cookie = parent.next_cookie;
-        parent.next_cookie += 1;
+        let cookie = place.unwrap_or(parent.next_cookie);
+        parent.next_cookie += u64::from(place.is_none());
         parent.nlink += u32::from(kind == FileKind::Directory);
         (parent.mtime, parent.ctime) = (now, now);
         let name = Name::new(name);
@@ -187,7 +208,7 @@ impl Tree {
             row.parent = STRAY;
             self.own_homeless(ino);
         }
-        self.add_name(dir, name, ino, now)
+        self.add_name(dir, name, ino, None, now)
     }
 
     /// Removes a name of something that is no directory. Returns its inode.
@@ -279,13 +300,13 @@ impl Tree {
             self.drop_link(target.ino, now)?;
         }
         self.take_name(from.0, from.1, now)?;
-        self.add_name(to.0, to.1, source.ino, now)?;
+        self.add_name(to.0, to.1, source.ino, target.map(|target| target.cookie), now)?;
         self.moved(source, to.0, now)?;
         if flags.whiteout {
             let owner = self.inode(source.ino)?;
             let (uid, gid) = (owner.uid, owner.gid);
             let whiteout = NewNode { mode: FileKind::CharDevice.bits(), uid, gid, ..NewNode::default() };
-            self.create(from.0, from.1, whiteout, now)?;
+            self.create_at(from.0, from.1, whiteout, Some(source.cookie), now)?;
         }
         Ok(())
     }

@@ -24,6 +24,7 @@ enum Step {
     FailedCut,
     Evict,
     Forget { file: usize },
+    List { dir: usize, entries: usize },
 }
 
 fn steps() -> impl Strategy<Value = Vec<Step>> {
@@ -45,6 +46,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         1 => Just(Step::FailedCut),
         1 => Just(Step::Evict),
         1 => (0..12usize).prop_map(|file| Step::Forget { file }),
+        4 => (0..6usize, 1..3usize).prop_map(|(dir, entries)| Step::List { dir, entries }),
     ];
     proptest::collection::vec(step, 1..120)
 }
@@ -129,6 +131,15 @@ impl Reference {
     }
 }
 
+/// A listing that is read a few entries at a time.
+struct Listing {
+    dir: Ino,
+    cookie: u64,
+    seen: Vec<Vec<u8>>,
+    /// What was there at each moment since it began.
+    lasting: BTreeSet<Vec<u8>>,
+}
+
 struct World {
     tree: Tree,
     server: Rows,
@@ -138,6 +149,7 @@ struct World {
     dirs: Vec<Ino>,
     files: Vec<Ino>,
     usage: Usage,
+    listing: Option<Listing>,
 }
 
 fn root_row() -> InodeRow {
@@ -177,6 +189,7 @@ impl World {
             dirs: vec![Ino::ROOT],
             files: vec![],
             usage: Usage::default(),
+            listing: None,
         }
     }
 
@@ -295,6 +308,41 @@ impl World {
                 if let Some(file) = self.file(file) {
                     self.tree.remember(file);
                     self.tree.forget(file, 1);
+                }
+            }
+            Step::List { dir, entries } => self.list(self.dir(dir), entries),
+        }
+        let reference = &self.reference;
+        if let Some(Listing { dir, lasting, .. }) = &mut self.listing {
+            lasting.retain(|name| reference.get(*dir, name).is_some());
+        }
+    }
+
+    /// Goes on with the listing under way, or begins one. What was there all the time comes once.
+    fn list(&mut self, dir: Ino, entries: usize) {
+        let Listing { dir, cookie, mut seen, lasting } = self.listing.take().unwrap_or_else(|| {
+            let there = self.reference.names.keys().filter(|(parent, _)| *parent == dir);
+            let lasting = there.map(|(_, name)| name.clone()).collect();
+            Listing { dir, cookie: 0, seen: Vec::new(), lasting }
+        });
+        if !self.known(dir) {
+            return;
+        }
+        let part = self.run(|tree, _| {
+            let entries = tree.entries(dir, cookie)?.take(entries);
+            Ok(entries.map(|(name, dentry)| (name.as_bytes().to_vec(), dentry.cookie)).collect::<Vec<_>>())
+        });
+        let part = part.unwrap();
+        match part.last() {
+            Some((_, cookie)) => {
+                let cookie = *cookie;
+                seen.extend(part.into_iter().map(|(name, _)| name));
+                self.listing = Some(Listing { dir, cookie, seen, lasting });
+            }
+            None => {
+                for name in lasting {
+                    let times = seen.iter().filter(|seen| **seen == name).count();
+                    assert_eq!(times, 1, "{:?} was there all the time", String::from_utf8_lossy(&name));
                 }
             }
         }
@@ -449,6 +497,20 @@ fn an_open_file_without_a_name_stays_until_it_is_forgotten() {
     assert_eq!(tree.inode(ino).unwrap().nlink, 0);
     assert!(tree.forget(ino, 1));
     assert_eq!(tree.cut(Sequence(3), false).batch.records, [Record::DeleteInode(ino)]);
+}
+
+#[test]
+fn a_name_that_is_replaced_stays_where_listings_find_it() {
+    let mut tree = fresh();
+    [b"a", b"b", b"c"].map(|name| tree.create(Ino::ROOT, name, file(0o644), now()).unwrap());
+    let place = |tree: &mut Tree, name: &[u8]| tree.lookup(Ino::ROOT, name).unwrap().unwrap().cookie;
+    let before = place(&mut tree, b"a");
+    tree.rename((Ino::ROOT, b"c"), (Ino::ROOT, b"a"), RenameFlags::default(), now()).unwrap();
+    assert_eq!(place(&mut tree, b"a"), before);
+    let before = place(&mut tree, b"b");
+    let whiteout = RenameFlags { whiteout: true, ..RenameFlags::default() };
+    tree.rename((Ino::ROOT, b"b"), (Ino::ROOT, b"d"), whiteout, now()).unwrap();
+    assert_eq!(place(&mut tree, b"b"), before);
 }
 
 #[test]

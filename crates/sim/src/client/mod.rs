@@ -149,6 +149,9 @@ impl World {
         if self.is_broken(Rule::MoveByOwners) {
             tree.let_owners_move_directories();
         }
+        if self.is_broken(Rule::NewCookie) {
+            tree.let_replaced_names_move();
+        }
         tree.remember(Ino::ROOT);
         let mut kernel = Kernel::default();
         kernel.known.insert(Ino::ROOT, 1);

@@ -113,13 +113,18 @@ impl World {
         }
     }
 
-    pub(super) fn answer_list(&mut self, at: usize, op: &mut Op, dir: Ino) -> Flow<Answer> {
+    pub(super) fn answer_list(&mut self, at: usize, op: &mut Op, dir: Ino, from: u64) -> Flow<Answer> {
         let hot = self.clients[at].hot.contains(&dir);
-        let entries = self.clients[at].tree.entries(dir, 0).map(|entries| {
-            entries.map(|(name, dentry)| (name.as_bytes()[0], dentry.ino)).collect::<Vec<_>>()
+        let entries = self.clients[at].tree.entries(dir, from).map(|entries| {
+            let part = entries.take(LISTED_AT_ONCE);
+            part.map(|(name, dentry)| ((name.as_bytes()[0], dentry.ino), dentry.cookie)).collect::<Vec<_>>()
         });
         match entries {
-            Ok(list) => Flow::Ready(Answer::List(list, !hot)),
+            Ok(part) => {
+                let end = part.last().map_or(from, |(_, cookie)| *cookie);
+                let list = part.into_iter().map(|(entry, _)| entry).collect();
+                Flow::Ready(Answer::List(list, end, !hot))
+            }
             Err(TreeError::Missing(_)) if self.is_gone(at, op, dir) => {
                 Flow::Ready(Answer::Error(TreeError::Stale))
             }
@@ -280,7 +285,7 @@ impl World {
         let reference = &self.reference;
         let change = match act {
             Act::Change(change) => change,
-            Act::Write(ino, _) | Act::Attributes(ino) | Act::Read(ino) | Act::List(ino) => {
+            Act::Write(ino, _) | Act::Attributes(ino) | Act::Read(ino) | Act::List(ino, _) => {
                 return error == TreeError::Stale && reference.could_be_unlinked(ino.0, call);
             }
         };

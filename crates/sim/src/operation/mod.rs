@@ -31,6 +31,8 @@ use crate::world::{What, World, trace};
 const LOOK_AGAIN: u64 = 7;
 /// How many directories a process holds open in worlds that are deep.
 const DIRS_OPEN: usize = 4;
+/// How many entries of a listing come with one answer.
+const LISTED_AT_ONCE: usize = 3;
 
 /// A process, with what it holds open.
 #[derive(Default)]
@@ -103,7 +105,8 @@ enum Act {
     Write(Ino, How),
     Attributes(Ino),
     Read(Ino),
-    List(Ino),
+    /// A part of a listing, from this cookie on.
+    List(Ino, u64),
 }
 
 /// What the client answers.
@@ -113,7 +116,8 @@ enum Answer {
     Entry(Target, Option<Attributes>, bool),
     Attributes(Attributes),
     Data(Vec<u8>),
-    List(Vec<(u8, Ino)>, bool),
+    /// The next entries, where they end, and whether all may be kept.
+    List(Vec<(u8, Ino)>, u64, bool),
     /// Done; with the inode that was made, its attributes, and whether its name may be kept without a limit.
     Done(Option<(Ino, FileKind, Attributes)>, bool),
     Error(TreeError),
@@ -153,6 +157,8 @@ pub(crate) struct Op {
     executed: Option<Option<Ino>>,
     /// Where the file ended when it was looked at first.
     end: Option<usize>,
+    /// What has come of a listing so far, where that ends, and when it began.
+    listed: Option<(Vec<(u8, Ino)>, u64, Fuse)>,
     /// The directory that it made.
     made: Option<Ino>,
     synced: Option<Sequence>,
@@ -490,19 +496,35 @@ impl World {
     fn list(&mut self, at: usize, op: &mut Op, dir: Ino) -> Flow<Result<(), TreeError>> {
         let now = self.now;
         if op.fuse.is_none()
+            && op.listed.is_none()
             && let Some(list) = self.clients[at].kernel.listing(dir)
         {
             let list = list.clone();
             self.see_list(at, op, dir, &list, now);
             return Flow::Ready(Ok(()));
         }
-        self.act(at, op, Act::List(dir))
+        loop {
+            let from = op.listed.as_ref().map_or(0, |(_, cookie, _)| *cookie);
+            let done = ready!(self.act(at, op, Act::List(dir, from)));
+            if done.is_err() || op.listed.is_none() {
+                return Flow::Ready(done);
+            }
+        }
     }
 
     fn see_list(&mut self, at: usize, op: &Op, dir: Ino, list: &[(u8, Ino)], call: u64) {
         for at_name in *b"abcd" {
-            let found = list.iter().find(|(name, _)| *name == at_name).map(|(_, ino)| ino.0);
-            self.see(at, op, Register::Name(dir.0, at_name), Value::Name(found), call);
+            let found: Vec<_> = list.iter().filter(|(name, _)| *name == at_name).collect();
+            // What was removed and made anew meanwhile may come with both.
+            if found.len() > 1 && !self.reference.could_be(dir.0, at_name, call).contains(&None) {
+                self.fail(format!("c{at} op {}: {} comes twice in {dir}: {list:?}", op.id, at_name as char));
+            }
+            if found.is_empty() {
+                self.see(at, op, Register::Name(dir.0, at_name), Value::Name(None), call);
+            }
+            for (_, ino) in found {
+                self.see(at, op, Register::Name(dir.0, at_name), Value::Name(Some(ino.0)), call);
+            }
         }
     }
 
@@ -519,7 +541,7 @@ impl World {
             Act::Attributes(ino) =>
                 world.answer_inode(at, op, *ino, |row| Answer::Attributes(Attributes::of(row))),
             Act::Read(ino) => world.answer_inode(at, op, *ino, |row| Answer::Data(data_of(row))),
-            Act::List(dir) => world.answer_list(at, op, *dir),
+            Act::List(dir, from) => world.answer_list(at, op, *dir, *from),
         }));
         let fuse = op.fuse.take().expect("just answered");
         Flow::Ready(self.returned(at, op, &act, answer, &fuse))
@@ -543,11 +565,18 @@ impl World {
                 self.clients[at].kernel.put_data(*ino, data.clone(), fuse.moment);
                 self.see(at, op, Register::Data(ino.0), Value::Data(data), fuse.call);
             }
-            (Act::List(dir), Answer::List(list, keep)) => {
-                if keep {
-                    self.clients[at].kernel.put_listing(*dir, list.clone(), fuse.moment);
+            (Act::List(dir, _), Answer::List(part, end, keep)) => {
+                let goes_on = part.len() == LISTED_AT_ONCE;
+                let (mut list, _, begun) = op.listed.take().unwrap_or((Vec::new(), 0, fuse.clone()));
+                list.extend(part);
+                if goes_on {
+                    op.listed = Some((list, end, begun));
+                    return Ok(());
                 }
-                self.see_list(at, op, *dir, &list, fuse.call);
+                if keep {
+                    self.clients[at].kernel.put_listing(*dir, list.clone(), begun.moment);
+                }
+                self.see_list(at, op, *dir, &list, begun.call);
             }
             (Act::Write(ino, _), Answer::Done(..)) => self.clients[at].kernel.invalidate(*ino),
             (Act::Change(change), Answer::Done(made, unlimited)) => {

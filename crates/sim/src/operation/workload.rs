@@ -45,6 +45,7 @@ impl World {
             was_yours: false,
             executed: None,
             end: None,
+            listed: None,
             made: None,
             synced: None,
         })
