@@ -6,6 +6,7 @@
 //! the epoch, which needs no lock (`docs/sharing.md`).
 
 use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
@@ -15,7 +16,7 @@ use hayloft_model::{Ino, Name};
 use rustc_hash::FxBuildHasher;
 
 use crate::core::{Client, Core};
-use crate::pages::Pages;
+use crate::words::{Inodes, Words};
 
 /// How long a name's lock is waited for before the epoch is raised; and so much more for each name, which takes a
 /// microsecond or two.
@@ -252,8 +253,10 @@ pub(crate) enum Word {
     },
     /// Nothing can be relied upon.
     Everything,
-    /// These have to go, and all that was said before has to be heard, before the sender goes on.
+    /// These have to go before the sender goes on: what is to be dropped when they are gone.
     ExpireNow(Vec<(Ino, Name)>, Sender<()>),
+    /// To be dropped when all that was said before was heard.
+    Heard(Sender<()>),
     /// The mount is gone.
     End,
 }
@@ -261,6 +264,8 @@ pub(crate) enum Word {
 /// What may have to wait for a lock, and where to say that it is done.
 struct Slow {
     names: Vec<(Ino, Name)>,
+    /// Inodes of which the attributes go.
+    attributes: Vec<Ino>,
     /// Inodes with offsets and lengths of data, bytes; length 0 is up to the end.
     ranges: Vec<(Ino, u64, u64)>,
     done: Sender<()>,
@@ -273,7 +278,7 @@ pub(crate) struct Speaker {
 }
 
 impl Speaker {
-    fn new(notifier: Notifier) -> Speaker {
+    pub(crate) fn new(notifier: Notifier) -> Speaker {
         Speaker { notifier, thread: None }
     }
 
@@ -290,7 +295,7 @@ impl Speaker {
     /// that waits.
     fn expire(&mut self, client: &Client, names: Vec<(Ino, Name)>) {
         let patience = PATIENCE + PATIENCE_EACH * names.len() as u32;
-        let Ok(wait) = self.entrust(names, Vec::new()) else {
+        let Ok(wait) = self.entrust(names, Vec::new(), Vec::new()) else {
             let _ = self.raise_epoch(client);
             return;
         };
@@ -308,16 +313,16 @@ impl Speaker {
 
     /// Expires names if that comes through in time.
     fn try_expire(&mut self, names: Vec<(Ino, Name)>) {
-        if let Ok(wait) = self.entrust(names, Vec::new())
+        if let Ok(wait) = self.entrust(names, Vec::new(), Vec::new())
             && wait.recv_timeout(PATIENCE).is_err()
         {
             self.thread = None;
         }
     }
 
-    /// Has a thread drop data from the kernel's cache; returns what tells that it is done.
-    pub(crate) fn drop_ranges(&mut self, ranges: Vec<(Ino, u64, u64)>) -> Receiver<()> {
-        self.entrust(Vec::new(), ranges).unwrap_or_else(|slow| {
+    /// Has a thread drop attributes, and data, from the kernel's cache; returns what tells that it is done.
+    pub(crate) fn drop_inodes(&mut self, attributes: Vec<Ino>, ranges: Vec<(Ino, u64, u64)>) -> Receiver<()> {
+        self.entrust(Vec::new(), attributes, ranges).unwrap_or_else(|slow| {
             // Nobody else can say it.
             let (done, wait) = channel();
             say(&self.notifier, Slow { done, ..slow });
@@ -333,17 +338,18 @@ impl Speaker {
     /// The same, on a thread that nobody else speaks through afterwards.
     pub(crate) fn drop_apart(&mut self, ranges: Vec<(Ino, u64, u64)>) -> Option<Receiver<()>> {
         let mut apart = Speaker::new(self.notifier.clone());
-        apart.entrust(Vec::new(), ranges).ok()
+        apart.entrust(Vec::new(), Vec::new(), ranges).ok()
     }
 
     /// Has a thread say it; returns what tells that it is done, or what there is to say when no thread can be had.
     fn entrust(
         &mut self,
         names: Vec<(Ino, Name)>,
+        attributes: Vec<Ino>,
         ranges: Vec<(Ino, u64, u64)>,
     ) -> Result<Receiver<()>, Slow> {
         let (done, wait) = channel();
-        let slow = Slow { names, ranges, done };
+        let slow = Slow { names, attributes, ranges, done };
         let slow = match &self.thread {
             Some(to) => to.send(slow).err().map(|error| error.0),
             None => Some(slow),
@@ -373,6 +379,9 @@ fn say(notifier: &Notifier, slow: Slow) {
     for (dir, name) in slow.names {
         let _ = notifier.expire_entry(dir.0, name.as_bytes());
     }
+    for ino in slow.attributes {
+        let _ = notifier.inval_inode(ino.0, -1, 0);
+    }
     for (ino, offset, length) in slow.ranges {
         let _ = notifier.inval_inode(ino.0, offset as i64, length as i64);
     }
@@ -380,29 +389,20 @@ fn say(notifier: &Notifier, slow: Slow) {
 }
 
 /// Tells the kernel, in order, until the end.
-pub(crate) fn run(client: &Client, control: &Control, words: &Receiver<Word>) {
-    let notifier = &control.notifier();
-    let mut speaker = Speaker::new(notifier.clone());
-    let mut pages = Pages::default();
-    for word in words {
+pub(crate) fn run(client: &Arc<Client>, control: &Control, to_say: &Receiver<Word>) {
+    let mut speaker = Speaker::new(control.notifier());
+    let mut words = Words::new(client, control);
+    for word in to_say {
         match word {
             Word::Stale { names, attributes, data, in_use, ack } => {
-                if !names.is_empty() {
-                    // Answers that were made before the names changed are not to arrive after the word.
+                if !names.is_empty() || !data.is_empty() {
+                    // Answers that were made before something changed are not to arrive after the word.
                     control.settle();
-                }
-                for ino in attributes {
-                    let _ = notifier.inval_inode(ino.0, -1, 0);
                 }
                 if !names.is_empty() {
                     speaker.expire(client, names);
                 }
-                if !data.is_empty() {
-                    pages.drop_all(&client.calls, control, &mut speaker, &data);
-                }
-                if let Some(ack) = ack {
-                    client.acknowledge(ack, in_use);
-                }
+                words.say(&mut speaker, Inodes { attributes, data, in_use, ack });
             }
             Word::Everything => {
                 let (known, names) = {
@@ -412,23 +412,20 @@ pub(crate) fn run(client: &Client, control: &Control, words: &Receiver<Word>) {
                     (core.tree.known(), names)
                 };
                 control.settle();
-                for ino in &known {
-                    let _ = notifier.inval_inode(ino.0, -1, 0);
-                }
+                words.say(&mut speaker, Inodes { attributes: known.clone(), ..Inodes::default() });
                 // A directory whose lock is held is in use by a call that waits for the server: others do not wait
                 // for it.
                 let mut of_dir: HashMap<Ino, Vec<(Ino, Name)>> = HashMap::new();
                 names.into_iter().for_each(|(dir, name)| of_dir.entry(dir).or_default().push((dir, name)));
                 of_dir.into_values().for_each(|names| speaker.try_expire(names));
-                pages.drop_all(&client.calls, control, &mut speaker, &known);
+                words.say(&mut speaker, Inodes { data: known, ..Inodes::default() });
             }
             Word::ExpireNow(names, done) => {
-                if !names.is_empty() {
-                    control.settle();
-                    speaker.expire(client, names);
-                }
-                let _ = done.send(());
+                control.settle();
+                speaker.expire(client, names);
+                drop(done);
             }
+            Word::Heard(done) => words.when_heard(&done),
             Word::End => return,
         }
     }

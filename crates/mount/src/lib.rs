@@ -28,6 +28,7 @@ mod rescue;
 mod sharing;
 mod stats;
 mod thread;
+mod words;
 
 pub use error::MountError;
 pub use mount::{Mount, MountConfig, Stopper};

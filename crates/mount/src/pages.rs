@@ -3,7 +3,8 @@
 //! The kernel locks a page while a read fills it, or a write that covers only a part of it, until the call is
 //! answered; dropping the page waits for that. The call may wait for another host, which waits for the drop. A page
 //! that is locked like this has nothing in it that anybody could read, and is filled by an answer that is made anew:
-//! so what calls lock that wait here is left out, and everything else of the file is dropped.
+//! so what calls lock that wait here is left out, and everything else of the file is dropped. (A listing is read into
+//! memory that nobody else sees, and copied into pages afterwards.)
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -22,8 +23,6 @@ const RUN_PATIENCE: Duration = Duration::from_secs(1);
 const PAUSE: Duration = Duration::from_micros(20);
 /// How long dropping is waited for before it is looked again which calls are in the way.
 const DROP_PATIENCE: Duration = Duration::from_millis(10);
-/// How long others are kept waiting for it at most: something is wrong then.
-const DROP_LIMIT: Duration = Duration::from_secs(30);
 /// How long a page is waited for that may be locked.
 const PAGE_PATIENCE: Duration = Duration::from_millis(2);
 
@@ -57,6 +56,8 @@ impl Calls {
         let (offset, size, reads) = match request.op {
             Operation::Read { offset, size, .. } => (offset, u64::from(size), true),
             Operation::Write { offset, data, .. } => (offset, data.len() as u64, false),
+            // Into a link's only page, which is locked meanwhile.
+            Operation::Readlink => (0, PAGE, true),
             _ => return,
         };
         let range = offset..offset.saturating_add(size);
@@ -119,18 +120,26 @@ pub(crate) struct Pages {
 }
 
 impl Pages {
-    /// Takes what the kernel has of these files from it. What it asks for afterwards is answered as things are now.
-    pub(crate) fn drop_all(&mut self, calls: &Calls, control: &Control, speaker: &mut Speaker, inos: &[Ino]) {
-        // Answers of what was there before are not to arrive afterwards.
-        control.settle();
+    /// Takes from the kernel what it has of attributes, and of data as well. What it asks for afterwards is answered as
+    /// things are now. `false`: that has not come through in time.
+    pub(crate) fn drop_all(
+        &mut self,
+        calls: &Calls,
+        control: &Control,
+        speaker: &mut Speaker,
+        (attributes, data): (&[Ino], &[Ino]),
+        limit: Duration,
+    ) -> bool {
         let begun = Instant::now();
         loop {
-            let locked = self.await_running(calls, control, inos);
-            let ranges = inos.iter().flat_map(|ino| {
+            let Some(locked) = self.await_running(calls, control, data, limit.min(RUN_PATIENCE)) else {
+                return false;
+            };
+            let ranges = data.iter().flat_map(|ino| {
                 let others = locked.get(ino).map_or_else(|| vec![(0, 0)], Locked::others);
                 others.into_iter().map(|(offset, length)| (*ino, offset, length))
             });
-            let dropped = speaker.drop_ranges(ranges.collect());
+            let dropped = speaker.drop_inodes(attributes.to_vec(), ranges.collect());
             let mut is_dropped = dropped.recv_timeout(DROP_PATIENCE).is_ok();
             if !is_dropped {
                 speaker.go_on();
@@ -138,30 +147,33 @@ impl Pages {
             self.drop_uncertain(&locked, speaker);
             // As long as the same calls are in the way it is large files, or a busy machine, that take their time.
             while !is_dropped
-                && begun.elapsed() <= DROP_LIMIT
-                && calls.locked(inos).is_some_and(|now| now == locked)
+                && begun.elapsed() <= limit
+                && calls.locked(data).is_some_and(|now| now == locked)
             {
                 is_dropped = dropped.recv_timeout(DROP_PATIENCE).is_ok();
             }
-            if is_dropped {
-                return;
-            }
-            if begun.elapsed() > DROP_LIMIT {
-                tracing::error!("pages stay locked by calls that are not known here");
-                return;
+            if is_dropped || begun.elapsed() > limit {
+                return is_dropped;
             }
         }
     }
 
-    /// Waits for calls that will be answered at once.
-    fn await_running(&self, calls: &Calls, control: &Control, inos: &[Ino]) -> HashMap<Ino, Locked> {
+    /// Waits for calls that will be answered at once. One that is not, however long it is waited for, is taken for one
+    /// that locks nothing.
+    fn await_running(
+        &self,
+        calls: &Calls,
+        control: &Control,
+        inos: &[Ino],
+        patience: Duration,
+    ) -> Option<HashMap<Ino, Locked>> {
         let begun = Instant::now();
         loop {
             if let Some(locked) = calls.locked(inos) {
-                return locked;
+                return Some(locked);
             }
-            if begun.elapsed() > RUN_PATIENCE {
-                return HashMap::new();
+            if begun.elapsed() > patience {
+                return (patience >= RUN_PATIENCE).then(HashMap::new);
             }
             std::thread::sleep(PAUSE);
             control.settle();

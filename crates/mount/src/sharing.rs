@@ -86,7 +86,7 @@ impl LinkReceiver for Client {
         let word = core.word(stale, absent, None);
         drop(core);
         self.tell_kernel(word);
-        self.expire_now(Vec::new());
+        self.await_heard();
     }
 
     fn renew(&self, last: Sequence) -> Claim {
@@ -421,10 +421,18 @@ impl Client {
         }
     }
 
-    /// Waits until the kernel has dropped these names, and has heard everything that it was told before.
+    /// Waits until the kernel has dropped these names.
     fn expire_now(&self, names: Vec<(Ino, Name)>) {
         let (done, wait) = std::sync::mpsc::channel();
         self.tell_kernel(Word::ExpireNow(names, done));
+        // The other end is dropped then.
+        let _ = wait.recv();
+    }
+
+    /// Waits until the kernel has heard everything that it was told.
+    fn await_heard(&self) {
+        let (done, wait) = std::sync::mpsc::channel();
+        self.tell_kernel(Word::Heard(done));
         let _ = wait.recv();
     }
 }

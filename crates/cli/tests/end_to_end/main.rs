@@ -42,3 +42,4 @@ mod syncfs;
 mod trial;
 mod unsent;
 mod watchdog;
+mod words;

@@ -280,9 +280,13 @@ impl Tree {
 
     /// The row of an inode may change elsewhere.
     fn drop_row(&mut self, ino: Ino, stale: &mut Stale) {
-        if self.nodes.get(&ino).is_none_or(|node| !node.dirty) {
-            self.nodes.remove(&ino);
-            stale.attributes.push(ino);
+        if self.nodes.get(&ino).is_some_and(|node| node.dirty) {
+            return;
+        }
+        let kind = self.nodes.remove(&ino).map(|node| node.row.kind());
+        stale.attributes.push(ino);
+        // A link's target never changes, and nothing else has data.
+        if matches!(kind, None | Some(FileKind::Regular | FileKind::Directory)) {
             stale.data.push(ino);
         }
     }

@@ -1,0 +1,81 @@
+//! What the kernel is told while calls are under way that wait for each other.
+
+use std::fs;
+use std::io::ErrorKind;
+use std::os::unix::fs::symlink;
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+
+use crate::calls;
+use crate::farm::{Farm, rounds, seed};
+use crate::model::Random;
+use crate::watchdog::Watchdog;
+
+/// What is waited for in vain is waited for 30 seconds.
+const HANG: Duration = Duration::from_secs(15);
+
+/// Does something again and again. Returns how long the longest call took.
+fn longest(duration: Duration, mut call: impl FnMut(usize) -> std::io::Result<()>) -> Duration {
+    let (begun, mut longest, mut at) = (Instant::now(), Duration::ZERO, 0);
+    while begun.elapsed() < duration {
+        let called = Instant::now();
+        match call(at) {
+            Err(error) if ![ErrorKind::NotFound, ErrorKind::AlreadyExists].contains(&error.kind()) => {
+                panic!("{error}");
+            }
+            _ => longest = longest.max(called.elapsed()),
+        }
+        at += 1;
+    }
+    longest
+}
+
+#[test]
+fn links_that_are_replaced_while_others_follow_them_hold_nobody_up() {
+    // In memory: the more changes there are, the more calls wait for each other.
+    let store = tempfile::tempdir_in("/dev/shm").unwrap();
+    let farm = Farm::with(Some(store.path()), &[]);
+    farm.create("v");
+    let mounts = farm.mounts("v", 4, "");
+    let _watchdog = Watchdog::over(&mounts);
+    fs::create_dir(mounts[0].join("shared")).unwrap();
+    (0..3).for_each(|at| fs::write(mounts[0].join(&format!("shared/target-{at}")), b"text").unwrap());
+    (0..4).for_each(|at| fs::create_dir(mounts[at].join(&format!("own-{at}"))).unwrap());
+    let duration = Duration::from_secs(rounds(8, 120) as u64);
+    let all = Mutex::new(Vec::new());
+    let note = |what: &'static str, longest: Duration| all.lock().unwrap().push((longest, what));
+    std::thread::scope(|scope| {
+        for (n, mount) in mounts.iter().enumerate() {
+            let (dir, note) = (mount.path(), &note);
+            for part in 0..2 {
+                scope.spawn(move || {
+                    let new = dir.join(format!("shared/new-{n}-{part}"));
+                    let mut random = Random::new((n * 2 + part) as u64 + seed());
+                    let links = |_| {
+                        let common = dir.join(format!("shared/current-{}", random.below(2)));
+                        match random.below(13) {
+                            0 | 1 => {
+                                symlink(format!("target-{}", random.below(3)), &new)?;
+                                fs::rename(&new, common)
+                            }
+                            2 => fs::remove_file(common),
+                            // The link is another host's, and dropped everywhere else: it is read again.
+                            3..5 => calls::set_times(&common, [(1, 1), (2, 2)]),
+                            5..9 => fs::read(common).map(drop),
+                            _ => fs::read_link(common).map(drop),
+                        }
+                    };
+                    note("links", longest(duration, links));
+                });
+            }
+            scope.spawn(move || {
+                note(
+                    "elsewhere",
+                    longest(duration, |at| fs::write(dir.join(format!("own-{n}/{at}")), b"text")),
+                );
+            });
+        }
+    });
+    let all = all.into_inner().unwrap();
+    assert!(all.iter().all(|(longest, _)| *longest < HANG), "{all:?}");
+}
