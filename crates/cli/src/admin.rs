@@ -14,6 +14,9 @@ use crate::exit::{Exit, failure};
 /// How long a server may take to accept a connection.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
+/// How long one may take for what it answers at once.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
+
 /// A connection to a server.
 pub(crate) struct Admin {
     server: String,
@@ -50,6 +53,18 @@ impl Admin {
             Exit::Unreachable,
             format!("cannot reach the server at {server}: {reason} (is `hayloft serve` running there?)"),
         ))
+    }
+
+    /// As [`Admin::ask`], for what a server answers at once: fails when it does not.
+    ///
+    /// # Errors
+    /// As there, and when there is no answer within some seconds.
+    pub(crate) fn ask_at_once(&mut self, body: client_message::Body) -> anyhow::Result<server_message::Body> {
+        self.stream.set_read_timeout(Some(ANSWER_TIMEOUT))?;
+        self.stream.set_write_timeout(Some(ANSWER_TIMEOUT))?;
+        let answer = self.ask(body);
+        self.stream.set_read_timeout(None)?;
+        answer
     }
 
     /// Sends one request and waits for its answer.
@@ -89,6 +104,7 @@ impl Admin {
     fn broken(&self, error: &io::Error) -> anyhow::Error {
         let reason = match error.kind() {
             io::ErrorKind::UnexpectedEof => "it closed the connection".to_owned(),
+            io::ErrorKind::WouldBlock => format!("it does not answer within {} s", ANSWER_TIMEOUT.as_secs()),
             _ => error.to_string(),
         };
         failure(Exit::Unreachable, format!("lost the server at {}: {reason}", self.server))

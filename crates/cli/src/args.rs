@@ -275,21 +275,27 @@ pub(crate) struct MountArgs {
 /// `hayloft umount`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Waits until the store has every change, then unmounts, then waits for the end of the mount's process.
+Waits until the store has every change, then unmounts, then waits for the end of the mount's process. Of several
+mount points of one mount (mount --bind) only the one that is named goes; the process ends with the last.
 
 Examples:
   hayloft umount /mnt/builds
+  hayloft umount --timeout 60 /mnt/builds
   hayloft umount --lazy /mnt/builds      (gone at once; changes still reach the store)
-  hayloft umount --force /mnt/builds     (does not wait: changes that the store lacks are lost)")]
+  hayloft umount --force /mnt/builds     (waits for nobody: changes that the store lacks are kept in a folder)")]
 pub(crate) struct UmountArgs {
     /// Where it is mounted
     pub dir: PathBuf,
-    /// Do not wait for the store; give up requests under way. Loses changes that the store does not have
+    /// Do not wait for the store; give up requests under way. Changes that the store does not have are kept in a folder
+    /// of --cache-dir, or lost if the mount's process does not answer
     #[arg(long, short = 'f', conflicts_with = "lazy")]
     pub force: bool,
     /// Take it out of the tree at once, even when in use; it ends when nobody uses it any more
     #[arg(long, short = 'l')]
     pub lazy: bool,
+    /// Fail when the store does not have everything by then [default: wait]
+    #[arg(long, value_name = "SECONDS", conflicts_with_all = ["lazy", "force"])]
+    pub timeout: Option<u64>,
 }
 
 /// `hayloft sync`.
@@ -297,10 +303,14 @@ pub(crate) struct UmountArgs {
 #[command(after_help = "\
 Examples:
   hayloft sync /mnt/builds
+  hayloft sync --timeout 60 /mnt/builds
   make -C /mnt/builds/src && hayloft sync /mnt/builds")]
 pub(crate) struct SyncArgs {
     /// Where it is mounted
     pub dir: PathBuf,
+    /// Fail when the store does not have everything by then [default: wait]
+    #[arg(long, value_name = "SECONDS")]
+    pub timeout: Option<u64>,
 }
 
 /// `hayloft stats`.

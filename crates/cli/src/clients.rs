@@ -16,7 +16,7 @@ use crate::units::{show_count, show_duration};
 pub(crate) fn list(args: &ClientsArgs) -> anyhow::Result<u8> {
     let mut admin = Admin::connect(&args.server)?;
     let volume = args.volume.clone().unwrap_or_default();
-    let Answer::Clients(answer) = admin.ask(Ask::ListClients(ListClients { volume }))? else {
+    let Answer::Clients(answer) = admin.ask_at_once(Ask::ListClients(ListClients { volume }))? else {
         return Err(admin.unexpected());
     };
     let clients = answer.clients;
@@ -58,7 +58,7 @@ pub(crate) fn list(args: &ClientsArgs) -> anyhow::Result<u8> {
 pub(crate) fn evict(args: &EvictArgs) -> anyhow::Result<u8> {
     let mut admin = Admin::connect(&args.server)?;
     let question = EvictClient { volume: args.volume.clone(), session: args.session };
-    let Answer::Clients(answer) = admin.ask(Ask::EvictClient(question))? else {
+    let Answer::Clients(answer) = admin.ask_at_once(Ask::EvictClient(question))? else {
         return Err(admin.unexpected());
     };
     for client in &answer.clients {

@@ -111,7 +111,10 @@ impl Call {
 
     fn umount(self) -> anyhow::Result<UmountArgs> {
         match self.operands.as_slice() {
-            [dir] => Ok(UmountArgs { dir: dir.into(), force: self.force, lazy: self.lazy && !self.force }),
+            [dir] => {
+                let (force, lazy) = (self.force, self.lazy && !self.force);
+                Ok(UmountArgs { dir: dir.into(), force, lazy, timeout: None })
+            }
             _ => Err(failure(Exit::Usage, "usage: umount.hayloft DIR [-fl]")),
         }
     }

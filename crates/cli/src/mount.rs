@@ -89,14 +89,19 @@ fn ours_only<'a>(options: &[&'a str]) -> Vec<&'a str> {
 
 fn mount_point(dir: &Path) -> anyhow::Result<PathBuf> {
     if let Ok(entry) = mountinfo::ours(dir) {
-        if !matches!(control::stats(dir), Err(ControlError::Gone(_))) {
-            return Err(failure(
-                Exit::Busy,
-                format!("{} is busy: {} is mounted there already", dir.display(), entry.volume()),
-            ));
+        match control::stats(&entry.target()) {
+            // Its client was killed: what is left there answers nothing, and only stands in the way.
+            Err(ControlError::Gone(_)) => umount::take_away(&entry)?,
+            Err(error @ ControlError::Silent { .. }) => {
+                return Err(failure(Exit::Busy, format!("{} is busy: {error}", dir.display())));
+            }
+            _ => {
+                return Err(failure(
+                    Exit::Busy,
+                    format!("{} is busy: {} is mounted there already", dir.display(), entry.volume()),
+                ));
+            }
         }
-        // Its client was killed: what is left there answers nothing, and only stands in the way.
-        umount::detach(dir, libc::MNT_DETACH)?;
     }
     let dir = dir.canonicalize().with_context(|| format!("cannot mount on {}", dir.display()))?;
     match dir.is_dir() {

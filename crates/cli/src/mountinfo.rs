@@ -7,6 +7,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use hayloft_layer::unescape_mountinfo;
+use hayloft_mount::control::Target;
 
 use crate::exit::{Exit, failure};
 
@@ -18,6 +19,8 @@ const OUR_TYPE_WITH_SYNCFS: &str = "fuseblk.hayloft";
 /// One mount.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct MountEntry {
+    /// The kernel's number of it.
+    id: u64,
     /// Where.
     pub mount_point: PathBuf,
     /// Type, `ext4` or `fuse.hayloft`.
@@ -42,6 +45,23 @@ impl MountEntry {
         let file = file.ok().filter(|_| self.kind == OUR_TYPE_WITH_SYNCFS);
         let name = file.as_deref().and_then(|file| file.trim_end().strip_prefix("/memfd:"));
         name.map_or(&*self.source, |name| name.strip_suffix(" (deleted)").unwrap_or(name)).to_owned()
+    }
+
+    /// Whose client is to be asked about it.
+    pub(crate) fn target(&self) -> Target {
+        let number = |text: Option<&str>| text.and_then(|text| text.parse().ok()).unwrap_or(0);
+        let mut parts = self.device.split(':');
+        let (major, minor) = (number(parts.next()), number(parts.next()));
+        Target { path: self.mount_point.clone(), device: libc::makedev(major, minor) }
+    }
+
+    /// Where else its file system is mounted, as far as this process sees.
+    ///
+    /// # Errors
+    /// When /proc is not there.
+    pub(crate) fn others(&self) -> io::Result<Vec<PathBuf>> {
+        let others = all()?.into_iter().filter(|entry| entry.device == self.device && entry.id != self.id);
+        Ok(others.map(|entry| entry.mount_point).collect())
     }
 
     /// Whether all of it can be changed at its mount point: it is the whole of it, not read-only, its process lives, and
@@ -69,9 +89,19 @@ pub(crate) fn all() -> io::Result<Vec<MountEntry>> {
 /// # Errors
 /// When there is none on exactly this folder.
 pub(crate) fn ours(dir: &Path) -> anyhow::Result<MountEntry> {
-    let dir = absolute(dir)?;
-    // The last one is on top.
-    match all()?.into_iter().rev().find(|entry| entry.mount_point == dir) {
+    let mounts = all()?;
+    // The last one is on top. To find out where a path leads may have to wait for a file system that it leads through.
+    let on = |dir: &Path| mounts.iter().rev().find(|entry| entry.mount_point == dir);
+    let dir = std::path::absolute(dir)?;
+    let (dir, entry) = match on(&dir) {
+        Some(entry) => (dir, Some(entry)),
+        None => {
+            let dir = absolute(&dir)?;
+            let entry = on(&dir);
+            (dir, entry)
+        }
+    };
+    match entry.cloned() {
         Some(entry) if entry.is_ours() => Ok(entry),
         Some(entry) => Err(failure(
             Exit::Failed,
@@ -97,7 +127,8 @@ pub(crate) fn absolute(dir: &Path) -> io::Result<PathBuf> {
 
 fn parse(line: &[u8]) -> Option<MountEntry> {
     let mut fields = line.split(|byte| *byte == b' ');
-    let device = String::from_utf8_lossy(fields.nth(2)?).into_owned();
+    let id = std::str::from_utf8(fields.next()?).ok()?.parse().ok()?;
+    let device = String::from_utf8_lossy(fields.nth(1)?).into_owned();
     let (root, mount_point, options) = (fields.next()?, fields.next()?, fields.next()?);
     let mut after = fields.skip_while(|field| *field != b"-").skip(1);
     let kind = String::from_utf8_lossy(after.next()?).into_owned();
@@ -105,7 +136,7 @@ fn parse(line: &[u8]) -> Option<MountEntry> {
     let read_only = |options: &[u8]| options.split(|byte| *byte == b',').any(|option| option == b"ro");
     let whole = root == b"/" && !read_only(options) && !read_only(after.next()?);
     let mount_point = OsString::from_vec(unescape_mountinfo(mount_point)).into();
-    Some(MountEntry { mount_point, kind, source, device, whole })
+    Some(MountEntry { id, mount_point, kind, source, device, whole })
 }
 
 #[cfg(test)]
@@ -120,6 +151,7 @@ mod tests {
         assert_eq!(entry.mount_point, Path::new("/mnt/with space"));
         assert_eq!(entry.source, "farm1:7440/v");
         assert!(entry.is_ours());
+        assert_eq!((entry.id, entry.target().device), (36, libc::makedev(0, 52)));
         assert_eq!((entry.device.as_str(), entry.volume()), ("0:52", "farm1:7440/v".to_owned()));
         assert!(entry.whole);
         for part in [

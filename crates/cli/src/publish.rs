@@ -65,7 +65,7 @@ pub(crate) fn publish_root(
     let ours = hayloft_mount_of(&target.parent().map_err(as_failure)?)?;
     let flush = |_: &Path| match &ours {
         Some(entry) => {
-            sync::flush(&entry.mount_point).map_err(|error| io::Error::other(format!("{error:#}")))
+            sync::flush(&entry.mount_point, None).map_err(|error| io::Error::other(format!("{error:#}")))
         }
         None => Ok(()),
     };

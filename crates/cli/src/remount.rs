@@ -24,7 +24,7 @@ pub(crate) fn run(dir: &Path, options: &[String]) -> anyhow::Result<u8> {
         _ => failure(Exit::Failed, format!("cannot remount {}: {error}", dir.display())),
     })?;
     if flags & libc::MS_RDONLY != 0 {
-        sync::flush(&dir)?;
+        sync::flush(&dir, None)?;
     }
     Ok(0)
 }

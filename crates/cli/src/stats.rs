@@ -78,9 +78,8 @@ impl Target {
 /// # Errors
 /// When its process does not answer.
 pub(crate) fn of_mount(dir: &Path) -> anyhow::Result<Value> {
-    control::stats(dir).map_err(|error| {
-        failure(Exit::Failed, format!("the process that serves {} does not answer: {error}", dir.display()))
-    })
+    let target = mountinfo::ours(dir)?.target();
+    control::stats(&target).map_err(|error| failure(Exit::Failed, error.to_string()))
 }
 
 /// The statistics of a server.
@@ -88,7 +87,7 @@ pub(crate) fn of_mount(dir: &Path) -> anyhow::Result<Value> {
 /// # Errors
 /// When the connection breaks.
 pub(crate) fn of_server(admin: &mut Admin) -> anyhow::Result<Value> {
-    match admin.ask(Ask::Stats(StatsRequest {}))? {
+    match admin.ask_at_once(Ask::Stats(StatsRequest {}))? {
         Answer::Stats(answer) => Ok(serde_json::from_str(&answer.json)?),
         _ => Err(admin.unexpected()),
     }

@@ -39,6 +39,7 @@
 //! that made it. FORGET and INTERRUPT come over /dev/fuse on either transport.
 
 mod abi;
+mod abort;
 mod caller;
 mod config;
 mod counters;
@@ -61,6 +62,7 @@ mod settle;
 mod sys;
 
 pub use abi::capability;
+pub use abort::{Abort, abort};
 pub use config::{Config, Readdirplus, Transport};
 pub use counters::Counters;
 pub use errno::Errno;

@@ -7,6 +7,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec};
 
 use crate::abi::{IN_HEADER_SIZE, InHeader, MAJOR, PAGE_SIZE};
 use crate::config::{Config, Transport};
@@ -69,6 +72,8 @@ pub struct Control {
     pub(crate) counters: Counters,
     pub(crate) turns: Turns,
     pub(crate) point: PathBuf,
+    /// Unknown when it cannot be told, which is never so on Linux 4.11 or newer.
+    device: Option<u64>,
 }
 
 impl Control {
@@ -108,9 +113,35 @@ impl Control {
         if self.counters.get("SYNCFS") > before { Ok(true) } else { synced.map(|()| false) }
     }
 
-    /// Unmounts, which ends the session; see [`unmount`].
+    /// The device number of the file system.
+    pub fn device(&self) -> io::Result<u64> {
+        self.device.ok_or_else(|| io::ErrorKind::NotFound.into())
+    }
+
+    /// Waits until the kernel has given the file system up, since it is mounted and used nowhere any more; whether it
+    /// has within the limit.
+    pub fn await_end(&self, limit: Duration) -> bool {
+        let deadline = Instant::now() + limit;
+        loop {
+            // Such a connection is an error, whatever was asked for.
+            let mut polled = [PollFd::new(&*self.fd, PollFlags::empty())];
+            let left = deadline.saturating_duration_since(Instant::now());
+            let timeout = Timespec::try_from(left).ok();
+            match rustix::event::poll(&mut polled, timeout.as_ref()) {
+                Ok(0) => return false,
+                Ok(_) => return polled[0].revents().intersects(PollFlags::ERR | PollFlags::HUP),
+                Err(rustix::io::Errno::INTR) => {}
+                Err(_) => return false,
+            }
+        }
+    }
+
+    /// Unmounts, which ends the session; see [`unmount`]. Never takes away what else is mounted in its place by now.
     pub fn unmount(&self, lazy: bool) -> io::Result<()> {
-        unmount(&self.point, lazy)
+        match (self.device, sys::device_of(&self.point)) {
+            (Some(own), Ok(found)) if own != found => Ok(()),
+            _ => unmount(&self.point, lazy),
+        }
     }
 }
 
@@ -137,6 +168,7 @@ impl<F: FileSystem> Session<F> {
             ring_in_use: Arc::new(AtomicBool::new(ring)),
             counters: Counters::default(),
             turns: Turns::default(),
+            device: sys::device_of(&channel.point).ok(),
             point: channel.point,
         };
         let engine = Arc::new(Engine::new(fs, config, info));

@@ -5,7 +5,10 @@ use std::ffi::CStr;
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::path::Path;
 use std::ptr::NonNull;
+
+use rustix::fs::{AtFlags, StatxFlags};
 
 /// `FUSE_DEV_IOC_CLONE`: `_IOR(229, 0, uint32_t)`.
 const FUSE_DEV_IOC_CLONE: libc::c_ulong = 0x8004_e500;
@@ -129,6 +132,13 @@ pub(crate) fn sync_file_system(file: &File) -> io::Result<()> {
     // SAFETY: takes a descriptor, which is open.
     let result = unsafe { libc::syncfs(file.as_raw_fd()) };
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+/// The device number of the file system at a path, which is not asked for anything.
+pub(crate) fn device_of(path: &Path) -> io::Result<u64> {
+    let flags = AtFlags::STATX_DONT_SYNC | AtFlags::NO_AUTOMOUNT | AtFlags::SYMLINK_NOFOLLOW;
+    let found = rustix::fs::statx(rustix::fs::CWD, path, flags, StatxFlags::empty())?;
+    Ok(rustix::fs::makedev(found.stx_dev_major, found.stx_dev_minor))
 }
 
 /// The process's effective user.

@@ -1,7 +1,9 @@
 //! The control socket of a mount: statistics, flushing and unmounting, for the `hayloft` command.
 //!
 //! A line of JSON each way over a Unix socket that is named after the mount's device number. Only the user who
-//! mounted, and root, may connect.
+//! mounted, and root, may connect. Nobody here asks the file system itself: its answers may wait for the server.
+
+mod ask;
 
 use std::fs;
 use std::io::{self, BufRead, BufReader, Write};
@@ -9,6 +11,7 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use hayloft_fuse::{Control, Transport};
 use parking_lot::Mutex;
@@ -18,31 +21,14 @@ use crate::committer::FlushError;
 use crate::core::Client;
 use crate::error::MountError;
 
-/// Why a mount's client could not do what was asked.
-#[derive(Debug, thiserror::Error)]
-pub enum ControlError {
-    /// The folder is not the top of a Hayloft mount of this host.
-    #[error("{path} is not on a Hayloft mount", path = .0.display())]
-    NotAMount(PathBuf),
-    /// The client has ended without unmounting.
-    #[error("the client of {path} is gone; take the mount away with `umount -l {path}`", path = .0.display())]
-    Gone(PathBuf),
-    /// The folder, or the client's socket, cannot be used.
-    #[error("cannot reach the client of {path}: {source}", path = path.display())]
-    Io {
-        /// The folder.
-        path: PathBuf,
-        /// Why.
-        #[source]
-        source: io::Error,
-    },
-    /// Something uses the mount.
-    #[error("{path} is in use", path = .0.display())]
-    Busy(PathBuf),
-    /// The client answered with an error.
-    #[error("{0}")]
-    Failed(String),
-}
+pub use ask::{ControlError, Leave, Target, Visit, flush, stats};
+
+/// How long a file system whose last mount was taken away may take to end.
+const END_PATIENCE: Duration = Duration::from_millis(500);
+/// How long a goodbye to the server may take when nothing is waited for.
+const GOODBYE_PATIENCE: Duration = Duration::from_secs(2);
+/// Why a session ended that was given up.
+const GIVEN_UP: &str = "the mount was given up by `hayloft umount --force`";
 
 /// The folder of the sockets: /run/hayloft for root, else one of the user's.
 fn folder() -> PathBuf {
@@ -64,10 +50,17 @@ fn socket(device: u64) -> PathBuf {
     folder().join(format!("mount-{device}.sock"))
 }
 
-/// What a waiting `unmount` is told at the end.
+/// Who waits for the end, and is told of it.
 #[derive(Default)]
 struct Farewell {
     waiting: Mutex<Vec<UnixStream>>,
+}
+
+impl Farewell {
+    /// Has the other end of this stream told how the mount has ended.
+    fn await_end(&self, stream: &UnixStream) -> bool {
+        stream.try_clone().map(|stream| self.waiting.lock().push(stream)).is_ok()
+    }
 }
 
 /// The socket of a mount.
@@ -97,7 +90,7 @@ impl Listener {
 
 pub(crate) fn listen(point: &Path, client: Arc<Client>, control: Control) -> Result<Listener, MountError> {
     let failed = |path: &Path, source| MountError::Folder { path: path.to_path_buf(), source };
-    let device = fs::metadata(point).map_err(|source| failed(point, source))?.dev();
+    let device = control.device().map_err(|source| failed(point, source))?;
     let folder = folder();
     fs::create_dir_all(&folder).map_err(|source| failed(&folder, source))?;
     fs::set_permissions(&folder, fs::Permissions::from_mode(0o700))
@@ -140,27 +133,22 @@ fn serve(stream: UnixStream, client: &Client, control: &Control, farewell: &Fare
             Ok(()) => json!({"ok": true}),
             Err(problem) => json!({"error": problem}),
         },
-        Some("unmount") => {
-            let force = request["force"].as_bool().unwrap_or(false);
-            match flushed().map_err(|problem| json!({"error": problem})) {
-                Err(problem) if !force => problem,
-                _ => {
-                    farewell.waiting.lock().push(match stream.try_clone() {
-                        Ok(stream) => stream,
-                        Err(_) => return,
-                    });
-                    let lazy = force || request["lazy"].as_bool().unwrap_or(false);
-                    match control.unmount(lazy) {
-                        // The answer comes from the end of the mount.
-                        Ok(()) => return,
-                        Err(error) => {
-                            farewell.waiting.lock().clear();
-                            let busy = error.raw_os_error() == Some(libc::EBUSY);
-                            json!({"error": error.to_string(), "busy": busy})
-                        }
-                    }
-                }
+        // Its mount point is taken away already.
+        Some("leave") => {
+            if !control.await_end(END_PATIENCE) {
+                json!({"ok": true, "goes_on": true})
+            } else if farewell.await_end(&stream) {
+                return;
+            } else {
+                json!({"error": "no descriptor to wait with"})
             }
+        }
+        Some("give_up") => {
+            if !farewell.await_end(&stream) {
+                return;
+            }
+            client.link.give_up(GIVEN_UP, GOODBYE_PATIENCE);
+            json!({"ok": true})
         }
         _ => json!({"error": "unknown command"}),
     };
@@ -221,63 +209,4 @@ fn statistics(client: &Client, control: &Control) -> Value {
             "store_free_bytes": status.store_free_bytes,
         },
     })
-}
-
-fn ask(dir: &Path, request: &Value) -> Result<Value, ControlError> {
-    let io = |source: io::Error| match source.raw_os_error() {
-        Some(libc::ENOTCONN) => ControlError::Gone(dir.to_path_buf()),
-        _ => ControlError::Io { path: dir.to_path_buf(), source },
-    };
-    let device = fs::metadata(dir).map_err(io)?.dev();
-    let stream = UnixStream::connect(socket(device)).map_err(|source| match source.kind() {
-        io::ErrorKind::NotFound => ControlError::NotAMount(dir.to_path_buf()),
-        io::ErrorKind::ConnectionRefused => ControlError::Gone(dir.to_path_buf()),
-        _ => ControlError::Io { path: dir.to_path_buf(), source },
-    })?;
-    answer_with(&stream, request).map_err(io)?;
-    let mut line = String::new();
-    BufReader::new(&stream).read_line(&mut line).map_err(io)?;
-    if line.is_empty() {
-        return Err(ControlError::Gone(dir.to_path_buf()));
-    }
-    let answer: Value =
-        serde_json::from_str(&line).map_err(|error| ControlError::Failed(error.to_string()))?;
-    match answer["error"].as_str() {
-        Some(_) if answer["busy"] == json!(true) => Err(ControlError::Busy(dir.to_path_buf())),
-        Some(problem) => Err(ControlError::Failed(problem.to_string())),
-        None => Ok(answer),
-    }
-}
-
-/// The statistics of the mount that `dir` is on.
-///
-/// # Errors
-/// Not a mount, its client is gone or does not answer.
-pub fn stats(dir: &Path) -> Result<Value, ControlError> {
-    ask(dir, &json!({"command": "stats"}))
-}
-
-/// Waits until everything that was changed on the mount is durable.
-///
-/// # Errors
-/// Not a mount, or the store is full or does not work.
-pub fn flush(dir: &Path) -> Result<(), ControlError> {
-    ask(dir, &json!({"command": "flush"})).map(drop)
-}
-
-/// How to unmount.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct UnmountOptions {
-    /// Take it out of the tree now, end it when nobody uses it any more.
-    pub lazy: bool,
-    /// As `lazy`, and also when what changed cannot be shipped at once.
-    pub force: bool,
-}
-
-/// Ships everything, unmounts, and returns when the client has ended.
-///
-/// # Errors
-/// Not a mount, in use, or something could not be shipped.
-pub fn unmount(dir: &Path, options: UnmountOptions) -> Result<(), ControlError> {
-    ask(dir, &json!({"command": "unmount", "lazy": options.lazy, "force": options.force})).map(drop)
 }

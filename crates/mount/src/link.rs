@@ -526,6 +526,17 @@ impl Link {
         while state.connected && !self.changed.wait_until(&mut state, patience).timed_out() {}
     }
 
+    /// Ends the session at once. The server may take its time for the goodbye, up to the limit.
+    pub(crate) fn give_up(self: &Arc<Self>, reason: &str, limit: Duration) {
+        self.end(reason);
+        let link = Arc::clone(self);
+        std::thread::spawn(move || {
+            std::thread::sleep(limit);
+            let connection = link.breaker.lock().as_ref().map(|(connection, _)| *connection);
+            connection.into_iter().for_each(|connection| link.abandon(connection));
+        });
+    }
+
     fn end(&self, reason: &str) {
         self.set_condition(Condition::Ended);
         let mut state = self.state.lock();

@@ -60,7 +60,7 @@ pub(super) fn run(runner: &Runner, work: &Work, args: &TryArgs) -> anyhow::Resul
     let rows = Trial { runner, source: &source, places: &places, logs: work.path(), quiet: args.json }
         .run(args.rounds)?;
     let start = Instant::now();
-    sync::flush(&farm.mount_point)?;
+    sync::flush(&farm.mount_point, None)?;
     let flush = start.elapsed();
     let stats = stats::of_mount(&farm.mount_point)?;
     let names: Vec<&str> = places.iter().map(|place| place.name).collect();

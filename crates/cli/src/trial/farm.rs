@@ -129,7 +129,7 @@ impl Farm {
             self.server.take();
             return Ok(());
         }
-        let left = umount::leave(&self.mount_point);
+        let left = umount::leave(&self.mount_point, None);
         if left.is_ok()
             && let Some(mut mount) = self.mount.take()
         {

@@ -15,6 +15,7 @@ mod damage;
 mod farm;
 mod hosts;
 mod kinds;
+mod leaving;
 mod lifecycle;
 mod listings;
 mod locks;
