@@ -43,7 +43,7 @@ pub(crate) fn run(role: Role, args: &[OsString]) -> ExitCode {
                 let args = call.mount()?;
                 remount::run(&args.dir, &args.options)
             }
-            Role::Mount => mount::run(call.mount()?, &config()?),
+            Role::Mount => mount::run_silently(call.mount()?, &config()?),
             Role::Umount => umount::run(&call.umount()?),
         }
     });

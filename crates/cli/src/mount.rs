@@ -36,6 +36,18 @@ const AT_ONCE: Duration = Duration::from_secs(2);
 /// # Errors
 /// When the mount cannot be made: one sentence that says why.
 pub(crate) fn run(args: MountArgs, config: &Config) -> anyhow::Result<u8> {
+    start(args, config, |made| println!("{made}"))
+}
+
+/// The same for mount(8), which says nothing itself when all is well, and so nor do its helpers.
+///
+/// # Errors
+/// As [`run`].
+pub(crate) fn run_silently(args: MountArgs, config: &Config) -> anyhow::Result<u8> {
+    start(args, config, |_| {})
+}
+
+fn start(args: MountArgs, config: &Config, tell: impl Fn(&str)) -> anyhow::Result<u8> {
     if args.detached {
         return Ok(run_detached(args));
     }
@@ -45,7 +57,7 @@ pub(crate) fn run(args: MountArgs, config: &Config) -> anyhow::Result<u8> {
         sys::die_with_parent()?;
     }
     let plan = plan(args, config)?;
-    if foreground { serve(&plan, &mut Foreground) } else { detach(&plan, log_dir) }
+    if foreground { serve(&plan, &mut Foreground) } else { detach(&plan, log_dir, tell) }
 }
 
 fn plan(args: MountArgs, config: &Config) -> anyhow::Result<Plan> {
@@ -111,7 +123,7 @@ fn mount_point(dir: &Path) -> anyhow::Result<PathBuf> {
 }
 
 /// Starts this program again in a session of its own, and waits until it says how it went.
-fn detach(plan: &Plan, log_dir: Option<PathBuf>) -> anyhow::Result<u8> {
+fn detach(plan: &Plan, log_dir: Option<PathBuf>, tell: impl Fn(&str)) -> anyhow::Result<u8> {
     let (log_path, log) = open_log(log_dir, &plan.dir)?;
     let mut command = Command::new(std::env::current_exe().context("cannot find this program's own file")?);
     command.arg("mount").arg(format!("{}/{}", plan.server, plan.volume)).arg(&plan.dir);
@@ -133,13 +145,13 @@ fn detach(plan: &Plan, log_dir: Option<PathBuf>) -> anyhow::Result<u8> {
     }
     match report.trim_end().split_once(' ') {
         Some(("ready", _)) => {
-            println!(
+            tell(&format!(
                 "mounted {}/{} on {} (log: {})",
                 plan.server,
                 plan.volume,
                 plan.dir.display(),
                 log_path.display()
-            );
+            ));
             Ok(0)
         }
         Some((code, message)) => {

@@ -537,11 +537,14 @@ impl Link {
         });
     }
 
-    fn end(&self, reason: &str) {
+    /// The session is over. False when it was already.
+    fn end(&self, reason: &str) -> bool {
         self.set_condition(Condition::Ended);
         let mut state = self.state.lock();
+        let first = state.ended.is_none();
         state.ended.get_or_insert_with(|| reason.to_string());
         self.changed.notify_all();
+        first
     }
 
     /// Reads answers; connects again when the connection breaks; ends with the session.
@@ -592,8 +595,10 @@ impl Link {
             if let Answer::Failed(failed) = &body
                 && failed.code() == FailureCode::SessionEnded
             {
-                tracing::error!(reason = failed.message, "the server ended the session");
-                self.end(&failed.message);
+                // The answer to our own goodbye says the same.
+                if self.end(&failed.message) {
+                    tracing::error!(reason = failed.message, "the server ended the session");
+                }
             }
             let body = match body {
                 body @ (Answer::Event(_) | Answer::Listings(_) | Answer::Inode(_)) => {

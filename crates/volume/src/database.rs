@@ -6,16 +6,15 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use hayloft_store::Store;
-use slatedb::admin::Admin;
-use slatedb::compactor::{CompactionSpec, SourceId};
 use slatedb::config::{
-    CompactionWorkerOptions, CompactorOptions, FlushOptions, FlushType, GarbageCollectorDirectoryOptions,
-    GarbageCollectorOptions, ScanOptions, SizeTieredCompactionSchedulerOptions,
+    CompactionWorkerOptions, CompactorOptions, GarbageCollectorDirectoryOptions, GarbageCollectorOptions,
+    ScanOptions, SizeTieredCompactionSchedulerOptions,
 };
 use slatedb::db_cache::DbCache;
 use slatedb::db_cache::moka::{MokaCache, MokaCacheOptions};
-use slatedb::{Db, DbIterator, DbSnapshot, Settings, WriteBatch};
+use slatedb::{CompactorBuilder, Db, DbIterator, DbSnapshot, Settings, WriteBatch};
 
+use crate::compaction::Wish;
 use crate::error::VolumeError;
 
 /// A table file written from memory holds about this much; also the most that a start replays.
@@ -51,24 +50,8 @@ fn settings(unflushed_bytes: usize) -> Settings {
         max_unflushed_bytes: unflushed_bytes,
         // Two seconds of patience with a store that fails; after that the volume is opened again.
         object_store_max_retries: Some(4),
-        compactor_options: Some(CompactorOptions {
-            poll_interval: Duration::from_secs(2),
-            max_concurrent_compactions: 1,
-            checkpoint_lifetime: Duration::from_secs(120),
-            scheduler_options: HashMap::from(SizeTieredCompactionSchedulerOptions {
-                min_compaction_sources: 3,
-                ..SizeTieredCompactionSchedulerOptions::default()
-            }),
-            worker: Some(CompactionWorkerOptions {
-                max_concurrent_compactions: 1,
-                compactions_poll_interval: Duration::from_secs(2),
-                max_sst_size: 64 << 20,
-                max_fetch_tasks: 2,
-                max_subcompactions: 1,
-                ..CompactionWorkerOptions::default()
-            }),
-            ..CompactorOptions::default()
-        }),
+        // Built by itself, with our scheduler.
+        compactor_options: None,
         garbage_collector_options: Some(GarbageCollectorOptions {
             // A process that sleeps longer than this in the middle of an update must not be able to
             // bring a deleted manifest back: hence the age. The files are tiny.
@@ -86,6 +69,27 @@ fn settings(unflushed_bytes: usize) -> Settings {
     }
 }
 
+fn compactor() -> CompactorOptions {
+    CompactorOptions {
+        poll_interval: Duration::from_secs(2),
+        max_concurrent_compactions: 1,
+        checkpoint_lifetime: Duration::from_secs(120),
+        scheduler_options: HashMap::from(SizeTieredCompactionSchedulerOptions {
+            min_compaction_sources: 3,
+            ..SizeTieredCompactionSchedulerOptions::default()
+        }),
+        worker: Some(CompactionWorkerOptions {
+            max_concurrent_compactions: 1,
+            compactions_poll_interval: Duration::from_secs(2),
+            max_sst_size: 64 << 20,
+            max_fetch_tasks: 2,
+            max_subcompactions: 1,
+            ..CompactionWorkerOptions::default()
+        }),
+        ..CompactorOptions::default()
+    }
+}
+
 /// Opens, or makes, the database of a volume. From now on an earlier opener can make nothing durable.
 pub(crate) async fn open(
     store: &Store,
@@ -93,8 +97,13 @@ pub(crate) async fn open(
     cache: Arc<dyn DbCache>,
     cache_id: u64,
     unflushed_bytes: usize,
+    whole: &Wish,
 ) -> Result<Db, slatedb::Error> {
+    let compactor = CompactorBuilder::new(path(volume_id), store.objects())
+        .with_options(compactor())
+        .with_scheduler_supplier(Arc::new(whole.clone()));
     Db::builder(path(volume_id), store.objects())
+        .with_compactor_builder(compactor)
         .with_settings(settings(unflushed_bytes))
         .with_db_cache(cache, cache_id)
         .build()
@@ -130,32 +139,4 @@ pub(crate) async fn scan_range(
 /// A row as a message.
 pub(crate) fn decode<M: prost::Message + Default>(row: Bytes, what: &'static str) -> Result<M, VolumeError> {
     M::decode(row).map_err(|_| VolumeError::Damaged(what))
-}
-
-/// Lets SlateDB rewrite the whole database without the rows that were deleted: by itself it would wait
-/// for more new table files, and the room of deleted rows would not come back for long. Needs room for
-/// a copy while it runs, and is left out when there are not `free` bytes for it.
-pub(crate) async fn compact(
-    db: &Db,
-    store: &Store,
-    volume_id: &str,
-    free: Option<u64>,
-) -> Result<(), slatedb::Error> {
-    db.flush_with_options(FlushOptions { flush_type: FlushType::MemTable }).await?;
-    let manifest = db.manifest();
-    let (fresh, runs) = (manifest.l0(), manifest.compacted());
-    let size = fresh.iter().map(|file| file.estimate_size()).sum::<u64>()
-        + runs.iter().map(|run| run.estimate_size()).sum::<u64>();
-    if fresh.is_empty() || free.is_some_and(|free| free < size) {
-        return Ok(());
-    }
-    let sources = fresh
-        .iter()
-        .map(|file| SourceId::SstView(file.id))
-        .chain(runs.iter().map(|run| SourceId::SortedRun(run.id)))
-        .collect();
-    let into = runs.iter().map(|run| run.id).min().unwrap_or(0);
-    let admin = Admin::builder(path(volume_id), store.objects()).build();
-    admin.submit_compaction(CompactionSpec::new(sources, into)).await?;
-    Ok(())
 }

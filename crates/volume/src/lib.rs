@@ -7,6 +7,7 @@ mod admin;
 mod change;
 mod check;
 mod commit;
+mod compaction;
 mod config;
 mod connection;
 mod content;

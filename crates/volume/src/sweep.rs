@@ -152,7 +152,7 @@ impl Sweep<'_> {
         self.delete_orphans().await?;
         let shared = &self.volume.shared;
         let free = shared.reserve.available().map(|space| space.free);
-        if let Err(error) = database::compact(&self.db, &shared.store, &self.volume.id, free).await {
+        if let Err(error) = self.volume.compaction.make(&self.db, free).await {
             // Only room is lost by this, and only until the next sweep.
             tracing::warn!(volume = self.volume.name, %error, "a compaction cannot be asked for");
         }

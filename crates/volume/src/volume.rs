@@ -11,6 +11,7 @@ use parking_lot::{Mutex, RwLock};
 use prost::Message;
 use slatedb::{CloseReason, Db, ErrorKind, WriteBatch};
 
+use crate::compaction::Wish;
 use crate::database;
 use crate::error::{VolumeError, chain};
 use crate::registry::Registered;
@@ -76,6 +77,8 @@ pub(crate) struct Volume {
     pub(crate) shared: Arc<Shared>,
     pub(crate) registered: Mutex<Registered>,
     cache_id: u64,
+    /// That the whole database be rewritten.
+    pub(crate) compaction: Wish,
     slot: RwLock<Slot>,
     /// One sweep or check at a time.
     pub(crate) sweeping: tokio::sync::Mutex<()>,
@@ -137,6 +140,7 @@ impl Volume {
             id: registered.id.clone(),
             registered: Mutex::new(registered),
             cache_id: NEXT_CACHE_ID.fetch_add(1, Relaxed),
+            compaction: Wish::default(),
             slot: RwLock::new(Slot::Closed),
             sweeping: tokio::sync::Mutex::default(),
             turn: tokio::sync::Mutex::default(),
@@ -153,8 +157,8 @@ impl Volume {
     async fn open_database(&self) -> Result<(), VolumeError> {
         let config = &self.shared.config;
         let cache = Arc::clone(&self.shared.cache);
-        let db = database::open(&self.shared.store, &self.id, cache, self.cache_id, config.unflushed_bytes)
-            .await?;
+        let (store, unflushed) = (&self.shared.store, config.unflushed_bytes);
+        let db = database::open(store, &self.id, cache, self.cache_id, unflushed, &self.compaction).await?;
         let loaded = self.load(&db).await;
         match loaded {
             Ok(()) => {

@@ -102,16 +102,66 @@ fn helpers_of_mount_and_umount() {
     let dir = farm.dir().join("mnt");
     fs::create_dir(&dir).unwrap();
     let source = format!("{}/v", farm.address);
+    let log =
+        farm.dir().join("logs").join(format!("mount-{}.log", dir.to_str().unwrap()[1..].replace('/', "-")));
     let helper = |name: &str| {
         let mut command = Command::new(farm.dir().join(name));
         command.env("HAYLOFT_LOG_DIR", farm.dir().join("logs")).env("HAYLOFT_CONFIG", "/dev/null");
         command
     };
-    run(helper("mount.hayloft").arg(&source).arg(&dir).args(["-n", "-o", "rw,_netdev,commit=3"]));
+    // As mount(8) and umount(8), they say nothing when all is well.
+    let silent = |command: &mut Command| {
+        let output = command.output().unwrap();
+        assert!(output.status.success(), "{output:?}");
+        assert_eq!((output.stdout, output.stderr), (Vec::new(), Vec::new()));
+    };
+    silent(helper("mount.hayloft").arg(&source).arg(&dir).args(["-n", "-o", "rw,_netdev,commit=3"]));
     fs::write(dir.join("file"), b"x").unwrap();
-    run(helper("umount.fuse.hayloft").arg(&dir));
+    silent(helper("mount.hayloft").arg(&source).arg(&dir).args(["-o", "remount,ro"]));
+    silent(helper("umount.fuse.hayloft").arg(&dir));
+    assert_eq!(fs::read_to_string(log).unwrap(), "", "a clean mount has nothing to say");
     let (code, _) = run_failing(helper("mount.hayloft").arg("127.0.0.1:1/v").arg(&dir).args(["-o", "rw"]));
     assert_eq!(code, 32);
+}
+
+#[test]
+fn work_and_a_clean_end_log_nothing_on_either_side() {
+    let mut farm = Farm::new();
+    farm.create("v");
+    for detached in [false, true] {
+        let mount = farm.mount("v", "");
+        for at in 0..50 {
+            fs::write(mount.join(&format!("file-{at}")), b"content").unwrap();
+        }
+        fs::remove_file(mount.join("file-1")).unwrap();
+        let log = mount.path().with_extension("log");
+        match detached {
+            false => mount.unmount(),
+            // As umount(8) without a helper does.
+            true => {
+                run(Command::new("umount").arg("-i").arg(mount.path()));
+                mount.ended();
+            }
+        }
+        assert_eq!(fs::read_to_string(log).unwrap(), "");
+    }
+    farm.stop_server();
+    assert_eq!(farm.server_log(), "");
+}
+
+#[test]
+fn sweeps_under_load_log_nothing() {
+    let (farm, mount) = Farm::mounted("v");
+    // The database's compactor looks every two seconds. Some of these sweeps come while it works, some with nothing new.
+    for round in 0..40 {
+        fs::write(mount.join("file"), format!("{round}")).unwrap();
+        mount.sync();
+        run(&mut farm.volume(["sweep", "v"]));
+        std::thread::sleep(Duration::from_millis(if round % 8 == 7 { 700 } else { 0 }));
+    }
+    std::thread::sleep(Duration::from_secs(5));
+    mount.unmount();
+    assert_eq!(farm.server_log(), "");
 }
 
 #[test]
