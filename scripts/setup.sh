@@ -19,7 +19,8 @@ packages=(
     build-essential pkg-config git ca-certificates curl
     fuse3 bindfs util-linux procps e2fsprogs
     iproute2 attr acl libacl1-dev rsync sqlite3 python3 python3-venv tar xz-utils bzip2 dpkg-dev
-    mmdebstrap dnf createrepo-c erofs-utils squashfs-tools postgresql stress-ng
+    uidmap faketime postgresql stress-ng
+    mmdebstrap dnf createrepo-c erofs-utils squashfs-tools
 )
 
 missing() {

@@ -235,7 +235,7 @@ Mount options (sizes with K, M, G, T; durations in seconds):
   dirty=SIZE       most changes kept in memory that the store does not have yet
   cache=SIZE       most memory for cached content
   ro               read-only
-  allow_other      let other users in (default when root mounts)
+  allow_other, noallow_other   let other users in, or not (default when root mounts, and else)
   syncfs           syncfs(2) and sync(1) wait for the store as well (root; Linux 6.18)
   transport=auto|dev|uring   how requests come from the kernel
   locks=shared|local         whom flock and fcntl locks exclude: everybody, or this host's programs

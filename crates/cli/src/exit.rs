@@ -76,13 +76,15 @@ pub(crate) fn exit_of(error: &anyhow::Error) -> Exit {
 
 /// Ends a command: prints the error, if there is one, and gives the code.
 pub(crate) fn finish(outcome: anyhow::Result<u8>) -> ExitCode {
-    match outcome {
-        Ok(code) => ExitCode::from(code),
-        Err(error) => {
-            eprintln!("hayloft: {error:#}");
-            ExitCode::from(exit_of(&error).code())
-        }
-    }
+    ExitCode::from(code_of(outcome))
+}
+
+/// The same, as a number.
+pub(crate) fn code_of(outcome: anyhow::Result<u8>) -> u8 {
+    outcome.unwrap_or_else(|error| {
+        eprintln!("hayloft: {error:#}");
+        exit_of(&error).code()
+    })
 }
 
 #[cfg(test)]

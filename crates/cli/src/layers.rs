@@ -5,13 +5,13 @@ use std::io::{self, BufWriter, IsTerminal, Write};
 use std::time::{Duration, Instant};
 
 use hayloft_layer::{
-    Change, ChangeKind, CreateOptions, LayerError, LayersDir, Marks, Stack, changes, create,
+    Change, ChangeKind, CreateOptions, LayerError, LayerSource, LayersDir, Marks, Stack, changes, create,
 };
 use hayloft_root::{RootInfo, Roots};
 use serde_json::json;
 
 use crate::config::Config;
-use crate::exit::{Exit, failure};
+use crate::exit::{self, Exit, failure};
 use crate::layer_args::{LayersArgs, RootCreateArgs, RootDiffArgs};
 use crate::root::root_failure;
 use crate::units::{show_count, show_size, show_utc};
@@ -36,10 +36,31 @@ pub(crate) fn layers_dir(args: &LayersArgs, config: &Config) -> LayersDir {
 /// When the layer cannot be made.
 pub(crate) fn run_create(args: &RootCreateArgs, config: &Config) -> anyhow::Result<u8> {
     let layers = layers_dir(&args.layers, config);
+    let source: LayerSource = args.from.parse().map_err(as_failure)?;
+    if source.needs_users() {
+        return with_users(|| make(args, &layers));
+    }
+    // A copy of a folder is the user's own: to him, who is root in his roots, everybody else's files in it belong then.
+    let made = make(args, &layers);
+    // What it has replaced may be of such a kind.
+    let swept = with_users(|| layers.sweep().map(|()| 0).map_err(as_failure));
+    made.and_then(|code| swept.map(|_| code))
+}
+
+/// Does `work` with the right to files of an ordinary user's subordinate users, if he has any and is not root.
+///
+/// # Errors
+/// The work's, or when the right cannot be had.
+pub(crate) fn with_users(work: impl Fn() -> anyhow::Result<u8>) -> anyhow::Result<u8> {
+    let told = || exit::code_of(work());
+    hayloft_root::with_subordinate_users(told).map_err(root_failure)?.map_or_else(&work, Ok)
+}
+
+fn make(args: &RootCreateArgs, layers: &LayersDir) -> anyhow::Result<u8> {
     let progress = Progress::new();
     let say = |text: &str| progress.say(text);
     let options = CreateOptions { replace: args.force, mirror: args.mirror.as_deref(), progress: Some(&say) };
-    let made = create(&layers, &args.name, &args.from, &options);
+    let made = create(layers, &args.name, &args.from, &options);
     progress.end();
     let info = made.map_err(as_failure)?;
     let tree = layers.tree(&args.name).map_err(as_failure)?;
@@ -171,7 +192,7 @@ pub(crate) fn as_failure(error: LayerError) -> anyhow::Error {
         LayerError::Exists(_) => Exit::Exists,
         LayerError::Name(_) | LayerError::Source { .. } | LayerError::Target { .. } => Exit::Usage,
         LayerError::InUse(_) => Exit::Busy,
-        LayerError::Missing { .. } => Exit::Missing,
+        LayerError::Missing { .. } | LayerError::NeedsUsers { .. } => Exit::Missing,
         LayerError::Io { source, .. } => match source.kind() {
             io::ErrorKind::NotFound => Exit::NoVolume,
             io::ErrorKind::PermissionDenied => Exit::Denied,

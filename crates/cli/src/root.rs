@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use crate::config::{Config, RunConfig};
 use crate::exit::{Exit, failure};
-use crate::root_args::{EnterArgs, RmArgs, RootArgs, RootVerb};
+use crate::root_args::{EnterArgs, RootArgs, RootVerb};
 use crate::run::{environment, exit_code_of};
 use crate::units::{show_duration, show_size, show_utc};
 use crate::{layers, publish, serve, sys};
@@ -40,19 +40,20 @@ pub(crate) fn run(args: RootArgs, config: &Config, config_file: Option<&Path>) -
             layers::run_diff(&diff_args, &roots)
         }
         RootVerb::Publish(publish_args) => publish::run(&publish_args, &roots, config_file),
-        RootVerb::Rm(rm_args) => remove(&roots, &rm_args, config),
+        RootVerb::Rm(rm_args) if rm_args.layer => {
+            let layers_dir = layers::layers_dir(&rm_args.layers_dir, config);
+            layers::with_users(|| remove(&rm_args.names, |name| layers::remove(&layers_dir, name, &roots)))
+        }
+        RootVerb::Rm(rm_args) => remove(&rm_args.names, |name| {
+            hayloft_root::remove(&roots, name, rm_args.force).map_err(root_failure)
+        }),
     }
 }
 
 /// Removes all that can be removed; the first error is the command's.
-fn remove(roots: &Roots, args: &RmArgs, config: &Config) -> anyhow::Result<u8> {
-    let layers_dir = layers::layers_dir(&args.layers_dir, config);
-    let one = |name: &String| match args.layer {
-        true => layers::remove(&layers_dir, name, roots),
-        false => hayloft_root::remove(roots, name, args.force).map_err(root_failure),
-    };
+fn remove(names: &[String], one: impl Fn(&str) -> anyhow::Result<()>) -> anyhow::Result<u8> {
     let mut failed = None;
-    for error in args.names.iter().filter_map(|name| one(name).err()) {
+    for error in names.iter().filter_map(|name| one(name).err()) {
         match failed {
             None => failed = Some(error),
             Some(_) => eprintln!("hayloft: {error:#}"),

@@ -49,6 +49,9 @@ fn refusal(point: &Path, message: &str) -> MountError {
     if message.contains("/dev/fuse") && message.contains("not found") {
         return MountError::NoDevice;
     }
+    if message.contains("open /dev/fuse") && message.contains("denied") {
+        return MountError::Device(io::ErrorKind::PermissionDenied.into());
+    }
     let message = if message.is_empty() { "it gave no reason" } else { message };
     MountError::Fusermount { point: point.into(), message: message.into() }
 }
@@ -145,6 +148,8 @@ mod tests {
         let point = Path::new("dir");
         let device = "fusermount3: fuse device /dev/fuse not found. Kernel module not loaded?";
         assert!(matches!(refusal(point, device), MountError::NoDevice));
+        let closed = "fusermount3: failed to open /dev/fuse: Permission denied";
+        assert!(matches!(refusal(point, closed), MountError::Device(_)));
         let other = refusal(point, "fusermount3: user has no write access to mountpoint");
         assert!(other.to_string().contains("no write access"));
     }

@@ -75,7 +75,9 @@ pub enum MountError {
     )]
     NoDevice,
     /// Opening the device failed otherwise.
-    #[error("cannot open /dev/fuse: check its permissions")]
+    #[error(
+        "cannot open /dev/fuse: check its permissions (0666, as udev sets them, lets ordinary users mount)"
+    )]
     Device(#[source] io::Error),
     /// The mount point does not exist.
     #[error("mount point {0} does not exist: create the directory first")]

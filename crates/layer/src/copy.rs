@@ -58,8 +58,7 @@ pub(crate) struct Copier {
 
 impl Copier {
     pub(crate) fn new() -> Copier {
-        let strict = rustix::process::geteuid().is_root();
-        Copier { strict, lost: Lost::default(), bytes: 0, fsync_each: false }
+        Copier { strict: may_set_everything(), lost: Lost::default(), bytes: 0, fsync_each: false }
     }
 
     /// Makes `name` in `to` what `from` (with this content) is. Folders are not for this.
@@ -185,6 +184,13 @@ impl Copier {
         }
         Ok(list_lost)
     }
+}
+
+/// Whether this process may make devices and set every owner and attribute: root, unless of a user namespace.
+pub(crate) fn may_set_everything() -> bool {
+    let map = std::fs::read_to_string("/proc/self/uid_map");
+    let is_of_host = map.is_ok_and(|map| map.split_whitespace().eq(["0", "0", "4294967295"]));
+    rustix::process::geteuid().is_root() && is_of_host
 }
 
 /// Where a copy comes from.

@@ -10,6 +10,7 @@ use std::str::FromStr;
 use crate::apt;
 use crate::archive::unpack;
 use crate::child::ends_with_us;
+use crate::copy::may_set_everything;
 use crate::error::{Context, LayerError, Result};
 use crate::folder::Folder;
 use crate::named::{LayerInfo, LayersDir};
@@ -89,6 +90,14 @@ pub struct CreateOptions<'a> {
     pub progress: Option<&'a dyn Fn(&str)>,
 }
 
+impl LayerSource {
+    /// Whether making it needs the right to give files to other users: packages have files of many. Root has it, and so
+    /// has root of a user namespace with as many users.
+    pub fn needs_users(&self) -> bool {
+        matches!(self, LayerSource::Debian { .. } | LayerSource::Rpm { .. })
+    }
+}
+
 /// Makes a layer with a name. It is there, for everybody, when all of it is.
 ///
 /// # Errors
@@ -130,19 +139,23 @@ fn debian(
     };
     let include = packages.join(",");
     let of_this_host = ["etc/hostname", "etc/resolv.conf"].map(|name| tree.join(name));
-    let root = rustix::process::geteuid().is_root();
+    let what = || "a layer from a Debian archive".to_owned();
+    let made_by = |command| run(command, say).and_then(|()| remove_files(&of_this_host));
+    if !rustix::process::geteuid().is_root() {
+        return Err(LayerError::NeedsUsers { what: what() });
+    }
     if find_program("mmdebstrap").is_some() {
         let mut command = Command::new("mmdebstrap");
-        command.args(["--variant=minbase", "--format=directory"]);
-        command.arg(if root { "--mode=root" } else { "--mode=unshare" });
+        command.args(["--variant=minbase", "--format=directory", "--mode=root"]);
         if !include.is_empty() {
             command.arg(format!("--include={include}"));
         }
         command.arg(suite).arg(tree);
         command.args(&sources);
-        return run(command, say).and_then(|()| remove_files(&of_this_host));
+        return made_by(command);
     }
-    if find_program("debootstrap").is_some() && root {
+    // It cannot do without devices, which nobody can make in a user namespace.
+    if find_program("debootstrap").is_some() && may_set_everything() {
         let mut command = Command::new("debootstrap");
         command.arg("--variant=minbase");
         if !include.is_empty() {
@@ -151,12 +164,9 @@ fn debian(
         command.arg(suite).arg(tree);
         // It takes one archive, without suites for updates.
         command.args(sources.first().and_then(|line| apt::uri_of(line)));
-        return run(command, say).and_then(|()| remove_files(&of_this_host));
+        return made_by(command);
     }
-    let what = "a layer from a Debian archive".to_owned();
-    let (program, package) =
-        if root { ("mmdebstrap or debootstrap", "mmdebstrap") } else { ("mmdebstrap", "mmdebstrap uidmap") };
-    Err(LayerError::Missing { what, program, package })
+    Err(LayerError::Missing { what: what(), program: "mmdebstrap", package: "mmdebstrap" })
 }
 
 /// Removes files that may be there.
@@ -174,6 +184,9 @@ fn remove_files(files: &[PathBuf]) -> Result<()> {
 
 fn rpm(tree: &Path, repository: &str, packages: &[String], say: &dyn Fn(&str)) -> Result<()> {
     let what = "a layer from a repository of RPM packages".to_owned();
+    if !rustix::process::geteuid().is_root() {
+        return Err(LayerError::NeedsUsers { what });
+    }
     if find_program("dnf").is_none() {
         return Err(LayerError::Missing { what, program: "dnf", package: "dnf" });
     }

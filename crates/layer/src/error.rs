@@ -86,6 +86,14 @@ pub enum LayerError {
         /// The Debian package that has it.
         package: &'static str,
     },
+    /// An ordinary user lacks subordinate users.
+    #[error(
+        "{what} has files of many users: make it as root, or get ranges in /etc/subuid and /etc/subgid (usermod --add-subuids 100000-165535 --add-subgids 100000-165535 USER) and newuidmap (apt-get install uidmap)"
+    )]
+    NeedsUsers {
+        /// What needs them.
+        what: String,
+    },
     /// A program was run and failed.
     #[error("{program} failed ({status}){}", last_lines(.said))]
     Program {

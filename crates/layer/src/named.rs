@@ -133,6 +133,19 @@ impl LayersDir {
         staging.finish()
     }
 
+    /// Removes what killed programs have left, and what was replaced and is not used any more. For an ordinary user's layers it
+    /// has to be done by one who may remove the files of his subordinate users.
+    ///
+    /// # Errors
+    /// When the folder cannot be read; what stays is reported.
+    pub fn sweep(&self) -> Result<()> {
+        if self.base.is_dir() {
+            Staging::sweep(&self.base)?;
+            self.remove_old();
+        }
+        Ok(())
+    }
+
     /// Removes replaced layers that no root uses any more.
     fn remove_old(&self) {
         let Ok(base) = Folder::open(&self.base) else { return };
@@ -162,8 +175,7 @@ impl LayersDir {
     ) -> Result<LayerInfo> {
         check_name(name)?;
         fs::create_dir_all(&self.base).context("make", &self.base)?;
-        Staging::sweep(&self.base)?;
-        self.remove_old();
+        self.sweep()?;
         let mut staging = Staging::begin(&self.base, OsStr::new(name))?;
         if !replace && staging.target().exists() {
             return Err(LayerError::Exists(name.to_owned()));

@@ -22,6 +22,12 @@ pub(crate) fn name() -> String {
     fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default().trim().to_string()
 }
 
+/// Whether this process is root's: it may mount by itself, and the others with what fusermount3 grants.
+pub(crate) fn is_root() -> bool {
+    use std::os::unix::fs::MetadataExt;
+    std::fs::metadata("/proc/self").is_ok_and(|metadata| metadata.uid() == 0)
+}
+
 /// Whether no process of that number runs on this host any more.
 pub(crate) fn is_dead(pid: u32) -> bool {
     // A zombie has ended too: its files and connections are closed.

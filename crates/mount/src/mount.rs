@@ -71,11 +71,9 @@ impl Stopper {
 
 /// /var/lib/hayloft-client for root, else a folder of the user's state.
 fn default_state_folder() -> PathBuf {
-    use std::os::unix::fs::MetadataExt;
-    let is_root = std::fs::metadata("/proc/self").is_ok_and(|metadata| metadata.uid() == 0);
     let home = || std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".local/state"));
     match std::env::var_os("XDG_STATE_HOME").map(PathBuf::from).or_else(home) {
-        Some(state) if !is_root => state.join("hayloft"),
+        Some(state) if !host::is_root() => state.join("hayloft"),
         _ => PathBuf::from("/var/lib/hayloft-client"),
     }
 }

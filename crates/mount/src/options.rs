@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use crate::host;
+
 /// How requests travel between kernel and client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum TransportOption {
@@ -39,9 +41,10 @@ pub struct MountOptions {
     pub inodes: usize,
     /// `ro`: nothing can be changed.
     pub read_only: bool,
-    /// `noallow_other`: only the user who mounts has access. As root the default is everybody.
+    /// `noallow_other`: only the user who mounts has access. The default when root mounts is everybody, and else this:
+    /// what others are let in for stands in /etc/fuse.conf.
     pub allow_other: bool,
-    /// `nosuid`, `nodev`, `noexec`: as in mount(8).
+    /// `nosuid`, `nodev`, `noexec`: as in mount(8). Only root can do without the first two.
     pub suid: bool,
     /// See `suid`.
     pub dev: bool,
@@ -57,15 +60,16 @@ pub struct MountOptions {
 
 impl Default for MountOptions {
     fn default() -> MountOptions {
+        let root = host::is_root();
         MountOptions {
             commit: Duration::from_secs(5),
             dirty: tenth_of_memory(),
             cache: tenth_of_memory(),
             inodes: 2_000_000,
             read_only: false,
-            allow_other: true,
-            suid: true,
-            dev: true,
+            allow_other: root,
+            suid: root,
+            dev: root,
             exec: true,
             syncfs: false,
             transport: TransportOption::Auto,
@@ -209,7 +213,7 @@ mod tests {
         let options =
             MountOptions::parse("ro,commit=0.5,dirty=64M,,cache=1g,transport=dev,_netdev,nosuid,syncfs")
                 .unwrap();
-        assert!(options.read_only && !options.suid && options.dev && options.syncfs);
+        assert!(options.read_only && !options.suid && options.dev == host::is_root() && options.syncfs);
         assert_eq!(options.commit, Duration::from_millis(500));
         assert_eq!((options.dirty, options.cache), (64 << 20, 1 << 30));
         assert_eq!(options.transport, TransportOption::Dev);

@@ -28,6 +28,7 @@ mod sys;
 mod task;
 mod terminal;
 mod tree;
+mod userns;
 mod users;
 mod watch;
 
@@ -38,3 +39,4 @@ pub use report::TaskEnd;
 pub use run::{Outcome, Running, start};
 pub use spec::{Bind, Layer, Network, Spec, Spill, Task, check_place};
 pub use state::{RootInfo, RootState, Roots, SpillInfo};
+pub use userns::with_subordinate_users;

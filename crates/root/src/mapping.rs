@@ -7,26 +7,42 @@ use std::process::{Command, Stdio};
 use crate::error::{Result, Trying};
 
 /// Maps the users of a new namespace: root is who called, and the others, when /etc/subuid and /etc/subgid give this
-/// user ranges, are those. Only the setuid programs newuidmap(1) and newgidmap(1) may set ranges, hence they are run.
+/// user ranges, are those.
 ///
 /// # Errors
 /// When the namespace is gone.
 pub(crate) fn map_user(pid: i32) -> Result<()> {
-    let (uid, gid) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
-    let users = range("/etc/subuid", uid).filter(|_| has_program("newuidmap"));
-    let groups = range("/etc/subgid", uid).filter(|_| has_program("newgidmap"));
-    if let (Some(users), Some(groups)) = (users, groups)
-        && set_range("newuidmap", pid, uid, users)
-        && set_range("newgidmap", pid, gid, groups)
-    {
+    if map_ranges(pid) {
         return Ok(());
     }
+    let (uid, gid) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
     let what = || "map the user into the new user namespace".to_owned();
     let folder = Path::new("/proc").join(pid.to_string());
     fs::write(folder.join("uid_map"), format!("0 {uid} 1")).trying(what)?;
     // Without it an ordinary user cannot map a group (user_namespaces(7)).
     fs::write(folder.join("setgroups"), "deny").trying(what)?;
     fs::write(folder.join("gid_map"), format!("0 {gid} 1")).trying(what)
+}
+
+/// The same, only with ranges; false when there are none. Only the setuid programs newuidmap(1) and newgidmap(1) may set
+/// ranges, hence they are run.
+pub(crate) fn map_ranges(pid: i32) -> bool {
+    let (uid, gid) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
+    ranges(uid).is_some_and(|(users, groups)| {
+        set_range("newuidmap", pid, uid, users) && set_range("newgidmap", pid, gid, groups)
+    })
+}
+
+/// Whether this user has other users, and may be them.
+pub(crate) fn has_ranges() -> bool {
+    ranges(rustix::process::geteuid().as_raw()).is_some()
+}
+
+/// The ranges of a user's other users and groups.
+fn ranges(uid: u32) -> Option<((u32, u32), (u32, u32))> {
+    let users = range("/etc/subuid", uid).filter(|_| has_program("newuidmap"));
+    let groups = range("/etc/subgid", uid).filter(|_| has_program("newgidmap"));
+    users.zip(groups)
 }
 
 fn set_range(program: &str, pid: i32, own: u32, (first, count): (u32, u32)) -> bool {

@@ -42,5 +42,6 @@ mod space;
 mod syncfs;
 mod trial;
 mod unsent;
+mod users;
 mod watchdog;
 mod words;
