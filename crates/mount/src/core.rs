@@ -21,6 +21,7 @@ use crate::data::{File, FileData};
 use crate::fault::{Bundle, Faults};
 use crate::kernel::{KernelNames, Word};
 use crate::link::Link;
+use crate::nodes::{Left, NodeId, Nodes};
 use crate::options::MountOptions;
 use crate::sharing::Recalled;
 use crate::stats::{Hold, Stats};
@@ -38,6 +39,8 @@ pub(crate) struct Core {
     /// of one means that nobody else has it.
     pub(crate) files: HashMap<Ino, Arc<File>, FxBuildHasher>,
     pub(crate) names: KernelNames,
+    /// By which numbers the kernel knows directories.
+    pub(crate) nodes: Nodes,
     /// What the server has made for a call that the kernel has no answer of yet: counted as known to the kernel, so that
     /// it stays whoever removes it meanwhile.
     pub(crate) made: HashSet<Ino, FxBuildHasher>,
@@ -114,10 +117,40 @@ impl Core {
         self.covered_by(object, |ino| self.appending.contains_key(&ino))
     }
 
-    /// The kernel is told of an inode: one more reference.
-    pub(crate) fn hand_out(&mut self, ino: Ino) {
+    /// The kernel is told of an inode, whose row is here, under a name: one more reference. Returns the number that it is told, and
+    /// places where it has a directory that was moved away. With the two functions below and [`Core::take_back`] this
+    /// is all that knows which numbers the kernel has.
+    pub(crate) fn hand_out(&mut self, at: NodeId, name: &[u8], ino: Ino) -> (NodeId, Vec<Left>) {
+        self.tree.remember(ino);
+        if self.tree.inode(ino).is_ok_and(|row| row.kind() == FileKind::Directory) {
+            self.nodes.hand_out(at, name, ino)
+        } else {
+            (NodeId::of_file(ino), Vec::new())
+        }
+    }
+
+    /// The same for what the server has made for it, which is no directory.
+    pub(crate) fn hand_out_made(&mut self, ino: Ino) {
         if !self.made.remove(&ino) {
             self.tree.remember(ino);
+        }
+    }
+
+    /// The same for a directory that it has asked for by number. `is_lost`: it has no entry of it.
+    pub(crate) fn hand_out_lone(&mut self, node: NodeId, is_lost: bool) {
+        self.tree.remember(node.ino());
+        if self.tree.inode(node.ino()).is_ok_and(|row| row.kind() == FileKind::Directory) {
+            self.nodes.hand_out_lone(node, is_lost);
+        }
+    }
+
+    /// The kernel has forgotten a number so many times.
+    pub(crate) fn take_back(&mut self, node: NodeId, count: u64) {
+        let ino = node.ino();
+        self.nodes.forget(node, count);
+        self.tree.forget(ino, count);
+        if self.tree.lookups(ino) == 0 {
+            self.forgotten(ino);
         }
     }
 

@@ -16,6 +16,7 @@ use hayloft_model::{Ino, Name};
 use rustc_hash::FxBuildHasher;
 
 use crate::core::{Client, Core};
+use crate::nodes::{Left, NodeId};
 use crate::words::{Inodes, Words};
 
 /// How long a name's lock is waited for before the epoch is raised; and so much more for each name, which takes a
@@ -235,11 +236,26 @@ impl Core {
         let mut names = self.held(stale.names);
         names.extend(more);
         names.extend(dirs.into_iter().flat_map(|dir| self.warm(dir)));
-        Word::Stale { names, attributes, data, in_use: stale.in_use, ack }
+        let (attributes, data) = (self.nodes.each(attributes), self.nodes.each(data));
+        Word::Stale { names: self.nodes.each_name(names), attributes, data, in_use: stale.in_use, ack }
+    }
+
+    /// The word about what a call has changed, for those who have it by other numbers than these: their locks it has itself.
+    pub(crate) fn word_for_others(
+        &mut self,
+        inos: Vec<Ino>,
+        names: Vec<(Ino, Name)>,
+        used: &[NodeId],
+    ) -> Word {
+        let is_other = |number: &Ino| !used.contains(&NodeId(number.0));
+        let names = self.held(names);
+        let names = self.nodes.each_name(names).into_iter().filter(|(dir, _)| is_other(dir)).collect();
+        let inos: Vec<Ino> = self.nodes.each(inos).into_iter().filter(is_other).collect();
+        Word::Stale { names, attributes: inos.clone(), data: inos, in_use: Vec::new(), ack: None }
     }
 }
 
-/// Something to tell the kernel.
+/// Something to tell the kernel. Inodes are meant by the numbers by which it knows them, see [`crate::nodes`].
 #[derive(Debug)]
 pub(crate) enum Word {
     /// This is no longer so; afterwards the event is acknowledged on its connection.
@@ -257,6 +273,8 @@ pub(crate) enum Word {
     ExpireNow(Vec<(Ino, Name)>, Sender<()>),
     /// To be dropped when all that was said before was heard.
     Heard(Sender<()>),
+    /// Directories that were there have been moved away: their entries can go, as soon as nobody has the locks.
+    Left(Vec<Left>),
     /// The mount is gone.
     End,
 }
@@ -375,6 +393,31 @@ impl Speaker {
     }
 }
 
+/// Drops entries of directories that have been moved away. Nobody waits for that.
+struct Leaving {
+    notifier: Notifier,
+    thread: Option<Sender<(NodeId, Name)>>,
+}
+
+impl Leaving {
+    fn drop_entry(&mut self, parent: NodeId, name: Name) {
+        let thread = self.thread.get_or_insert_with(|| {
+            let (to, from) = channel::<(NodeId, Name)>();
+            let notifier = self.notifier.clone();
+            let each = move |(parent, name): (NodeId, Name)| {
+                let _ = notifier.inval_entry(parent.0, name.as_bytes());
+            };
+            // Without a thread they go when they are looked for, or when memory is short.
+            let spawned = std::thread::Builder::new()
+                .name("hayloft-leave".to_string())
+                .spawn(move || from.iter().for_each(each));
+            drop(spawned);
+            to
+        });
+        let _ = thread.send((parent, name));
+    }
+}
+
 fn say(notifier: &Notifier, slow: Slow) {
     for (dir, name) in slow.names {
         let _ = notifier.expire_entry(dir.0, name.as_bytes());
@@ -392,6 +435,7 @@ fn say(notifier: &Notifier, slow: Slow) {
 pub(crate) fn run(client: &Arc<Client>, control: &Control, to_say: &Receiver<Word>) {
     let mut speaker = Speaker::new(control.notifier());
     let mut words = Words::new(client, control);
+    let mut leaving = Leaving { notifier: control.notifier(), thread: None };
     for word in to_say {
         match word {
             Word::Stale { names, attributes, data, in_use, ack } => {
@@ -409,7 +453,7 @@ pub(crate) fn run(client: &Arc<Client>, control: &Control, to_say: &Receiver<Wor
                     let mut core = client.core();
                     let mut names = core.tree.all_known_names();
                     names.extend(core.take_all_absent());
-                    (core.tree.known(), names)
+                    (core.nodes.each(core.tree.known()), core.nodes.each_name(names))
                 };
                 control.settle();
                 words.say(&mut speaker, Inodes { attributes: known.clone(), ..Inodes::default() });
@@ -426,6 +470,11 @@ pub(crate) fn run(client: &Arc<Client>, control: &Control, to_say: &Receiver<Wor
                 drop(done);
             }
             Word::Heard(done) => words.when_heard(&done),
+            Word::Left(left) => {
+                let core = client.core();
+                let left = left.into_iter().filter(|left| core.nodes.is_left(left));
+                left.for_each(|left| leaving.drop_entry(left.parent, left.name));
+            }
             Word::End => return,
         }
     }

@@ -21,6 +21,7 @@ mod kernel;
 mod link;
 mod locks;
 mod mount;
+mod nodes;
 mod options;
 mod pages;
 mod reader;

@@ -415,6 +415,7 @@ impl Client {
                 names.extend(core.warm(dir));
             }
         }
+        let names = core.nodes.each_name(names);
         drop(core);
         if !names.is_empty() {
             self.expire_now(names);

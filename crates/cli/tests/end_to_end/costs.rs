@@ -12,7 +12,7 @@ use crate::watchdog::Watchdog;
 
 /// Messages to the server about the tree: no keep-alives, no acknowledgements of what others did, and no questions of
 /// statfs, whose answer others have changed.
-fn messages(stats: &Value) -> u64 {
+pub(crate) fn messages(stats: &Value) -> u64 {
     let unasked = ["total", "PING", "ACK", "STATUS"];
     let kinds = stats["server"]["requests"].as_object().unwrap();
     kinds

@@ -22,9 +22,11 @@ fn replace(dir: &Path, me: usize, at: usize, random: &mut Random) {
         // Two names of one file: rename(2) leaves both.
         0 => {
             fs::remove_file(&new).unwrap();
-            fs::hard_link(&name, &new).unwrap();
-            fs::rename(&new, &name).unwrap();
-            let _ = fs::remove_file(&new);
+            // What had the name may have lost it to another one that replaces it.
+            if fs::hard_link(&name, &new).is_ok() {
+                fs::rename(&new, &name).unwrap();
+                let _ = fs::remove_file(&new);
+            }
         }
         1 => {
             calls::rename(&new, &name, libc::RENAME_EXCHANGE).unwrap();

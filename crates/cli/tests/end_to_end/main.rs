@@ -20,6 +20,7 @@ mod lifecycle;
 mod listings;
 mod locks;
 mod model;
+mod moves;
 mod net;
 mod posix_dirs;
 mod posix_files;

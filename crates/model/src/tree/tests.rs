@@ -502,7 +502,9 @@ fn an_open_file_without_a_name_stays_until_it_is_forgotten() {
 #[test]
 fn a_name_that_is_replaced_stays_where_listings_find_it() {
     let mut tree = fresh();
-    [b"a", b"b", b"c"].map(|name| tree.create(Ino::ROOT, name, file(0o644), now()).unwrap());
+    for name in [b"a", b"b", b"c"] {
+        tree.create(Ino::ROOT, name, file(0o644), now()).unwrap();
+    }
     let place = |tree: &mut Tree, name: &[u8]| tree.lookup(Ino::ROOT, name).unwrap().unwrap().cookie;
     let before = place(&mut tree, b"a");
     tree.rename((Ino::ROOT, b"c"), (Ino::ROOT, b"a"), RenameFlags::default(), now()).unwrap();

@@ -5,6 +5,7 @@ mod io;
 mod locks;
 mod names;
 mod request;
+mod twins;
 mod xattrs;
 
 use std::sync::Arc;
@@ -24,6 +25,7 @@ use crate::core::{Client, Core};
 use crate::data::{File, Lacking};
 use crate::fault::FaultError;
 use crate::link::Condition;
+use crate::nodes::NodeId;
 use crate::stats::sent_here;
 
 /// A volume as a file system.
@@ -67,11 +69,16 @@ type Done = Result<(), Stop>;
 impl FileSystem for VolumeFs {
     fn handle(&self, request: &Request<'_>, reply: &mut Reply<'_>, pace: Pace<'_>) -> Result<(), Failure> {
         let sent = sent_here();
+        let twins = self.twins(request);
+        if twins.is_some() && matches!(pace, Pace::Fast) {
+            return Err(Failure::Again);
+        }
         let handled = self.attend(request, reply, pace);
+        twins.into_iter().for_each(|twins| self.tell_twins(twins));
         // When it has ended, the core may be held for long by who keeps what was not sent.
         let is_live = self.client.link.condition() == Condition::Live;
         if is_live && !matches!(handled, Err(Failure::Again)) {
-            let hold = self.client.core().hold(Ino(request.nodeid));
+            let hold = self.client.core().hold(ino_of(request));
             self.client.stats.count_operation(hold, sent_here() - sent);
         }
         handled
@@ -84,11 +91,7 @@ impl FileSystem for VolumeFs {
     fn forget(&self, forgets: &[Forget]) {
         let mut core = self.client.core();
         for forget in forgets {
-            let ino = Ino(forget.nodeid);
-            core.tree.forget(ino, forget.nlookup);
-            if core.tree.lookups(ino) == 0 {
-                core.forgotten(ino);
-            }
+            core.take_back(NodeId(forget.nodeid), forget.nlookup);
         }
         self.client.drop_ended(&mut core);
         let (dirty, released) = (core.tree.is_dirty(), core.tree.has_released());
@@ -200,7 +203,7 @@ impl VolumeFs {
         pace: Pace<'_>,
         status_asked: bool,
     ) -> Done {
-        let ino = Ino(request.nodeid);
+        let ino = ino_of(request);
         // The kernel lets nothing through, unless somebody has told it since to.
         if self.client.options.read_only && changes(&request.op) {
             return Err(FsError::ReadOnly.into());
@@ -209,7 +212,7 @@ impl VolumeFs {
             return Err(Stop::Need(Need::Room));
         }
         match request.op {
-            Operation::Lookup { name } => self.lookup(ino, name, pace, reply),
+            Operation::Lookup { name } => self.lookup(NodeId(request.nodeid), name, pace, reply),
             Operation::Getattr { .. } => {
                 let attr = attr(ino, self.client.core().tree.inode(ino)?);
                 reply.attr(&attr, Validity::FOREVER);
@@ -223,7 +226,7 @@ impl VolumeFs {
             Operation::Unlink { name } => self.unlink(ino, name),
             Operation::Rmdir { name } => self.rmdir(ino, name),
             Operation::Rename { name, new_parent, new_name, flags } => {
-                self.rename((ino, name), (Ino(new_parent), new_name), flags)
+                self.rename((NodeId(request.nodeid), name), (NodeId(new_parent), new_name), flags)
             }
             Operation::Link { ino: linked, new_name } => self.link(Ino(linked), ino, new_name, pace, reply),
             Operation::Create { name, mode, flags, .. } => {
@@ -246,8 +249,12 @@ impl VolumeFs {
             }
             Operation::Lseek { offset, whence, .. } => self.seek(ino, offset, whence, reply),
             Operation::Fsync { .. } | Operation::Fsyncdir { .. } | Operation::Syncfs => self.sync(pace),
-            Operation::Readdir { offset, .. } => self.readdir(ino, offset, false, pace, reply),
-            Operation::Readdirplus { offset, .. } => self.readdir(ino, offset, true, pace, reply),
+            Operation::Readdir { offset, .. } => {
+                self.readdir(NodeId(request.nodeid), offset, false, pace, reply)
+            }
+            Operation::Readdirplus { offset, .. } => {
+                self.readdir(NodeId(request.nodeid), offset, true, pace, reply)
+            }
             Operation::Statfs => self.statfs(status_asked, reply),
             Operation::Setxattr { name, value, flags, .. } => self.set_xattr(ino, name, value, flags),
             Operation::Getxattr { name, size } => self.get_xattr(ino, name, size, reply),
@@ -360,6 +367,11 @@ fn adds_rows(op: &Operation<'_>) -> bool {
     changes(op) && !matches!(op, Operation::Write { .. })
 }
 
+/// The inode that a request is about.
+fn ino_of(request: &Request<'_>) -> Ino {
+    NodeId(request.nodeid).ino()
+}
+
 /// Whether a request is about the attributes of the root directory.
 fn is_top(request: &Request<'_>) -> bool {
     matches!(request.op, Operation::Getattr { .. }) && request.nodeid == Ino::ROOT.0
@@ -409,8 +421,9 @@ fn attr(ino: Ino, row: &InodeRow) -> Attr {
 }
 
 /// A name's answer. The kernel may keep the attributes until told otherwise.
-fn entry(ino: Ino, row: &InodeRow, entry_valid: Validity) -> Entry {
-    Entry { nodeid: ino.0, generation: 0, entry_valid, attr_valid: Validity::FOREVER, attr: attr(ino, row) }
+fn entry(node: NodeId, row: &InodeRow, entry_valid: Validity) -> Entry {
+    let attr = attr(node.ino(), row);
+    Entry { nodeid: node.0, generation: 0, entry_valid, attr_valid: Validity::FOREVER, attr }
 }
 
 impl Client {

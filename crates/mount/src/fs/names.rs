@@ -4,10 +4,13 @@ use bytes::Bytes;
 use hayloft_fuse::{Entry, Pace, Reply, Request, Validity, open_flags};
 use hayloft_model::tree::{NewNode, RenameFlags};
 use hayloft_model::{Content, FileKind, Ino, TreeError};
+use parking_lot::MutexGuard;
 
 use super::error::FsError;
 use super::{Done, Stop, VolumeFs, entry};
 use crate::core::Core;
+use crate::kernel::Word;
+use crate::nodes::NodeId;
 
 /// Longest target of a symbolic link, as everywhere on Linux.
 pub(super) const TARGET_MAX: usize = 4095;
@@ -19,35 +22,62 @@ pub(super) const RENAME_WHITEOUT: u32 = 4;
 pub(super) const OPEN_FLAGS: u32 = open_flags::KEEP_CACHE;
 
 impl VolumeFs {
-    pub(super) fn lookup(&self, dir: Ino, name: &[u8], pace: Pace<'_>, reply: &mut Reply<'_>) -> Done {
+    pub(super) fn lookup(&self, at: NodeId, name: &[u8], pace: Pace<'_>, reply: &mut Reply<'_>) -> Done {
         let mut core = self.client.core();
+        let dir = at.ino();
         let found = match name {
-            // The kernel asks for these by number when it has lost a directory's entry (exports only).
-            b"." => Some(dir),
-            b".." => Some(core.tree.inode(dir)?.parent),
+            b"." | b".." => return self.lookup_lone(core, at, name, reply),
             name => core.tree.lookup(dir, name)?.map(|dentry| dentry.ino),
         };
         match found {
             Some(ino) => {
+                core.tree.inode(ino)?;
                 let validity = core.validity(dir, pace);
-                let entry = entry(ino, core.tree.inode(ino)?, validity);
-                core.tree.remember(ino);
-                reply.entry(&entry);
+                let node = self.hand_out(&mut core, at, name, ino);
+                reply.entry(&entry(node, core.tree.inode(ino)?, validity));
             }
             None => reply.entry(&Entry::negative(core.absence(dir, name, pace))),
         }
         Ok(())
     }
 
+    /// The kernel asks for these by number when it has no entry of a directory (exports only).
+    fn lookup_lone(
+        &self,
+        mut core: MutexGuard<'_, Core>,
+        at: NodeId,
+        name: &[u8],
+        reply: &mut Reply<'_>,
+    ) -> Done {
+        let node = match name {
+            b"." => at,
+            _ => core.nodes.parent(at, core.tree.inode(at.ino())?.parent),
+        };
+        let entry = entry(node, core.tree.inode(node.ino())?, Validity::ZERO);
+        core.hand_out_lone(node, node == at);
+        reply.entry(&entry);
+        Ok(())
+    }
+
+    /// The kernel is told of an inode under a name: one more reference.
+    pub(super) fn hand_out(&self, core: &mut Core, at: NodeId, name: &[u8], ino: Ino) -> NodeId {
+        let (node, left) = core.hand_out(at, name, ino);
+        if !left.is_empty() {
+            self.client.tell_kernel(Word::Left(left));
+        }
+        node
+    }
+
     fn make(&self, request: &Request<'_>, name: &[u8], new: NewNode, pace: Pace<'_>) -> Result<Entry, Stop> {
         self.check_not_full()?;
         let mut core = self.client.core();
-        let dir = Ino(request.nodeid);
+        let at = NodeId(request.nodeid);
+        let dir = at.ino();
         let ino = core.tree.create(dir, name, new, self.now())?;
         core.names.exists(dir, name);
-        core.tree.remember(ino);
+        let node = self.hand_out(&mut core, at, name, ino);
         let validity = core.validity(dir, pace);
-        let entry = entry(ino, core.tree.inode(ino)?, validity);
+        let entry = entry(node, core.tree.inode(ino)?, validity);
         self.changed(&mut core);
         Ok(entry)
     }
@@ -111,7 +141,7 @@ impl VolumeFs {
         let entry = match self.make(request, name, NewNode { mode, ..owned_by(request) }, pace) {
             // Somebody else on this host was faster; without O_EXCL theirs is opened.
             Err(Stop::Error(FsError::Tree(TreeError::Exists))) if flags & libc::O_EXCL as u32 == 0 => {
-                self.open_existing(Ino(request.nodeid), name, flags, pace)?
+                self.open_existing(NodeId(request.nodeid), name, flags, pace)?
             }
             result => result?,
         };
@@ -119,8 +149,9 @@ impl VolumeFs {
         Ok(())
     }
 
-    fn open_existing(&self, dir: Ino, name: &[u8], flags: u32, pace: Pace<'_>) -> Result<Entry, Stop> {
+    fn open_existing(&self, at: NodeId, name: &[u8], flags: u32, pace: Pace<'_>) -> Result<Entry, Stop> {
         let mut core = self.client.core();
+        let dir = at.ino();
         let dentry = core.tree.lookup(dir, name)?.ok_or(TreeError::NotFound)?;
         match dentry.kind {
             FileKind::Directory => return Err(TreeError::IsDirectory.into()),
@@ -131,19 +162,20 @@ impl VolumeFs {
             self.set_size(&mut core, dentry.ino, 0, false)?;
             self.changed(&mut core);
         }
+        core.tree.inode(dentry.ino)?;
         let validity = core.validity(dir, pace);
-        let entry = entry(dentry.ino, core.tree.inode(dentry.ino)?, validity);
-        core.tree.remember(dentry.ino);
-        Ok(entry)
+        let node = self.hand_out(&mut core, at, name, dentry.ino);
+        Ok(entry(node, core.tree.inode(dentry.ino)?, validity))
     }
 
     pub(super) fn create_unnamed(&self, request: &Request<'_>, mode: u32, reply: &mut Reply<'_>) -> Done {
         self.check_not_full()?;
         let new = NewNode { mode: FileKind::Regular.bits() | (mode & 0o7777), ..owned_by(request) };
         let mut core = self.client.core();
-        let ino = core.tree.create_unnamed(Ino(request.nodeid), new, self.now())?;
-        core.tree.remember(ino);
-        reply.create(&entry(ino, core.tree.inode(ino)?, Validity::FOREVER), 0, OPEN_FLAGS);
+        let at = NodeId(request.nodeid);
+        let ino = core.tree.create_unnamed(at.ino(), new, self.now())?;
+        let node = self.hand_out(&mut core, at, b"", ino);
+        reply.create(&entry(node, core.tree.inode(ino)?, Validity::FOREVER), 0, OPEN_FLAGS);
         Ok(())
     }
 
@@ -159,9 +191,10 @@ impl VolumeFs {
         let mut core = self.client.core();
         core.tree.link(ino, dir, name, self.now())?;
         core.names.exists(dir, name);
-        core.tree.remember(ino);
+        // No directory: it has one number wherever its names are.
+        let node = self.hand_out(&mut core, NodeId::of_file(dir), name, ino);
         let validity = core.validity(dir, pace);
-        reply.entry(&entry(ino, core.tree.inode(ino)?, validity));
+        reply.entry(&entry(node, core.tree.inode(ino)?, validity));
         self.changed(&mut core);
         Ok(())
     }
@@ -180,7 +213,7 @@ impl VolumeFs {
         Ok(())
     }
 
-    pub(super) fn rename(&self, from: (Ino, &[u8]), to: (Ino, &[u8]), flags: u32) -> Done {
+    pub(super) fn rename(&self, from: (NodeId, &[u8]), to: (NodeId, &[u8]), flags: u32) -> Done {
         if flags & !(RENAME_NOREPLACE | RENAME_EXCHANGE | RENAME_WHITEOUT) != 0 {
             return Err(TreeError::Invalid.into());
         }
@@ -190,8 +223,9 @@ impl VolumeFs {
             whiteout: flags & RENAME_WHITEOUT != 0,
         };
         let mut core = self.client.core();
-        core.tree.rename(from, to, flags, self.now())?;
-        core.names.exists(to.0, to.1);
+        core.tree.rename((from.0.ino(), from.1), (to.0.ino(), to.1), flags, self.now())?;
+        core.names.exists(to.0.ino(), to.1);
+        core.nodes.renamed(from, to, flags.exchange);
         self.changed(&mut core);
         Ok(())
     }
@@ -206,18 +240,19 @@ impl VolumeFs {
 
     pub(super) fn readdir(
         &self,
-        dir: Ino,
+        at: NodeId,
         offset: u64,
         plus: bool,
         pace: Pace<'_>,
         reply: &mut Reply<'_>,
     ) -> Done {
         let mut core = self.client.core();
+        let dir = at.ino();
         let parent = core.tree.inode(dir)?.parent;
         let validity = core.validity(dir, pace);
         let mut known = Vec::new();
         {
-            let Core { tree, .. } = &mut *core;
+            let Core { tree, nodes, .. } = &mut *core;
             let mut writer = reply.directory();
             let kind = FileKind::Directory.bits() >> 12;
             let dots = [(1, &b"."[..], dir), (2, &b".."[..], parent)];
@@ -245,7 +280,11 @@ impl VolumeFs {
                 let row = tree.inode(dentry.ino).ok().filter(|_| plus);
                 let added = match row {
                     Some(row) => {
-                        let entry = entry(dentry.ino, row, validity);
+                        let node = match dentry.kind {
+                            FileKind::Directory => nodes.number(at, name.as_bytes(), dentry.ino),
+                            _ => NodeId::of_file(dentry.ino),
+                        };
+                        let entry = entry(node, row, validity);
                         writer.add_plus(&entry, dentry.cookie, kind, name.as_bytes())
                     }
                     None if plus => {
@@ -259,11 +298,13 @@ impl VolumeFs {
                     break;
                 }
                 if row.is_some() {
-                    known.push(dentry.ino);
+                    known.push((name, dentry.ino));
                 }
             }
         }
-        known.into_iter().for_each(|ino| core.tree.remember(ino));
+        for (name, ino) in known {
+            self.hand_out(&mut core, at, name.as_bytes(), ino);
+        }
         Ok(())
     }
 

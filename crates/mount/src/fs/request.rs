@@ -8,8 +8,9 @@ use hayloft_model::{Change, FileKind, Ino, Missing, Name, Timestamp, TreeError};
 
 use super::error::FsError;
 use super::names::{OPEN_FLAGS, RENAME_EXCHANGE, RENAME_NOREPLACE, RENAME_WHITEOUT, owned_by};
-use super::{Stop, VolumeFs, attr, entry};
+use super::{Stop, VolumeFs, attr, entry, ino_of};
 use crate::core::Client;
+use crate::nodes::NodeId;
 use crate::sharing::Outcome;
 
 /// What was asked of the server for an operation.
@@ -94,15 +95,22 @@ impl VolumeFs {
                 asked.was_yours = true;
                 Ok(false)
             }
-            Outcome::Done(made) => self.answer_done(request, made, reply, interrupt).map(|()| true),
+            Outcome::Done(made) => {
+                if let Operation::Rename { name, new_parent, new_name, flags } = request.op {
+                    // The kernel moves what it has there when it has the answer; until then it lets nobody look there.
+                    let (from, to) = ((NodeId(request.nodeid), name), (NodeId(new_parent), new_name));
+                    self.client.core().nodes.renamed(from, to, flags & RENAME_EXCHANGE != 0);
+                }
+                self.answer_done(request, made, reply, interrupt).map(|()| true)
+            }
             Outcome::Refused(TreeError::Exists) if opens_existing(request) => Ok(false),
             Outcome::Refused(error) => Err(FsError::Tree(error)),
         }
     }
 
     /// The operation as the server executes it.
-    fn change_of(&self, request: &Request<'_>) -> Option<Change> {
-        let dir = Ino(request.nodeid);
+    pub(super) fn change_of(&self, request: &Request<'_>) -> Option<Change> {
+        let dir = ino_of(request);
         let made = |name: &[u8], new: NewNode| Some(Change::Create(dir, Name::new(name), new));
         match request.op {
             Operation::Create { name, mode, .. } => {
@@ -130,7 +138,8 @@ impl VolumeFs {
                     exchange: flags & RENAME_EXCHANGE != 0,
                     whiteout: flags & RENAME_WHITEOUT != 0,
                 };
-                Some(Change::Rename((dir, Name::new(name)), (Ino(new_parent), Name::new(new_name)), flags))
+                let to = NodeId(new_parent).ino();
+                Some(Change::Rename((dir, Name::new(name)), (to, Name::new(new_name)), flags))
             }
             Operation::Setattr(change) if change.size.is_none() => {
                 let time = |time: Option<TimeOrNow>| {
@@ -170,7 +179,7 @@ impl VolumeFs {
     ) -> Result<(), FsError> {
         let ino = match request.op {
             Operation::Link { ino, .. } => Ino(ino),
-            Operation::Setattr(_) => Ino(request.nodeid),
+            Operation::Setattr(_) => ino_of(request),
             _ => match made {
                 Some(made) => made,
                 None => return Ok(()),
@@ -201,17 +210,23 @@ impl VolumeFs {
         interrupt: &Interrupt,
     ) -> Result<(), Stop> {
         let mut core = self.client.core();
-        let validity = core.validity(Ino(request.nodeid), Pace::Patient(interrupt));
+        let validity = core.validity(ino_of(request), Pace::Patient(interrupt));
         let row = core.tree.inode(ino)?;
         match request.op {
             Operation::Setattr(_) => reply.attr(&attr(ino, row), Validity::FOREVER),
             Operation::Create { .. } => {
-                reply.create(&entry(ino, row, validity), 0, OPEN_FLAGS);
-                core.hand_out(ino);
+                reply.create(&entry(NodeId::of_file(ino), row, validity), 0, OPEN_FLAGS);
+                core.hand_out_made(ino);
+            }
+            Operation::Mkdir { name, .. } => {
+                let at = NodeId(request.nodeid);
+                reply.entry(&entry(core.nodes.number(at, name, ino), row, validity));
+                self.hand_out(&mut core, at, name, ino);
+                core.give_up_made(ino);
             }
             _ => {
-                reply.entry(&entry(ino, row, validity));
-                core.hand_out(ino);
+                reply.entry(&entry(NodeId::of_file(ino), row, validity));
+                core.hand_out_made(ino);
             }
         }
         Ok(())

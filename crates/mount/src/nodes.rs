@@ -1,0 +1,321 @@
+//! The numbers by which the kernel knows inodes, and where it has its directories.
+//!
+//! The kernel's number of a file is its inode number, and so is a directory's as a rule. For each directory number the
+//! kernel has one place in its tree of names. When an answer says that it is elsewhere, the kernel moves it there, for
+//! which it only tries to get locks that calls under way in the parents may have: then whoever asked gets ESTALE
+//! (`d_splice_alias`), for as long as these calls wait for the server. Within one parent it needs no locks.
+//!
+//! So what somebody else has moved to another parent is told under another number: the kernel takes that for one more
+//! directory. All requests about it come to the same inode, and what is said about the inode is said for all its
+//! numbers. Who has the directory open, or works in it, goes on with the old number; what is below gets new ones as well,
+//! when it is looked up. Where this host moves a directory itself, the kernel takes the number along.
+
+use std::collections::HashMap;
+
+use hayloft_model::{Ino, Name};
+use rustc_hash::FxBuildHasher;
+
+/// Marks a number that is no inode number, which is in its lower bits then.
+const OTHER: u64 = 1 << 63;
+const INO_BITS: u32 = 48;
+/// Other numbers of one directory at the same time, at most.
+const OTHERS_MAX: u64 = (OTHER >> INO_BITS) - 1;
+
+/// The kernel's number of an inode.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub(crate) struct NodeId(pub(crate) u64);
+
+impl NodeId {
+    /// No number: it is not known where the kernel has a directory.
+    const NOWHERE: NodeId = NodeId(0);
+
+    /// The inode.
+    pub(crate) fn ino(self) -> Ino {
+        Ino(if self.0 & OTHER == 0 { self.0 } else { self.0 & ((1 << INO_BITS) - 1) })
+    }
+
+    /// Of anything but a directory.
+    pub(crate) fn of_file(ino: Ino) -> NodeId {
+        NodeId(ino.0)
+    }
+
+    fn own(ino: Ino) -> NodeId {
+        NodeId(ino.0)
+    }
+
+    fn other(ino: Ino, serial: u64) -> NodeId {
+        NodeId(OTHER | serial << INO_BITS | ino.0)
+    }
+}
+
+/// A place where the kernel has a directory that others have moved away.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Left {
+    number: NodeId,
+    pub(crate) parent: NodeId,
+    pub(crate) name: Name,
+}
+
+/// A directory that the kernel knows.
+#[derive(Debug)]
+struct Node {
+    /// Where the kernel has it; the name may be another one's by now.
+    parent: NodeId,
+    name: Name,
+    /// References that the kernel has been given and has not given back.
+    lookups: u64,
+}
+
+/// Directories as the kernel knows them.
+#[derive(Debug, Default)]
+pub(crate) struct Nodes {
+    known: HashMap<NodeId, Node, FxBuildHasher>,
+    /// What the kernel found last at each place.
+    places: HashMap<(NodeId, Name), NodeId, FxBuildHasher>,
+    /// Directories with numbers that are not their own, and all that are known of them, the latest last.
+    moved: HashMap<Ino, Vec<NodeId>, FxBuildHasher>,
+}
+
+impl Nodes {
+    /// The number under which the kernel is to find a directory at a place.
+    pub(crate) fn number(&self, parent: NodeId, name: &[u8], ino: Ino) -> NodeId {
+        let own = NodeId::own(ino);
+        let is_here = |node: &Node| node.parent == parent || node.parent == NodeId::NOWHERE;
+        let Some(numbers) = self.moved.get(&ino) else {
+            let stays = self.known.get(&own).is_none_or(is_here) || ino.0 >> INO_BITS != 0;
+            return if stays { own } else { NodeId::other(ino, 1) };
+        };
+        let at = |number: &&NodeId| self.known.get(*number).filter(|node| is_here(node));
+        let here = || numbers.iter().rev().filter(|number| at(number).is_some());
+        let by_name = here().find(|number| at(number).is_some_and(|node| node.name.as_bytes() == name));
+        if let Some(number) = by_name.or_else(|| here().next()) {
+            return *number;
+        }
+        let is_free = |number: &NodeId| !self.known.contains_key(number);
+        let others = (1..=OTHERS_MAX).map(|serial| NodeId::other(ino, serial));
+        std::iter::once(own).chain(others).find(is_free).unwrap_or(own)
+    }
+
+    /// The kernel is told of a directory at a place, once more, under the number that [`Nodes::number`] says. Returns that, and where it
+    /// has the directory still and nobody finds it any more.
+    pub(crate) fn hand_out(&mut self, parent: NodeId, name: &[u8], ino: Ino) -> (NodeId, Vec<Left>) {
+        let number = self.number(parent, name, ino);
+        let is_new = !self.known.contains_key(&number);
+        let mut left = Vec::new();
+        if is_new && (number != NodeId::own(ino) || self.moved.contains_key(&ino)) {
+            let own = NodeId::own(ino);
+            let own = self.known.contains_key(&own).then_some(own);
+            let numbers = self.moved.entry(ino).or_insert_with(|| own.into_iter().collect());
+            let older = numbers.iter().filter_map(|number| Some((*number, self.known.get(number)?)));
+            for (number, node) in older {
+                if node.parent.ino() != parent.ino() {
+                    left.push(Left { number, parent: node.parent, name: node.name.clone() });
+                }
+            }
+            numbers.push(number);
+            left.retain(|left| self.is_left(left));
+        }
+        let node = self.known.entry(number).or_insert_with(|| Node {
+            parent: NodeId::NOWHERE,
+            name: Name::new(name),
+            lookups: 0,
+        });
+        node.lookups += 1;
+        if node.parent != parent || node.name.as_bytes() != name || is_new {
+            self.place(number, (parent, Name::new(name)));
+        } else if self.places.get(&(parent, node.name.clone())) != Some(&number) {
+            let name = node.name.clone();
+            self.places.insert((parent, name), number);
+        }
+        (number, left)
+    }
+
+    /// Whether the kernel has a directory there still.
+    pub(crate) fn is_left(&self, left: &Left) -> bool {
+        self.places.get(&(left.parent, left.name.clone())) == Some(&left.number)
+    }
+
+    /// The kernel has it there now.
+    fn place(&mut self, number: NodeId, (parent, name): (NodeId, Name)) {
+        let Some(node) = self.known.get_mut(&number) else { return };
+        let before = (node.parent, std::mem::replace(&mut node.name, name.clone()));
+        node.parent = parent;
+        if self.places.get(&before) == Some(&number) {
+            self.places.remove(&before);
+        }
+        self.places.insert((parent, name), number);
+    }
+
+    /// The kernel has asked for a directory by its number: one more reference. `is_lost`: it has no place for it.
+    pub(crate) fn hand_out_lone(&mut self, number: NodeId, is_lost: bool) {
+        let nowhere = || Node { parent: NodeId::NOWHERE, name: Name::new(b""), lookups: 0 };
+        let node = self.known.entry(number).or_insert_with(nowhere);
+        node.lookups += 1;
+        if is_lost {
+            let before = (std::mem::replace(&mut node.parent, NodeId::NOWHERE), node.name.clone());
+            if self.places.get(&before) == Some(&number) {
+                self.places.remove(&before);
+            }
+        }
+        let (ino, own) = (number.ino(), NodeId::own(number.ino()));
+        if number != own || self.moved.contains_key(&ino) {
+            let own = self.known.contains_key(&own).then_some(own);
+            let numbers = self.moved.entry(ino).or_insert_with(|| own.into_iter().collect());
+            if !numbers.contains(&number) {
+                numbers.push(number);
+            }
+        }
+    }
+
+    /// The number of a directory's parent, of which the kernel has asked by number.
+    pub(crate) fn parent(&self, number: NodeId, parent: Ino) -> NodeId {
+        let known = self.known.get(&number).map(|node| node.parent).filter(|known| known.ino() == parent);
+        known.unwrap_or_else(|| self.numbers(parent).last().unwrap_or(NodeId::own(parent)))
+    }
+
+    /// This host's kernel has moved a name, or exchanged two: what it has there goes along.
+    pub(crate) fn renamed(&mut self, from: (NodeId, &[u8]), to: (NodeId, &[u8]), exchange: bool) {
+        let (from, to) = ((from.0, Name::new(from.1)), (to.0, Name::new(to.1)));
+        let (source, target) = (self.places.remove(&from), self.places.remove(&to));
+        source.into_iter().for_each(|number| self.place(number, to.clone()));
+        target.filter(|_| exchange).into_iter().for_each(|number| self.place(number, from.clone()));
+    }
+
+    /// The kernel has given back so many references.
+    pub(crate) fn forget(&mut self, number: NodeId, count: u64) {
+        let Some(node) = self.known.get_mut(&number) else { return };
+        node.lookups = node.lookups.saturating_sub(count);
+        if node.lookups > 0 {
+            return;
+        }
+        let node = self.known.remove(&number).expect("just seen");
+        let place = (node.parent, node.name);
+        if self.places.get(&place) == Some(&number) {
+            self.places.remove(&place);
+        }
+        let ino = number.ino();
+        if let Some(numbers) = self.moved.get_mut(&ino) {
+            numbers.retain(|known| *known != number);
+            if numbers.iter().all(|number| *number == NodeId::own(ino)) {
+                self.moved.remove(&ino);
+            }
+        }
+    }
+
+    /// All numbers of an inode, the latest last.
+    pub(crate) fn numbers(&self, ino: Ino) -> impl Iterator<Item = NodeId> + '_ {
+        let numbers = self.moved.get(&ino);
+        let own = numbers.is_none().then_some(NodeId::own(ino));
+        numbers.into_iter().flatten().copied().chain(own)
+    }
+
+    /// Inodes by all their numbers, as the kernel is told of them.
+    pub(crate) fn each(&self, inos: Vec<Ino>) -> Vec<Ino> {
+        if self.moved.is_empty() {
+            return inos;
+        }
+        inos.into_iter().flat_map(|ino| self.numbers(ino)).map(|number| Ino(number.0)).collect()
+    }
+
+    /// The same for names of directories.
+    pub(crate) fn each_name(&self, names: Vec<(Ino, Name)>) -> Vec<(Ino, Name)> {
+        if self.moved.is_empty() {
+            return names;
+        }
+        let each = |(dir, name): (Ino, Name)| {
+            self.numbers(dir).map(move |number| (Ino(number.0), name.clone())).collect::<Vec<_>>()
+        };
+        names.into_iter().flat_map(each).collect()
+    }
+
+    /// Whether any directory has another number than its own.
+    pub(crate) fn any_moved(&self) -> bool {
+        !self.moved.is_empty()
+    }
+
+    /// Whether this one has.
+    pub(crate) fn has_moved(&self, ino: Ino) -> bool {
+        self.moved.contains_key(&ino)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ROOT: NodeId = NodeId(1);
+
+    fn told(nodes: &mut Nodes, parent: NodeId, name: &[u8], ino: u64) -> NodeId {
+        nodes.hand_out(parent, name, Ino(ino)).0
+    }
+
+    /// The directories `a` and `b` of the root, and `dir` in `a`.
+    fn tree() -> (Nodes, NodeId, NodeId, NodeId) {
+        let mut nodes = Nodes::default();
+        let (a, b) = (told(&mut nodes, ROOT, b"a", 10), told(&mut nodes, ROOT, b"b", 11));
+        let dir = told(&mut nodes, a, b"dir", 12);
+        (nodes, a, b, dir)
+    }
+
+    #[test]
+    fn a_directory_keeps_its_number_within_its_parent() {
+        let (mut nodes, a, _, dir) = tree();
+        assert_eq!([a, dir], [NodeId(10), NodeId(12)]);
+        assert_eq!(told(&mut nodes, a, b"other", 12), dir);
+        assert_eq!(told(&mut nodes, a, b"dir", 12), dir);
+        assert!(!nodes.any_moved());
+    }
+
+    #[test]
+    fn what_others_move_gets_another_number_and_all_lead_to_the_inode() {
+        let (mut nodes, a, b, dir) = tree();
+        let below = told(&mut nodes, dir, b"below", 13);
+        let (there, left) = nodes.hand_out(b, b"dir", Ino(12));
+        assert_ne!(there, dir);
+        assert_eq!(left, [Left { number: dir, parent: a, name: Name::new(b"dir") }]);
+        assert!(nodes.is_left(&left[0]));
+        let (below_there, left) = nodes.hand_out(there, b"below", Ino(13));
+        assert_ne!(below_there, below);
+        assert!(left.is_empty(), "it is found by both");
+        assert_eq!([there.ino(), below_there.ino()], [Ino(12), Ino(13)]);
+        assert_eq!(nodes.numbers(Ino(12)).collect::<Vec<_>>(), [dir, there]);
+        assert_eq!(nodes.each(vec![Ino(11), Ino(12)]), [Ino(11), Ino(12), Ino(there.0)]);
+        // Back again, it is where the kernel has the first one still.
+        assert_eq!(told(&mut nodes, a, b"dir", 12), dir);
+        nodes.forget(dir, 2);
+        assert_eq!(nodes.numbers(Ino(12)).collect::<Vec<_>>(), [there]);
+        // Its own number is free again.
+        assert_eq!(told(&mut nodes, ROOT, b"dir", 12), dir);
+        nodes.forget(there, 1);
+        nodes.forget(dir, 1);
+        assert_eq!((nodes.moved.len(), nodes.known.len(), nodes.places.len()), (0, 3, 3));
+    }
+
+    #[test]
+    fn what_this_host_moves_keeps_its_number() {
+        let (mut nodes, a, b, dir) = tree();
+        nodes.renamed((a, b"dir"), (b, b"moved"), false);
+        assert_eq!(told(&mut nodes, b, b"moved", 12), dir);
+        let other = told(&mut nodes, a, b"other", 14);
+        nodes.renamed((a, b"other"), (b, b"moved"), true);
+        assert_eq!(told(&mut nodes, a, b"other", 12), dir);
+        assert_eq!(told(&mut nodes, b, b"moved", 14), other);
+        assert!(nodes.moved.is_empty());
+    }
+
+    #[test]
+    fn numbers_beyond_those_that_can_be_marked_stay_as_they_are() {
+        let mut nodes = Nodes::default();
+        let ino = 1 << INO_BITS;
+        assert_eq!(told(&mut nodes, ROOT, b"a", ino), told(&mut nodes, NodeId(10), b"b", ino));
+    }
+
+    #[test]
+    fn what_is_asked_for_by_number_may_be_anywhere() {
+        let (mut nodes, a, b, dir) = tree();
+        nodes.hand_out_lone(dir, true);
+        assert_eq!(nodes.parent(dir, Ino(11)), b);
+        assert_eq!(told(&mut nodes, b, b"dir", 12), dir);
+        assert_ne!(told(&mut nodes, a, b"dir", 12), dir);
+    }
+}
