@@ -6,6 +6,7 @@
 
 mod batch;
 mod change;
+pub mod clock;
 mod error;
 mod execute;
 pub mod grants;

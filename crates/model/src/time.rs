@@ -16,6 +16,11 @@ impl Timestamp {
         Timestamp { secs: secs as i64, nanos: nanos.rem_euclid(1_000_000_000) as u32 }
     }
 
+    /// The next point in time after this one.
+    pub fn next(self) -> Timestamp {
+        Timestamp::from_nanos(self.as_nanos() + 1)
+    }
+
     /// Nanoseconds since the epoch.
     pub fn as_nanos(self) -> i128 {
         i128::from(self.secs) * 1_000_000_000 + i128::from(self.nanos)

@@ -1,47 +1,69 @@
-//! The time of changes: the server's clock, never going backwards.
+//! The time of changes: the server's, by a clock of this host that nobody can set.
 
-use std::sync::atomic::{AtomicI64, Ordering};
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use hayloft_model::Timestamp;
+use hayloft_model::clock::{DistantClock, GrowingTime};
+use parking_lot::Mutex;
 
-/// Nanoseconds since the epoch by this host's clock.
-pub(crate) fn host_nanos() -> i64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos() as i64)
+/// One clock for all hosts. It follows the server's with every answer to a keep-alive, however this host's own is set.
+#[derive(Debug)]
+pub(crate) struct Clock {
+    begun: Instant,
+    /// A leaf: nothing is taken under it.
+    state: Mutex<(DistantClock, GrowingTime)>,
 }
 
-/// One clock for all hosts: this host's, moved by its distance from the server's.
-#[derive(Debug, Default)]
-pub(crate) struct Clock {
-    offset_nanos: AtomicI64,
-    last_nanos: AtomicI64,
+impl Default for Clock {
+    fn default() -> Clock {
+        let system = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, nanos);
+        let state = Mutex::new((DistantClock::new(0, system), GrowingTime::default()));
+        Clock { begun: Instant::now(), state }
+    }
 }
 
 impl Clock {
-    /// The server's clock said `server_nanos` while this host's went from `sent_nanos` to now.
-    pub(crate) fn set(&self, server_nanos: i64, sent_nanos: i64) {
-        let middle = sent_nanos + (host_nanos() - sent_nanos) / 2;
-        self.offset_nanos.store(server_nanos - middle, Ordering::Relaxed);
+    /// The server's clock said `server_nanos` at some moment between `sent` and now.
+    pub(crate) fn hear(&self, server_nanos: i64, sent: Instant) {
+        let sent = nanos(sent.saturating_duration_since(self.begun));
+        let received = nanos(self.begun.elapsed());
+        self.state.lock().0.hear(server_nanos, sent, received);
     }
 
-    /// The present time; never earlier than what was told before.
+    /// The present time; later than what was told before, unless the server's clock has been set far back.
     pub(crate) fn now(&self) -> Timestamp {
-        let nanos = host_nanos() + self.offset_nanos.load(Ordering::Relaxed);
-        let last = self.last_nanos.fetch_max(nanos, Ordering::Relaxed);
-        Timestamp::from_nanos(i128::from(nanos.max(last)))
+        let (clock, told) = &mut *self.state.lock();
+        let now = clock.now(nanos(self.begun.elapsed()));
+        Timestamp::from_nanos(i128::from(told.next(now)))
     }
+}
+
+fn nanos(duration: Duration) -> i64 {
+    duration.as_nanos() as i64
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    const SECOND: i64 = 1_000_000_000;
+
     #[test]
-    fn time_does_not_go_back_when_the_servers_clock_does() {
+    fn times_grow_and_are_the_servers() {
         let clock = Clock::default();
-        let before = clock.now();
-        let now = host_nanos();
-        clock.set(now - 3_600_000_000_000, now);
-        assert!(clock.now() >= before);
+        let real = clock.now().as_nanos() as i64;
+        let mut last = clock.now();
+        // A little back: it waits, and no time is told twice.
+        clock.hear(real - SECOND, Instant::now());
+        for _ in 0..1000 {
+            let now = clock.now();
+            assert!(now > last, "{now:?} after {last:?}");
+            last = now;
+        }
+        // Far back, as when it was wrong before.
+        clock.hear(real - 3600 * SECOND, Instant::now());
+        assert!(clock.now().as_nanos() < i128::from(real - 3500 * SECOND));
+        clock.hear(real, Instant::now());
+        assert!(clock.now().as_nanos() >= i128::from(real));
     }
 }

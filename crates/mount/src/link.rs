@@ -18,7 +18,6 @@ use hayloft_wire::{
 };
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
-use crate::clock::host_nanos;
 use crate::error::MountError;
 use crate::reader::Reader;
 use crate::stats::Stats;
@@ -613,6 +612,9 @@ impl Link {
             let mut state = self.state.lock();
             // An answer that nobody waits for any more belongs to an interrupted caller.
             let Some(waiting) = state.waiting.get_mut(&message.request) else { continue };
+            if let Answer::Pong(pong) = &body {
+                self.clock.hear(pong.server_time_nanos, waiting.sent);
+            }
             waiting.answers.push(body);
             waiting.done = !more;
             let (done, unattended, sent) = (waiting.done, waiting.unattended, waiting.sent);
@@ -763,7 +765,7 @@ fn greet(mut stream: TcpStream, hello: &Hello, stats: &Stats, clock: &Clock) -> 
     stats.count_request(&ask);
     let mut bytes = Vec::new();
     frame::encode(&ClientMessage { request: u64::MAX, body: Some(ask) }, &mut bytes);
-    let sent_nanos = host_nanos();
+    let sent = Instant::now();
     stream.set_read_timeout(Some(Duration::from_secs(30)))?;
     stream.write_all(&bytes)?;
     let mut reader = Reader::new(stream);
@@ -771,7 +773,7 @@ fn greet(mut stream: TcpStream, hello: &Hello, stats: &Stats, clock: &Clock) -> 
     reader.stream().set_read_timeout(None)?;
     match message.and_then(|message| message.body) {
         Some(Answer::Welcome(welcome)) => {
-            clock.set(welcome.server_time_nanos, sent_nanos);
+            clock.hear(welcome.server_time_nanos, sent);
             Ok(Greeting::Welcome(Box::new(reader), Box::new(welcome)))
         }
         Some(Answer::Failed(failed)) => Ok(Greeting::Refused(failed)),

@@ -53,6 +53,8 @@ pub enum Rule {
     ListStrays,
     /// Rule 7: times come from the host's clock alone.
     OwnClock,
+    /// Rule 7: a change may have the time of the one before it.
+    RepeatTimes,
     /// Rule 3: a client that owns both parents moves a directory by itself.
     MoveByOwners,
     /// Rule 6: an append goes to the end that was known when the call began.
@@ -63,7 +65,7 @@ pub enum Rule {
 
 impl Rule {
     /// All, by name.
-    pub const ALL: [(&'static str, Rule); 21] = [
+    pub const ALL: [(&'static str, Rule); 22] = [
         ("ack-before-apply", Rule::AckBeforeApply),
         ("recall-without-ship", Rule::RecallWithoutShip),
         ("no-claim-grace", Rule::NoClaimGrace),
@@ -82,6 +84,7 @@ impl Rule {
         ("add-ended", Rule::AddEnded),
         ("list-strays", Rule::ListStrays),
         ("own-clock", Rule::OwnClock),
+        ("repeat-times", Rule::RepeatTimes),
         ("move-by-owners", Rule::MoveByOwners),
         ("append-at-known-end", Rule::AppendAtKnownEnd),
         ("new-cookie", Rule::NewCookie),

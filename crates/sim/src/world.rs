@@ -14,6 +14,8 @@ use crate::server::{Fault, Send, Server};
 
 /// How long a session may be silent.
 pub(crate) const LEASE: u64 = 400;
+/// How far off a clock that is wrong is, in ticks: they are nanoseconds.
+const HOUR: i64 = 3_600_000_000_000;
 /// No operation takes longer after the last fault.
 const PATIENCE: u64 = 8_000;
 /// Steps of a world, at most.
@@ -110,6 +112,8 @@ pub(crate) struct World {
     pub(crate) config: Config,
     pub(crate) now: u64,
     pub(crate) rng: Rng,
+    /// When and how clocks are set. Of its own: the rest of a world is as it is without.
+    clocks: Rng,
     queue: BTreeMap<(u64, u64), What>,
     queued: u64,
     pub(crate) connections: BTreeMap<u64, Connection>,
@@ -170,6 +174,7 @@ impl World {
             config,
             now: 1,
             rng,
+            clocks: Rng::new(!config.seed),
             queue: BTreeMap::new(),
             queued: 0,
             connections: BTreeMap::new(),
@@ -429,6 +434,21 @@ impl World {
         }
     }
 
+    /// Some clock is an hour wrong from now on, or right again.
+    fn set_a_clock(&mut self) {
+        let skew = *self.clocks.pick(&[0, 0, HOUR, -HOUR]);
+        match self.clocks.below(2 * self.clients.len() as u64) as usize {
+            at if at < self.clients.len() => {
+                trace!(self, "the clock of c{at} is {skew} off");
+                self.clients[at].skew = skew;
+            }
+            _ => {
+                trace!(self, "the server's clock is {skew} off");
+                self.server.skew = skew;
+            }
+        }
+    }
+
     fn fault(&mut self) {
         if self.draining || self.ops_left == 0 {
             return;
@@ -436,6 +456,7 @@ impl World {
         self.last_fault = self.now;
         let next = 1 + self.rng.below(2 * self.faults);
         self.after(next, What::Fault);
+        self.set_a_clock();
         let client = self.rng.below(self.clients.len() as u64) as usize;
         match self.rng.below(10) {
             0 | 1 => {

@@ -9,7 +9,9 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use hayloft_model::Timestamp;
+use hayloft_model::clock::{GrowingTime, SteadyClock};
 use hayloft_store::Store;
+use parking_lot::Mutex;
 use slatedb::db_cache::DbCache;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Notify, watch};
@@ -43,6 +45,8 @@ pub(crate) struct Shared {
     /// Told when a batch was refused because the store is full.
     pub(crate) room_wanted: Notify,
     started: Instant,
+    /// A leaf: nothing is taken under it.
+    clock: Mutex<(SteadyClock, GrowingTime)>,
     /// Open volumes by name. The outer lock is only held to find a place.
     volumes: tokio::sync::Mutex<HashMap<String, Place>>,
     stopping: watch::Sender<bool>,
@@ -54,10 +58,11 @@ impl Shared {
         self.started.elapsed().as_millis() as u64
     }
 
-    /// The server's clock.
+    /// The server's clock: no time is told twice.
     pub(crate) fn now(&self) -> Timestamp {
-        let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        Timestamp::from_nanos(since.as_nanos() as i128)
+        let (clock, told) = &mut *self.clock.lock();
+        let now = clock.now(self.started.elapsed().as_nanos() as i64, system_nanos());
+        Timestamp::from_nanos(i128::from(told.next(now)))
     }
 
     async fn place(&self, name: &str) -> Place {
@@ -174,6 +179,11 @@ impl Server {
     }
 }
 
+/// What the system's clock says.
+fn system_nanos() -> i64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos() as i64)
+}
+
 /// Binds the address and begins to serve on it.
 async fn listen(store: Store, config: Config) -> Result<Server, ServerError> {
     let failed = |source| ServerError::Listen { address: config.listen, source };
@@ -185,6 +195,7 @@ async fn listen(store: Store, config: Config) -> Result<Server, ServerError> {
         stats: ServerStats::default(),
         room_wanted: Notify::new(),
         started: Instant::now(),
+        clock: Mutex::new((SteadyClock::new(0, system_nanos()), GrowingTime::default())),
         volumes: tokio::sync::Mutex::default(),
         stopping: watch::Sender::new(false),
         store,
@@ -201,6 +212,8 @@ async fn listen(store: Store, config: Config) -> Result<Server, ServerError> {
 async fn watch_leases(shared: Arc<Shared>) {
     loop {
         tokio::time::sleep(LEASE_CHECK).await;
+        // The clock has to see when the system's is set.
+        shared.now();
         let places: Vec<Place> = shared.volumes.lock().await.values().cloned().collect();
         for place in places {
             // One that is being opened or deleted has its turn later.

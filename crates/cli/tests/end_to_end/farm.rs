@@ -106,6 +106,8 @@ pub(crate) struct Farm {
     server: Option<Child>,
     /// The network that it is on, when it is not the machine's.
     host: Option<String>,
+    /// The file that says how far the server's clock is off.
+    clock: Option<PathBuf>,
     /// Where it listens; stays the same over restarts.
     pub address: String,
 }
@@ -121,14 +123,29 @@ impl Farm {
         Farm::at(None, "127.0.0.1:0", store, server_args)
     }
 
+    /// Starts a server whose clock is off by what this file says, as in `+3600`, at any moment.
+    pub(crate) fn with_clock(file: &Path) -> Farm {
+        Farm::started(None, "127.0.0.1:0", None, &[], Some(file.to_owned()))
+    }
+
     /// Starts a server on a host of a network.
     pub(crate) fn at(host: Option<&str>, address: &str, store: Option<&Path>, server_args: &[&str]) -> Farm {
+        Farm::started(host, address, store, server_args, None)
+    }
+
+    fn started(
+        host: Option<&str>,
+        address: &str,
+        store: Option<&Path>,
+        server_args: &[&str],
+        clock: Option<PathBuf>,
+    ) -> Farm {
         assert!(is_root(), "end-to-end tests mount file systems: run them as root");
         let dir = tempfile::Builder::new().prefix("hayloft-e2e-").tempdir_in("/var/tmp").unwrap();
         let store = store.map_or_else(|| dir.path().join("store"), Path::to_owned);
         let server_args = server_args.iter().map(ToString::to_string).collect();
         let (host, address) = (host.map(str::to_owned), address.to_owned());
-        let mut farm = Farm { dir, store, server_args, server: None, host, address };
+        let mut farm = Farm { dir, store, server_args, server: None, host, clock, address };
         farm.start_server();
         farm
     }
@@ -144,6 +161,12 @@ impl Farm {
         let log = File::options().create(true).append(true).open(self.dir().join("server.log")).unwrap();
         let mut command = self.hayloft(["serve", "--listen", &self.address, "--store"]);
         command.arg(format!("file://{}", self.store.display())).args(&self.server_args);
+        if let Some(file) = &self.clock {
+            // libfaketime, for the system's clock only: the program measures how long things take.
+            command.env("LD_PRELOAD", faketime()).env("FAKETIME_TIMESTAMP_FILE", file);
+            command.env("FAKETIME_NO_CACHE", "1").env("NO_FAKE_STAT", "1");
+            command.env("DONT_FAKE_MONOTONIC", "1").env("FAKETIME_DONT_FAKE_MONOTONIC", "1");
+        }
         let mut server = start(command.stdout(Stdio::piped()).stderr(log));
         let mut line = String::new();
         BufReader::new(server.stdout.take().unwrap()).read_line(&mut line).unwrap();
@@ -265,6 +288,13 @@ impl Drop for Farm {
             eprintln!("the server's log:\n{}", tail(&self.server_log()));
         }
     }
+}
+
+/// Where the library of faketime(1) is.
+fn faketime() -> PathBuf {
+    let folders = std::fs::read_dir("/usr/lib").unwrap().map(|entry| entry.unwrap().path());
+    let mut found = folders.map(|folder| folder.join("faketime/libfaketimeMT.so.1"));
+    found.find(|library| library.is_file()).expect("the package faketime is installed")
 }
 
 /// A mount in the foreground, served by a child process.

@@ -7,6 +7,7 @@
 mod caching;
 mod calls;
 mod clients;
+mod clocks;
 mod coherence;
 mod contention;
 mod costs;

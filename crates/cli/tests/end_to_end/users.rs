@@ -22,45 +22,20 @@ impl User {
     fn new(tag: &str, with_range: bool) -> User {
         let home = tempfile::Builder::new().prefix("hayloft-user-").tempdir_in("/var/tmp").unwrap();
         let name = format!("hayloft-{tag}-{}", std::process::id());
-        // Others may be adding users in this moment.
+        let count = if with_range { 65_536 } else { 0 };
+        let ranges = ["SUB_UID_COUNT", "SUB_GID_COUNT"].map(|key| format!("{key}={count}"));
         let mut add = Command::new("useradd");
-        add.args(["--no-create-home", "--home-dir"]).arg(home.path()).arg(&name);
-        wait_until("a user is added", Duration::from_secs(30), || add.output().unwrap().status.success());
-        let user =
-            User { uid: run(Command::new("id").args(["-u", &name])).trim().parse().unwrap(), name, home };
-        user.set_range(with_range);
+        add.args(["--key", &ranges[0], "--key", &ranges[1], "--no-create-home", "--home-dir"]);
+        add.arg(home.path()).arg(&name);
+        // Others may be adding users in this moment.
+        wait_until("a user is added", Duration::from_secs(60), || add.output().unwrap().status.success());
+        let uid = run(Command::new("id").args(["-u", &name])).trim().parse().unwrap();
+        let user = User { name, uid, home };
         fs::copy(HAYLOFT, user.program()).unwrap();
         // As a login has it: nobody else gets in.
         fs::set_permissions(user.home.path(), fs::Permissions::from_mode(0o700)).unwrap();
         chown(user.home.path(), Some(user.uid), Some(user.uid)).unwrap();
         user
-    }
-
-    /// useradd(8) gives a range where login.defs(5) says so.
-    fn set_range(&self, wanted: bool) {
-        let text = fs::read_to_string("/etc/subuid").unwrap_or_default();
-        let given =
-            text.lines().find_map(|line| line.strip_prefix(&format!("{}:", self.name))).map(|range| {
-                let (first, count) = range.split_once(':').unwrap();
-                let (first, count): (u32, u32) = (first.parse().unwrap(), count.parse().unwrap());
-                format!("{first}-{}", first + count - 1)
-            });
-        let first = 1_000_000_000 + self.uid * 65_536;
-        let flags = match (wanted, given) {
-            (true, None) => {
-                ["--add-subuids", "--add-subgids"].map(|flag| (flag, format!("{first}-{}", first + 65_535)))
-            }
-            (false, Some(range)) => ["--del-subuids", "--del-subgids"].map(|flag| (flag, range.clone())),
-            _ => return,
-        };
-        let mut change = Command::new("usermod");
-        for (flag, range) in &flags {
-            change.args([*flag, range]);
-        }
-        change.arg(&self.name);
-        wait_until("a user is changed", Duration::from_secs(30), || {
-            change.output().unwrap().status.success()
-        });
     }
 
     fn program(&self) -> PathBuf {

@@ -28,9 +28,9 @@ pub struct AttributeChange {
     pub gid: Option<u32>,
     /// Size, and how many bytes take room afterwards.
     pub size: Option<(u64, u64)>,
-    /// Last access.
+    /// Last access; the time of the change itself if it is the one that [`Tree::set_attributes`] is called with.
     pub atime: Option<Timestamp>,
-    /// Last change of the content.
+    /// Last change of the content; as `atime`.
     pub mtime: Option<Timestamp>,
     /// The caller has no right to keep setuid and setgid bits on a truncation.
     pub kill_privileges: bool,
@@ -48,7 +48,7 @@ impl Tree {
         now: Timestamp,
     ) -> Result<(), TreeError> {
         let row = self.inode(ino)?;
-        if let Some((size, allocated)) = change.size {
+        if let Some((size, _)) = change.size {
             if row.kind() != FileKind::Regular {
                 return Err(if row.kind() == FileKind::Directory {
                     TreeError::IsDirectory
@@ -59,12 +59,15 @@ impl Tree {
             if size > SIZE_MAX {
                 return Err(TreeError::TooLarge);
             }
-            self.need_row(ino)?;
-            let now = self.stamp(now);
-            self.set_size(ino, size, allocated, now)?;
         }
         self.need_row(ino)?;
-        let now = self.stamp(now);
+        let given = now;
+        let now = self.stamp(now, &[ino]);
+        if let Some((size, allocated)) = change.size {
+            self.set_size(ino, size, allocated, now)?;
+        }
+        // "The present time", as utimensat(2) has it, is that of the change.
+        let time = |time: Timestamp| if time == given { now } else { time };
         let row = self.change(ino)?;
         row.ctime = now;
         if let Some(mode) = change.mode {
@@ -73,8 +76,8 @@ impl Tree {
         let chowned = change.uid.is_some() || change.gid.is_some();
         row.uid = change.uid.unwrap_or(row.uid);
         row.gid = change.gid.unwrap_or(row.gid);
-        row.atime = change.atime.unwrap_or(row.atime);
-        row.mtime = change.mtime.unwrap_or(row.mtime);
+        row.atime = change.atime.map_or(row.atime, time);
+        row.mtime = change.mtime.map_or(row.mtime, time);
         if (chowned && change.mode.is_none()) || change.kill_privileges {
             drop_privileges(row);
         }
@@ -95,7 +98,7 @@ impl Tree {
         now: Timestamp,
     ) -> Result<(), TreeError> {
         let size = self.inode(ino)?.size.max(end);
-        let now = self.stamp(now);
+        let now = self.stamp(now, &[ino]);
         self.set_size(ino, size, allocated, now)?;
         if kill_privileges {
             drop_privileges(self.change(ino)?);
@@ -161,7 +164,7 @@ impl Tree {
             return Err(TreeError::NoSpace);
         }
         self.need_row(ino)?;
-        let now = self.stamp(now);
+        let now = self.stamp(now, &[ino]);
         let row = self.change(ino)?;
         row.xattrs.insert(Bytes::copy_from_slice(name), Bytes::copy_from_slice(value));
         row.ctime = now;
@@ -175,7 +178,7 @@ impl Tree {
     pub fn remove_xattr(&mut self, ino: Ino, name: &[u8], now: Timestamp) -> Result<(), TreeError> {
         self.xattr(ino, name)?;
         self.need_row(ino)?;
-        let now = self.stamp(now);
+        let now = self.stamp(now, &[ino]);
         let row = self.change(ino)?;
         row.xattrs.remove(name);
         row.ctime = now;

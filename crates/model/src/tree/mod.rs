@@ -10,6 +10,7 @@ mod evict;
 mod log;
 mod names;
 mod share;
+mod times;
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
@@ -53,6 +54,8 @@ struct Directory {
     dirty_names: usize,
     /// When it was last used, in operations.
     used: u64,
+    /// The latest change that is known of a file that is at home in it.
+    latest: Timestamp,
 }
 
 impl Directory {
@@ -94,9 +97,10 @@ pub struct Tree {
     released: Vec<Ino>,
     /// Inodes without name and use that were given back, until their last change is shipped.
     lingering: Vec<Ino>,
-    /// The latest change that is known of: no later one gets an earlier time.
+    /// The latest change that is known of, see [`Tree::stamp`].
     newest: Timestamp,
     times_go_back: bool,
+    times_repeat: bool,
     owners_move_directories: bool,
     replaced_names_move: bool,
 }
@@ -110,6 +114,11 @@ impl Tree {
     /// From now on a change may be earlier than one that is known: only for the simulator, which shows that it notices.
     pub fn let_times_go_back(&mut self) {
         self.times_go_back = true;
+    }
+
+    /// From now on a change may have the time of the one before: only for the simulator, which shows that it notices.
+    pub fn let_times_repeat(&mut self) {
+        self.times_repeat = true;
     }
 
     /// From now on directories that are owned get another parent here: only for the simulator, which shows that it notices.
@@ -144,7 +153,7 @@ impl Tree {
 
     /// Adds an inode's row as fetched from the server; a row that is here already stays, since it is newer.
     pub fn add_inode(&mut self, ino: Ino, row: InodeRow) {
-        self.newest = self.newest.max(row.ctime);
+        self.saw(&row);
         self.nodes.entry(ino).or_insert(Node { row, stored: true, dirty: false, cut: Sequence(0) });
     }
 
@@ -172,6 +181,11 @@ impl Tree {
             }
             if let Some(row) = row.filter(|_| leads_there) {
                 self.add_inode(dentry.ino, row);
+            }
+            if dentry.kind != FileKind::Directory
+                && let Some(node) = self.nodes.get(&dentry.ino)
+            {
+                directory.latest = directory.latest.max(node.row.ctime);
             }
         }
         self.dirs.insert(dir, directory);

@@ -60,7 +60,7 @@ impl Tree {
         }
         self.need_names(dir)?;
         self.check_inode_room()?;
-        let now = self.stamp(now);
+        let now = self.stamp(now, &[dir]);
         let ino = self.add_new(dir, new, 1, now)?;
         self.add_name(dir, name, ino, place, now)?;
         self.count(0, 1);
@@ -74,7 +74,7 @@ impl Tree {
     /// As [`Tree::create`].
     pub fn create_unnamed(&mut self, dir: Ino, new: NewNode, now: Timestamp) -> Result<Ino, TreeError> {
         self.directory(dir)?;
-        let now = self.stamp(now);
+        let now = self.stamp(now, &[]);
         self.add_new(dir, new, 0, now)
     }
 
@@ -191,7 +191,7 @@ impl Tree {
         }
         self.need_names(dir)?;
         self.need_row(ino)?;
-        let now = self.stamp(now);
+        let now = self.stamp(now, &[ino, dir]);
         if revived {
             self.check_inode_room()?;
             self.check_room(allocated)?;
@@ -222,7 +222,7 @@ impl Tree {
         }
         self.need_names(dir)?;
         self.need_row(dentry.ino)?;
-        let now = self.stamp(now);
+        let now = self.stamp(now, &[dir, dentry.ino]);
         self.take_name(dir, name, now)?;
         self.drop_link(dentry.ino, now)?;
         Ok(dentry.ino)
@@ -237,7 +237,7 @@ impl Tree {
         self.check_empty(dentry)?;
         self.need_names(dir)?;
         self.need_names(dentry.ino)?;
-        let now = self.stamp(now);
+        let now = self.stamp(now, &[dir, dentry.ino]);
         self.take_name(dir, name, now)?;
         self.drop_link(dentry.ino, now)?;
         Ok(dentry.ino)
@@ -278,7 +278,8 @@ impl Tree {
             // Owners who each know of their own move only could build a cycle.
             return Err(TreeError::Missing(Missing::Executor));
         }
-        let now = self.stamp(now);
+        let changed = [from.0, to.0, source.ino, target.map_or(source.ino, |target| target.ino)];
+        let now = self.stamp(now, &changed);
         self.check_no_cycle(source, from.0, to.0)?;
         match target {
             Some(_) if flags.no_replace => return Err(TreeError::Exists),

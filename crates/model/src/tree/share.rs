@@ -2,7 +2,7 @@
 
 use super::{Directory, Node, Tree};
 use crate::grants::{Object, STRAY};
-use crate::{Dentry, FileKind, Ino, InodeRow, Missing, Name, Record, Sequence, Timestamp, TreeError};
+use crate::{Dentry, FileKind, Ino, InodeRow, Missing, Name, Record, Sequence, TreeError};
 
 /// What the kernel may hold that is no longer so.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -148,15 +148,6 @@ impl Tree {
         if self.owns(ino) { Ok(()) } else { Err(TreeError::Missing(Missing::Own(object))) }
     }
 
-    /// The time of a change: never before that of a change which is known here.
-    pub(super) fn stamp(&mut self, now: Timestamp) -> Timestamp {
-        if self.times_go_back {
-            return now;
-        }
-        self.newest = self.newest.max(now);
-        self.newest
-    }
-
     /// How many references the kernel has to an inode.
     pub fn lookups(&self, ino: Ino) -> u64 {
         self.lookups.get(&ino).copied().unwrap_or(0)
@@ -225,7 +216,7 @@ impl Tree {
     }
 
     fn replace(&mut self, ino: Ino, row: &InodeRow, stale: &mut Stale) {
-        self.newest = self.newest.max(row.ctime);
+        self.saw(row);
         let owned = self.owned.is_some() && self.owns(ino);
         match self.nodes.get_mut(&ino) {
             // Only the owner changes a row: what is here, or on its way from here, is newer.

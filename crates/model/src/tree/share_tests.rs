@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::tree::{AttributeChange, FIRST_COOKIE, NewNode};
-use crate::{InoRange, Rows, Usage};
+use crate::{InoRange, Rows, Timestamp, Usage};
 
 const DIR: Ino = Ino(20);
 const FILE: Ino = Ino(21);
@@ -369,4 +369,96 @@ fn owners_do_not_move_directories_themselves_since_two_would_build_a_cycle() {
     }
     reached.sort_unstable();
     assert_eq!(reached, [Ino::ROOT, a, b], "each of the others is below the other");
+}
+
+/// A shared tree that owns the root and the directory.
+fn owned_tree() -> Tree {
+    let mut tree = tree();
+    tree.apply(&[], &[Object::Directory(Ino::ROOT), Object::Directory(DIR)], &[]);
+    tree
+}
+
+const HOUR: i64 = 3600;
+
+#[test]
+fn a_time_that_is_far_ahead_stays_where_it_is() {
+    let mut tree = owned_tree();
+    let mut ahead = file(1, DIR);
+    ahead.ctime = time(100 + HOUR);
+    tree.apply(&[put(FILE, ahead)], &[], &[]);
+    tree.add_inode(Ino(50), InodeRow { ctime: time(100 + HOUR), ..file(1, DIR) });
+    tree.create(Ino::ROOT, b"elsewhere", NewNode { mode: 0o100644, ..NewNode::default() }, time(100))
+        .unwrap();
+    assert_eq!(tree.inode(Ino::ROOT).unwrap().mtime, time(100));
+    let made =
+        tree.create(DIR, b"here", NewNode { mode: 0o100644, ..NewNode::default() }, time(100)).unwrap();
+    assert!(tree.inode(made).unwrap().mtime > time(100 + HOUR));
+    // What is at home here is written later than it, and has a later time; elsewhere it is the clock's still.
+    tree.wrote(FILE, 1, 1, false, time(101)).unwrap();
+    assert!(tree.inode(FILE).unwrap().mtime > tree.inode(made).unwrap().mtime);
+    tree.create(Ino::ROOT, b"later", NewNode { mode: 0o100644, ..NewNode::default() }, time(101)).unwrap();
+    assert_eq!(tree.inode(Ino::ROOT).unwrap().mtime, time(101));
+}
+
+#[test]
+fn a_time_that_is_a_little_ahead_is_waited_for_everywhere() {
+    let mut tree = owned_tree();
+    tree.add_inode(Ino(50), InodeRow { ctime: time(104), ..file(1, Ino(60)) });
+    tree.create(Ino::ROOT, b"elsewhere", NewNode { mode: 0o100644, ..NewNode::default() }, time(100))
+        .unwrap();
+    assert_eq!(tree.inode(Ino::ROOT).unwrap().mtime, time(104));
+}
+
+#[test]
+fn the_present_time_is_that_of_the_change() {
+    let mut tree = owned_tree();
+    tree.add_inode(Ino(50), InodeRow { ctime: time(100 + HOUR), ..file(1, DIR) });
+    tree.apply(&[put(FILE, file(1, DIR))], &[Object::File { ino: FILE, home: DIR }], &[]);
+    let now = AttributeChange { mtime: Some(time(100)), atime: Some(time(7)), ..AttributeChange::default() };
+    tree.set_attributes(FILE, now, time(100)).unwrap();
+    let row = tree.inode(FILE).unwrap();
+    assert!(row.mtime > time(100 + HOUR) && row.mtime == row.ctime && row.atime == time(7), "{row:?}");
+}
+
+proptest::proptest! {
+    #[test]
+    fn times_grow_with_every_change_of_a_directory(
+        steps in proptest::collection::vec((0..4u8, 0..2usize, -2 * HOUR..2 * HOUR), 1..60),
+    ) {
+        let mut tree = owned_tree();
+        tree.add_numbers(InoRange { next: 1000, end: 2000 });
+        let (dirs, mut last, mut made) = ([Ino::ROOT, DIR], [time(1); 2], [Vec::new(), Vec::new()]);
+        let mut clock = 10 * HOUR;
+        for (at, (what, which, step)) in steps.into_iter().enumerate() {
+            // Now and then the clock is set.
+            clock += if at % 5 == 0 { step } else { 0 };
+            let (dir, now) = (dirs[which], time(clock));
+            let file: Option<Ino> = made[which].last().map(|(_, ino)| *ino);
+            let changed = match (what, file) {
+                (1, Some(ino)) => {
+                    tree.wrote(ino, 1, 1, false, now).unwrap();
+                    ino
+                }
+                (2, Some(ino)) => {
+                    let change = AttributeChange { mtime: Some(now), ..AttributeChange::default() };
+                    tree.set_attributes(ino, change, now).unwrap();
+                    ino
+                }
+                (3, Some(_)) => {
+                    let (name, _): (Vec<u8>, Ino) = made[which].pop().unwrap();
+                    tree.unlink(dir, &name, now).unwrap();
+                    dir
+                }
+                _ => {
+                    let name = format!("file-{at}").into_bytes();
+                    let new = NewNode { mode: 0o100644, ..NewNode::default() };
+                    made[which].push((name.clone(), tree.create(dir, &name, new, now).unwrap()));
+                    dir
+                }
+            };
+            let mtime = tree.inode(changed).unwrap().mtime;
+            proptest::prop_assert!(mtime > last[which], "{mtime:?} after {:?}", last[which]);
+            last[which] = mtime;
+        }
+    }
 }

@@ -93,7 +93,7 @@ pub(crate) struct Client {
     /// Names that the kernel was given without a limit.
     pub(crate) unlimited: BTreeSet<(Ino, u8)>,
     /// How far its clock is off.
-    skew: i64,
+    pub(crate) skew: i64,
     /// It begins nothing more, and says goodbye when everything is shipped.
     pub(crate) leaving: bool,
     pub(crate) processes: Vec<Process>,
@@ -145,6 +145,9 @@ impl World {
         tree.share();
         if self.is_broken(Rule::OwnClock) {
             tree.let_times_go_back();
+        }
+        if self.is_broken(Rule::RepeatTimes) {
+            tree.let_times_repeat();
         }
         if self.is_broken(Rule::MoveByOwners) {
             tree.let_owners_move_directories();

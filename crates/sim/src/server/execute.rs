@@ -5,7 +5,7 @@ use super::*;
 impl World {
     pub(super) fn run_change(&mut self, change: &Change) -> Result<Executed, TreeError> {
         let mut execution = Execution::new(change.clone(), self.server.stored.usage, Usage::default());
-        let now = Timestamp::from_nanos(i128::from(self.now));
+        let now = Timestamp::from_nanos(i128::from(self.now as i64 + self.server.skew));
         let server = &mut self.server;
         loop {
             match execution.run(now) {

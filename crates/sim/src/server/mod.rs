@@ -76,6 +76,8 @@ pub(crate) enum Send {
 
 pub(crate) struct Server {
     pub(crate) up: bool,
+    /// How far its clock is off.
+    pub(crate) skew: i64,
     pub(crate) life: u64,
     pub(crate) stored: Stored,
     pub(crate) grants: Grants,
@@ -112,6 +114,7 @@ impl Server {
         stored.rows.inodes.insert(Ino::ROOT, root);
         Server {
             up: true,
+            skew: 0,
             life: 1,
             stored,
             grants: Grants::default(),
