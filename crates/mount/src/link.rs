@@ -1,7 +1,7 @@
 //! The session stream: one connection to the server, kept up. Requests survive a broken connection: they
 //! are sent again on the next one, and their callers just wait.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::io::{self, Write};
 use std::net::{Shutdown, TcpStream, ToSocketAddrs};
 use std::os::fd::AsRawFd;
@@ -95,7 +95,17 @@ struct Waiting {
     /// Nobody waits for the answer.
     unattended: bool,
     sent: Instant,
+    /// When something of a batch was sent last before it.
+    work: Option<Instant>,
     mark: u64,
+}
+
+/// An event that the server is not known to have the acknowledgement of.
+struct Owed {
+    /// What was known of the lease when it came: it was sent later than that.
+    since: Option<Instant>,
+    /// When it was acknowledged.
+    acknowledged: Option<Instant>,
 }
 
 #[derive(Default)]
@@ -110,6 +120,26 @@ struct State {
     changes: BTreeSet<u64>,
     /// When the last message was sent that has been answered: the server has heard of the client since.
     heard: Option<Instant>,
+    owed: BTreeMap<u64, Owed>,
+    /// When something of a batch was sent last, and the same of what has certainly arrived.
+    work: Option<Instant>,
+    arrived: Option<Instant>,
+}
+
+impl State {
+    /// From when on the lease runs. The server does not let it run from later on for who is heard but does not
+    /// acknowledge, unless something of a batch arrives.
+    fn lease_from(&self) -> Option<Instant> {
+        let owed = self.owed.values().next().map(|owed| owed.since.max(self.arrived));
+        owed.map_or(self.heard, |owed| owed.min(self.heard))
+    }
+
+    /// There is an answer to a message.
+    fn answered(&mut self, sent: Instant, work: Option<Instant>) {
+        self.heard = self.heard.max(Some(sent));
+        self.arrived = self.arrived.max(work);
+        self.owed.retain(|_, owed| owed.acknowledged.is_none_or(|at| at > sent));
+    }
 }
 
 /// The client's end of a session.
@@ -224,6 +254,7 @@ impl Link {
             repeat: false,
             unattended: true,
             sent: Instant::now(),
+            work: state.work,
             mark: 0,
         };
         state.waiting.insert(request, waiting);
@@ -261,9 +292,11 @@ impl Link {
                 if state.ended.is_some() {
                     return;
                 }
-                (state.connected.then_some(state.connection), state.heard.unwrap_or(begun).elapsed())
+                let silence = state.lease_from().unwrap_or(begun).elapsed();
+                let is_gone = state.heard.unwrap_or(begun).elapsed() > self.lease * 2;
+                ((state.connected && is_gone).then_some(state.connection), silence)
             };
-            if let Some(connection) = connection.filter(|_| silence > self.lease * 2) {
+            if let Some(connection) = connection {
                 self.abandon(connection);
             }
             // Some way before the server may give what is held to others.
@@ -376,6 +409,7 @@ impl Link {
                 repeat: only_on.is_none(),
                 unattended: false,
                 sent: Instant::now(),
+                work: state.work,
                 mark,
             };
             state.waiting.insert(request, waiting);
@@ -477,8 +511,20 @@ impl Link {
             return Err(self.ended().map_or(CallError::Broken, CallError::Ended));
         }
         self.stats.count_request(&body);
+        let is_work = matches!(body, Ask::Content(_) | Ask::Records(_) | Ask::BeginBatch(_));
+        let acknowledged = if let Ask::Ack(ack) = &body { Some(ack.event) } else { None };
+        let begun = Instant::now();
         self.write(&ClientMessage { request: 0, body: Some(body) }, Some(connection))
-            .map_err(|_| CallError::Broken)
+            .map_err(|_| CallError::Broken)?;
+        if is_work || acknowledged.is_some() {
+            // Only now: an answer to what is said from here on proves that it has arrived.
+            let mut state = self.state.lock();
+            state.work = if is_work { Some(begun) } else { state.work };
+            if let Some(owed) = acknowledged.and_then(|event| state.owed.get_mut(&event)) {
+                owed.acknowledged = Some(Instant::now());
+            }
+        }
+        Ok(())
     }
 
     /// Which connection is up; waits for one.
@@ -603,7 +649,14 @@ impl Link {
                 body @ (Answer::Event(_) | Answer::Listings(_) | Answer::Inode(_)) => {
                     // What it carries is applied here, in the order of the stream, whoever asked for it.
                     let request = message.request;
-                    let mark = self.state.lock().waiting.get(&request).map_or(0, |of| of.mark);
+                    let mark = {
+                        let mut state = self.state.lock();
+                        if let Answer::Event(event) = &body {
+                            let owed = Owed { since: state.heard, acknowledged: None };
+                            state.owed.insert(event.number, owed);
+                        }
+                        state.waiting.get(&request).map_or(0, |of| of.mark)
+                    };
                     receiver.receive(Arrival { connection, request, mark }, body);
                     Answer::Done(hayloft_wire::Done {})
                 }
@@ -617,15 +670,14 @@ impl Link {
             }
             waiting.answers.push(body);
             waiting.done = !more;
-            let (done, unattended, sent) = (waiting.done, waiting.unattended, waiting.sent);
+            let (done, unattended) = (waiting.done, waiting.unattended);
+            let (sent, work) = (waiting.sent, waiting.work);
             if done {
                 if unattended {
                     state.waiting.remove(&message.request);
                 }
-                if state.heard.is_none_or(|heard| heard < sent) {
-                    state.heard = Some(sent);
-                    self.relive(&mut state);
-                }
+                state.answered(sent, work);
+                self.relive(&mut state);
                 self.changed.notify_all();
             }
         }
@@ -633,7 +685,7 @@ impl Link {
 
     /// There has been word from the server: when it is not too old, the lease runs.
     fn relive(&self, state: &mut State) {
-        if state.heard.is_some_and(|heard| heard.elapsed() < self.lease / 2) {
+        if state.lease_from().is_some_and(|from| from.elapsed() < self.lease / 2) {
             let (lapsed, live) = (Condition::Lapsed as u8, Condition::Live as u8);
             let _ = self.condition.compare_exchange(lapsed, live, Ordering::AcqRel, Ordering::Acquire);
         }
@@ -691,6 +743,9 @@ impl Link {
             let mut state = self.state.lock();
             state.connection = next;
             state.connected = true;
+            // What was not acknowledged on the last connection counts as acknowledged.
+            state.owed.clear();
+            (state.work, state.arrived) = (None, None);
             state.last_sequence = welcome.last_sequence;
             for waiting in state.waiting.values_mut().filter(|waiting| !waiting.done && waiting.repeat) {
                 waiting.answers.clear();

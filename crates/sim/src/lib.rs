@@ -61,11 +61,15 @@ pub enum Rule {
     AppendAtKnownEnd,
     /// A name that is replaced gets another place in listings.
     NewCookie,
+    /// Rule 8: who is heard is waited for, although it does not acknowledge.
+    NeverOverdue,
+    /// Rule 8: a client relies on keep-alives, whatever it has not acknowledged.
+    RelyOnPings,
 }
 
 impl Rule {
     /// All, by name.
-    pub const ALL: [(&'static str, Rule); 22] = [
+    pub const ALL: [(&'static str, Rule); 24] = [
         ("ack-before-apply", Rule::AckBeforeApply),
         ("recall-without-ship", Rule::RecallWithoutShip),
         ("no-claim-grace", Rule::NoClaimGrace),
@@ -88,5 +92,7 @@ impl Rule {
         ("move-by-owners", Rule::MoveByOwners),
         ("append-at-known-end", Rule::AppendAtKnownEnd),
         ("new-cookie", Rule::NewCookie),
+        ("never-overdue", Rule::NeverOverdue),
+        ("rely-on-pings", Rule::RelyOnPings),
     ];
 }

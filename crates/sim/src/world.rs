@@ -18,6 +18,10 @@ pub(crate) const LEASE: u64 = 400;
 const HOUR: i64 = 3_600_000_000_000;
 /// No operation takes longer after the last fault.
 const PATIENCE: u64 = 8_000;
+/// How long a stuck client is looked at before it is given up: longer than anybody waits for it.
+const STUCK_FOR: u64 = PATIENCE + 4 * LEASE;
+/// Where the choice of stuck clients begins.
+const STICKY: u64 = 0x0057_0c4b;
 /// Steps of a world, at most.
 const STEPS_MAX: u64 = 4_000_000;
 
@@ -83,6 +87,8 @@ pub(crate) enum What {
     Late(usize, u64, Late),
     /// The kernel forgets, rows are evicted.
     Upkeep(usize, u64),
+    /// A client gets stuck, in its first life; then its user gives it up.
+    Stick(usize),
     Fault,
 }
 
@@ -201,6 +207,12 @@ impl World {
             world.start_client(at, start);
         }
         world.after(20, What::ServerCheck);
+        // From another source: the other worlds stay as they are.
+        let mut other = Rng::new(config.seed ^ STICKY);
+        if other.permille(60) {
+            let (at, when) = (other.below(clients) as usize, other.between(100, 4 * LEASE));
+            world.after(when, What::Stick(at));
+        }
         if world.faults > 0 {
             let first = world.rng.below(2 * world.faults);
             world.after(first, What::Fault);
@@ -340,6 +352,7 @@ impl World {
                     self.upkeep(client);
                 }
             }
+            What::Stick(client) => self.stick(client),
             What::Fault => self.fault(),
         }
     }
@@ -489,11 +502,26 @@ impl World {
         }
     }
 
+    fn stick(&mut self, at: usize) {
+        if self.clients[at].life > 1 || self.draining {
+            return;
+        }
+        self.last_fault = self.now;
+        if std::mem::replace(&mut self.clients[at].stuck, true) {
+            trace!(self, "the stuck c{at} is given up");
+            self.restart_client(at);
+        } else {
+            trace!(self, "c{at} is stuck");
+            self.after(STUCK_FOR, What::Stick(at));
+        }
+    }
+
     fn check_patience(&mut self) {
         let (now, last_fault) = (self.now, self.last_fault);
-        let late = self.clients.iter().enumerate().find_map(|(at, client)| {
-            client.oldest_call().filter(|call| now - (*call).max(last_fault) > PATIENCE).map(|_| at)
-        });
+        let late =
+            self.clients.iter().enumerate().filter(|(_, client)| !client.stuck).find_map(|(at, client)| {
+                client.oldest_call().filter(|call| now - (*call).max(last_fault) > PATIENCE).map(|_| at)
+            });
         if let Some(at) = late {
             let about = self.clients[at].waits_for();
             self.fail(format!("c{at} waits for ever: {about}; grants: {:#?}", self.server.grants));

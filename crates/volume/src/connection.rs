@@ -270,14 +270,14 @@ impl Connection {
     async fn hello(&mut self, request: u64, hello: &Hello) -> Result<(), ()> {
         let begun = async {
             let volume = self.shared.volume(&hello.volume).await?;
-            let (welcome, heard) = volume
+            let (welcome, heard, worked) = volume
                 .hello(hello, self.number, &self.hang_up)
                 .await
                 .inspect_err(|error| volume.note(error))?;
-            Ok((volume, welcome, heard))
+            Ok((volume, welcome, heard, worked))
         };
         match begun.await {
-            Ok((volume, welcome, heard)) => {
+            Ok((volume, welcome, heard, worked)) => {
                 let session = SessionId(hello.session);
                 let (ordered, queue) = mpsc::channel(ORDERED_QUEUE);
                 let intake = Intake {
@@ -286,6 +286,7 @@ impl Connection {
                     connection: self.number,
                     replies: self.replies.clone(),
                     hang_up: Arc::clone(&self.hang_up),
+                    worked,
                 };
                 let intake = tokio::spawn(intake.run(queue));
                 self.mounted = Some(Mounted { volume, session, claimed: false, heard, ordered, intake });

@@ -1,6 +1,7 @@
 //! What has to be handled in its order: content, records, commits, and acknowledgements that follow them.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Instant;
 
 use hayloft_model::SessionId;
@@ -21,13 +22,30 @@ pub(crate) struct Intake {
     pub(crate) connection: u64,
     pub(crate) replies: Replies,
     pub(crate) hang_up: Arc<Notify>,
+    /// See [`crate::session::Session::worked`].
+    pub(crate) worked: Arc<AtomicU64>,
+}
+
+/// While something is worked on, it is not its session that others wait for.
+struct Work<'a>(&'a Intake);
+
+impl Drop for Work<'_> {
+    fn drop(&mut self) {
+        self.0.worked.store(self.0.volume.shared.uptime_ms(), Relaxed);
+    }
 }
 
 impl Intake {
+    fn works(&self) -> Work<'_> {
+        self.worked.store(u64::MAX, Relaxed);
+        Work(self)
+    }
+
     pub(crate) async fn run(self, mut queue: mpsc::Receiver<(u64, Body, Instant)>) {
         let mut pending = Pending::new(Arc::clone(&self.volume));
         while let Some((request, body, started)) = queue.recv().await {
             let kind = type_of(&body);
+            let _work = self.works();
             let answer = match body {
                 Body::Content(chunk) => {
                     pending.push(chunk).await;

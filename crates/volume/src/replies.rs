@@ -1,6 +1,7 @@
 //! The way back to a client: one queue, in order, and a task that writes it out.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use hayloft_wire::{Failed, ServerMessage, frame, server_message::Body};
 use tokio::io::AsyncWriteExt;
@@ -26,6 +27,14 @@ struct Queued {
 pub(crate) struct Replies {
     queue: mpsc::UnboundedSender<Queued>,
     places: Arc<Semaphore>,
+    said: Arc<Said>,
+}
+
+/// How many messages were queued, and written out.
+#[derive(Default)]
+struct Said {
+    queued: AtomicU64,
+    written: AtomicU64,
 }
 
 impl Replies {
@@ -34,40 +43,57 @@ impl Replies {
         let (queue, mut waiting) = mpsc::unbounded_channel::<Queued>();
         let places = Arc::new(Semaphore::new(QUEUE));
         let closing = Arc::clone(&places);
+        let said = Arc::new(Said::default());
+        let written = Arc::clone(&said);
         let writer = tokio::spawn(async move {
             let mut bytes = Vec::new();
             while let Some(queued) = waiting.recv().await {
                 bytes.clear();
+                let mut count = 1;
                 frame::encode(&queued.message, &mut bytes);
                 drop(queued);
                 while bytes.len() < GATHER
                     && let Ok(queued) = waiting.try_recv()
                 {
                     frame::encode(&queued.message, &mut bytes);
+                    count += 1;
                 }
                 if socket.write_all(&bytes).await.is_err() {
                     break;
                 }
+                written.written.fetch_add(count, Relaxed);
                 if bytes.capacity() > 8 * GATHER {
                     bytes = Vec::new();
                 }
             }
             closing.close();
         });
-        (Replies { queue, places }, writer)
+        (Replies { queue, places, said }, writer)
+    }
+
+    /// Counts messages that were queued up to now; [`Replies::is_written`] says when they are all written out.
+    pub(crate) fn queued(&self) -> u64 {
+        self.said.queued.load(Relaxed)
+    }
+
+    pub(crate) fn is_written(&self, queued: u64) -> bool {
+        self.said.written.load(Relaxed) >= queued
+    }
+
+    fn queue(&self, message: ServerMessage, place: Option<OwnedSemaphorePermit>) {
+        self.said.queued.fetch_add(1, Relaxed);
+        let _ = self.queue.send(Queued { message, _place: place });
     }
 
     /// Queues a message at once. When the client is gone it is dropped: the client will ask again.
     pub(crate) fn push(&self, request: u64, body: Body) {
-        let message = ServerMessage { request, body: Some(body) };
-        let _ = self.queue.send(Queued { message, _place: None });
+        self.queue(ServerMessage { request, body: Some(body) }, None);
     }
 
     /// Queues an answer when there is room.
     pub(crate) async fn send(&self, request: u64, body: Body) {
         let Ok(place) = Arc::clone(&self.places).acquire_owned().await else { return };
-        let message = ServerMessage { request, body: Some(body) };
-        let _ = self.queue.send(Queued { message, _place: Some(place) });
+        self.queue(ServerMessage { request, body: Some(body) }, Some(place));
     }
 
     /// Waits until the client has taken most of what it asked for.

@@ -38,6 +38,8 @@ pub(crate) struct Session {
     pub(crate) connection: Option<u64>,
     /// When it was last heard of, milliseconds after the server's start.
     pub(crate) heard: Arc<AtomicU64>,
+    /// When it last brought something of a batch, or such was worked on.
+    pub(crate) worked: Arc<AtomicU64>,
     /// Why the batch after the last one failed, if it did.
     pub(crate) failed: Option<FailureCode>,
     /// Whether the batch after the last one was applied is not known; until the database is open again.
@@ -63,6 +65,7 @@ impl Session {
             orphans: HashSet::new(),
             connection: None,
             heard: Arc::new(AtomicU64::new(now_ms)),
+            worked: Arc::new(AtomicU64::new(0)),
             failed: None,
             uncertain: false,
             hang_up: Arc::default(),
@@ -82,7 +85,7 @@ impl Volume {
         hello: &Hello,
         connection: u64,
         hang_up: &Arc<Notify>,
-    ) -> Result<(Welcome, Arc<AtomicU64>), VolumeError> {
+    ) -> Result<(Welcome, Arc<AtomicU64>, Arc<AtomicU64>), VolumeError> {
         if hello.protocol != PROTOCOL {
             return Err(VolumeError::Protocol { client: hello.protocol, server: PROTOCOL });
         }
@@ -107,7 +110,7 @@ impl Volume {
         let row = db.get(tables::inode(Ino::ROOT)).await?.ok_or(VolumeError::NoInode(Ino::ROOT))?;
         let root = database::decode::<InodeRowMessage>(row, "inode")?;
         self.sharing.lock().join(id, hello.read_only);
-        let (last_sequence, heard) = {
+        let (last_sequence, heard, worked) = {
             let mut state = self.state.lock();
             let session = state.sessions.get_mut(&id).ok_or(VolumeError::SessionEnded(id))?;
             let old = std::mem::replace(&mut session.hang_up, Arc::clone(hang_up));
@@ -116,7 +119,7 @@ impl Volume {
             }
             session.failed = None;
             session.heard.store(self.shared.uptime_ms(), Relaxed);
-            (session.row.last_sequence, Arc::clone(&session.heard))
+            (session.row.last_sequence, Arc::clone(&session.heard), Arc::clone(&session.worked))
         };
         let welcome = Welcome {
             last_sequence,
@@ -128,7 +131,7 @@ impl Volume {
             volume_id: self.id.clone(),
             lost: self.lost(id),
         };
-        Ok((welcome, heard))
+        Ok((welcome, heard, worked))
     }
 
     /// The session has said what it owns: from now on it is served.

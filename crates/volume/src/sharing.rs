@@ -35,10 +35,64 @@ pub(crate) struct Stream {
     pub(crate) replies: Replies,
     /// Recalls that it has not acknowledged.
     recalls: HashSet<u64>,
-    /// When events that it has not acknowledged were sent, milliseconds after the server's start.
-    sent: BTreeMap<u64, u64>,
+    /// Events that it has not acknowledged.
+    sent: BTreeMap<u64, Sent>,
+    /// The first of them as it was looked at last.
+    late: Option<Late>,
     /// Directories whose listing it was sent.
     pub(crate) listed: HashSet<Ino>,
+}
+
+/// An event on its way.
+struct Sent {
+    /// When, milliseconds after the server's start.
+    at_ms: u64,
+    /// What was said before it, and itself: [`Replies::queued`].
+    queued: u64,
+}
+
+/// An event that is with its session, and not acknowledged.
+#[derive(Clone, Copy)]
+struct Late {
+    event: u64,
+    /// Since when it is known to be written out.
+    since_ms: u64,
+    /// The session's last batch then.
+    batch: u64,
+}
+
+/// What is known of a session's work.
+#[derive(Clone, Copy)]
+struct Work {
+    /// When something of a batch came last, or was worked on: milliseconds after the server's start.
+    at_ms: u64,
+    /// The last batch that was applied.
+    batch: u64,
+    /// The one after it was refused, and will come again.
+    is_refused: bool,
+}
+
+/// Whoever has shipped so many batches since an event has shipped all that the event was about many times over.
+const BATCHES_MAX: u64 = 32;
+
+/// How long a client may wait before it sends a refused batch again.
+const REFUSED_PATIENCE_MS: u64 = 10_000;
+
+impl Stream {
+    /// Whether the first event that it has not acknowledged has been with it for a lease, and nothing comes of it: what
+    /// it has to ship before may take as long as it does, but it has to come.
+    fn is_stuck(&mut self, now_ms: u64, lease_ms: u64, work: Work) -> bool {
+        let Some((event, sent)) = self.sent.first_key_value() else { return false };
+        if !self.replies.is_written(sent.queued) {
+            return false;
+        }
+        let seen = self.late.filter(|late| late.event == *event);
+        let late =
+            *self.late.insert(seen.unwrap_or(Late { event: *event, since_ms: now_ms, batch: work.batch }));
+        let patience_ms = if work.is_refused { lease_ms + REFUSED_PATIENCE_MS } else { lease_ms };
+        let is_idle = now_ms.saturating_sub(work.at_ms) > patience_ms;
+        now_ms - late.since_ms > lease_ms && (is_idle || work.batch - late.batch > BATCHES_MAX)
+    }
 }
 
 /// How far a `CHANGE` has come.
@@ -122,8 +176,8 @@ impl Sharing {
     /// To a session without a connection nothing is sent: when it is back it knows nothing that it does not own.
     fn send_event(&mut self, to: SessionId, number: u64, body: EventBody, now_ms: u64) {
         if let Some(stream) = self.streams.get_mut(&to) {
-            stream.sent.insert(number, now_ms);
             stream.replies.push(0, Answer::Event(Event { number, body: Some(body) }));
+            stream.sent.insert(number, Sent { at_ms: now_ms, queued: stream.replies.queued() });
         }
     }
 
@@ -169,6 +223,7 @@ impl Sharing {
             replies: replies.clone(),
             recalls: HashSet::new(),
             sent: BTreeMap::new(),
+            late: None,
             listed: HashSet::new(),
         };
         self.streams.insert(session, stream);
@@ -203,8 +258,8 @@ impl Sharing {
 
     /// Age of the oldest event that the session has not acknowledged, milliseconds.
     pub(crate) fn lag_ms(&self, session: SessionId, now_ms: u64) -> u64 {
-        let oldest = self.streams.get(&session).and_then(|stream| stream.sent.values().min());
-        oldest.map_or(0, |sent| now_ms.saturating_sub(*sent))
+        let oldest = self.streams.get(&session).and_then(|stream| stream.sent.values().next());
+        oldest.map_or(0, |sent| now_ms.saturating_sub(sent.at_ms))
     }
 }
 
@@ -249,27 +304,44 @@ impl Volume {
         sharing.drive(now_ms);
     }
 
-    /// Ends sessions that have been silent for their lease and that somebody waits for.
+    /// Ends sessions that somebody waits for and that have been silent for their lease, or have not done for as long
+    /// what they were told.
     pub(crate) async fn end_silent(self: &Arc<Self>) {
-        let mut waited_for: HashSet<SessionId> =
-            self.sharing.lock().grants.waited_for().into_iter().collect();
-        waited_for.extend(self.locks.take_needed());
-        if waited_for.is_empty() {
-            return;
-        }
-        for session in waited_for.into_iter().filter(|session| self.is_silent(*session)) {
-            let is_silent_still = |volume: &Volume| {
-                let is_silent = volume.is_silent(session);
-                if is_silent {
-                    let volume = &volume.name;
-                    tracing::warn!(volume, %session, "silent for its lease, and others wait for it: ended");
+        let waited_for = self.sharing.lock().grants.waited_for();
+        let needed = self.locks.take_needed();
+        let why_of = |volume: &Volume, session: SessionId| match session {
+            _ if volume.is_silent(session) => Some("silent for its lease, and others wait for it: ended"),
+            _ if waited_for.contains(&session) && volume.is_stuck(session) => {
+                Some("does not acknowledge for its lease, and others wait for it: ended")
+            }
+            _ => None,
+        };
+        let all: HashSet<SessionId> = waited_for.iter().copied().chain(needed).collect();
+        for session in all.into_iter().filter(|session| why_of(self, *session).is_some()) {
+            let has_to_go = |volume: &Volume| {
+                let why = why_of(volume, session);
+                if let Some(why) = why {
+                    tracing::warn!(volume = volume.name, %session, why);
                 }
-                is_silent
+                why.is_some()
             };
-            if let Err(error) = self.evict_if(session, is_silent_still).await {
+            if let Err(error) = self.evict_if(session, has_to_go).await {
                 tracing::warn!(volume = self.name, %session, %error, "a session cannot be ended yet");
             }
         }
+    }
+
+    /// Whether a session does not do what it was told, for its lease: see [`Stream::is_stuck`].
+    fn is_stuck(&self, session: SessionId) -> bool {
+        let (now, lease) = (self.shared.uptime_ms(), self.shared.config.lease.as_millis() as u64);
+        let mut sharing = self.sharing.lock();
+        let work = self.state.lock().sessions.get(&session).map(|found| Work {
+            at_ms: found.worked.load(Relaxed),
+            batch: found.row.last_sequence,
+            is_refused: found.failed.is_some(),
+        });
+        let stream = sharing.streams.get_mut(&session);
+        stream.zip(work).is_some_and(|(stream, work)| stream.is_stuck(now, lease, work))
     }
 
     /// Whether a session was not heard of for its lease.

@@ -155,6 +155,62 @@ fn a_host_that_is_stuck_in_sending_stops_answering_too() {
     assert!(look.wait().unwrap().success() && sync.wait().unwrap().success());
 }
 
+/// A thread of a process that stands still, while all others of it go on.
+struct Stopped(libc::pid_t);
+
+impl Stopped {
+    fn new(pid: u32, name: &str) -> Stopped {
+        let tasks = fs::read_dir(format!("/proc/{pid}/task")).unwrap().map(|task| task.unwrap());
+        let is_named = |task: &fs::DirEntry| {
+            fs::read_to_string(task.path().join("comm")).is_ok_and(|comm| comm.trim_end() == name)
+        };
+        let task = tasks.into_iter().find(is_named).expect("such a thread");
+        let tid: libc::pid_t = task.file_name().to_str().unwrap().parse().unwrap();
+        let none = std::ptr::null_mut::<libc::c_void>();
+        // SAFETY: plain numbers; the status is written to a place that lives until the call returns.
+        unsafe {
+            assert_eq!(libc::ptrace(libc::PTRACE_SEIZE, tid, none, none), 0);
+            assert_eq!(libc::ptrace(libc::PTRACE_INTERRUPT, tid, none, none), 0);
+            let mut status = 0;
+            assert_eq!(libc::waitpid(tid, &raw mut status, libc::__WALL), tid);
+        }
+        Stopped(tid)
+    }
+}
+
+impl Drop for Stopped {
+    fn drop(&mut self) {
+        let none = std::ptr::null_mut::<libc::c_void>();
+        // SAFETY: plain numbers; it is gone, or stopped by this thread.
+        unsafe { libc::ptrace(libc::PTRACE_DETACH, self.0, none, none) };
+    }
+}
+
+#[test]
+fn a_host_that_is_heard_but_gives_nothing_back_is_ended_and_shows_nothing_old() {
+    let (farm, mounts) = Farm::shared_with(2, "commit=3600", &["--lease", "2"]);
+    let (stuck, other) = (&mounts[0], &mounts[1]);
+    fs::create_dir(stuck.join("dir")).unwrap();
+    fs::write(stuck.join("dir/file"), b"old").unwrap();
+    stuck.sync();
+    fs::write(stuck.join("dir/unsent"), b"never").unwrap();
+    // It goes on saying that it is alive.
+    let stopped = Stopped::new(stuck.pid(), "hayloft-recall");
+    let mut look = start("test $(ls) = file; echo new > file", &other.join("dir"));
+    wait_until("the other goes on", Duration::from_secs(60), || is_over(&mut look));
+    assert!(look.wait().unwrap().success());
+    let clients = farm.clients("v");
+    assert!(clients.iter().all(|client| client["silent_ms"].as_u64() < Some(2000)), "{clients:?}");
+    let found = sh("timeout 3 cat dir/file || true").current_dir(stuck.path()).output().unwrap().stdout;
+    assert!(found != b"old", "what others have changed since is shown");
+    drop(stopped);
+    wait_until("a report", Duration::from_secs(60), || {
+        stuck.unsent().iter().any(|kept| kept.join("REPORT").exists())
+    });
+    assert_eq!(fs::read(stuck.unsent()[0].join("files/dir/unsent")).unwrap(), b"never");
+    assert_eq!(fs::read_to_string(other.join("dir/file")).unwrap(), "new\n");
+}
+
 #[test]
 fn two_hosts_that_were_cut_off_from_each_others_directories_agree_afterwards() {
     let (net, _farm, mounts) = network(2, "60", "commit=0.2");

@@ -8,6 +8,9 @@ impl World {
         self.server.fault = None;
         self.server.drain_until = self.now + 20_000;
         for at in 0..self.clients.len() {
+            if self.clients[at].stuck {
+                self.restart_client(at);
+            }
             self.clients[at].processes.iter_mut().for_each(Process::close_all);
         }
     }

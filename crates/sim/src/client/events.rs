@@ -76,10 +76,16 @@ impl World {
             // Cannot be: events go out after the claim was answered.
             return self.fail(format!("c{at} gets an event before its claim is answered"));
         }
+        let client = &mut self.clients[at];
+        client.owed.insert(number, (client.heard, None));
+        self.watch_lease(at);
+        if self.clients[at].stuck && matches!(body, Body::Recall { .. }) {
+            return;
+        }
         if self.is_broken(Rule::AckBeforeApply) && !matches!(body, Body::Recall { .. }) {
             let (life, wait) = (self.clients[at].life, self.rng.between(5, 60));
             self.after(wait, What::Late(at, life, Late::Body(body)));
-            return self.say(at, ToServer::Ack { event: number, in_use: Vec::new() });
+            return self.say_acknowledged(at, number, Vec::new());
         }
         match body {
             Body::Apply { records, own, forget } => {
@@ -193,6 +199,16 @@ impl World {
         in_use.retain(|ino| used.contains(ino));
         if self.is_broken(Rule::ForgetInUse) {
             in_use.clear();
+        }
+        self.say_acknowledged(at, event, in_use);
+    }
+
+    fn say_acknowledged(&mut self, at: usize, event: u64, in_use: Vec<Ino>) {
+        if self.clients[at].stuck {
+            return;
+        }
+        if let Some((_, acknowledged)) = self.clients[at].owed.get_mut(&event) {
+            *acknowledged = Some(self.now);
         }
         self.say(at, ToServer::Ack { event, in_use });
     }

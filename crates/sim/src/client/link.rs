@@ -27,6 +27,7 @@ impl World {
         let client = &mut self.clients[at];
         client.connection = None;
         client.link = Link::Down;
+        client.arrived = 0;
         // What was not given back is still its own: changes of it may be in the log.
         for recall in client.recalls.drain(..).filter(|recall| recall.owned && !forgets) {
             client.tree.own(recall.object.ino());
@@ -45,28 +46,34 @@ impl World {
         }
     }
 
-    pub(super) fn heard(&mut self, at: usize, sent: u64) {
-        let life = self.clients[at].life;
-        let until = sent + LEASE;
+    /// Something that was sent then is answered, and so has come what was shipped before it.
+    pub(super) fn heard(&mut self, at: usize, sent: u64, work: u64) {
+        let relies_on_pings = self.is_broken(Rule::RelyOnPings);
         let now = self.now;
         let client = &mut self.clients[at];
-        if until <= client.lease_until && !client.lapsed {
-            return;
-        }
-        client.lease_until = client.lease_until.max(until);
-        if client.lapsed && client.link == Link::Up && client.lease_until > now {
+        client.heard = client.heard.max(sent);
+        client.arrived = client.arrived.max(work);
+        client.owed.retain(|_, (_, acknowledged)| acknowledged.is_none_or(|then| then > sent));
+        if client.lapsed && client.link == Link::Up && client.lease_until(relies_on_pings) > now {
             client.lapsed = false;
             self.wake_all(at);
         }
-        let wait = self.clients[at].lease_until.saturating_sub(now);
-        self.after(wait, What::Lease(at, life));
+        self.watch_lease(at);
+    }
+
+    pub(super) fn watch_lease(&mut self, at: usize) {
+        let relies_on_pings = self.is_broken(Rule::RelyOnPings);
+        let client = &self.clients[at];
+        let (life, until) = (client.life, client.lease_until(relies_on_pings));
+        self.after(until.saturating_sub(self.now), What::Lease(at, life));
     }
 
     pub(crate) fn check_lease(&mut self, at: usize) {
         let now = self.now;
         let no_lease = self.is_broken(Rule::NoLease);
+        let relies_on_pings = self.is_broken(Rule::RelyOnPings);
         let client = &mut self.clients[at];
-        if now >= client.lease_until && !client.lapsed && !no_lease {
+        if now >= client.lease_until(relies_on_pings) && !client.lapsed && !no_lease {
             client.lapsed = true;
             client.kernel.expire_all();
             client.unlimited.clear();
@@ -88,7 +95,8 @@ impl World {
         let client = &mut self.clients[at];
         let request = client.next_request;
         client.next_request += 1;
-        let outstanding = Outstanding { ask: ask.clone(), sent: now, durable: client.durable };
+        let (work, durable) = (client.commit_sent, client.durable);
+        let outstanding = Outstanding { ask: ask.clone(), sent: now, work, durable };
         client.outstanding.insert(request, outstanding);
         if client.link == Link::Up {
             self.send_ask(at, request, ask);
@@ -124,7 +132,7 @@ impl World {
         let client = &mut self.clients[at];
         client.fetches.remove(&request);
         let outstanding = client.outstanding.remove(&request)?;
-        self.heard(at, outstanding.sent);
+        self.heard(at, outstanding.sent, outstanding.work);
         self.wake_all(at);
         Some(outstanding)
     }
@@ -174,7 +182,7 @@ impl World {
             ToClient::Committed(sequence) => {
                 let sent = self.clients[at].commit_sent;
                 if self.clients[at].in_flight.as_ref().is_some_and(|(_, batch)| batch.sequence == sequence) {
-                    self.heard(at, sent);
+                    self.heard(at, sent, sent);
                     self.shipped(at);
                 }
             }
@@ -216,7 +224,9 @@ impl World {
     pub(super) fn claimed(&mut self, at: usize) {
         self.clients[at].link = Link::Up;
         let sent = self.clients[at].claim_sent;
-        self.heard(at, sent);
+        // What was not acknowledged on the last connection counts as acknowledged.
+        self.clients[at].owed.clear();
+        self.heard(at, sent, 0);
         self.check_lease(at);
         let now = self.now;
         if let Some((_, batch)) = &self.clients[at].in_flight {
@@ -228,7 +238,7 @@ impl World {
             .outstanding
             .iter_mut()
             .map(|(request, outstanding)| {
-                outstanding.sent = now;
+                (outstanding.sent, outstanding.work) = (now, 0);
                 (*request, outstanding.ask.clone())
             })
             .collect();

@@ -35,6 +35,8 @@ enum Link {
 pub(crate) struct Outstanding {
     ask: Ask,
     sent: u64,
+    /// When a batch was sent last before it.
+    work: u64,
     /// The batch that was durable when it was sent.
     durable: Sequence,
 }
@@ -72,8 +74,16 @@ pub(crate) struct Client {
     greeted: bool,
     hello_sent: u64,
     claim_sent: u64,
-    lease_until: u64,
+    /// When the last message was sent that was answered.
+    heard: u64,
+    /// Events that the server is not known to have the acknowledgement of, with what had been heard when they came, and
+    /// when they were acknowledged.
+    owed: BTreeMap<u64, (u64, Option<u64>)>,
+    /// When the last batch was sent that has arrived.
+    arrived: u64,
     pub(crate) lapsed: bool,
+    /// It acknowledges nothing, and gives nothing back.
+    pub(crate) stuck: bool,
     last_sent: u64,
     next_request: u64,
     pub(crate) outstanding: BTreeMap<u64, Outstanding>,
@@ -124,6 +134,12 @@ impl Client {
         )
     }
 
+    /// Until when it may answer: the server lets the lease of a session run no longer that does not acknowledge.
+    fn lease_until(&self, relies_on_pings: bool) -> u64 {
+        let owed = self.owed.values().next().filter(|_| !relies_on_pings);
+        owed.map_or(self.heard, |(since, _)| self.heard.min(self.arrived.max(*since))) + LEASE
+    }
+
     fn is_at_rest(&self) -> bool {
         self.link == Link::Up
             && self.outstanding.values().all(|outstanding| matches!(outstanding.ask, Ask::Ping))
@@ -169,8 +185,11 @@ impl World {
             greeted: false,
             hello_sent: 0,
             claim_sent: 0,
-            lease_until: 0,
+            heard: 0,
+            owed: BTreeMap::new(),
+            arrived: 0,
             lapsed: true,
+            stuck: false,
             last_sent: 0,
             next_request: 1,
             outstanding: BTreeMap::new(),

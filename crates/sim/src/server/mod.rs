@@ -18,6 +18,9 @@ use crate::messages::{Ask, Body, Listing, ToClient, ToServer};
 use crate::reference::Attributes;
 use crate::world::{LEASE, What, World, trace};
 
+/// Who has shipped so many batches since an event has shipped all that it was about.
+const BATCHES_MAX: u64 = 32;
+
 /// What happens to the next batch.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(crate) enum Fault {
@@ -51,6 +54,12 @@ struct Live {
     claimed: bool,
     ever_claimed: bool,
     heard: u64,
+    /// When a batch of it came last.
+    worked: u64,
+    /// Events that it was sent and has not acknowledged.
+    sent: BTreeSet<u64>,
+    /// The first of them as it was looked at last: since when it is there, and the last batch then.
+    late: Option<(u64, u64, Sequence)>,
     /// Inodes that it uses, whether they have names or not.
     uses: BTreeSet<Ino>,
 }
@@ -236,8 +245,12 @@ impl World {
                 }
                 self.asked(connection, session, request, ask);
             }
-            ToServer::Commit(batch) => self.commit(connection, session, &batch),
+            ToServer::Commit(batch) => {
+                live.worked = now;
+                self.commit(connection, session, &batch);
+            }
             ToServer::Ack { event, in_use } => {
+                live.sent.remove(&event);
                 live.uses.extend(in_use);
                 let unnamed = self.server.unanswered.remove(&(session, event)).is_some();
                 self.server.grants.acknowledge(session, event);
@@ -286,6 +299,7 @@ impl World {
         let live = self.server.live.entry(session).or_default();
         let old = live.connection.replace(connection);
         (live.claimed, live.heard) = (false, now);
+        (live.sent, live.late) = (BTreeSet::new(), None);
         if let Some(old) = old {
             self.connections.remove(&old);
         }
@@ -427,8 +441,11 @@ impl World {
     }
 
     fn event(&mut self, to: SessionId, number: u64, body: Body) {
-        let live = self.server.live.get(&to).filter(|live| live.claimed);
-        if let Some(connection) = live.and_then(|live| live.connection) {
+        let live = self.server.live.get_mut(&to).filter(|live| live.claimed);
+        if let Some(live) = live
+            && let Some(connection) = live.connection
+        {
+            live.sent.insert(number);
             self.send_to_client(connection, ToClient::Event { number, body });
         }
     }
@@ -454,7 +471,19 @@ impl World {
         pending
     }
 
-    /// Sessions that somebody waits for, and that have been silent for longer than their lease.
+    /// Whether a session does not do what it was told, for longer than its lease, and ships nothing for it either.
+    fn is_stuck(&mut self, session: SessionId) -> bool {
+        let now = self.now;
+        let last = self.server.stored.sessions.get(&session).map(|stored| stored.last).unwrap_or_default();
+        let Some(live) = self.server.live.get_mut(&session) else { return false };
+        let Some(event) = live.sent.first().copied() else { return false };
+        let late = live.late.filter(|(seen, ..)| *seen == event).unwrap_or((event, now, last));
+        live.late = Some(late);
+        let (_, since, batch) = late;
+        now - since > LEASE && (now - live.worked > LEASE || last.0 - batch.0 > BATCHES_MAX)
+    }
+
+    /// Sessions that somebody waits for, and that have been silent for longer than their lease, or stuck.
     pub(crate) fn check_sessions(&mut self) {
         if !self.server.up {
             return;
@@ -470,9 +499,13 @@ impl World {
             .map(|(session, _)| *session);
         let mut waited_for = self.server.grants.waited_for();
         waited_for.extend(unclaimed);
+        let never_overdue = self.is_broken(Rule::NeverOverdue);
         let late: Vec<SessionId> = waited_for
             .into_iter()
-            .filter(|session| self.server.live.get(session).is_some_and(|live| now - live.heard > LEASE))
+            .filter(|session| {
+                let is_stuck = !never_overdue && self.is_stuck(*session);
+                is_stuck || self.server.live.get(session).is_some_and(|live| now - live.heard > LEASE)
+            })
             .collect();
         for session in late {
             trace!(self, "{session} is evicted");

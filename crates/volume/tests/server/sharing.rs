@@ -11,7 +11,7 @@ use hayloft_wire::event::Body as Event;
 use hayloft_wire::server_message::Body as Answer;
 use hayloft_wire::{
     Acquire, Apply, ChangeRequest, Changed, Claim, DeleteVolume, Enter, EvictClient, FailureCode, FetchInode,
-    Hello, LetGo, ListClients, Listings, ObjectMessage, StatsRequest, StatusRequest, error_of,
+    Hello, LetGo, ListClients, Listings, ObjectMessage, Ping, StatsRequest, StatusRequest, error_of,
 };
 
 const ROOT: Object = Object::Directory(Ino::ROOT);
@@ -165,6 +165,90 @@ fn a_reader_that_never_acknowledges_is_ended_after_its_lease() {
     assert!(two.is_closed_soon());
     let again = Client::greet(running.address, resume(2)).err().unwrap();
     assert_eq!(code(&again), FailureCode::SessionEnded);
+    running.shutdown();
+}
+
+/// Until it is told that it has ended; how often it did something meanwhile.
+fn until_ended(client: &mut Client, mut asks: impl FnMut(&mut Client) -> u64) -> u64 {
+    let mut times = 0;
+    loop {
+        let asked = asks(client);
+        if client.receive_or_end(asked).is_none() {
+            break;
+        }
+        times += 1;
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    let Answer::Failed(failed) = client.receive(0) else { panic!() };
+    assert_eq!(code(&failed), FailureCode::SessionEnded);
+    times
+}
+
+#[test]
+fn who_is_heard_but_never_acknowledges_is_ended_after_its_lease() {
+    let (_folder, running, mut one, mut two) = readers();
+    // In time.
+    let asked = one.send(create("new"));
+    let (event, body) = two.event();
+    applied(body);
+    for _ in 0..20 {
+        assert!(!two.is_answered(0));
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    two.ack(event, &[]);
+    assert_eq!(changed(one.receive(asked)).error, 0);
+    one.acked();
+    let asked = one.send(create("newer"));
+    let (_, body) = two.event();
+    applied(body);
+    // It asks whether it is alive all the time.
+    until_ended(&mut two, |two| two.send(Ask::Ping(Ping {})));
+    assert!(two.is_closed_soon());
+    assert_eq!(changed(one.receive(asked)).error, 0);
+    assert_eq!(running.problems(), [""; 0]);
+    running.shutdown();
+}
+
+/// An owner of the root, and somebody who waits for it, with the recall's number.
+fn recalled() -> (tempfile::TempDir, Running, Client, Client, u64, u64) {
+    let (folder, running) = started();
+    let (mut one, _) = Client::open(running.address, hello(1)).unwrap();
+    assert!(one.enter(1, 0).unwrap().dirs[0].own, "alone");
+    let (mut two, _) = Client::open(running.address, hello(2)).unwrap();
+    let asked = two.send(Ask::Enter(Enter { dir: 1, budget_bytes: 1 << 20 }));
+    let (event, body) = one.event();
+    assert!(is_recall(&body, ROOT, true));
+    (folder, running, one, two, event, asked)
+}
+
+#[test]
+fn who_ships_a_long_log_for_a_recall_is_waited_for() {
+    let (_folder, running, mut one, mut two, event, asked) = recalled();
+    // Seven leases long.
+    one.begin(1, (3, 1));
+    for n in 0..42 {
+        one.content(&noise(n, 1000));
+        assert!(!one.is_answered(0));
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    one.commit(1, &file_records(), (3, 1)).unwrap();
+    one.ack(event, &[]);
+    assert_eq!(names(&two.listings(asked).unwrap()), ["f"]);
+    assert!(!one.is_answered(0));
+    assert_eq!(running.problems(), [""; 0]);
+    running.shutdown();
+}
+
+#[test]
+fn who_ships_for_ever_and_never_acknowledges_is_ended_too() {
+    let (_folder, running, mut one, mut two, _, asked) = recalled();
+    let mut sequence = 0;
+    let times = until_ended(&mut one, |one| {
+        sequence += 1;
+        one.send(Ask::Commit(commit(sequence, &[], (0, 0))))
+    });
+    assert!((20..200).contains(&times), "ended after {times} batches");
+    assert_eq!(names(&two.listings(asked).unwrap()), [""; 0]);
     running.shutdown();
 }
 

@@ -216,7 +216,10 @@ impl Client {
                 continue;
             }
             let mut part = [0; 65536];
-            let read = self.socket.read(&mut part).unwrap();
+            let read = match self.socket.read(&mut part) {
+                Err(error) if error.kind() == std::io::ErrorKind::ConnectionReset => 0,
+                read => read.unwrap(),
+            };
             if read == 0 {
                 return None;
             }
