@@ -57,6 +57,8 @@ struct Account {
     /// Up to which flush the last attempt went, and why it failed.
     failed: Option<(u64, FlushError)>,
     kicked: bool,
+    /// Somebody else waits for what was refused for want of room.
+    pressed: bool,
     stop: bool,
     stopped: bool,
     sequence: Sequence,
@@ -91,6 +93,13 @@ impl Ledger {
             account.kicked = true;
             self.work.notify_one();
         }
+    }
+
+    /// What was refused for want of room is tried again at once, and may take what is reserved: somebody else waits for
+    /// it than its writer.
+    pub(crate) fn press(&self) {
+        self.account.lock().pressed = true;
+        self.work.notify_one();
     }
 
     pub(crate) fn await_progress(&self, timeout: Duration) {
@@ -154,8 +163,16 @@ impl Ledger {
         self.work.notify_one();
     }
 
-    /// Waits until there is something to ship; `None` to end, else up to which flush it will be.
-    fn await_work(&self, commit: Duration) -> Option<u64> {
+    /// Waits before a refused batch is tried again, unless somebody else waits for it.
+    fn pause(&self, pause: Duration) {
+        let until = Instant::now() + pause;
+        let mut account = self.account.lock();
+        while !account.pressed && !account.stop && !self.work.wait_until(&mut account, until).timed_out() {}
+    }
+
+    /// Waits until there is something to ship; `None` to end, else up to which flush it will be, and whether it is pressed
+    /// for.
+    fn await_work(&self, commit: Duration) -> Option<(u64, bool)> {
         let mut account = self.account.lock();
         loop {
             if account.stop {
@@ -164,11 +181,12 @@ impl Ledger {
                 return None;
             }
             let due = account.dirty_since.map(|since| since + commit);
-            if account.kicked || due.is_some_and(|due| due <= Instant::now()) {
+            if account.kicked || account.pressed || due.is_some_and(|due| due <= Instant::now()) {
                 account.kicked = false;
+                let pressed = std::mem::take(&mut account.pressed);
                 account.shipping_since = account.dirty_since.take();
                 self.dirty.store(false, Ordering::Release);
-                return Some(account.asked);
+                return Some((account.asked, pressed));
             }
             match due {
                 Some(due) => drop(self.work.wait_until(&mut account, due)),
@@ -181,6 +199,7 @@ impl Ledger {
         let mut account = self.account.lock();
         account.durable = account.durable.max(ticket);
         account.failed = None;
+        account.pressed = false;
         account.shipping_since = None;
         if let Some(sequence) = sequence {
             account.sequence = sequence;
@@ -188,6 +207,14 @@ impl Ledger {
         }
         self.full.store(false, Ordering::Relaxed);
         self.progress.notify_all();
+    }
+
+    /// What was refused goes out at once again, without what was set aside.
+    fn again(&self) {
+        let mut account = self.account.lock();
+        account.pressed = true;
+        account.dirty_since = account.shipping_since.take().or(account.dirty_since);
+        self.dirty.store(true, Ordering::Release);
     }
 
     fn failed(&self, ticket: u64, error: FlushError) {
@@ -208,15 +235,17 @@ struct Shipment {
     files: Vec<(Ino, DataCut)>,
     /// Bytes of content.
     bytes: u64,
+    /// It was refused, and others wait for it.
+    pressing: bool,
 }
 
 /// The committer's thread: runs until [`Ledger::stop`].
 pub(crate) fn run(client: &Client) {
     host::lower_priority();
     let mut pause = RETRY_MIN;
-    while let Some(ticket) = client.ledger.await_work(client.options.commit) {
+    while let Some((ticket, pressing)) = client.ledger.await_work(client.options.commit) {
         let sequence = client.ledger.account.lock().sequence.next();
-        let Some(mut shipment) = cut(client, sequence) else {
+        let Some(mut shipment) = cut(client, sequence, pressing) else {
             client.ledger.succeeded(ticket, None);
             continue;
         };
@@ -234,26 +263,35 @@ pub(crate) fn run(client: &Client) {
             Err(error) => {
                 client.stats.commits_refused.add(1);
                 tracing::warn!(?error, "a batch was refused, its changes are kept");
+                let pressing = shipment.pressing;
                 undo(client, shipment);
+                if pressing && error == FlushError::NoSpace && client.set_aside() {
+                    client.ledger.again();
+                    continue;
+                }
                 let error = match error {
                     FlushError::Ended(reason) => FlushError::Ended(client.keep_unsent(&reason)),
                     error => error,
                 };
-                let ended = matches!(error, FlushError::Ended(_));
+                let (ended, full) = (matches!(error, FlushError::Ended(_)), error == FlushError::NoSpace);
                 client.ledger.failed(ticket, error);
                 if ended {
                     client.ledger.stop();
-                } else {
-                    std::thread::sleep(pause);
-                    pause = (pause * 2).min(RETRY_MAX);
+                    continue;
                 }
+                if full {
+                    // The quota may be another one, and others may have used it up.
+                    client.refresh_status(None);
+                }
+                client.ledger.pause(pause);
+                pause = (pause * 2).min(RETRY_MAX);
             }
         }
     }
 }
 
 /// Cuts the log; `None` when nothing has changed.
-fn cut(client: &Client, sequence: Sequence) -> Option<Shipment> {
+fn cut(client: &Client, sequence: Sequence, pressing: bool) -> Option<Shipment> {
     let mut core = client.core();
     // Data of files without a name stays here unless it is what fills the memory.
     let with_unnamed = client.room_wanted.swap(false, Ordering::Relaxed) || client.over_budget(0);
@@ -276,7 +314,7 @@ fn cut(client: &Client, sequence: Sequence) -> Option<Shipment> {
     core.in_flight = true;
     client.budget.add_in_flight(bytes as i64);
     client.dirty_rows.store(0, Ordering::Relaxed);
-    Some(Shipment { cut, files, bytes })
+    Some(Shipment { cut, files, bytes, pressing })
 }
 
 /// Ships content and records, over as many connections as it takes. `None`: the server had the batch already.
@@ -327,7 +365,8 @@ fn ship_once(
         return Ok(None);
     }
     let (sequence, usage) = (shipment.cut.batch.sequence, shipment.cut.batch.usage);
-    let begin = BeginBatch { sequence: sequence.0, bytes: usage.bytes, inodes: usage.inodes };
+    let (bytes, inodes, pressing) = (usage.bytes, usage.inodes, shipment.pressing);
+    let begin = BeginBatch { sequence: sequence.0, bytes, inodes, pressing };
     client.link.send_on(connection, Ask::BeginBatch(begin))?;
     for (ino, data) in &mut shipment.files {
         for (index, block) in &data.blocks {

@@ -52,6 +52,8 @@ pub(crate) struct Core {
     pub(crate) ways: HashMap<Ino, Vec<u8>>,
     /// What was owned, is recalled, and is not given back yet.
     pub(crate) giving: HashSet<Ino, FxBuildHasher>,
+    /// Files of which data was set aside for want of room, and whose users have not been told.
+    pub(crate) lost: HashSet<Ino, FxBuildHasher>,
     /// When the server was last told what this host would rather not own.
     pub(crate) released: Option<Instant>,
 }

@@ -1,5 +1,7 @@
 //! The data of one file in memory: blocks that were read, and blocks that were written and are not shipped.
 
+mod aside;
+
 use std::collections::BTreeSet;
 use std::io::{self, Seek, SeekFrom, Write};
 use std::sync::Arc;
@@ -8,6 +10,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use bytes::Bytes;
 use hayloft_model::{BLOCK_SIZE, BlockRef, Content, INLINE_MAX, PAGE_BLOCKS, Sequence, blocks_of, pages_of};
 use parking_lot::Mutex;
+
+pub(crate) use aside::Blocks;
 
 /// A file that is read or written: shared between the requests on it and the committer.
 ///
@@ -99,6 +103,8 @@ pub(crate) struct DataCut {
     pub(crate) blocks: Vec<(u64, Arc<Vec<u8>>)>,
     /// Pages that the server had rows of before.
     pages_stored: u64,
+    /// What these blocks were stored as before.
+    before: Vec<(u64, Option<BlockRef>)>,
 }
 
 fn range_of(index: u64) -> (u64, u64) {
@@ -547,21 +553,27 @@ impl FileData {
         Ok((!data).then_some(self.size))
     }
 
+    /// Whether the row holds all of it.
+    fn fits_row(&self) -> bool {
+        match &self.blocks[..] {
+            [] => !self.pages_lacking,
+            [(0, Block { data: Some(_), .. })] => self.size <= INLINE_MAX,
+            _ => false,
+        }
+    }
+
     /// Takes what changed, for the batch `sequence`. The caller names the content of [`DataCut::blocks`], fills the
     /// gaps in the pages, and calls [`FileData::named`] for each block.
     pub(crate) fn cut(&mut self, sequence: Sequence) -> DataCut {
         self.last_cut = sequence;
-        let whole = match &self.blocks[..] {
-            [] if !self.pages_lacking => Some(Bytes::new()),
-            [(0, Block { data: Some(data), .. })] if self.size <= INLINE_MAX => {
-                Some(Bytes::copy_from_slice(data))
-            }
-            _ => None,
-        };
+        let whole = self.fits_row().then(|| match &self.blocks[..] {
+            [(_, Block { data: Some(data), .. })] => Bytes::copy_from_slice(data),
+            _ => Bytes::new(),
+        });
         let pages_now = pages_of(self.size).max(1);
         let pages_stored = std::mem::replace(&mut self.pages_stored, pages_now);
         let pages_end = (pages_stored > pages_now).then_some(pages_now);
-        let mut blocks = Vec::new();
+        let (mut blocks, mut before) = (Vec::new(), Vec::new());
         if let Some(inline) = &whole {
             for (_, block) in &mut self.blocks {
                 // What the row holds needs no content of its own.
@@ -571,13 +583,14 @@ impl FileData {
             self.dirty_bytes = 0;
             self.pages_dirty.retain(|page| *page > 0);
             let pages = self.take_pages(pages_now);
-            return DataCut { inline: Some(inline.clone()), pages, pages_end, blocks, pages_stored };
+            return DataCut { inline: Some(inline.clone()), pages, pages_end, blocks, pages_stored, before };
         }
         for (index, block) in &mut self.blocks {
             // Data that was part of its row until now has no content of its own yet.
             let unnamed = block.dirty || block.stored.is_none();
             if let (true, Some(data)) = (unnamed, &block.data) {
                 blocks.push((*index, Arc::clone(data)));
+                before.push((*index, block.stored));
                 (block.dirty, block.cut) = (false, sequence);
                 self.pages_dirty.insert(*index / PAGE_BLOCKS);
             }
@@ -585,7 +598,7 @@ impl FileData {
         self.dirty_bytes = 0;
         self.pages_dirty.insert(0);
         let pages = self.take_pages(pages_now);
-        DataCut { inline: None, pages, pages_end, blocks, pages_stored }
+        DataCut { inline: None, pages, pages_end, blocks, pages_stored, before }
     }
 
     fn take_pages(&mut self, pages_now: u64) -> Vec<(u64, Vec<Option<BlockRef>>)> {
@@ -634,6 +647,12 @@ impl FileData {
     /// The batch `sequence` was refused: its blocks are unshipped again. Returns by how much the unshipped bytes grew.
     pub(crate) fn undo_cut(&mut self, cut: &DataCut, sequence: Sequence) -> u64 {
         let before = self.dirty_bytes;
+        for (index, stored) in &cut.before {
+            // The name that it got stands for nothing at the server.
+            if let Some(block) = self.block_mut(*index).filter(|block| block.cut == sequence) {
+                block.stored = *stored;
+            }
+        }
         for (_, block) in &mut self.blocks {
             if block.cut == sequence && !block.dirty && block.data.is_some() {
                 block.dirty = true;

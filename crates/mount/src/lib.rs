@@ -7,6 +7,7 @@
 
 mod abandoned;
 mod appends;
+mod aside;
 mod clock;
 mod committer;
 pub mod control;

@@ -280,6 +280,7 @@ impl Mount {
                         ?error,
                         "the volume is unmounted, but changes cannot be shipped yet; trying on"
                     );
+                    self.client.ledger.press();
                     std::thread::sleep(std::time::Duration::from_secs(1));
                 }
             }

@@ -6,10 +6,11 @@ use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use hayloft_model::{FileKind, Ino, Record, Sequence};
+use hayloft_model::{BLOCK_SIZE, FileKind, Ino, Record, Sequence};
 
 use crate::core::Client;
 
@@ -80,6 +81,44 @@ pub(crate) fn keep(client: &Client, parent: &Path, name: &str, reason: &str) -> 
     report.sync_all()?;
     fs::rename(unfinished, folder.join("REPORT"))?;
     Ok(Some(Rescue { folder, names }))
+}
+
+/// Data of a file that there is no room for.
+#[derive(Debug)]
+pub(crate) struct Aside {
+    pub(crate) ino: Ino,
+    pub(crate) path: Option<Vec<u8>>,
+    pub(crate) blocks: crate::data::Blocks,
+}
+
+/// Keeps data that the server has no room for, while the session goes on.
+pub(crate) fn keep_aside(parent: &Path, name: &str, aside: &[Aside]) -> io::Result<Rescue> {
+    let folder = fresh_folder(parent, name)?;
+    let unfinished = folder.join("REPORT.unfinished");
+    let mut report = File::create(&unfinished)?;
+    writeln!(
+        report,
+        "There was no room for this data at the server, and other hosts needed these files. They were cut down to what is\n\
+         stored of them. The copies have what was set aside, at its place, and zeros elsewhere.\n"
+    )?;
+    for Aside { ino, path, blocks } in aside {
+        let bytes: usize = blocks.iter().map(|(_, data)| data.len()).sum();
+        let place = match path {
+            Some(path) => PathBuf::from(OsStr::from_bytes(path)),
+            None => PathBuf::from(format!("inode-{ino}")),
+        };
+        writeln!(report, "set aside {} ({bytes} bytes)", place.display())?;
+        let copy = folder.join("files").join(place);
+        fs::create_dir_all(copy.parent().unwrap_or(&folder))?;
+        let out = File::create(copy)?;
+        for (index, data) in blocks {
+            out.write_all_at(data, index * BLOCK_SIZE)?;
+        }
+        out.sync_all()?;
+    }
+    report.sync_all()?;
+    fs::rename(unfinished, folder.join("REPORT"))?;
+    Ok(Rescue { folder, names: aside.len() })
 }
 
 fn changed_inode(record: &Record) -> Option<Ino> {

@@ -310,9 +310,15 @@ impl Client {
 
     /// Makes durable what was changed before a change that the server is asked for.
     fn ship_before(&self, interrupt: &Interrupt) -> Result<(), FaultError> {
+        let mut pressed = false;
         loop {
             match self.ledger.flush(Some(interrupt)) {
                 Ok(()) => return Ok(()),
+                // Whoever changes something else, perhaps to make room, is not the one who has to wait for it.
+                Err(FlushError::NoSpace) if !pressed => {
+                    pressed = true;
+                    self.ledger.press();
+                }
                 Err(FlushError::NoSpace) => return Err(FaultError::NoSpace),
                 Err(FlushError::Interrupted) => return Err(FaultError::Interrupted),
                 Err(FlushError::Ended(reason)) => return Err(FaultError::Ended(reason)),
@@ -351,12 +357,18 @@ impl Client {
 
     /// Makes durable whatever was changed so far, however long that takes. `false`: the session is over.
     fn ship_all(&self) -> bool {
+        let mut pressed = false;
         loop {
             match self.ledger.flush(None) {
                 Ok(()) => return true,
                 Err(FlushError::Ended(_)) => return false,
+                Err(FlushError::NoSpace) if !pressed => {
+                    pressed = true;
+                    self.ledger.press();
+                }
                 Err(error) => {
                     tracing::warn!(?error, "another host waits for changes that cannot be shipped yet");
+                    pressed = false;
                     std::thread::sleep(AGAIN);
                 }
             }

@@ -52,6 +52,7 @@ impl Volume {
         records.append(&mut commit.records);
         commit.records = records;
         // Before the turn is taken: packs of this commit are written while other changes go on.
+        let pressing = pending.is_pressing();
         let ready = pending.finish().await;
         let _turn = self.turn.lock().await;
         self.check_connection(id, connection)?;
@@ -60,7 +61,7 @@ impl Volume {
             return Ok(Committed { sequence, status: Some(self.status()) });
         }
         let applied = match ready {
-            Ok(ready) => self.apply(id, commit, ready).await,
+            Ok(ready) => self.apply(id, commit, ready, pressing).await,
             Err(error) => Err(error),
         };
         if let Err(VolumeError::NotOwned(ino)) = applied {
@@ -105,19 +106,29 @@ impl Volume {
         }
     }
 
-    async fn apply(self: &Arc<Self>, id: SessionId, commit: Commit, ready: Ready) -> Result<(), VolumeError> {
+    async fn apply(
+        self: &Arc<Self>,
+        id: SessionId,
+        commit: Commit,
+        ready: Ready,
+        pressing: bool,
+    ) -> Result<(), VolumeError> {
         let db = self.db()?;
         let delta = UsageDelta { bytes: commit.bytes, inodes: commit.inodes };
         let mut batch = WriteBatch::new();
         let subjects = self.put_records(&db, &mut batch, id, &commit.records).await?;
         self.check_grants(id, &subjects, &commit.records)?;
-        let usage = self.check_usage(delta)?;
+        let usage = match pressing {
+            // It was accepted before it was known that there is no room, and somebody else needs what it is about.
+            true => self.state.lock().usage.after(delta),
+            false => self.check_usage(delta)?,
+        };
         // Deleting has to be possible on a full store: it may use the reserve.
         if delta.bytes > 0 || delta.inodes > 0 || !ready.places.is_empty() {
             // The rows are written twice soon: to the log, and to a table file.
             let room = 2 * (ready.row_bytes + subjects.row_bytes) + COMMIT_ROOM;
             let reserve = &self.shared.reserve;
-            if delta.bytes < 0 { reserve.admit_to_free(room)? } else { reserve.admit(room)? }
+            if delta.bytes < 0 || pressing { reserve.admit_to_free(room)? } else { reserve.admit(room)? }
         }
         self.check_content(&db, &subjects.named, &ready).await?;
         for (hash, place) in &ready.places {

@@ -42,6 +42,8 @@ pub(crate) struct Pending {
     begun: Option<u64>,
     /// The batch gives room back: its content may use the reserve.
     frees: bool,
+    /// Others wait for it: so may this one, and it may exceed the quota.
+    pressing: bool,
     records: Vec<RecordMessage>,
     /// Bytes of `records`, encoded.
     records_bytes: u64,
@@ -93,6 +95,7 @@ impl Pending {
             volume,
             begun: None,
             frees: false,
+            pressing: false,
             records: Vec::new(),
             records_bytes: 0,
             open: PackWriter::default(),
@@ -103,7 +106,13 @@ impl Pending {
 
     /// A batch that the client has announced.
     pub(crate) fn begin(volume: Arc<Volume>, begin: &BeginBatch) -> Pending {
-        Pending { begun: Some(begin.sequence), frees: begin.bytes < 0, ..Pending::new(volume) }
+        let (frees, pressing) = (begin.bytes < 0, begin.pressing);
+        Pending { begun: Some(begin.sequence), frees, pressing, ..Pending::new(volume) }
+    }
+
+    /// Whether others wait for the batch, and it was refused before.
+    pub(crate) fn is_pressing(&self) -> bool {
+        self.pressing
     }
 
     /// Takes records; those of too large a batch are dropped, which is told at the commit.
@@ -160,7 +169,7 @@ impl Pending {
         let open = std::mem::take(&mut self.open);
         let (size, entries) = (open.sealed_size(), open.entries().to_vec());
         let reserve = &self.volume.shared.reserve;
-        if self.frees {
+        if self.frees || self.pressing {
             reserve.admit_to_free(size)?
         } else {
             reserve.admit(size)?

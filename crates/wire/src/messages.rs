@@ -486,6 +486,9 @@ pub struct BeginBatch {
     /// As in the commit.
     #[prost(sint64, tag = "3")]
     pub inodes: i64,
+    /// It was refused for want of room, and others wait for it: it may exceed the quota, and use what is reserved.
+    #[prost(bool, tag = "4")]
+    pub pressing: bool,
 }
 
 /// Some of the records of the next commit, which would be too large for one message. Gets no answer.

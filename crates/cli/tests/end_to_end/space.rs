@@ -3,10 +3,12 @@
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::time::Duration;
 
 use crate::calls::{self, errno};
 use crate::farm::{Farm, Mount, noise, number, run, sh, wait_until};
+use crate::watchdog::Watchdog;
 
 /// A small ext4 file system in a file, for a store that can be full.
 struct SmallDisk {
@@ -112,6 +114,155 @@ fn quotas_in_bytes_and_inodes() {
     let mount = farm.mount("v", "");
     assert_eq!(fs::read(mount.path().join("again")).unwrap(), noise(7, 4 << 20));
     (0..200).for_each(|at| fs::create_dir(mount.path().join(format!("more-{at}"))).unwrap());
+}
+
+/// A program that has to end soon.
+fn promptly(script: &str, mount: &Mount) -> String {
+    let mut command = Command::new("timeout");
+    run(command.args(["-k", "1", "30", "sh", "-euc", script]).current_dir(mount.path()))
+}
+
+/// One mount has filled the volume, with what `full` says in memory, and has been told so. Everybody else goes on.
+fn nobody_but_the_writer_waits(mounts: &[Mount], full: &str) {
+    let (one, two) = (&mounts[0], &mounts[1]);
+    for mount in [two, one] {
+        let listed = promptly("ls -l work > /dev/null; ls work", mount);
+        assert!(listed.contains(full) && listed.contains("old"), "{listed}");
+        assert_eq!(promptly("cat work/old", mount), "older");
+    }
+    // Nothing more is taken, and who writes hears so at once or from fsync, on whichever host.
+    for mount in mounts {
+        let error = write_durably(&mount.join("work/more"), &noise(77, 6 << 20)).unwrap_err();
+        assert!(matches!(error.raw_os_error(), Some(libc::EDQUOT | libc::ENOSPC)), "{error}");
+        promptly(
+            "ls -l work > /dev/null; rm -f work/more; mv work/old work/moved; mv work/moved work/old",
+            mount,
+        );
+    }
+    let free = calls::statfs(two.path());
+    assert!(free.f_bavail * free.f_frsize < 6 << 20, "{} blocks are said to be free", free.f_bavail);
+    promptly("rm work/old", one);
+    promptly(&format!("rm work/{full}"), two);
+}
+
+#[test]
+fn a_used_up_quota_holds_up_nobody_but_the_writer() {
+    let (farm, mounts) = Farm::shared(2);
+    let _watchdog = Watchdog::over(&mounts);
+    fs::create_dir(mounts[0].join("work")).unwrap();
+    write_durably(&mounts[0].join("work/old"), b"older").unwrap();
+    promptly("ls -l work", &mounts[1]);
+    run(&mut farm.volume(["set-quota", "v", "--quota", "1M"]));
+    let error = write_durably(&mounts[0].join("work/full"), &noise(1, 3 << 20)).unwrap_err();
+    assert!(matches!(error.raw_os_error(), Some(libc::EDQUOT | libc::ENOSPC)), "{error}");
+    nobody_but_the_writer_waits(&mounts, "full");
+    for mount in &mounts {
+        write_durably(&mount.join("work/again"), &noise(2, 300_000)).unwrap();
+        assert_eq!(fs::read(mounts[1].join("work/again")).unwrap(), noise(2, 300_000));
+    }
+    assert!(mounts.iter().all(|mount| mount.unsent().is_empty()));
+    mounts.into_iter().for_each(Mount::unmount);
+    assert!(run(&mut farm.volume(["check", "v", "--content"])).contains("is sound"));
+}
+
+#[test]
+fn a_used_up_quota_of_inodes_holds_up_nobody_either() {
+    let (farm, mounts) = Farm::shared(2);
+    let _watchdog = Watchdog::over(&mounts);
+    fs::create_dir_all(mounts[0].join("work/mine")).unwrap();
+    fs::write(mounts[0].join("work/mine/first"), b"x").unwrap();
+    mounts[0].sync();
+    // It is the only one that uses the directory, and makes files there without asking.
+    run(&mut farm.volume(["set-quota", "v", "--inodes", "10"]));
+    promptly("for at in $(seq 40); do : > work/mine/$at || break; done", &mounts[0]);
+    let error = File::open(mounts[0].join("work")).unwrap().sync_all().unwrap_err();
+    assert!(matches!(error.raw_os_error(), Some(libc::EDQUOT | libc::ENOSPC)), "{error}");
+    assert!(promptly("ls -l work/mine | wc -l", &mounts[1]).trim().parse::<u64>().unwrap() > 10);
+    promptly("rm -r work/mine", &mounts[1]);
+    wait_until("room for a directory", Duration::from_secs(30), || {
+        fs::create_dir(mounts[0].join("work/other")).is_ok()
+    });
+}
+
+#[test]
+fn a_full_store_holds_up_nobody_but_the_writer() {
+    let disk = SmallDisk::new(160);
+    let farm = Farm::with(Some(&disk.path().join("store")), &["--reserve", "24M"]);
+    farm.create("v");
+    let mounts = farm.mounts("v", 2, "commit=1");
+    let _watchdog = Watchdog::over(&mounts);
+    fs::create_dir(mounts[0].join("work")).unwrap();
+    write_durably(&mounts[0].join("work/old"), b"older").unwrap();
+    promptly("ls -l work", &mounts[1]);
+    let fills = (0..200u64).map(|at| {
+        let name = format!("fill-{at}");
+        write_durably(&mounts[0].join("work").join(&name), &noise(at + 1, 1 << 20))
+            .err()
+            .map(|error| (name, error))
+    });
+    let (full, error) = fills.flatten().next().expect("200 MiB did not fit");
+    assert_eq!(error.raw_os_error(), Some(libc::ENOSPC), "{error}");
+    nobody_but_the_writer_waits(&mounts, &full);
+    promptly("rm work/fill-*", &mounts[1]);
+    wait_until("room after a sweep", Duration::from_secs(60), || {
+        run(&mut farm.volume(["sweep", "v"]));
+        write_durably(&mounts[0].join("work/new"), &noise(999, 8 << 20)).is_ok()
+    });
+    assert_eq!(fs::read(mounts[1].join("work/new")).unwrap(), noise(999, 8 << 20));
+    mounts.into_iter().for_each(Mount::unmount);
+    assert!(run(&mut farm.volume(["check", "v", "--content"])).contains("is sound"));
+}
+
+#[test]
+fn what_no_room_is_left_for_is_kept_on_its_host_when_others_need_the_files() {
+    let disk = SmallDisk::new(200);
+    let farm = Farm::with(Some(&disk.path().join("store")), &["--reserve", "24M"]);
+    farm.create("v");
+    let mounts = farm.mounts("v", 2, "commit=3600");
+    let _watchdog = Watchdog::over(&mounts);
+    let (one, two) = (&mounts[0], &mounts[1]);
+    fs::create_dir(one.join("work")).unwrap();
+    let old = noise(1, 1 << 20);
+    write_durably(&one.join("work/old"), &old).unwrap();
+    write_durably(&one.join("work/longer"), &old).unwrap();
+    promptly("ls -l work", two);
+    // It was told of much room, and then somebody else takes it.
+    let large = noise(2, 40 << 20);
+    fs::write(one.join("work/large"), &large).unwrap();
+    fs::write(one.join("work/small"), b"fits a row").unwrap();
+    let mut longer = File::options().append(true).open(one.join("work/longer")).unwrap();
+    longer.write_all(&large).unwrap();
+    let space = calls::statfs(&disk.path());
+    let filler = (space.f_bavail * space.f_frsize).saturating_sub(30 << 20);
+    run(sh(&format!("fallocate -l {filler} filler")).current_dir(disk.path()));
+    let error = longer.sync_all().unwrap_err();
+    assert_eq!(error.raw_os_error(), Some(libc::ENOSPC), "{error}");
+    let listed = promptly("ls -l work > /dev/null; ls work", two);
+    assert_eq!(listed, "large\nlonger\nold\nsmall\n");
+    // All see what is stored, and the rest is kept.
+    for mount in [one, two] {
+        assert_eq!(fs::read(mount.join("work/old")).unwrap(), old);
+        assert_eq!(fs::read(mount.join("work/small")).unwrap(), b"fits a row");
+        assert_eq!(fs::read(mount.join("work/longer")).unwrap(), old);
+        assert_eq!(fs::read(mount.join("work/large")).unwrap(), large[..4096]);
+    }
+    let kept = one.unsent().pop().expect("a folder");
+    let report = fs::read_to_string(kept.join("REPORT")).unwrap();
+    assert!(report.contains("work/large") && report.contains("work/longer"), "{report}");
+    assert!(!report.contains("work/old") && !report.contains("work/small"), "{report}");
+    assert_eq!(fs::read(kept.join("files/work/large")).unwrap(), large);
+    assert_eq!(fs::read(kept.join("files/work/longer")).unwrap()[1 << 20..], large);
+    assert!(one.log().contains(kept.to_str().unwrap()), "{}", one.log());
+    // Whoever has it open hears of it once.
+    assert_eq!(longer.sync_all().unwrap_err().raw_os_error(), Some(libc::ENOSPC));
+    longer.sync_all().unwrap();
+    promptly("rm work/large", two);
+    fs::remove_file(disk.path().join("filler")).unwrap();
+    wait_until("room", Duration::from_secs(60), || write_durably(&one.join("work/new"), &large).is_ok());
+    assert_eq!(fs::read(two.join("work/new")).unwrap(), large);
+    drop(longer);
+    mounts.into_iter().for_each(Mount::unmount);
+    assert!(run(&mut farm.volume(["check", "v", "--content"])).contains("is sound"));
 }
 
 #[test]

@@ -106,6 +106,16 @@ impl Tree {
         Ok(())
     }
 
+    /// Data of a file was lost: this is what is left of it. Nobody was asked whether it may be changed: its owner gives it
+    /// back.
+    ///
+    /// # Errors
+    /// The row is missing.
+    pub fn cut_down(&mut self, ino: Ino, size: u64, allocated: u64, now: Timestamp) -> Result<(), TreeError> {
+        let now = self.stamp(now);
+        self.set_size(ino, size, allocated, now)
+    }
+
     fn set_size(&mut self, ino: Ino, size: u64, allocated: u64, now: Timestamp) -> Result<(), TreeError> {
         let row = self.change(ino)?;
         let before = std::mem::replace(&mut row.allocated, allocated);

@@ -267,3 +267,47 @@ fn growth_counts_only_what_is_not_there() {
     assert_eq!(paged.growth(PAGE_BLOCKS * BLOCK_SIZE, 10), Err(Lacking::Pages));
     assert_eq!(paged.allocated(), 77);
 }
+
+#[test]
+fn what_there_is_no_room_for_goes_and_what_is_stored_stays() {
+    let name = |byte, len| BlockRef { hash: ContentHash([byte; 32]), len };
+    let block = BLOCK_SIZE as usize;
+    let row = Content::Blocks(vec![Some(name(1, BLOCK_SIZE as u32)), None, Some(name(3, 500))]);
+    let size = 2 * BLOCK_SIZE + 500;
+    let refuse = |file: &mut FileData| {
+        let cut = file.cut(Sequence(5));
+        cut.blocks.iter().for_each(|(index, data)| {
+            file.named(*index, name(99, data.len() as u32), Sequence(5));
+        });
+        file.undo_cut(&cut, Sequence(5));
+    };
+    let stored =
+        |file: &FileData| file.blocks.iter().map(|(index, block)| (*index, block.stored)).collect::<Vec<_>>();
+    // What was stored is stored still; what was not, in its middle, is a hole, and beyond it nothing.
+    let mut file = FileData::from_row(size, size - BLOCK_SIZE, &row);
+    file.write(0, &vec![7; 3 * block]).unwrap();
+    file.write(4 * BLOCK_SIZE, &[7; 10]).unwrap();
+    refuse(&mut file);
+    let lost = file.homeless();
+    assert_eq!(lost.iter().map(|(index, _)| *index).collect::<Vec<_>>(), [0, 1, 2, 4]);
+    assert_eq!(file.give_up(&lost), Some((size, BLOCK_SIZE + 500)));
+    assert_eq!(stored(&file), [(0, Some(name(1, BLOCK_SIZE as u32))), (2, Some(name(3, 500)))]);
+    assert_eq!((file.size, file.allocated(), file.dirty_bytes()), (size, BLOCK_SIZE + 500, 0));
+    let cut = file.cut(Sequence(5));
+    assert!(cut.blocks.is_empty() && cut.inline.is_none());
+    assert_eq!(cut.pages, [(0, vec![Some(name(1, BLOCK_SIZE as u32)), None, Some(name(3, 500))])]);
+    // What has changed since it was looked at is not given up.
+    file.write(0, &vec![8; block]).unwrap();
+    let lost = file.homeless();
+    file.write(0, &[9; 10]).unwrap();
+    assert_eq!(file.give_up(&lost), None);
+    // A file of which nothing is stored keeps what fits its row; one that is in its row loses nothing.
+    let mut file = FileData::from_row(3, 3, &Content::Inline(Bytes::from_static(b"hay")));
+    file.write(3, &vec![7; 2 * block]).unwrap();
+    refuse(&mut file);
+    let lost = file.homeless();
+    assert!(file.give_up(&lost).is_some());
+    assert_eq!((file.size, file.allocated(), file.dirty_bytes()), (INLINE_MAX, INLINE_MAX, INLINE_MAX));
+    assert!(file.homeless().is_empty());
+    assert_eq!(&file.cut(Sequence(5)).inline.unwrap()[..5], b"hay\x07\x07");
+}

@@ -11,6 +11,7 @@ use parking_lot::MutexGuard;
 use super::error::FsError;
 use super::{Done, Need, Stop, VolumeFs, attr};
 use crate::appends::Append;
+use crate::committer::FlushError;
 use crate::core::Core;
 use crate::data::{File, FileData, Lacking};
 use crate::kernel::Word;
@@ -264,11 +265,13 @@ impl VolumeFs {
     }
 
     /// Makes everything up to now durable.
-    pub(super) fn sync(&self, pace: Pace<'_>) -> Done {
+    pub(super) fn sync(&self, ino: Ino, pace: Pace<'_>) -> Done {
         let interrupt: &Interrupt = match pace {
             Pace::Fast => return Err(Stop::Need(Need::Room)),
             Pace::Patient(interrupt) => interrupt,
         };
-        self.client.ledger.flush(Some(interrupt)).map_err(|error| Stop::Error(FsError::Flush(error)))
+        self.client.ledger.flush(Some(interrupt)).map_err(|error| Stop::Error(FsError::Flush(error)))?;
+        // What was set aside since is told once.
+        if self.client.take_lost(ino) { Err(FsError::Flush(FlushError::NoSpace).into()) } else { Ok(()) }
     }
 }

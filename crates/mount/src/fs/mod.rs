@@ -134,7 +134,14 @@ impl VolumeFs {
                     continue;
                 }
             }
-            match self.answer(request, reply, pace, status_asked) {
+            let answered = match self.answer(request, reply, pace, status_asked) {
+                // There may be room by now, and a larger quota.
+                Err(Stop::Error(FsError::Tree(TreeError::NoSpace))) if !status_asked => {
+                    Err(Stop::Need(Need::Status))
+                }
+                answered => answered,
+            };
+            match answered {
                 Ok(()) => return Ok(()),
                 Err(Stop::Error(error)) => return Err(Failure::Errno(error.errno())),
                 Err(Stop::Need(need)) => match pace {
@@ -177,7 +184,7 @@ impl VolumeFs {
                 }
             }
             Need::Status => {
-                self.client.refresh_status(interrupt);
+                self.client.refresh_status(Some(interrupt));
                 Ok(())
             }
             Need::Room => {
@@ -248,7 +255,7 @@ impl VolumeFs {
                 self.fallocate(ino, offset, length, mode, status_asked)
             }
             Operation::Lseek { offset, whence, .. } => self.seek(ino, offset, whence, reply),
-            Operation::Fsync { .. } | Operation::Fsyncdir { .. } | Operation::Syncfs => self.sync(pace),
+            Operation::Fsync { .. } | Operation::Fsyncdir { .. } | Operation::Syncfs => self.sync(ino, pace),
             Operation::Readdir { offset, .. } => {
                 self.readdir(NodeId(request.nodeid), offset, false, pace, reply)
             }
@@ -428,9 +435,9 @@ fn entry(node: NodeId, row: &InodeRow, entry_valid: Validity) -> Entry {
 
 impl Client {
     /// Asks how full the store is; without an answer the last one stays.
-    fn refresh_status(&self, interrupt: &Interrupt) {
+    pub(crate) fn refresh_status(&self, interrupt: Option<&Interrupt>) {
         use hayloft_wire::{StatusRequest, client_message::Body as Ask, server_message::Body as Answer};
-        let answers = self.link.call(Ask::Status(StatusRequest {}), Some(interrupt));
+        let answers = self.link.call(Ask::Status(StatusRequest {}), interrupt);
         if let Ok(answers) = answers
             && let Some(Answer::Status(status)) = answers.into_iter().next()
         {

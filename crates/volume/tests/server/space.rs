@@ -9,7 +9,7 @@ use crate::common::*;
 use hayloft_model::{Content, FileKind, Ino, Name, Record};
 use hayloft_wire::client_message::Body as Ask;
 use hayloft_wire::server_message::Body as Answer;
-use hayloft_wire::{FailureCode, Hello, StatusRequest, SweepVolume};
+use hayloft_wire::{FailureCode, Hello, SetQuota, StatusRequest, SweepVolume};
 
 struct SmallDisk(tempfile::TempDir);
 
@@ -122,6 +122,47 @@ fn a_full_store_is_swept_when_it_refuses_and_shrinking_batches_go_on() {
         std::thread::sleep(Duration::from_millis(100));
     }
     println!("{stored} MiB stored; room after {:?}", started.elapsed());
+    assert_eq!(running.problems(), [""; 0]);
+    running.shutdown();
+}
+
+#[test]
+fn what_others_wait_for_may_exceed_the_quota_and_use_the_reserve() {
+    let Some(disk) = SmallDisk::mount("96m") else { return };
+    let (running, mut client) = opened(config(disk.path()));
+    let set_quota = |quota_bytes, quota_inodes| {
+        let quota = SetQuota { name: "vol".into(), quota_bytes, quota_inodes };
+        Client::connect(running.address).ask(Ask::SetQuota(quota)).unwrap();
+    };
+    const SIZE: u64 = 16 * 65536;
+    let usage = (SIZE as i64, 1);
+    let write = |client: &mut Client, sequence: u64, pressing: bool| {
+        if pressing {
+            client.begin_pressing(sequence, usage);
+        }
+        let blocks = (0..16).map(|at| Some(client.content(&noise(sequence * 100 + at, 65536)))).collect();
+        client.commit(sequence, &file_records(sequence, Content::Blocks(blocks), SIZE), usage)
+    };
+    for (bytes, inodes) in [(1000, 0), (0, 1)] {
+        set_quota(bytes, inodes);
+        for sequence in [1, 2].map(|at| at + 2 * inodes) {
+            let full = write(&mut client, sequence, false).unwrap_err();
+            assert_eq!(code(&full), FailureCode::NoSpace, "{}", full.message);
+            write(&mut client, sequence, true).unwrap();
+        }
+    }
+    set_quota(0, 0);
+    let mut next = 5;
+    while write(&mut client, next, false).is_ok() {
+        next += 1;
+    }
+    // A few more fit the half of the reserve that is there for it; then it is full indeed, and only that.
+    let refused = next;
+    while write(&mut client, next, true).is_ok() {
+        next += 1;
+    }
+    assert!((1..8).contains(&(next - refused)), "{refused} {next}");
+    client.commit(next, &delete_records(1), (-(SIZE as i64), -1)).unwrap();
     assert_eq!(running.problems(), [""; 0]);
     running.shutdown();
 }

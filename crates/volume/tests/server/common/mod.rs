@@ -236,7 +236,12 @@ impl Client {
     }
 
     pub(crate) fn begin(&mut self, sequence: u64, (bytes, inodes): (i64, i64)) {
-        self.send(Ask::BeginBatch(BeginBatch { sequence, bytes, inodes }));
+        self.send(Ask::BeginBatch(BeginBatch { sequence, bytes, inodes, pressing: false }));
+    }
+
+    /// Begins a batch that others wait for.
+    pub(crate) fn begin_pressing(&mut self, sequence: u64, (bytes, inodes): (i64, i64)) {
+        self.send(Ask::BeginBatch(BeginBatch { sequence, bytes, inodes, pressing: true }));
     }
 
     pub(crate) fn records(&mut self, records: &[Record]) {
