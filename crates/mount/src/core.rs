@@ -258,6 +258,8 @@ pub(crate) struct Client {
     pub(crate) evictions: AtomicU64,
     /// What the kernel has to be told, see [`crate::kernel`].
     pub(crate) words: Sender<Word>,
+    /// To tell the kernel what waits for no lock, from threads that may block.
+    pub(crate) notifier: std::sync::OnceLock<hayloft_fuse::Notifier>,
     /// What others need, see [`crate::sharing`].
     pub(crate) recalls: Sender<Recalled>,
     /// Answers of which parts are still to come, by request; only the thread that reads the stream uses it.
@@ -303,6 +305,7 @@ impl Client {
             locks: std::sync::OnceLock::new(),
             evictions: AtomicU64::new(0),
             words,
+            notifier: std::sync::OnceLock::new(),
             recalls,
             partial: Mutex::default(),
             calls: crate::pages::Calls::default(),
@@ -432,6 +435,14 @@ impl Client {
         self.room_wanted.store(true, Ordering::Relaxed);
         self.ledger.kick();
         self.ledger.await_progress(Duration::from_millis(100));
+    }
+
+    /// Has the kernel forget the attributes of an inode, and waits for that. Takes no lock of the kernel's that a call
+    /// holds; not for transport threads all the same, and not with a lock of ours held.
+    pub(crate) fn drop_attributes(&self, ino: Ino) {
+        if let Some(notifier) = self.notifier.get() {
+            let _ = notifier.inval_inode(ino.0, -1, 0);
+        }
     }
 
     /// The last batch known to be durable.

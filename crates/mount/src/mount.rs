@@ -219,6 +219,7 @@ impl Mount {
             core.names.epochs = session.notifier().inc_epoch().is_ok();
             core.names.read_only = options.read_only;
         }
+        let _ = client.notifier.set(session.notifier());
         let speech = session.control();
         let (speaking, giving_way) = (Arc::clone(client), Arc::clone(client));
         let thread = |name: &str| std::thread::Builder::new().name(name.to_string());

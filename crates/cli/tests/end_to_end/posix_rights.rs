@@ -1,6 +1,7 @@
 //! Who may do what.
 
 use std::fs;
+use std::io::Write;
 use std::os::unix::fs::MetadataExt;
 
 use crate::calls;
@@ -41,6 +42,56 @@ fn a_write_by_others_clears_setuid_and_setgid() {
     // A change of owner clears them as well.
     calls::chown(&place.join("root"), 1000, 1000);
     assert_eq!(mode(&place, "root"), 0o777);
+}
+
+/// The permission bits, without asking for anything that would have the kernel look at the file anew.
+fn mode_alone(path: &std::path::Path) -> u32 {
+    let path = calls::c_path(path);
+    // SAFETY: all zeroes is a value of it, and both pointers are valid.
+    unsafe {
+        let mut stat: libc::statx = std::mem::zeroed();
+        assert_eq!(libc::statx(libc::AT_FDCWD, path.as_ptr(), 0, libc::STATX_MODE, &raw mut stat), 0);
+        u32::from(stat.stx_mode) & 0o7777
+    }
+}
+
+#[test]
+fn who_rewrites_a_program_takes_its_setuid_away_at_once() {
+    let place = open_place();
+    let writes = [
+        ("direct", "dd if=/dev/zero of=direct bs=4096 count=1 conv=notrunc oflag=direct"),
+        ("cached", "dd if=/dev/zero of=cached bs=4096 count=1 conv=notrunc"),
+        ("part", "dd if=/dev/zero of=part bs=100 seek=7 count=1 conv=notrunc"),
+        ("append", "dd if=/dev/zero of=append bs=100 count=1 conv=notrunc oflag=append"),
+        ("allocated", "fallocate -l 1000000 allocated"),
+        ("punched", "fallocate -p -o 0 -l 4096 punched"),
+        ("cut", "truncate -s 100 cut"),
+    ];
+    for (name, write) in writes {
+        let program = place.join(name);
+        fs::copy("/usr/bin/id", &program).unwrap();
+        let by_others = || {
+            let output = std::process::Command::new("setpriv")
+                .args(["--reuid=2000", "--regid=2000", "--clear-groups"])
+                .arg(&program)
+                .arg("-u")
+                .output()
+                .unwrap();
+            String::from_utf8_lossy(&output.stdout).trim().to_owned()
+        };
+        calls::chown(&program, 1000, 1000);
+        calls::chmod(&program, 0o6755);
+        assert_eq!((mode_alone(&program), by_others().as_str()), (0o6755, "1000"));
+        assert!(as_user(&place, "", write), "{write}");
+        assert_eq!(mode_alone(&program), 0o755, "{name}");
+        // What it is now does not run, but not with the rights of its owner for certain.
+        assert_ne!(by_others(), "1000", "{name}");
+        assert_eq!(mode(&place, name), 0o755, "{name}");
+        // Whoever may keep them keeps them.
+        calls::chmod(&program, 0o6755);
+        fs::OpenOptions::new().append(true).open(&program).unwrap().write_all(b"x").unwrap();
+        assert_eq!((mode_alone(&program), mode(&place, name)), (0o6755, 0o6755));
+    }
 }
 
 #[test]

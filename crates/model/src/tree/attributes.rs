@@ -196,6 +196,11 @@ impl Tree {
     }
 }
 
+/// Whether a write by somebody without privileges takes some from the file that the kernel may have in its cache.
+pub fn has_privileges(row: &InodeRow) -> bool {
+    row.mode & SETUID != 0 || (row.mode & SETGID != 0 && row.mode & GROUP_EXECUTE != 0)
+}
+
 /// As the kernel does on a write by somebody without CAP_FSETID: no setuid, no setgid on an executable
 /// of the group, no capabilities.
 fn drop_privileges(row: &mut InodeRow) {

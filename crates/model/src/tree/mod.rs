@@ -16,7 +16,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 
 use rustc_hash::FxBuildHasher;
 
-pub use attributes::AttributeChange;
+pub use attributes::{AttributeChange, has_privileges};
 pub use log::Cut;
 pub use names::{NewNode, RenameFlags};
 pub use share::Stale;

@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use hayloft_fuse::{Interrupt, Pace, Reply, SetAttr, Validity};
-use hayloft_model::tree::{AttributeChange, Tree};
-use hayloft_model::{BLOCK_SIZE, FileKind, Ino, TreeError};
+use hayloft_model::tree::{AttributeChange, Tree, has_privileges};
+use hayloft_model::{BLOCK_SIZE, FileKind, Ino, InodeRow, TreeError};
 use parking_lot::MutexGuard;
 
 use super::error::FsError;
@@ -17,6 +17,17 @@ use crate::data::{File, FileData, Lacking};
 use crate::kernel::Word;
 
 const PAGE: u64 = 4096;
+
+/// Whether a file loses setuid or setgid. The kernel does not take that from its copy of the mode, nor ask anew who may do
+/// what: it has to be told before the call returns, which transport threads may not.
+fn demoted(row: &InodeRow, kills_privileges: bool, pace: Pace<'_>) -> Result<bool, Stop> {
+    match pace {
+        _ if !(kills_privileges && has_privileges(row)) => Ok(false),
+        // `Room` is what any thread of the pool may wait for.
+        Pace::Fast => Err(Stop::Need(Need::Room)),
+        Pace::Patient(_) => Ok(true),
+    }
+}
 /// The kernel may send larger writes in parts, bytes.
 const LARGE: usize = 128 << 10;
 
@@ -106,12 +117,14 @@ impl VolumeFs {
         ino: Ino,
         write: &Write<'_>,
         status_asked: bool,
+        pace: Pace<'_>,
         reply: &mut Reply<'_>,
     ) -> Done {
-        let (file, offset) = {
+        let (file, offset, demoted) = {
             let mut core = self.client.core();
             core.tree.check_owned(ino)?;
-            let size = core.tree.inode(ino)?.size;
+            let row = core.tree.inode(ino)?;
+            let (size, demoted) = (row.size, demoted(row, write.kills_privileges, pace)?);
             // The kernel's idea of the end is old when another host has appended.
             let offset = if write.appends { size } else { write.offset };
             if write.end(offset) > Tree::size_max() {
@@ -127,7 +140,7 @@ impl VolumeFs {
             } else {
                 core.appending.remove(&ino);
             }
-            (Admitted::new(file), offset)
+            (Admitted::new(file), offset, demoted)
         };
         let file = &file.0;
         self.with_data(ino, file, |data| data.write(offset, write.bytes))?;
@@ -136,6 +149,9 @@ impl VolumeFs {
         core.tree.wrote(ino, write.end(offset), allocated, write.kills_privileges, self.now())?;
         self.changed(&mut core);
         drop(core);
+        if demoted {
+            self.client.drop_attributes(ino);
+        }
         if offset != write.offset {
             // It has put the bytes elsewhere in its cache. The word waits until this answer is there.
             let (names, attributes, data) = (Vec::new(), vec![ino], vec![ino]);
@@ -209,7 +225,9 @@ impl VolumeFs {
         offset: u64,
         length: u64,
         mode: u32,
+        kills_privileges: bool,
         status_asked: bool,
+        pace: Pace<'_>,
     ) -> Done {
         const KEEP_SIZE: u32 = libc::FALLOC_FL_KEEP_SIZE as u32;
         const PUNCH_HOLE: u32 = libc::FALLOC_FL_PUNCH_HOLE as u32;
@@ -223,7 +241,8 @@ impl VolumeFs {
         }
         let mut core = self.client.core();
         core.tree.check_owned(ino)?;
-        let size = core.tree.inode(ino)?.size;
+        let row = core.tree.inode(ino)?;
+        let (size, demoted) = (row.size, demoted(row, kills_privileges, pace)?);
         let file = core.file(ino)?;
         if mode & (PUNCH_HOLE | ZERO_RANGE) != 0 {
             self.with_data(ino, &file, |data| data.punch(offset, end))?;
@@ -243,10 +262,15 @@ impl VolumeFs {
         let allocated = file.data.lock().allocated();
         let change = AttributeChange {
             size: Some((if extends { end } else { size }, allocated)),
+            kill_privileges: kills_privileges,
             ..Default::default()
         };
         core.tree.set_attributes(ino, change, self.now())?;
         self.changed(&mut core);
+        drop(core);
+        if demoted {
+            self.client.drop_attributes(ino);
+        }
         Ok(())
     }
 

@@ -249,10 +249,12 @@ impl VolumeFs {
                     tid: request.pid,
                     kills_privileges: kind & write_flags::KILL_SUIDGID != 0,
                 };
-                self.write(ino, &write, status_asked, reply)
+                self.write(ino, &write, status_asked, pace, reply)
             }
             Operation::Fallocate { offset, length, mode, .. } => {
-                self.fallocate(ino, offset, length, mode, status_asked)
+                // The kernel does not say whether the caller may keep setuid; root may.
+                let kills_privileges = request.uid != 0;
+                self.fallocate(ino, offset, length, mode, kills_privileges, status_asked, pace)
             }
             Operation::Lseek { offset, whence, .. } => self.seek(ino, offset, whence, reply),
             Operation::Fsync { .. } | Operation::Fsyncdir { .. } | Operation::Syncfs => self.sync(ino, pace),
