@@ -185,6 +185,7 @@ mod tests {
                 btime: time(1),
                 parent: Ino::ROOT,
                 next_cookie: FIRST_COOKIE,
+                unnamed: false,
                 xattrs: Default::default(),
                 content: Default::default(),
             },

@@ -163,6 +163,8 @@ pub struct InodeRow {
     pub parent: Ino,
     /// For a directory: the cookie that its next new entry gets.
     pub next_cookie: u64,
+    /// It was made without a name (O_TMPFILE), and has had none so far: it may get one. What has lost its last name may not.
+    pub unnamed: bool,
     /// Extended attributes by their whole name.
     pub xattrs: BTreeMap<Bytes, Bytes>,
     /// Data, blocks or target.

@@ -65,11 +65,13 @@ pub enum Rule {
     NeverOverdue,
     /// Rule 8: a client relies on keep-alives, whatever it has not acknowledged.
     RelyOnPings,
+    /// What has lost its last name is linked all the same.
+    ReviveRemoved,
 }
 
 impl Rule {
     /// All, by name.
-    pub const ALL: [(&'static str, Rule); 24] = [
+    pub const ALL: [(&'static str, Rule); 25] = [
         ("ack-before-apply", Rule::AckBeforeApply),
         ("recall-without-ship", Rule::RecallWithoutShip),
         ("no-claim-grace", Rule::NoClaimGrace),
@@ -94,5 +96,6 @@ impl Rule {
         ("new-cookie", Rule::NewCookie),
         ("never-overdue", Rule::NeverOverdue),
         ("rely-on-pings", Rule::RelyOnPings),
+        ("revive-removed", Rule::ReviveRemoved),
     ];
 }

@@ -216,12 +216,10 @@ impl Reference {
             }
             Change::Link(ino, dir, name) => {
                 let (dir, name, found) = get(*dir, name);
-                if found.is_some()
-                    || !self.alive(dir)
-                    || self.is_dir(ino.0)
-                    || !self.kinds.contains_key(&ino.0)
-                {
-                    return wrong("the name exists, or its directory does not, or the inode is a directory");
+                if found.is_some() || !self.alive(dir) || self.is_dir(ino.0) || !self.alive(ino.0) {
+                    return wrong(
+                        "the name exists, its directory or the file does not, or it is a directory",
+                    );
                 }
                 names.push((dir, name, Some(ino.0)));
                 touched.extend([dir, ino.0]);

@@ -125,6 +125,7 @@ impl InodeRowMessage {
             inline,
             blocks,
             target,
+            unnamed: row.unnamed,
         }
     }
 }
@@ -156,6 +157,7 @@ impl TryFrom<&InodeRowMessage> for InodeRow {
             btime,
             parent: Ino(message.parent),
             next_cookie: message.next_cookie,
+            unnamed: message.unnamed,
             xattrs: message.xattrs.iter().map(|xattr| (xattr.name.clone(), xattr.value.clone())).collect(),
             content,
         })

@@ -62,4 +62,7 @@ pub struct InodeRowMessage {
     /// Target of a symbolic link.
     #[prost(bytes = "bytes", optional, tag = "15")]
     pub target: Option<Bytes>,
+    /// Made without a name, and without one so far.
+    #[prost(bool, tag = "16")]
+    pub unnamed: bool,
 }

@@ -101,6 +101,7 @@ pub struct Tree {
     newest: Timestamp,
     times_go_back: bool,
     times_repeat: bool,
+    links_revive: bool,
     owners_move_directories: bool,
     replaced_names_move: bool,
 }
@@ -109,6 +110,11 @@ impl Tree {
     /// A tree that knows nothing but how full its volume is; zeros in `quota` mean no limit.
     pub fn new(usage: Usage, quota: Usage) -> Tree {
         Tree { usage, quota, ..Tree::default() }
+    }
+
+    /// From now on what has lost its last name gets another one: only for the simulator, which shows that it notices.
+    pub fn let_links_revive(&mut self) {
+        self.links_revive = true;
     }
 
     /// From now on a change may be earlier than one that is known: only for the simulator, which shows that it notices.

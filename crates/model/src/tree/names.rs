@@ -102,6 +102,7 @@ impl Tree {
             btime: now,
             parent: if is_dir || nlink > 0 { dir } else { STRAY },
             next_cookie: if is_dir { FIRST_COOKIE } else { 0 },
+            unnamed: !is_dir && nlink == 0,
             xattrs: BTreeMap::new(),
             content: new.target.map_or(Content::None, Content::Target),
         };
@@ -173,15 +174,19 @@ impl Tree {
     /// Gives an inode one more name.
     ///
     /// # Errors
-    /// The name exists, the inode is a directory, or something is missing.
+    /// The name exists, the inode is a directory, or has lost its last name, or something is missing.
     pub fn link(&mut self, ino: Ino, dir: Ino, name: &[u8], now: Timestamp) -> Result<(), TreeError> {
         if self.lookup(dir, name)?.is_some() {
             return Err(TreeError::Exists);
         }
         let row = self.inode(ino)?;
-        let (revived, allocated) = (row.nlink == 0, row.allocated);
+        let (is_first, allocated) = (row.nlink == 0, row.allocated);
         if row.kind() == FileKind::Directory {
             return Err(TreeError::NotPermitted);
+        }
+        // Whoever has it open keeps it; nobody brings it back.
+        if is_first && !row.unnamed && !self.links_revive {
+            return Err(TreeError::NotFound);
         }
         if row.nlink >= LINKS_MAX {
             return Err(TreeError::TooManyLinks);
@@ -192,7 +197,7 @@ impl Tree {
         self.need_names(dir)?;
         self.need_row(ino)?;
         let now = self.stamp(now, &[ino, dir]);
-        if revived {
+        if is_first {
             self.check_inode_room()?;
             self.check_room(allocated)?;
             self.count(allocated as i64, 1);
@@ -200,8 +205,8 @@ impl Tree {
         let row = self.change(ino)?;
         row.nlink += 1;
         row.ctime = now;
-        if revived {
-            row.parent = dir;
+        if is_first {
+            (row.parent, row.unnamed) = (dir, false);
             self.settle_at_home(ino);
         } else if row.parent != dir {
             // Names in several directories: it is owned by itself from now on.

@@ -266,37 +266,53 @@ fn what_is_on_its_way_is_newer_than_what_is_told() {
 }
 
 #[test]
-fn a_file_that_gets_a_name_again_is_owned_by_itself_if_the_server_thinks_so() {
-    let at_home = Object::File { ino: FILE, home: DIR };
+fn a_file_that_gets_its_first_name_is_owned_by_itself_if_the_server_knows_it() {
+    let own = |tree: &mut Tree| {
+        tree.own(DIR);
+        tree.add_numbers(InoRange { next: 50, end: 60 });
+    };
+    let new = || NewNode { mode: 0o100644, ..NewNode::default() };
     // It was granted, or the server was told that it has no name.
     for granted in [true, false] {
         let mut tree = tree();
-        tree.own(DIR);
-        tree.remember(FILE);
-        if granted {
-            tree.apply(&[put(FILE, file(0, STRAY))], &[stray(FILE)], &[]);
+        own(&mut tree);
+        let ino = if granted {
+            tree.remember(FILE);
+            tree.apply(&[put(FILE, InodeRow { unnamed: true, ..file(0, STRAY) })], &[stray(FILE)], &[]);
+            FILE
         } else {
-            tree.unlink(DIR, b"file", time(2)).unwrap();
-            tree.cut(Sequence(1), false);
-        }
-        tree.link(FILE, DIR, b"again", time(2)).unwrap();
-        assert!(tree.owned().contains(&at_home));
+            let ino = tree.create_unnamed(DIR, new(), time(2)).unwrap();
+            tree.remember(ino);
+            tree.cut(Sequence(1), true);
+            ino
+        };
+        tree.link(ino, DIR, b"named", time(2)).unwrap();
+        assert!(tree.owned().contains(&Object::File { ino, home: DIR }));
     }
     // The server never knows, or not yet.
     for refused in [true, false] {
         let mut tree = tree();
-        tree.own(DIR);
-        tree.remember(FILE);
-        tree.unlink(DIR, b"file", time(2)).unwrap();
+        own(&mut tree);
+        let ino = tree.create_unnamed(DIR, new(), time(2)).unwrap();
+        tree.remember(ino);
         if refused {
-            let cut = tree.cut(Sequence(1), false);
-            tree.link(FILE, DIR, b"again", time(2)).unwrap();
+            let cut = tree.cut(Sequence(1), true);
+            tree.link(ino, DIR, b"named", time(2)).unwrap();
             tree.undo_cut(cut);
         } else {
-            tree.link(FILE, DIR, b"again", time(2)).unwrap();
+            tree.link(ino, DIR, b"named", time(2)).unwrap();
         }
         assert_eq!(tree.owned(), [Object::Directory(DIR)]);
     }
+}
+
+#[test]
+fn what_others_have_removed_gets_no_name_here() {
+    let mut tree = tree();
+    tree.own(DIR);
+    tree.remember(FILE);
+    tree.apply(&[put(FILE, file(0, STRAY))], &[stray(FILE)], &[]);
+    assert_eq!(tree.link(FILE, DIR, b"again", time(2)), Err(TreeError::NotFound));
 }
 
 #[test]

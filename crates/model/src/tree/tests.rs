@@ -495,6 +495,7 @@ fn an_open_file_without_a_name_stays_until_it_is_forgotten() {
     assert_eq!(batch.orphans, [ino]);
     assert_eq!(batch.usage.inodes, -1);
     assert_eq!(tree.inode(ino).unwrap().nlink, 0);
+    assert_eq!(tree.link(ino, Ino::ROOT, b"again", now()), Err(TreeError::NotFound));
     assert!(tree.forget(ino, 1));
     assert_eq!(tree.cut(Sequence(3), false).batch.records, [Record::DeleteInode(ino)]);
 }
@@ -524,6 +525,9 @@ fn unnamed_files_go_to_the_server_only_when_asked() {
     assert_eq!(tree.cut(Sequence(2), true).batch.orphans, [ino]);
     tree.link(ino, Ino::ROOT, b"named", now()).unwrap();
     assert_eq!(tree.cut(Sequence(3), false).batch.usage.inodes, 1);
+    // It has had its name: without one it goes.
+    tree.unlink(Ino::ROOT, b"named", now()).unwrap();
+    assert_eq!(tree.link(ino, Ino::ROOT, b"again", now()), Err(TreeError::NotFound));
 }
 
 #[test]

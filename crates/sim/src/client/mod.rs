@@ -165,6 +165,9 @@ impl World {
         if self.is_broken(Rule::RepeatTimes) {
             tree.let_times_repeat();
         }
+        if self.is_broken(Rule::ReviveRemoved) {
+            tree.let_links_revive();
+        }
         if self.is_broken(Rule::MoveByOwners) {
             tree.let_owners_move_directories();
         }

@@ -117,6 +117,7 @@ impl Server {
             btime: Timestamp::default(),
             parent: Ino::ROOT,
             next_cookie: FIRST_COOKIE,
+            unnamed: false,
             xattrs: BTreeMap::default(),
             content: Content::None,
         };

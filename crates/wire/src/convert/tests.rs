@@ -17,6 +17,7 @@ fn row(content: Content) -> InodeRow {
         btime: Timestamp::default(),
         parent: Ino(0),
         next_cookie: 9,
+        unnamed: true,
         xattrs: BTreeMap::from([(Bytes::from_static(b"user.a"), Bytes::from_static(b"\0\xff"))]),
         content,
     }

@@ -358,6 +358,7 @@ pub(crate) fn row(kind: FileKind, nlink: u32) -> InodeRow {
         btime: time,
         parent: Ino(0),
         next_cookie: 3,
+        unnamed: false,
         xattrs: Default::default(),
         content: Content::None,
     }
