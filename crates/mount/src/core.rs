@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use hayloft_model::grants::Object;
 use hayloft_model::tree::Tree;
-use hayloft_model::{Content, FileKind, Ino, Sequence, TreeError, Usage};
+use hayloft_model::{Content, FileKind, Ino, Name, Record, Sequence, TreeError, Usage};
 use hayloft_wire::VolumeStatus;
 use parking_lot::{Mutex, MutexGuard};
 use rustc_hash::FxBuildHasher;
@@ -21,6 +21,7 @@ use crate::data::{File, FileData};
 use crate::fault::{Bundle, Faults};
 use crate::kernel::{KernelNames, Word};
 use crate::link::Link;
+use crate::moved::Moved;
 use crate::nodes::{Left, NodeId, Nodes};
 use crate::options::MountOptions;
 use crate::sharing::Recalled;
@@ -41,6 +42,7 @@ pub(crate) struct Core {
     pub(crate) names: KernelNames,
     /// By which numbers the kernel knows directories.
     pub(crate) nodes: Nodes,
+    pub(crate) moved: Moved,
     /// What the server has made for a call that the kernel has no answer of yet: counted as known to the kernel, so that
     /// it stays whoever removes it meanwhile.
     pub(crate) made: HashSet<Ino, FxBuildHasher>,
@@ -153,6 +155,35 @@ impl Core {
         self.tree.forget(ino, count);
         if self.tree.lookups(ino) == 0 {
             self.forgotten(ino);
+        }
+    }
+
+    /// Others are changing these rows: which names they take from what the kernel knows.
+    pub(crate) fn note_taken(&mut self, records: &[Record]) {
+        for record in records {
+            let (Record::DeleteDentry(dir, name) | Record::PutDentry(dir, name, _)) = record else {
+                continue;
+            };
+            self.note_leaving(*dir, name);
+        }
+    }
+
+    /// Others may move what is in a directory, and nobody will tell.
+    pub(crate) fn note_uncovered(&mut self, object: Object) {
+        if let Object::Directory(dir) = object {
+            self.tree
+                .known_names(dir)
+                .iter()
+                .take(crate::moved::KEPT_MAX)
+                .for_each(|name| self.note_leaving(dir, name));
+        }
+    }
+
+    fn note_leaving(&mut self, dir: Ino, name: &Name) {
+        if let Ok(Some(before)) = self.tree.lookup(dir, name.as_bytes())
+            && self.tree.lookups(before.ino) > 0
+        {
+            self.moved.take(before.ino, dir, name);
         }
     }
 

@@ -22,6 +22,7 @@ mod kernel;
 mod link;
 mod locks;
 mod mount;
+mod moved;
 mod nodes;
 mod options;
 mod pages;

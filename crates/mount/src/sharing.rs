@@ -157,6 +157,9 @@ impl Client {
         self.stats.events_applied.add(1);
         self.others_changed.store(true, Ordering::Relaxed);
         let mut core = self.core();
+        if !apply.asked {
+            core.note_taken(&records);
+        }
         let stale = core.tree.apply(&records, &own, &forget);
         // What a rename leaves in its place is not handed out.
         let is_whiteout = |ino: Ino| {
@@ -401,6 +404,7 @@ impl Client {
             let (mut stale, absent) = if *keep_read || core.tree.owns_itself(ino) {
                 (Stale::default(), Vec::new())
             } else {
+                core.note_uncovered(*object);
                 (core.tree.uncover(*object), core.take_absent(ino))
             };
             if !stale.in_use.contains(&ino) {

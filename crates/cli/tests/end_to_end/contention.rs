@@ -8,7 +8,7 @@ use std::process::{Child, Stdio};
 
 use serde_json::Value;
 
-use crate::farm::{Farm, Mount, number, python, rounds, run, seed};
+use crate::farm::{Farm, Mount, number, python, rounds, run, seed, sh};
 use crate::model::Random;
 use crate::watchdog::Watchdog;
 
@@ -396,4 +396,64 @@ while time.monotonic() < end:
     );
     let of_slow = text.lines().filter(|line| line.starts_with('a')).count();
     assert!(of_slow > 20, "{of_slow} lines of the slow one");
+}
+
+/// Claims jobs by renaming each to the same new name, as build queues do; prints which it has got.
+const CLAIMS: &str = r#"
+import os, sys
+top, way, jobs = sys.argv[1], sys.argv[2], int(sys.argv[3])
+os.chdir(top)
+for job in range(jobs):
+    if way == "files": old, new = f"jobs/{job}", f"jobs/{job}.taken"
+    if way == "moved": old, new = f"jobs/{job}", f"taken/{job}"
+    if way == "directories": old, new = f"jobs/dir-{job}", f"jobs/dir-{job}.taken"
+    try: os.rename(old, new)
+    except FileNotFoundError: continue
+    print(job)
+"#;
+
+fn claimed_once(way: &str) {
+    let (_farm, mounts) = Farm::shared(4);
+    let _watchdog = Watchdog::over(&mounts);
+    let jobs = rounds(150, 3000);
+    run(&mut sh(&format!(
+        "cd '{}'; mkdir jobs taken; cd jobs; for job in $(seq 0 {}); do {}; done",
+        mounts[0].path().display(),
+        jobs - 1,
+        if way == "directories" { "mkdir dir-$job" } else { "echo $job > $job" }
+    )));
+    let start = |at: usize| {
+        let mut claims = python(CLAIMS);
+        claims.arg(mounts[at % 4].path()).arg(way).arg(jobs.to_string());
+        claims.stdout(std::process::Stdio::piped()).spawn().unwrap()
+    };
+    let workers: Vec<_> = (0..8).map(start).collect();
+    let mut claimed: Vec<usize> = Vec::new();
+    for worker in workers {
+        let output = worker.wait_with_output().unwrap();
+        assert!(output.status.success(), "a process has failed, see above");
+        let lines = String::from_utf8(output.stdout).unwrap();
+        claimed.extend(lines.lines().map(|line| line.parse::<usize>().unwrap()));
+    }
+    claimed.sort_unstable();
+    assert_eq!(claimed, (0..jobs).collect::<Vec<_>>(), "each is claimed once");
+    for mount in &mounts {
+        let there = run(sh("ls jobs taken | grep -c -e taken$ -e '^[0-9]*$'").current_dir(mount.path()));
+        assert_eq!(there.trim(), jobs.to_string());
+    }
+}
+
+#[test]
+fn a_file_that_all_rename_to_the_same_name_is_claimed_by_one() {
+    claimed_once("files");
+}
+
+#[test]
+fn a_file_that_all_move_to_the_same_name_is_claimed_by_one() {
+    claimed_once("moved");
+}
+
+#[test]
+fn a_directory_that_all_rename_to_the_same_name_is_claimed_by_one() {
+    claimed_once("directories");
 }

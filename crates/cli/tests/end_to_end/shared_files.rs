@@ -1,11 +1,13 @@
 //! Files and directories that one mount uses and another removes.
 
 use std::fs::{self, File};
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::time::Duration;
 
 use crate::calls;
-use crate::farm::{Farm, noise, python, run, wait_until};
+use crate::farm::{Farm, noise, python, rounds, run, wait_until};
+use crate::watchdog::Watchdog;
 
 /// Bytes in use, as statfs says.
 fn used(path: &std::path::Path) -> u64 {
@@ -129,4 +131,78 @@ fn readdir_goes_on_while_other_mounts_change_the_directory() {
     for mount in &mounts {
         assert_eq!(fs::read_dir(mount.join("dir")).unwrap().count(), 2000);
     }
+}
+
+#[test]
+fn a_file_that_another_host_has_removed_gets_no_new_name() {
+    let (_farm, mounts) = Farm::shared(2);
+    let (here, there) = (&mounts[0], &mounts[1]);
+    let _watchdog = Watchdog::over(&mounts);
+    fs::create_dir(here.join("dir")).unwrap();
+    for round in 0..rounds(10, 100) {
+        // Names in the directory are changed by the server, or by their owner.
+        if round % 2 == 0 {
+            fs::write(there.join("dir/other"), b"x").unwrap();
+        }
+        let (old, new) = (format!("dir/old-{round}"), format!("dir/new-{round}"));
+        fs::write(here.join(&old), b"content").unwrap();
+        let open = fs::File::open(here.join(&old)).unwrap();
+        fs::remove_file(there.join(&old)).unwrap();
+        assert_eq!(calls::errno(calls::link_fd(&open, &here.join(&new))), libc::ENOENT, "round {round}");
+        assert!(!here.join(&new).exists() && !there.join(&new).exists());
+        assert_eq!(fs::metadata(format!("/proc/self/fd/{}", open.as_raw_fd())).unwrap().nlink(), 0);
+        // What never had a name gets one, and others after it.
+        let unnamed = calls::open(&here.join("dir"), libc::O_TMPFILE | libc::O_RDWR, 0o644).unwrap();
+        calls::link_fd(&unnamed, &here.join(&new)).unwrap();
+        calls::link_fd(&unnamed, &here.join(&old)).unwrap();
+        assert_eq!(fs::metadata(there.join(&new)).unwrap().nlink(), 2);
+        fs::remove_file(there.join(&new)).unwrap();
+        fs::remove_file(there.join(&old)).unwrap();
+        assert_eq!(calls::errno(calls::link_fd(&unnamed, &here.join(&new))), libc::ENOENT);
+        // Not even once may it have a name when it is asked for alone.
+        let alone = libc::O_TMPFILE | libc::O_RDWR | libc::O_EXCL;
+        let unnamed = calls::open(&here.join("dir"), alone, 0o644).unwrap();
+        assert_eq!(calls::errno(calls::link_fd(&unnamed, &here.join(&new))), libc::ENOENT);
+    }
+}
+
+/// Links a file that the other removes, which has it open: without a name once, it never has one again.
+const LINKER: &str = r#"
+import os, sys
+top, rounds = sys.argv[1], int(sys.argv[2])
+for at in range(rounds):
+    while not os.path.exists(f"{top}/start-{at}"): pass
+    try: os.link(f"{top}/old-{at}", f"{top}/new-{at}")
+    except FileNotFoundError: pass
+"#;
+const REMOVER: &str = r#"
+import os, sys, time
+top, rounds = sys.argv[1], int(sys.argv[2])
+for at in range(rounds):
+    old, new = f"{top}/old-{at}", f"{top}/new-{at}"
+    file = os.open(old, os.O_CREAT | os.O_RDWR)
+    os.close(os.open(f"{top}/start-{at}", os.O_CREAT))
+    time.sleep(at % 20 * 0.0003)
+    os.unlink(old)
+    links = os.fstat(file).st_nlink
+    time.sleep(0.02)
+    assert os.path.exists(new) == (links == 1), (at, links)
+    assert os.fstat(file).st_nlink == links, (at, links, os.fstat(file).st_nlink)
+    os.close(file)
+"#;
+
+#[test]
+fn a_link_and_a_removal_at_the_same_time_leave_a_name_or_none_for_ever() {
+    let (_farm, mounts) = Farm::shared(2);
+    let _watchdog = Watchdog::over(&mounts);
+    let times = rounds(100, 2000).to_string();
+    let start = |script, at: usize| python(script).arg(mounts[at].path()).arg(&times).spawn().unwrap();
+    let mut children = [start(LINKER, 0), start(REMOVER, 1)];
+    // The one that waits would wait for ever.
+    let removed = children[1].wait().unwrap().success();
+    if !removed {
+        children[0].kill().unwrap();
+    }
+    let linked = children[0].wait().unwrap().success();
+    assert!(removed && linked, "a process has failed, see above");
 }

@@ -219,7 +219,7 @@ impl VolumeFs {
             return Err(Stop::Need(Need::Room));
         }
         match request.op {
-            Operation::Lookup { name } => self.lookup(NodeId(request.nodeid), name, pace, reply),
+            Operation::Lookup { name } => self.lookup(request, name, pace, reply),
             Operation::Getattr { .. } => {
                 let attr = attr(ino, self.client.core().tree.inode(ino)?);
                 reply.attr(&attr, Validity::FOREVER);
@@ -233,7 +233,9 @@ impl VolumeFs {
             Operation::Unlink { name } => self.unlink(ino, name),
             Operation::Rmdir { name } => self.rmdir(ino, name),
             Operation::Rename { name, new_parent, new_name, flags } => {
-                self.rename((NodeId(request.nodeid), name), (NodeId(new_parent), new_name), flags)
+                self.rename((NodeId(request.nodeid), name), (NodeId(new_parent), new_name), flags)?;
+                self.renamed(NodeId(new_parent).ino(), new_name);
+                Ok(())
             }
             Operation::Link { ino: linked, new_name } => self.link(Ino(linked), ino, new_name, pace, reply),
             Operation::Create { name, mode, flags, .. } => {

@@ -7,9 +7,10 @@ use hayloft_model::{Content, FileKind, Ino, TreeError};
 use parking_lot::MutexGuard;
 
 use super::error::FsError;
-use super::{Done, Stop, VolumeFs, entry};
+use super::{Done, Need, Stop, VolumeFs, entry};
 use crate::core::Core;
 use crate::kernel::Word;
+use crate::moved::Shown;
 use crate::nodes::NodeId;
 
 /// Longest target of a symbolic link, as everywhere on Linux.
@@ -22,9 +23,31 @@ pub(super) const RENAME_WHITEOUT: u32 = 4;
 pub(super) const OPEN_FLAGS: u32 = open_flags::KEEP_CACHE;
 
 impl VolumeFs {
-    pub(super) fn lookup(&self, at: NodeId, name: &[u8], pace: Pace<'_>, reply: &mut Reply<'_>) -> Done {
-        let mut core = self.client.core();
+    pub(super) fn lookup(
+        &self,
+        request: &Request<'_>,
+        name: &[u8],
+        pace: Pace<'_>,
+        reply: &mut Reply<'_>,
+    ) -> Done {
+        let at = NodeId(request.nodeid);
         let dir = at.ino();
+        let mut seen = None;
+        let mut core = loop {
+            let mut core = self.client.core();
+            let Some(moved) = moved_to(&mut core, dir, name).filter(|moved| Some(*moved) != seen) else {
+                break core;
+            };
+            drop(core);
+            match self.shown(request, name, moved, pace)? {
+                Shown::Inode => seen = Some(moved),
+                Shown::Nothing => {
+                    reply.entry(&Entry::negative(Validity::ZERO));
+                    return Ok(());
+                }
+                Shown::Again => return Err(TreeError::Stale.into()),
+            }
+        };
         let found = match name {
             b"." | b".." => return self.lookup_lone(core, at, name, reply),
             name => core.tree.lookup(dir, name)?.map(|dentry| dentry.ino),
@@ -66,6 +89,35 @@ impl VolumeFs {
             self.client.tell_kernel(Word::Left(left));
         }
         node
+    }
+
+    /// Whether a name that exists is shown to who looks it up, see [`crate::moved`].
+    fn shown(&self, request: &Request<'_>, name: &[u8], moved: Ino, pace: Pace<'_>) -> Result<Shown, Stop> {
+        let dir = NodeId(request.nodeid).ino();
+        if let Pace::Fast = pace {
+            // To look at a thread takes a while. `Room` is what any thread of the pool may wait for.
+            return Err(Stop::Need(Need::Room));
+        }
+        let renames = crate::moved::renames(request.pid);
+        let mut core = self.client.core();
+        match renames {
+            Some(true) => {
+                core.moved.hide(moved, dir, name);
+                Ok(Shown::Nothing)
+            }
+            None if core.moved.excuse(moved) => Ok(Shown::Again),
+            _ => Ok(Shown::Inode),
+        }
+    }
+
+    /// A rename to this name is done: the kernel may not know what it has replaced.
+    pub(super) fn renamed(&self, dir: Ino, name: &[u8]) {
+        let replaced = self.client.core().moved.replaced(dir, name);
+        if let Some(ino) = replaced {
+            let attributes = vec![ino];
+            let (names, data, in_use) = (Vec::new(), Vec::new(), Vec::new());
+            self.client.tell_kernel(Word::Stale { names, attributes, data, in_use, ack: None });
+        }
     }
 
     fn make(&self, request: &Request<'_>, name: &[u8], new: NewNode, pace: Pace<'_>) -> Result<Entry, Stop> {
@@ -312,6 +364,12 @@ impl VolumeFs {
     fn check_not_full(&self) -> Done {
         if self.client.ledger.is_full() { Err(TreeError::NoSpace.into()) } else { Ok(()) }
     }
+}
+
+/// The inode that a name leads to, if it had another name just now.
+fn moved_to(core: &mut Core, dir: Ino, name: &[u8]) -> Option<Ino> {
+    let ino = core.tree.lookup(dir, name).ok().flatten()?.ino;
+    core.moved.was_elsewhere(ino, dir, name).then_some(ino)
 }
 
 /// More entries than fit one answer of 1 MiB: the shortest takes 24 bytes, and the kernel asks for less.
