@@ -233,7 +233,8 @@ Returns when the mount is usable and leaves a process behind that serves it; its
 Mount options (sizes with K, M, G, T; durations in seconds):
   commit=SECONDS   a crash of this host loses at most so much (default 5)
   dirty=SIZE       most changes kept in memory that the store does not have yet
-  cache=SIZE       most memory for cached content
+  cache=SIZE       most memory for what is kept beside these: content, names, attributes
+  quiet=SECONDS    gives memory back when nothing was asked for so long (default 30)
   ro               read-only
   allow_other, noallow_other   let other users in, or not (default when root mounts, and else)
   syncfs           syncfs(2) and sync(1) wait for the store as well (root; Linux 6.18)

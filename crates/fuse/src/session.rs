@@ -94,6 +94,11 @@ impl Control {
         self.turns.settle();
     }
 
+    /// Gives memory back to the host that earlier requests have filled and that none is in, a moment later.
+    pub fn release_memory(&self) {
+        self.turns.release_memory();
+    }
+
     /// Counts of requests.
     pub fn counters(&self) -> Counters {
         self.counters.clone()

@@ -21,6 +21,8 @@ pub(crate) struct Turn {
     /// How often somebody wanted all answers submitted, and up to which of that they are (threads that gather).
     wanted: AtomicU64,
     done: AtomicU64,
+    /// Memory of slots is to be given back (threads that gather).
+    spare: AtomicBool,
     ended: AtomicBool,
     wake: Option<Box<dyn Fn() + Send + Sync>>,
 }
@@ -47,6 +49,16 @@ impl Turn {
         self.done.store(wanted, Ordering::SeqCst);
     }
 
+    /// Whether memory is to be given back that no request is in; says so once.
+    pub(crate) fn is_spare_wanted(&self) -> bool {
+        self.spare.swap(false, Ordering::Relaxed)
+    }
+
+    /// It cannot be done now: asks again.
+    pub(crate) fn want_spare(&self) {
+        self.spare.store(true, Ordering::Relaxed);
+    }
+
     /// The thread ends.
     pub(crate) fn end(&self) {
         self.ended.store(true, Ordering::SeqCst);
@@ -71,6 +83,16 @@ impl Turns {
         turns.retain(|turn| !turn.ended.load(Ordering::Relaxed));
         turns.push(Arc::clone(&turn));
         turn
+    }
+
+    /// Has all threads give back memory that no request is in.
+    pub(crate) fn release_memory(&self) {
+        for turn in self.0.lock().iter() {
+            if let Some(wake) = &turn.wake {
+                turn.want_spare();
+                wake();
+            }
+        }
     }
 
     /// Waits until every answer that was begun before is with the kernel.

@@ -44,6 +44,15 @@ impl Memory {
         unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.len) }
     }
 
+    /// Gives the pages from this byte on back to the host; they read as zeros afterwards.
+    pub(crate) fn release(&self, from: usize) {
+        // SAFETY: the range lies within the mapping, which is private and anonymous; `pointer` says who sees to it that
+        // nobody has a reference into it.
+        unsafe {
+            libc::madvise(self.start.as_ptr().add(from).cast(), self.len - from, libc::MADV_DONTNEED);
+        }
+    }
+
     /// The start, for memory that is shared with the kernel.
     pub(crate) fn pointer(&self) -> *mut u8 {
         self.start.as_ptr()

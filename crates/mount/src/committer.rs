@@ -29,8 +29,8 @@ const AGAIN: Duration = Duration::from_millis(50);
 const DAMAGED_MAX: u32 = 4;
 /// About so many bytes of records go in one message.
 const PART_BYTES: usize = 1 << 20;
-/// Changed rows that are shipped before their time.
-const ROWS_MAX: usize = 200_000;
+/// This part of the changed rows that there may be is shipped before its time.
+const ROWS_PART: usize = 4;
 
 /// Why something cannot be made durable now.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -369,7 +369,7 @@ fn ship_once(
     let begin = BeginBatch { sequence: sequence.0, bytes, inodes, pressing };
     client.link.send_on(connection, Ask::BeginBatch(begin))?;
     for (ino, data) in &mut shipment.files {
-        for (index, block) in &data.blocks {
+        for (index, block) in &mut data.blocks {
             let chunk = encode_chunk(block);
             let stored = BlockRef { hash: chunk.hash, len: chunk.len };
             client.stats.content_bytes_shipped.add(u64::from(chunk.len));
@@ -383,7 +383,10 @@ fn ship_once(
                 }),
             )?;
             if !*completed {
-                name_block(client, *ino, data_page(&mut data.pages, *index), *index, stored, sequence);
+                let fitting = fitting(block);
+                let page = data_page(&mut data.pages, *index);
+                name_block(client, *ino, page, *index, stored, sequence, fitting.as_ref());
+                *block = fitting.unwrap_or_else(|| Arc::clone(block));
             }
         }
     }
@@ -426,6 +429,12 @@ fn data_page(pages: &mut [(u64, Vec<Option<BlockRef>>)], index: u64) -> &mut Vec
     &mut page.expect("a block that is cut is on a page that is cut").1
 }
 
+/// A buffer for a block that takes much less than the one it has grown in.
+fn fitting(block: &Arc<Vec<u8>>) -> Option<Arc<Vec<u8>>> {
+    let spare = block.capacity() - block.len();
+    (spare > block.len() / 8).then(|| Arc::new(block.to_vec()))
+}
+
 fn name_block(
     client: &Client,
     ino: Ino,
@@ -433,11 +442,12 @@ fn name_block(
     index: u64,
     stored: BlockRef,
     sequence: Sequence,
+    fitting: Option<&Arc<Vec<u8>>>,
 ) {
     page[(index % PAGE_BLOCKS) as usize] = Some(stored);
     let file = client.core().files.get(&ino).cloned();
     if let Some(file) = file {
-        client.budget.with(&file, |data| data.named(index, stored, sequence));
+        client.budget.with(&file, |data| data.named(index, stored, sequence, fitting));
     }
 }
 
@@ -534,7 +544,7 @@ impl Client {
     pub(crate) fn changed(&self, rows: usize) {
         self.dirty_rows.store(rows, Ordering::Relaxed);
         self.ledger.touch();
-        if rows > ROWS_MAX || self.budget.unshipped() > self.ship_at() {
+        if rows > self.memory.dirty_rows() / ROWS_PART || self.budget.unshipped() > self.ship_at() {
             self.ledger.kick();
         }
     }

@@ -185,6 +185,17 @@ fn statistics(client: &Client, control: &Control) -> Value {
     log["oldest_unsent_age_seconds"] = json!(client.ledger.oldest_age().as_secs_f64());
     log["durable_sequence"] = json!(client.durable().0);
     log["full"] = json!(client.ledger.is_full());
+    let (limits, resident) = (client.memory.limits(), crate::memory::resident());
+    let memory = json!({
+        "resident_bytes": resident.all,
+        "own_bytes": resident.own,
+        "content_bytes": client.budget.held(),
+        "limit_cache_bytes": limits.cache,
+        "limit_dirty_bytes": limits.dirty,
+        "limit_inodes": limits.inodes,
+        "limit_content_now_bytes": client.memory.content(),
+        "pressure": client.memory.heard(),
+    });
     let mut server = client.stats.server_json();
     server["connected"] = json!(client.link.connected().is_some());
     json!({
@@ -200,6 +211,7 @@ fn statistics(client: &Client, control: &Control) -> Value {
         "server": server,
         "sharing": client.stats.sharing_json(),
         "cache": cache,
+        "memory": memory,
         "log": log,
         "volume": {
             "used_bytes": usage.bytes,

@@ -11,7 +11,7 @@ use hayloft_model::grants::Object;
 use hayloft_model::tree::Tree;
 use hayloft_model::{Content, FileKind, Ino, Name, Record, Sequence, TreeError, Usage};
 use hayloft_wire::VolumeStatus;
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use rustc_hash::FxBuildHasher;
 
 use crate::appends::Append;
@@ -21,6 +21,7 @@ use crate::data::{File, FileData};
 use crate::fault::{Bundle, Faults};
 use crate::kernel::{KernelNames, Word};
 use crate::link::Link;
+use crate::memory::Memory;
 use crate::moved::Moved;
 use crate::nodes::{Left, NodeId, Nodes};
 use crate::options::MountOptions;
@@ -29,6 +30,8 @@ use crate::stats::{Hold, Stats};
 
 /// How soon what this host would rather not own is told again.
 const RELEASE_PAUSE: Duration = Duration::from_millis(200);
+/// How often who waits to fetch something looks whether that was given up.
+const FETCH_POLL: Duration = Duration::from_millis(50);
 /// Places in the queue of blocks that are never worth a clean-up.
 const QUEUE_MIN: usize = 1 << 16;
 
@@ -194,6 +197,17 @@ impl Core {
         }
     }
 
+    /// Gives back what tables keep for more entries than they have.
+    fn shrink(&mut self) {
+        self.tree.shrink();
+        self.names.shrink();
+        if self.files.capacity() / 4 > self.files.len() {
+            self.files.shrink_to_fit();
+        }
+        self.appending.shrink_to_fit();
+        self.ways.shrink_to_fit();
+    }
+
     /// The data of a small file that only its row holds.
     pub(crate) fn inline(&self, ino: Ino) -> Option<&[u8]> {
         if self.files.contains_key(&ino) {
@@ -215,6 +229,12 @@ pub(crate) struct Budget {
     in_flight: AtomicI64,
     /// Bytes of clean data in memory.
     cached: AtomicI64,
+    /// What the data in memory takes, clean or not, with what buffers have to spare.
+    held: AtomicI64,
+    /// Bytes of content on their way here.
+    fetched: Mutex<u64>,
+    /// Some of it has come.
+    has_come: Condvar,
 }
 
 impl Budget {
@@ -230,19 +250,37 @@ impl Budget {
         self.cached.load(Ordering::Relaxed).max(0) as u64
     }
 
+    pub(crate) fn held(&self) -> u64 {
+        self.held.load(Ordering::Relaxed).max(0) as u64
+    }
+
     pub(crate) fn add_in_flight(&self, bytes: i64) {
         self.in_flight.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    /// So much content is about to be fetched. Waits until there is room, `most` bytes, for all that is on its way; `None`
+    /// when `is_given_up`.
+    pub(crate) fn fetch(&self, bytes: u64, most: u64, is_given_up: impl Fn() -> bool) -> Option<Fetch<'_>> {
+        let mut fetched = self.fetched.lock();
+        while *fetched > 0 && *fetched + bytes > most {
+            if is_given_up() {
+                return None;
+            }
+            self.has_come.wait_for(&mut fetched, FETCH_POLL);
+        }
+        *fetched += bytes;
+        Some(Fetch { budget: self, bytes })
     }
 
     /// Looks at, or changes, a file's data and keeps the books.
     pub(crate) fn with<T>(&self, file: &File, work: impl FnOnce(&mut FileData) -> T) -> T {
         let mut data = file.data.lock();
-        let before = (data.dirty_bytes() as i64, data.cached_bytes() as i64);
+        let figures = |data: &FileData| [data.dirty_bytes(), data.cached_bytes(), data.held_bytes()];
+        let before = figures(&data);
         let result = work(&mut data);
-        let after = (data.dirty_bytes() as i64, data.cached_bytes() as i64);
+        let after = figures(&data);
         if after != before {
-            self.unshipped.fetch_add(after.0 - before.0, Ordering::Relaxed);
-            self.cached.fetch_add(after.1 - before.1, Ordering::Relaxed);
+            self.count(before, after);
         }
         result
     }
@@ -251,8 +289,27 @@ impl Budget {
     fn forget(&self, file: &File) {
         // Whoever still holds it and fetches for it finds nothing to fill.
         let data = std::mem::replace(&mut *file.data.lock(), FileData::gone());
-        self.unshipped.fetch_sub(data.dirty_bytes() as i64, Ordering::Relaxed);
-        self.cached.fetch_sub(data.cached_bytes() as i64, Ordering::Relaxed);
+        self.count([data.dirty_bytes(), data.cached_bytes(), data.held_bytes()], [0; 3]);
+    }
+
+    /// The figures of a file have changed.
+    fn count(&self, before: [u64; 3], after: [u64; 3]) {
+        for (at, sum) in [&self.unshipped, &self.cached, &self.held].into_iter().enumerate() {
+            sum.fetch_add(after[at] as i64 - before[at] as i64, Ordering::Relaxed);
+        }
+    }
+}
+
+/// Content on its way; ends when this is dropped.
+pub(crate) struct Fetch<'a> {
+    budget: &'a Budget,
+    bytes: u64,
+}
+
+impl Drop for Fetch<'_> {
+    fn drop(&mut self) {
+        *self.budget.fetched.lock() -= self.bytes;
+        self.budget.has_come.notify_all();
     }
 }
 
@@ -268,6 +325,7 @@ pub(crate) struct Client {
     /// Lock order: first of all; then a file's data. `ledger` and the others are leaves.
     core: Mutex<Core>,
     pub(crate) budget: Budget,
+    pub(crate) memory: Memory,
     pub(crate) ledger: Ledger,
     pub(crate) faults: Faults,
     pub(crate) link: Arc<Link>,
@@ -322,6 +380,7 @@ impl Client {
         Client {
             core: Mutex::new(core),
             budget: Budget::default(),
+            memory: Memory::new(&options),
             ledger: Ledger::default(),
             faults: Faults::default(),
             link,
@@ -392,25 +451,35 @@ impl Client {
 
     /// So much unshipped data is shipped before its time; writers go on meanwhile with the other half.
     pub(crate) fn ship_at(&self) -> u64 {
-        self.options.dirty / 2
+        self.memory.dirty() / if self.memory.is_short() { 8 } else { 2 }
     }
 
-    /// Whether `bytes` more would exceed the budget for unshipped data.
+    /// Whether `bytes` more would exceed the budget for unshipped data, or for all data.
     pub(crate) fn over_budget(&self, bytes: u64) -> bool {
-        self.budget.unshipped() + self.budget.in_flight() + bytes > self.options.dirty
+        let unshipped = self.budget.unshipped() + self.budget.in_flight();
+        // Clean data alone holds nobody up: it is about to go.
+        let all_full = unshipped > 0 && self.budget.held() + bytes > self.memory.all_content();
+        all_full || unshipped + bytes > self.memory.dirty()
+    }
+
+    /// Whatever can go to the server should, and soon.
+    pub(crate) fn ship_soon(&self) {
+        self.room_wanted.store(true, Ordering::Relaxed);
+        self.ledger.kick();
     }
 
     /// Keeps clean data, and rows, within their bounds.
     pub(crate) fn trim(&self) {
-        self.trim_blocks();
+        self.trim_content(self.memory.content());
         let durable = self.ledger.durable_sequence();
         let mut released = Vec::new();
+        let most = self.memory.rows();
         let mut core = self.core();
-        if core.tree.in_memory().0 > self.options.inodes {
+        if core.tree.in_memory().0 > most {
             let core = &mut *core;
             // Some more than needed, so that this is rare.
             let before = core.tree.in_memory();
-            let enough = self.options.inodes / 10 * 9;
+            let enough = most / 10 * 9;
             let dropped = core.tree.evict(enough, durable, is_used(&core.files, durable));
             dropped.into_iter().for_each(|ino| self.drop_file(core, ino));
             if core.tree.in_memory() != before {
@@ -437,11 +506,13 @@ impl Client {
         }
     }
 
-    fn trim_blocks(&self) {
+    /// Clean data leaves memory until there are at most so many bytes of it, and room for what is not clean.
+    pub(crate) fn trim_content(&self, most: u64) {
         self.shorten_queue();
         let durable = self.ledger.durable_sequence();
+        let all_most = most + self.memory.dirty();
         let mut looks = self.cache_queue.lock().len() * 2;
-        while self.budget.cached() > self.options.cache && looks > 0 {
+        while (self.budget.cached() > most || self.budget.held() > all_most) && looks > 0 {
             looks -= 1;
             let Some((ino, index)) = self.cache_queue.lock().pop_front() else { break };
             let mut core = self.core();
@@ -460,11 +531,17 @@ impl Client {
         self.cache_queue.lock().extend(indexes.into_iter().map(|index| (ino, index)));
     }
 
+    /// What tables keep for more entries than they have leaves memory.
+    pub(crate) fn shrink(&self) {
+        self.cache_queue.lock().shrink_to_fit();
+        self.core().shrink();
+    }
+
     /// Waits a moment for unshipped data to shrink.
     pub(crate) fn await_room(&self) {
         self.stats.writers_delayed.add(1);
-        self.room_wanted.store(true, Ordering::Relaxed);
-        self.ledger.kick();
+        self.trim_content(self.memory.content());
+        self.ship_soon();
         self.ledger.await_progress(Duration::from_millis(100));
     }
 

@@ -55,6 +55,8 @@ struct Block {
     used: bool,
     /// Counted in `cached_bytes`: clean, and may leave memory.
     cached: bool,
+    /// Counted in `held_bytes`: what its buffer takes. What has come with its row is the row's.
+    held: u32,
 }
 
 /// What has to be fetched before an operation can go on.
@@ -84,6 +86,8 @@ pub(crate) struct FileData {
     allocated: u64,
     /// Bytes of clean blocks in memory that the cache accounts for.
     cached_bytes: u64,
+    /// Bytes of all buffers, also of what they have to spare.
+    held_bytes: u64,
     /// The last cut that took anything of the file; the row is what it says only when that is durable.
     last_cut: Sequence,
     /// It has left memory; whoever still holds it finds nothing.
@@ -113,7 +117,7 @@ fn range_of(index: u64) -> (u64, u64) {
 
 impl Block {
     fn new() -> Block {
-        Block { data: None, stored: None, dirty: false, cut: Sequence(0), used: true, cached: false }
+        Block { data: None, stored: None, dirty: false, cut: Sequence(0), used: true, cached: false, held: 0 }
     }
 
     fn len(&self) -> u64 {
@@ -122,6 +126,12 @@ impl Block {
             (None, Some(stored)) => u64::from(stored.len),
             (None, None) => 0,
         }
+    }
+
+    /// Counts what its buffer takes from now on.
+    fn count_buffer(&mut self) -> u64 {
+        self.held = self.data.as_ref().map_or(0, |data| data.capacity() as u32);
+        u64::from(self.held)
     }
 
     /// Bytes that a budget for unshipped data has to count.
@@ -198,6 +208,10 @@ impl FileData {
 
     pub(crate) fn cached_bytes(&self) -> u64 {
         self.cached_bytes
+    }
+
+    pub(crate) fn held_bytes(&self) -> u64 {
+        self.held_bytes
     }
 
     fn find(&self, index: u64) -> Result<usize, usize> {
@@ -300,8 +314,9 @@ impl FileData {
             Arc::new(data[..data.len().min(stored.len as usize)].to_vec())
         });
         (block.used, block.cached) = (true, true);
-        let len = block.len();
+        let (len, held) = (block.len(), block.count_buffer());
         self.cached_bytes += len;
+        self.held_bytes += held;
         len
     }
 
@@ -315,9 +330,10 @@ impl FileData {
         if std::mem::take(&mut block.used) || block.cut > durable {
             return None;
         }
-        let len = block.len();
+        let (len, held) = (block.len(), std::mem::take(&mut block.held));
         (block.data, block.cached) = (None, false);
         self.cached_bytes -= len;
+        self.held_bytes -= u64::from(held);
         Some(len)
     }
 
@@ -405,7 +421,9 @@ impl FileData {
         block.data = Some(data);
         block.dirty = true;
         block.used = true;
-        let now = block.len();
+        let (now, held_before) = (block.len(), u64::from(block.held));
+        let held = block.count_buffer();
+        self.held_bytes = self.held_bytes + held - held_before;
         self.allocated = self.allocated + now - len;
         self.dirty_bytes = self.dirty_bytes + now - dirty_len;
         if was_cached {
@@ -422,6 +440,7 @@ impl FileData {
     /// The block is no longer in the list.
     fn count_out(&mut self, index: u64, block: &Block) {
         self.allocated -= block.len();
+        self.held_bytes -= u64::from(block.held);
         self.dirty_bytes -= block.dirty_len();
         if block.cached {
             self.cached_bytes -= block.len();
@@ -621,10 +640,24 @@ impl FileData {
             .collect()
     }
 
-    /// The content of a block that was cut with `sequence` is shipped under this name.
-    pub(crate) fn named(&mut self, index: u64, stored: BlockRef, sequence: Sequence) {
-        if let Some(block) = self.block_mut(index).filter(|block| !block.dirty && block.cut == sequence) {
-            block.stored = Some(stored);
+    /// The content of a block that was cut with `sequence` is shipped under this name. Its buffer has grown in large steps;
+    /// `fitting` is one without anything to spare.
+    pub(crate) fn named(
+        &mut self,
+        index: u64,
+        stored: BlockRef,
+        sequence: Sequence,
+        fitting: Option<&Arc<Vec<u8>>>,
+    ) {
+        let Some(block) = self.block_mut(index).filter(|block| !block.dirty && block.cut == sequence) else {
+            return;
+        };
+        block.stored = Some(stored);
+        if let Some(fitting) = fitting.filter(|_| block.data.is_some()) {
+            let before = u64::from(block.held);
+            block.data = Some(Arc::clone(fitting));
+            let held = block.count_buffer();
+            self.held_bytes = self.held_bytes + held - before;
         }
     }
 

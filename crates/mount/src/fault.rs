@@ -249,7 +249,7 @@ impl Client {
     /// Fetches a directory, its children's rows, small contents, and directories below it that come along. They
     /// come in the stream, see [`Client::receive_listings`].
     fn enter(&self, dir: Ino, interrupt: Option<&Interrupt>) -> Result<(), FaultError> {
-        let budget_bytes = ENTER_BUDGET.min(self.options.cache);
+        let budget_bytes = ENTER_BUDGET.min(self.memory.content());
         self.ask_marked(Ask::Enter(Enter { dir: dir.0, budget_bytes }), interrupt, self.mark())?;
         self.core().tree.touch(dir);
         self.trim();
@@ -382,6 +382,12 @@ impl Client {
     }
 
     fn fetch_blocks(&self, wanted: &[Wanted], interrupt: Option<&Interrupt>) -> Result<(), FaultError> {
+        // Twice: as it comes, and decoded.
+        let bytes = wanted.iter().map(|wanted| 2 * u64::from(wanted.stored.len)).sum();
+        let is_given_up = || interrupt.is_some_and(Interrupt::interrupted);
+        let Some(_fetch) = self.budget.fetch(bytes, self.memory.fetched(), is_given_up) else {
+            return Err(FaultError::Interrupted);
+        };
         let hashes: Vec<u8> = wanted.iter().flat_map(|wanted| wanted.stored.hash.0).collect();
         let answers = self.ask(Ask::FetchContent(FetchContent { hashes: hashes.into() }), interrupt)?;
         let mut contents = HashMap::new();
@@ -400,6 +406,7 @@ impl Client {
                 self.may_drop(*ino, [*index]);
             }
         }
+        self.trim_content(self.memory.content());
         Ok(())
     }
 }

@@ -37,6 +37,8 @@ pub(crate) struct KernelNames {
     absent: HashMap<Ino, HashSet<Name, FxBuildHasher>, FxBuildHasher>,
     /// Directories that are changed by request, here or elsewhere: their names are handed out for one use.
     hot: HashMap<Ino, Hot, FxBuildHasher>,
+    /// So many of these are there that no more are handed out without a limit.
+    absent_full: bool,
     /// The kernel can be told to look up everything anew (Linux 6.16).
     pub(crate) epochs: bool,
     /// Nothing is changed here: nobody holds a directory's lock and waits for others.
@@ -119,6 +121,21 @@ impl KernelNames {
         self.hot.values_mut().for_each(|hot| hot.held.clear());
     }
 
+    /// Notes whether there are more absent names than `most`.
+    pub(crate) fn bound_absent(&mut self, most: usize) {
+        self.absent_full = self.absent.values().map(HashSet::len).sum::<usize>() >= most;
+    }
+
+    /// Gives back what tables keep for more entries than they have.
+    pub(crate) fn shrink(&mut self) {
+        self.absent.retain(|_, names| {
+            names.shrink_to_fit();
+            !names.is_empty()
+        });
+        self.absent.shrink_to_fit();
+        self.hot.shrink_to_fit();
+    }
+
     /// The name exists now.
     pub(crate) fn exists(&mut self, dir: Ino, name: &[u8]) {
         if let Some(absent) = self.absent.get_mut(&dir) {
@@ -145,8 +162,9 @@ impl Core {
         if !self.names.lasting(&self.tree, dir, pace) {
             return Validity::ZERO;
         }
+        let is_full = self.names.absent_full;
         let absent = self.names.absent.entry(dir).or_default();
-        if absent.len() >= ABSENT_MAX && !absent.contains(name) {
+        if (is_full || absent.len() >= ABSENT_MAX) && !absent.contains(name) {
             return Validity::ZERO;
         }
         absent.insert(Name::new(name));

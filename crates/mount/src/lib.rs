@@ -21,6 +21,7 @@ mod host;
 mod kernel;
 mod link;
 mod locks;
+mod memory;
 mod mount;
 mod moved;
 mod nodes;

@@ -25,7 +25,7 @@ use crate::locks::Locks;
 use crate::options::{LocksOption, MountOptions, TransportOption};
 use crate::sharing::Recalled;
 use crate::stats::Stats;
-use crate::{committer, control, holders, host, kernel, sharing};
+use crate::{committer, control, holders, host, kernel, memory, sharing};
 
 /// What to mount, and where.
 #[derive(Clone, Debug)]
@@ -132,6 +132,7 @@ impl Mount {
         let mount_point = mount_point
             .canonicalize()
             .map_err(|source| MountError::Folder { path: mount_point.clone(), source })?;
+        memory::set_up();
         let (stats, clock) = (Arc::new(Stats::default()), Arc::new(Clock::default()));
         let point = mount_point.to_string_lossy();
         let opened =
@@ -220,12 +221,13 @@ impl Mount {
             core.names.read_only = options.read_only;
         }
         let _ = client.notifier.set(session.notifier());
-        let speech = session.control();
-        let (speaking, giving_way) = (Arc::clone(client), Arc::clone(client));
+        let (speech, looked_after) = (session.control(), session.control());
+        let (speaking, giving_way, looking) = (Arc::clone(client), Arc::clone(client), Arc::clone(client));
         let thread = |name: &str| std::thread::Builder::new().name(name.to_string());
         thread("hayloft-words")
             .spawn(move || kernel::run(&speaking, &speech, &to_say))
             .and_then(|_| thread("hayloft-recall").spawn(move || sharing::run(&giving_way, &to_recall)))
+            .and_then(|_| thread("hayloft-memory").spawn(move || memory::run(&looking, &looked_after)))
             .map_err(|error| MountError::Session(error.to_string()))?;
         let shipping = Arc::clone(client);
         let committer = thread("hayloft-commit")
@@ -291,6 +293,7 @@ impl Mount {
         self.client.link.close();
         self.client.tell_kernel(Word::End);
         let _ = self.client.recalls.send(Recalled::end());
+        self.client.memory.end();
         self.listener.end(shipped.as_ref().err().cloned());
         served.map_err(|error| MountError::Session(error.to_string()))?;
         shipped.map_err(|reason| {

@@ -32,13 +32,16 @@ pub struct MountOptions {
     /// `commit=SECONDS`: changes older than this are shipped; the most that a crash of this host loses.
     pub commit: Duration,
     /// `dirty=SIZE`: most bytes of unshipped data in memory; writers wait beyond it. Half of it is shipped before
-    /// its time. By default a tenth of the host's memory, from 256 MiB to 8 GiB.
-    pub dirty: u64,
-    /// `cache=SIZE`: most bytes of shipped or fetched data kept in memory, beside the kernel's own cache. By default as
-    /// much as `dirty`: what was just written is read next, and the kernel has not kept the last page of each file.
-    pub cache: u64,
-    /// `inodes=N`: most inodes kept in memory, about.
-    pub inodes: usize,
+    /// its time. `None`: half of this mount's share of the host's memory, see [`crate::memory`].
+    pub dirty: Option<u64>,
+    /// `cache=SIZE`: most bytes for what was shipped or fetched, rows among them, beside the kernel's own cache. `None`: as
+    /// for `dirty`: what was just written is read next, and the kernel has not kept the last page of each file.
+    pub cache: Option<u64>,
+    /// `inodes=N`: most inodes kept in memory, about. `None`: so many as a quarter of `cache` and `dirty` together has
+    /// room for.
+    pub inodes: Option<usize>,
+    /// `quiet=SECONDS`: when nothing was asked of the mount for so long, it gives back what it keeps only to be faster.
+    pub quiet: Duration,
     /// `ro`: nothing can be changed.
     pub read_only: bool,
     /// `noallow_other`: only the user who mounts has access. The default when root mounts is everybody, and else this:
@@ -63,9 +66,10 @@ impl Default for MountOptions {
         let root = host::is_root();
         MountOptions {
             commit: Duration::from_secs(5),
-            dirty: tenth_of_memory(),
-            cache: tenth_of_memory(),
-            inodes: 2_000_000,
+            dirty: None,
+            cache: None,
+            inodes: None,
+            quiet: Duration::from_secs(30),
             read_only: false,
             allow_other: root,
             suid: root,
@@ -83,7 +87,7 @@ impl Default for MountOptions {
 pub enum OptionError {
     /// There is no such option.
     #[error(
-        "unknown mount option {0:?}; known: commit=SECONDS, dirty=SIZE, cache=SIZE, inodes=N, ro, allow_other, noallow_other, suid, nosuid, dev, nodev, exec, noexec, syncfs, nosyncfs, transport=auto|dev|uring, locks=shared|local"
+        "unknown mount option {0:?}; known: commit=SECONDS, dirty=SIZE, cache=SIZE, inodes=N, quiet=SECONDS, ro, allow_other, noallow_other, suid, nosuid, dev, nodev, exec, noexec, syncfs, nosyncfs, transport=auto|dev|uring, locks=shared|local"
     )]
     Unknown(String),
     /// Its value makes no sense.
@@ -98,19 +102,11 @@ pub enum OptionError {
     },
 }
 
-/// A tenth of the memory, as the kernel does for its own file systems' dirty pages before it starts to write.
-fn tenth_of_memory() -> u64 {
-    let meminfo = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
-    let total = meminfo.lines().find_map(|line| line.strip_prefix("MemTotal:"));
-    let kib: u64 = total.and_then(|total| total.trim().trim_end_matches(" kB").parse().ok()).unwrap_or(0);
-    (kib * 1024 / 10).clamp(256 << 20, 8 << 30)
-}
-
 /// Smallest cache: what a few readers fetch at once has to fit.
-const CACHE_MIN: u64 = 16 << 20;
+pub(crate) const CACHE_MIN: u64 = 16 << 20;
 
 /// Smallest dirty budget: a few of the largest writes.
-const DIRTY_MIN: u64 = 4 << 20;
+pub(crate) const DIRTY_MIN: u64 = 4 << 20;
 
 /// Bytes from `N`, `NK`, `NM`, `NG` or `NT` (powers of 1024; lower case too).
 pub fn parse_size(text: &str) -> Option<u64> {
@@ -148,24 +144,25 @@ impl MountOptions {
             expected,
         };
         let size = || value.and_then(parse_size).ok_or_else(|| wrong("a size such as 256M"));
+        let seconds = |least: f64, expected| {
+            let seconds = value.and_then(|value| value.parse::<f64>().ok());
+            let seconds = seconds.filter(|seconds| (least..=3600.0).contains(seconds));
+            seconds.map(Duration::from_secs_f64).ok_or_else(|| wrong(expected))
+        };
         match (name, value) {
-            ("commit", _) => {
-                let seconds =
-                    value.and_then(|value| value.parse::<f64>().ok()).filter(|s| (0.01..=3600.0).contains(s));
-                self.commit =
-                    Duration::from_secs_f64(seconds.ok_or_else(|| wrong("seconds from 0.01 to 3600"))?);
-            }
+            ("commit", _) => self.commit = seconds(0.01, "seconds from 0.01 to 3600")?,
+            ("quiet", _) => self.quiet = seconds(1.0, "seconds from 1 to 3600")?,
             ("dirty", _) => {
-                self.dirty =
-                    Some(size()?).filter(|size| *size >= DIRTY_MIN).ok_or_else(|| wrong("at least 4M"))?;
+                let size = Some(size()?).filter(|size| *size >= DIRTY_MIN);
+                self.dirty = Some(size.ok_or_else(|| wrong("at least 4M"))?);
             }
             ("cache", _) => {
-                self.cache =
-                    Some(size()?).filter(|size| *size >= CACHE_MIN).ok_or_else(|| wrong("at least 16M"))?;
+                let size = Some(size()?).filter(|size| *size >= CACHE_MIN);
+                self.cache = Some(size.ok_or_else(|| wrong("at least 16M"))?);
             }
             ("inodes", _) => {
                 let count = value.and_then(|value| value.parse().ok()).filter(|count| *count >= 1000);
-                self.inodes = count.ok_or_else(|| wrong("a number of at least 1000"))?;
+                self.inodes = Some(count.ok_or_else(|| wrong("a number of at least 1000"))?);
             }
             ("transport", Some("auto")) => self.transport = TransportOption::Auto,
             ("transport", Some("dev")) => self.transport = TransportOption::Dev,
@@ -215,7 +212,7 @@ mod tests {
                 .unwrap();
         assert!(options.read_only && !options.suid && options.dev == host::is_root() && options.syncfs);
         assert_eq!(options.commit, Duration::from_millis(500));
-        assert_eq!((options.dirty, options.cache), (64 << 20, 1 << 30));
+        assert_eq!((options.dirty, options.cache), (Some(64 << 20), Some(1 << 30)));
         assert_eq!(options.transport, TransportOption::Dev);
         assert_eq!(MountOptions::parse("").unwrap(), MountOptions::default());
     }
@@ -227,6 +224,7 @@ mod tests {
             "dirty=x",
             "commit=0",
             "commit",
+            "quiet=0",
             "cache=1Q",
             "cache=1M",
             "ro=1",

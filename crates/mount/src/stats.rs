@@ -133,6 +133,11 @@ impl Stats {
         work.messages.add(messages);
     }
 
+    /// How many requests of the kernel were answered.
+    pub(crate) fn operations(&self) -> u64 {
+        self.work.iter().map(|work| work.operations.get()).sum()
+    }
+
     pub(crate) fn count_request(&self, body: &Body) {
         SENT.set(SENT.get() + 1);
         match (request_index(body), body) {

@@ -20,6 +20,7 @@ mod leaving;
 mod lifecycle;
 mod listings;
 mod locks;
+mod memory;
 mod model;
 mod moves;
 mod net;

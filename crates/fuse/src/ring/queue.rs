@@ -39,7 +39,9 @@ pub(super) struct Queue<F> {
     fd: Arc<OwnedFd>,
     shard: Arc<Shard>,
     slots: Vec<Arc<Slot>>,
-    /// How many slots are with the pool, or broken.
+    /// Which of them are with the pool, or broken.
+    away: Vec<bool>,
+    /// How many these are.
     absent: usize,
     /// Some have gone to the pool since the last wait.
     deferred: bool,
@@ -63,8 +65,23 @@ impl<F: FileSystem> Queue<F> {
         turn: Arc<Turn>,
     ) -> Queue<F> {
         let Ring { uring, wake } = ring;
-        let (slots, absent, deferred, crowded) = (Vec::new(), 0, false, false);
-        Queue { core, uring, wake, engine, fd, shard, slots, absent, deferred, crowded, kicker, stay, turn }
+        let (slots, away, absent, deferred, crowded) = (Vec::new(), Vec::new(), 0, false, false);
+        Queue {
+            core,
+            uring,
+            wake,
+            engine,
+            fd,
+            shard,
+            slots,
+            away,
+            absent,
+            deferred,
+            crowded,
+            kicker,
+            stay,
+            turn,
+        }
     }
 
     /// Registers the slots, reports how that went, and serves until the connection ends.
@@ -106,6 +123,9 @@ impl<F: FileSystem> Queue<F> {
                 self.uring.submit()?;
                 self.turn.submitted(wanted);
             }
+            if self.turn.is_spare_wanted() {
+                self.release_memory()?;
+            }
             let waited = self.stay.awake(&mut self.uring).and_then(|()| self.uring.submit_and_wait(1));
             match waited {
                 Ok(_) => {}
@@ -139,6 +159,7 @@ impl<F: FileSystem> Queue<F> {
             self.listen();
             for slot in self.wake.take() {
                 self.absent -= 1;
+                self.away[slot as usize] = false;
                 self.commit(slot);
             }
             return Ok(());
@@ -148,7 +169,7 @@ impl<F: FileSystem> Queue<F> {
             libc::ENOTCONN | libc::ECONNABORTED | libc::ENODEV => return Err(Gone),
             error => {
                 tracing::warn!(core = self.core, error, "a slot is lost");
-                self.replace_absent();
+                self.replace_absent(mark as u32);
             }
         }
         Ok(())
@@ -187,13 +208,30 @@ impl<F: FileSystem> Queue<F> {
             wake.answered(index);
             engine.answered(unique);
         });
-        self.replace_absent();
+        self.replace_absent(index);
         self.deferred = true;
     }
 
+    /// Gives the memory of slots back that the kernel has and that no request is in.
+    fn release_memory(&mut self) -> io::Result<()> {
+        // The kernel takes the answers out of the slots, and may put further requests into them. It does both only while
+        // this thread is in a call, and then there are completions.
+        self.uring.submit()?;
+        if !self.uring.completion().is_empty() {
+            self.turn.want_spare();
+            return Ok(());
+        }
+        for (slot, _) in self.slots.iter().zip(&self.away).filter(|(_, is_away)| !**is_away) {
+            // SAFETY: all answers are submitted, no request is complete, and the pool does not have the slot.
+            unsafe { slot.release() };
+        }
+        Ok(())
+    }
+
     /// Makes up for a slot that is away.
-    fn replace_absent(&mut self) {
+    fn replace_absent(&mut self, index: u32) {
         self.absent += 1;
+        self.away[index as usize] = true;
         let config = &self.engine.config;
         let (depth, depth_max) = (config.queue_depth as usize, config.queue_depth_max as usize);
         if self.slots.len() - self.absent < depth
@@ -210,6 +248,7 @@ impl<F: FileSystem> Queue<F> {
         let mut entry = self.command(REGISTER, index, 0, Some(slot.vectors()));
         set_len(&mut entry, 2);
         self.slots.push(slot);
+        self.away.push(false);
         self.push(&entry);
         Ok(())
     }

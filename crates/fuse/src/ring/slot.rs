@@ -40,6 +40,14 @@ impl Slot {
         self.memory.pointer() as u64 + VECTORS_AT as u64
     }
 
+    /// Gives the payload's memory back to the host.
+    ///
+    /// # Safety
+    /// The slot must hold neither a request nor an answer, and nobody else may use it meanwhile.
+    pub(super) unsafe fn release(&self) {
+        self.memory.release(PAGE_SIZE);
+    }
+
     /// The request's header.
     ///
     /// # Safety

@@ -59,6 +59,29 @@ impl Tree {
         dropped
     }
 
+    /// Gives back what tables keep for more entries than they have.
+    pub fn shrink(&mut self) {
+        fn fit<K: std::hash::Hash + Eq, V>(map: &mut super::Map<K, V>) {
+            if map.capacity() / 4 > map.len() {
+                map.shrink_to_fit();
+            }
+        }
+        fit(&mut self.nodes);
+        fit(&mut self.dirs);
+        fit(&mut self.lookups);
+        fit(&mut self.dying);
+        self.dirs.values_mut().for_each(|directory| fit(&mut directory.by_name));
+        for set in self.owned.iter_mut().chain([&mut self.homeless, &mut self.in_use]) {
+            if set.capacity() / 4 > set.len() {
+                set.shrink_to_fit();
+            }
+        }
+        self.changes.shrink();
+        self.ended.shrink_to_fit();
+        self.released.shrink_to_fit();
+        self.lingering.shrink_to_fit();
+    }
+
     /// A file that is owned by itself, and by its home as well: that is enough to go on changing it. The server may know it
     /// as owned by itself still; it is given back when it is recalled.
     fn leave_to_home(&mut self, dir: Ino, file: Ino) {

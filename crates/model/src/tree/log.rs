@@ -37,6 +37,15 @@ pub struct Cut {
     names: Vec<(Ino, Name, bool)>,
 }
 
+impl Changes {
+    /// Gives back what is kept for more changes than there are.
+    pub(super) fn shrink(&mut self) {
+        self.inodes.shrink_to_fit();
+        self.deleted.shrink_to_fit();
+        self.names.shrink_to_fit();
+    }
+}
+
 impl Tree {
     /// A name of `dir` is about to change; `present` says whether it exists before the change.
     pub(super) fn note_name(&mut self, dir: Ino, name: &Name, present: bool) -> Result<(), TreeError> {

@@ -110,7 +110,7 @@ impl World {
                 .find(|(page, _)| page == &(index / PAGE_BLOCKS))
                 .expect("its page is cut");
             page.1[(index % PAGE_BLOCKS) as usize] = Some(stored);
-            self.file.named(*index, stored, sequence);
+            self.file.named(*index, stored, sequence, None);
         }
         let indexes: Vec<u64> = cut.blocks.iter().map(|(index, _)| *index).collect();
         self.file.durable(&indexes, sequence);

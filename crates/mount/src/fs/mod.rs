@@ -215,7 +215,9 @@ impl VolumeFs {
         if self.client.options.read_only && changes(&request.op) {
             return Err(FsError::ReadOnly.into());
         }
-        if self.client.dirty_rows.load(Ordering::Relaxed) > DIRTY_ROWS_MAX && adds_rows(&request.op) {
+        if self.client.dirty_rows.load(Ordering::Relaxed) > self.client.memory.dirty_rows()
+            && adds_rows(&request.op)
+        {
             return Err(Stop::Need(Need::Room));
         }
         match request.op {
@@ -369,9 +371,6 @@ impl VolumeFs {
         Ok(())
     }
 }
-
-/// Changed rows in memory beyond which whoever changes more has to wait.
-const DIRTY_ROWS_MAX: usize = 800_000;
 
 /// Whether a request changes names or attributes, and so adds to the rows that have to be shipped.
 fn adds_rows(op: &Operation<'_>) -> bool {

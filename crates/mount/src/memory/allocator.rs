@@ -1,0 +1,89 @@
+//! What the process takes of the host's memory, and giving back what the allocator keeps for later.
+//!
+//! The C library's allocator returns by itself only what lies at the end of its heaps. Asked to, it returns every page
+//! that nothing is on, in the middle as well; the decision in `docs/adr` says how that compares with other allocators.
+#![allow(unsafe_code)]
+
+use std::fs;
+
+/// Threads beyond so many share heaps: what is free in one is of no use to the others.
+#[cfg(target_env = "gnu")]
+const HEAPS_MAX: libc::c_int = 8;
+
+/// Before threads are started that allocate.
+pub(super) fn set_up() {
+    #[cfg(target_env = "gnu")]
+    // SAFETY: takes numbers only.
+    unsafe {
+        libc::mallopt(libc::M_ARENA_MAX, HEAPS_MAX);
+    }
+}
+
+/// Bytes that are allocated and not freed.
+pub(super) fn in_use() -> u64 {
+    #[cfg(target_env = "gnu")]
+    {
+        // SAFETY: fills a structure of numbers.
+        let figures = unsafe { libc::mallinfo2() };
+        (figures.uordblks + figures.hblkhd) as u64
+    }
+    #[cfg(not(target_env = "gnu"))]
+    0
+}
+
+/// Returns all pages to the host that nothing is on. Whoever allocates meanwhile may have to wait for some
+/// milliseconds, more when there is much to return.
+pub(super) fn give_back() {
+    #[cfg(target_env = "gnu")]
+    // SAFETY: takes a number only; what is allocated stays as it is.
+    unsafe {
+        libc::malloc_trim(0);
+    }
+}
+
+/// Bytes of this process that are in memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Resident {
+    /// All of them, with the program's own file.
+    pub(crate) all: u64,
+    /// What nobody else has: without files.
+    pub(crate) own: u64,
+}
+
+/// What the process takes now; nothing where that cannot be seen.
+pub(crate) fn resident() -> Resident {
+    parse(&fs::read_to_string("/proc/self/status").unwrap_or_default())
+}
+
+fn parse(status: &str) -> Resident {
+    let bytes = |key: &str| super::host::kib(status, key).unwrap_or(0);
+    Resident { all: bytes("VmRSS:"), own: bytes("RssAnon:") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn figures_are_parsed() {
+        let status = "Name:\tx\nVmRSS:\t    9000 kB\nRssAnon:\t    1024 kB\nRssFile:\t 7976 kB\n";
+        assert_eq!(parse(status), Resident { all: 9000 << 10, own: 1 << 20 });
+        assert_eq!(parse(""), Resident::default());
+    }
+
+    #[test]
+    #[cfg(target_env = "gnu")]
+    fn what_is_freed_goes_back() {
+        let pieces: Vec<Vec<u8>> = (0..4096).map(|_| vec![1; 20_000]).collect();
+        let full = resident().own;
+        // Every other one stays where it is, so that nothing is free at an end.
+        let mut kept: Vec<Vec<u8>> = pieces.into_iter().step_by(2).collect();
+        give_back();
+        let half = resident().own;
+        assert!(full - half > 20 << 20, "{full} became {half}");
+        assert!(in_use() > 40_000_000);
+        kept.clear();
+        give_back();
+        assert!(half - resident().own > 20 << 20);
+    }
+}
