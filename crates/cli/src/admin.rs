@@ -130,6 +130,8 @@ fn refusal(failed: &Failed) -> anyhow::Error {
         FailureCode::Invalid => Exit::Usage,
         FailureCode::Unspecified
         | FailureCode::SessionEnded
+        | FailureCode::Evicted
+        | FailureCode::OtherHistory
         | FailureCode::Protocol
         | FailureCode::Store
         | FailureCode::Uncertain

@@ -12,6 +12,7 @@ use slatedb::{Db, WriteBatch};
 
 use crate::content::{Pending, Ready};
 use crate::database;
+use crate::ended::End;
 use crate::error::VolumeError;
 use crate::reserve::COMMIT_ROOM;
 use crate::tables;
@@ -67,7 +68,7 @@ impl Volume {
         if let Err(VolumeError::NotOwned(ino)) = applied {
             // Nothing of it can ever be applied: others have changed what it builds on, or will.
             tracing::error!(volume = self.name, session = %id, %ino, "changes what it does not own: ended");
-            self.end_session(&self.db()?, id).await?;
+            self.end_session(&self.db()?, id, End::Lost).await?;
             return applied.map(|()| Committed::default());
         }
         self.judge(id, applied)?;

@@ -289,6 +289,7 @@ impl Connection {
                     worked,
                 };
                 let intake = tokio::spawn(intake.run(queue));
+                self.replies.tell_mark(volume.shared_mark());
                 self.mounted = Some(Mounted { volume, session, claimed: false, heard, ordered, intake });
                 self.replies.send(request, Answer::Welcome(welcome)).await;
             }

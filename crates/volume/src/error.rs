@@ -43,6 +43,18 @@ pub(crate) enum VolumeError {
     Busy { session: SessionId, host_id: String, host: String, pid: u32, mount_point: String },
     #[error("session {0} was ended by the server")]
     SessionEnded(SessionId),
+    #[error(
+        "session {session} was ended by the server: it was silent for too long, and others needed what it held"
+    )]
+    SessionOver { session: SessionId, last_sequence: u64 },
+    #[error("session {0} was ended by an administrator (hayloft evict)")]
+    Evicted(SessionId),
+    #[error(
+        "the volume's store holds an older or another history than this mount has seen: its numbers may mean other things there"
+    )]
+    OtherHistory,
+    #[error("changes that the session had asked for are on their way to others still")]
+    Settling,
     #[error("there is no session {0}")]
     NoSession(SessionId),
     #[error("a change of inode {0}, which the session does not own")]
@@ -96,7 +108,9 @@ impl VolumeError {
             E::NoVolume(_) | E::NoInode(_) | E::NoContent(_) | E::NoSession(_) => FailureCode::NotFound,
             E::VolumeExists(_) => FailureCode::Exists,
             E::Busy { .. } => FailureCode::Busy,
-            E::SessionEnded(_) | E::NotOwned(_) => FailureCode::SessionEnded,
+            E::SessionEnded(_) | E::SessionOver { .. } | E::NotOwned(_) => FailureCode::SessionEnded,
+            E::Evicted(_) => FailureCode::Evicted,
+            E::OtherHistory => FailureCode::OtherHistory,
             E::StoreFull | E::Quota { .. } => FailureCode::NoSpace,
             E::VolumeName(_) | E::NotDirectory(_) | E::Invalid(_) | E::Message(_) | E::Gap { .. } => {
                 FailureCode::Invalid
@@ -105,7 +119,7 @@ impl VolumeError {
             E::After(code) => *code,
             E::Uncertain(_) => FailureCode::Uncertain,
             E::Content(_) => FailureCode::Damaged,
-            E::Superseded | E::Fenced | E::ShuttingDown => FailureCode::Unavailable,
+            E::Superseded | E::Fenced | E::ShuttingDown | E::Settling => FailureCode::Unavailable,
             E::Store(error) if error.is_no_space() => FailureCode::NoSpace,
             E::Database(error) if StoreError::caused_by_no_space(error) => FailureCode::NoSpace,
             E::Reopening(_) | E::Damaged(_) | E::Database(_) | E::Store(_) => FailureCode::Store,
@@ -146,6 +160,9 @@ impl From<&VolumeError> for Failed {
             failed.holder_session = session.0;
             failed.holder_host_id.clone_from(host_id);
             failed.holder_pid = *pid;
+        }
+        if let VolumeError::SessionOver { last_sequence, .. } = error {
+            failed.last_sequence = Some(*last_sequence);
         }
         failed
     }

@@ -1,7 +1,7 @@
 //! The way back to a client: one queue, in order, and a task that writes it out.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU64, Ordering::Acquire, Ordering::Relaxed};
+use std::sync::{Arc, OnceLock};
 
 use hayloft_wire::{Failed, ServerMessage, frame, server_message::Body};
 use tokio::io::AsyncWriteExt;
@@ -28,6 +28,8 @@ pub(crate) struct Replies {
     queue: mpsc::UnboundedSender<Queued>,
     places: Arc<Semaphore>,
     said: Arc<Said>,
+    /// How far the history of the session's volume is: everything that is said tells it.
+    mark: Arc<OnceLock<Arc<AtomicU64>>>,
 }
 
 /// How many messages were queued, and written out.
@@ -68,7 +70,7 @@ impl Replies {
             }
             closing.close();
         });
-        (Replies { queue, places, said }, writer)
+        (Replies { queue, places, said, mark: Arc::default() }, writer)
     }
 
     /// Counts messages that were queued up to now; [`Replies::is_written`] says when they are all written out.
@@ -85,15 +87,25 @@ impl Replies {
         let _ = self.queue.send(Queued { message, _place: place });
     }
 
+    /// From now on the connection is about a volume that is so far.
+    pub(crate) fn tell_mark(&self, mark: &Arc<AtomicU64>) {
+        let _ = self.mark.set(Arc::clone(mark));
+    }
+
+    fn message(&self, request: u64, body: Body) -> ServerMessage {
+        let mark = self.mark.get().map_or(0, |mark| mark.load(Acquire));
+        ServerMessage { request, body: Some(body), mark }
+    }
+
     /// Queues a message at once. When the client is gone it is dropped: the client will ask again.
     pub(crate) fn push(&self, request: u64, body: Body) {
-        self.queue(ServerMessage { request, body: Some(body) }, None);
+        self.queue(self.message(request, body), None);
     }
 
     /// Queues an answer when there is room.
     pub(crate) async fn send(&self, request: u64, body: Body) {
         let Ok(place) = Arc::clone(&self.places).acquire_owned().await else { return };
-        self.queue(ServerMessage { request, body: Some(body) }, Some(place));
+        self.queue(self.message(request, body), Some(place));
     }
 
     /// Waits until the client has taken most of what it asked for.

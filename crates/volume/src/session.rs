@@ -16,6 +16,7 @@ use slatedb::{Db, WriteBatch};
 use tokio::sync::Notify;
 
 use crate::database;
+use crate::ended::End;
 use crate::error::VolumeError;
 use crate::replies::Replies;
 use crate::tables::{self, SessionRow};
@@ -96,15 +97,19 @@ impl Volume {
         if hello.takes_over != 0 {
             self.wait_for_eof(SessionId(hello.takes_over)).await;
         }
+        let replaced = SessionId(hello.replaces);
+        self.await_changes(replaced).await?;
         let _turn = self.turn.lock().await;
         let db = self.db()?;
+        self.check_history(hello.opening, hello.mark)?;
         let known = self.state.lock().sessions.contains_key(&id);
         if hello.resume && !known {
-            return Err(VolumeError::SessionEnded(id));
+            return Err(self.why_over(id));
         }
+        let goes_on = hello.replaces != 0 && self.replace(&db, replaced, id).await?;
         let other = SessionId(hello.takes_over);
         if hello.takes_over != hello.session && self.is_proved_dead(other, &hello.host_id) {
-            self.end_session(&db, other).await?;
+            self.end_session(&db, other, End::Lost).await?;
         }
         let inos = self.begin(&db, id, hello).await?;
         let row = db.get(tables::inode(Ino::ROOT)).await?.ok_or(VolumeError::NoInode(Ino::ROOT))?;
@@ -130,6 +135,9 @@ impl Volume {
             root: Some(root),
             volume_id: self.id.clone(),
             lost: self.lost(id),
+            opening: self.opening(),
+            mark: self.mark(),
+            goes_on,
         };
         Ok((welcome, heard, worked))
     }
@@ -160,7 +168,7 @@ impl Volume {
         self.settle_uses();
         let Err(refused) = claimed else { return self.locks.claim(id, &claim.locks) };
         tracing::error!(volume = self.name, session = %id, ?refused, "claims what others hold: ended");
-        self.evict(id).await?;
+        self.evict_if(id, End::Lost, |_| true).await?;
         Err(VolumeError::SessionEnded(id))
     }
 
@@ -202,19 +210,20 @@ impl Volume {
             true if !self.is_proved_dead(session, &host_id) => {
                 Err(VolumeError::Invalid("a session that is connected, or of another host, is not buried"))
             }
-            _ => self.end_session(&db, session).await,
+            _ => self.end_session(&db, session, End::Lost).await,
         }
     }
 
-    /// Ends a session, connected or not.
+    /// Ends a session, connected or not, as an administrator wants: its mount does not go on.
     pub(crate) async fn evict(self: &Arc<Self>, session: SessionId) -> Result<(), VolumeError> {
-        self.evict_if(session, |_| true).await
+        self.evict_if(session, End::ByHand, |_| true).await
     }
 
     /// Ends a session if it has to go still when it is its turn.
     pub(crate) async fn evict_if(
         self: &Arc<Self>,
         session: SessionId,
+        end: End,
         has_to_go: impl FnOnce(&Volume) -> bool,
     ) -> Result<(), VolumeError> {
         let _turn = self.turn.lock().await;
@@ -223,7 +232,7 @@ impl Volume {
         }
         let db = self.db()?;
         self.sharing.lock().counts.evictions += 1;
-        self.end_session(&db, session).await
+        self.end_session(&db, session, end).await
     }
 
     /// `Busy` while any session is connected or within its lease.
@@ -332,7 +341,12 @@ impl Volume {
 
     /// Ends a session: what nobody else has open without a name is deleted, what it held is free. The caller has the
     /// turn.
-    pub(crate) async fn end_session(self: &Arc<Self>, db: &Db, id: SessionId) -> Result<(), VolumeError> {
+    pub(crate) async fn end_session(
+        self: &Arc<Self>,
+        db: &Db,
+        id: SessionId,
+        end: End,
+    ) -> Result<(), VolumeError> {
         let orphans = match self.orphans_of(id) {
             Some(orphans) => orphans,
             None => return Ok(()),
@@ -356,14 +370,11 @@ impl Volume {
             }
             inherited.push((ino, heirs));
         }
-        let snapshot = db.snapshot()?;
-        let mut outcomes = database::scan(&snapshot, &tables::changes(id)).await?;
-        while let Some(found) = outcomes.next().await? {
-            batch.delete(found.key);
-        }
-        batch.delete(tables::session(id));
+        let forgotten = self.put_end(db, &mut batch, id, end).await?;
         self.write(db, batch).await?;
         let now_ms = self.shared.uptime_ms();
+        let last_sequence = self.state.lock().sessions.get(&id).map_or(0, |found| found.row.last_sequence);
+        self.ended(id, end, last_sequence, &forgotten);
         let hang_up = {
             let mut state = self.state.lock();
             state.dead_bytes += bytes as i64;
@@ -412,7 +423,7 @@ impl Volume {
         let _turn = self.turn.lock().await;
         self.check_connection(id, connection)?;
         let db = self.db()?;
-        self.end_session(&db, id).await
+        self.end_session(&db, id, End::Goodbye).await
     }
 
     /// The connection is gone; the session stays for its lease.

@@ -11,6 +11,7 @@ use hayloft_wire::server_message::Body as Answer;
 use hayloft_wire::{Apply, Changed, DropRows, Event, Recall, event::Body as EventBody};
 use tokio::sync::mpsc;
 
+use crate::ended::End;
 use crate::error::VolumeError;
 use crate::replies::{Replies, failure};
 use crate::uses::Uses;
@@ -244,8 +245,6 @@ impl Sharing {
         }
         self.grants.end(session);
         self.waiters.retain(|_, waiter| waiter.session != session || waiter.ready);
-        self.changes.retain(|(of, _), _| *of != session);
-        self.forgotten.remove(&session);
         self.uses.end(session);
         self.drive(now_ms);
     }
@@ -325,7 +324,7 @@ impl Volume {
                 }
                 why.is_some()
             };
-            if let Err(error) = self.evict_if(session, has_to_go).await {
+            if let Err(error) = self.evict_if(session, End::Lost, has_to_go).await {
                 tracing::warn!(volume = self.name, %session, %error, "a session cannot be ended yet");
             }
         }

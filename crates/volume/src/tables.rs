@@ -11,7 +11,10 @@
 //! | `S` session | [`SessionRow`] |
 //! | `O` session, inode | one byte: an inode without a name that the session has open |
 //! | `R` session, request | [`Changed`](hayloft_wire::Changed): the outcome of a `CHANGE` |
+//! | `E` session | [`EndedRow`]: a session that was ended without its client's word, for a week |
 //! | `V` | [`VolumeRow`] |
+//! | `H` | [`HistoryRow`]: when servers opened the volume |
+//! | `M` | [`MarkRow`]: how far its history is |
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 use hayloft_model::{ContentHash, Ino, SessionId};
@@ -41,7 +44,10 @@ pub(crate) const PACKS: u8 = b'P';
 pub(crate) const SESSIONS: u8 = b'S';
 pub(crate) const ORPHANS: u8 = b'O';
 pub(crate) const CHANGES: u8 = b'R';
+pub(crate) const ENDED: u8 = b'E';
 pub(crate) const VOLUME: &[u8] = b"V";
+pub(crate) const HISTORY: &[u8] = b"H";
+pub(crate) const MARK: &[u8] = b"M";
 
 fn key(table: u8, number: u64, rest: &[u8]) -> Bytes {
     let mut key = BytesMut::with_capacity(9 + rest.len());
@@ -86,6 +92,10 @@ pub(crate) fn pack(pack: PackId) -> Bytes {
 
 pub(crate) fn session(session: SessionId) -> Bytes {
     key(SESSIONS, session.0, b"")
+}
+
+pub(crate) fn ended(session: SessionId) -> Bytes {
+    key(ENDED, session.0, b"")
 }
 
 pub(crate) fn orphan(session: SessionId, ino: Ino) -> Bytes {
@@ -198,6 +208,47 @@ pub(crate) struct SessionRow {
     pub(crate) mount_point: String,
     #[prost(bool, tag = "6")]
     pub(crate) read_only: bool,
+}
+
+/// A session that the server has ended: its client may not know it yet.
+#[derive(Clone, PartialEq, Eq, Message)]
+pub(crate) struct EndedRow {
+    /// The last batch applied.
+    #[prost(uint64, tag = "1")]
+    pub(crate) last_sequence: u64,
+    /// When it was ended, seconds since the epoch.
+    #[prost(int64, tag = "2")]
+    pub(crate) ended_secs: i64,
+    /// An administrator has ended it.
+    #[prost(bool, tag = "3")]
+    pub(crate) by_hand: bool,
+}
+
+/// Whenever a server has opened the volume.
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct HistoryRow {
+    /// The latest, in order.
+    #[prost(message, repeated, tag = "1")]
+    pub(crate) openings: Vec<Opening>,
+}
+
+/// A server has opened the volume.
+#[derive(Clone, Copy, PartialEq, Eq, Message)]
+pub(crate) struct Opening {
+    /// Random.
+    #[prost(fixed64, tag = "1")]
+    pub(crate) id: u64,
+    /// The mark that it found.
+    #[prost(uint64, tag = "2")]
+    pub(crate) from: u64,
+}
+
+/// How far a volume's history is: written with everything that is written.
+#[derive(Clone, Copy, PartialEq, Eq, Message)]
+pub(crate) struct MarkRow {
+    /// How often something was written.
+    #[prost(uint64, tag = "1")]
+    pub(crate) mark: u64,
 }
 
 /// What a volume knows of itself.

@@ -13,12 +13,14 @@ use slatedb::{CloseReason, Db, ErrorKind, WriteBatch};
 
 use crate::compaction::Wish;
 use crate::database;
+use crate::ended::Ended;
 use crate::error::{VolumeError, chain};
+use crate::history::History;
 use crate::registry::Registered;
 use crate::server::Shared;
 use crate::session::Session;
 use crate::sharing::{Progress, Sharing};
-use crate::tables::{self, PackId, SessionRow, VolumeRow};
+use crate::tables::{self, EndedRow, PackId, SessionRow, VolumeRow};
 
 /// Most names of content that are remembered as stored: 8 MiB of memory.
 const KNOWN_MAX: usize = 1 << 18;
@@ -37,6 +39,8 @@ pub(crate) struct State {
     pub(crate) usage: Usage,
     pub(crate) next_ino: u64,
     pub(crate) sessions: HashMap<SessionId, Session>,
+    /// Sessions that were ended, and whose clients may not know it yet.
+    pub(crate) ended: Ended,
     /// Content that certainly has a row: no need to look.
     pub(crate) known: HashSet<ContentHash>,
     /// During a sweep: content that commits have named since it began.
@@ -88,6 +92,9 @@ pub(crate) struct Volume {
     pub(crate) sharing: Mutex<Sharing>,
     pub(crate) state: Mutex<State>,
     pub(crate) locks: crate::locks::Locks,
+    pub(crate) history: Mutex<History>,
+    /// How far the history is.
+    pub(crate) mark: Arc<AtomicU64>,
     /// Packs that are put but not yet named by a durable row.
     flying: Mutex<HashSet<PackId>>,
 }
@@ -147,6 +154,8 @@ impl Volume {
             sharing: Mutex::default(),
             state: Mutex::default(),
             locks: crate::locks::Locks::default(),
+            history: Mutex::default(),
+            mark: Arc::default(),
             flying: Mutex::default(),
             shared,
         });
@@ -159,10 +168,17 @@ impl Volume {
         let cache = Arc::clone(&self.shared.cache);
         let (store, unflushed) = (&self.shared.store, config.unflushed_bytes);
         let db = database::open(store, &self.id, cache, self.cache_id, unflushed, &self.compaction).await?;
-        let loaded = self.load(&db).await;
+        let loaded = match self.load(&db).await {
+            Ok(()) => self.open_history(&db).await,
+            Err(error) => Err(error),
+        };
         match loaded {
-            Ok(()) => {
+            Ok(was_taken) => {
                 *self.slot.write() = Slot::Open(db);
+                if was_taken {
+                    // They hear of the new opening when they are back.
+                    self.state.lock().sessions.values().for_each(Session::hang_up);
+                }
                 Ok(())
             }
             Err(error) => {
@@ -195,6 +211,12 @@ impl Volume {
             let (id, request) = numbers.ok_or(VolumeError::Damaged("key of a change"))?;
             let outcome = database::decode::<Changed>(found.value, "outcome of a change")?;
             changes.push(((SessionId(id), request), outcome));
+        }
+        let mut ended = Ended::new();
+        let mut scan = database::scan(&snapshot, &[tables::ENDED]).await?;
+        while let Some(found) = scan.next().await? {
+            let id = tables::number_in(&found.key).ok_or(VolumeError::Damaged("key of an ended session"))?;
+            ended.insert(SessionId(id), database::decode::<EndedRow>(found.value, "ended session")?);
         }
         let mut orphans = HashMap::<SessionId, HashSet<Ino>>::new();
         let mut scan = database::scan(&snapshot, &[tables::ORPHANS]).await?;
@@ -233,6 +255,7 @@ impl Volume {
         for (key, outcome) in changes {
             sharing.changes.entry(key).or_insert(Progress::Done(outcome));
         }
+        state.ended = ended;
         state.usage = Usage { bytes: row.bytes, inodes: row.inodes };
         state.next_ino = row.next_ino.max(state.next_ino);
         (state.packs, state.pack_bytes) = (packs, pack_bytes);
@@ -282,11 +305,15 @@ impl Volume {
         matches!(&*self.slot.read(), Slot::Fenced)
     }
 
-    /// Applies a batch durably. When that fails, nobody can say whether it was applied: the database is
+    /// Applies a batch durably. The caller has the turn. When that fails, nobody can say whether it was applied: the database is
     /// closed and opened again, and what it holds then is the truth.
-    pub(crate) async fn write(self: &Arc<Self>, db: &Db, batch: WriteBatch) -> Result<(), VolumeError> {
+    pub(crate) async fn write(self: &Arc<Self>, db: &Db, mut batch: WriteBatch) -> Result<(), VolumeError> {
+        let mark = self.count_up(&mut batch);
         match database::write_durably(db, batch).await {
-            Ok(()) => Ok(()),
+            Ok(()) => {
+                self.counted(mark);
+                Ok(())
+            }
             Err(error) => {
                 self.database_failed(&error);
                 match error.kind() {

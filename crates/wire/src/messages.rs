@@ -131,6 +131,9 @@ pub struct ServerMessage {
     /// What is said.
     #[prost(oneof = "server_message::Body", tags = "2,3,4,5,6,7,8,9,10,11,12,13,14,15,20,21,22,23,24,25")]
     pub body: Option<server_message::Body>,
+    /// To a session: how far the volume's history is, see [`Welcome::opening`].
+    #[prost(uint64, tag = "16")]
+    pub mark: u64,
 }
 
 /// See [`ServerMessage`].
@@ -236,6 +239,15 @@ pub struct Hello {
     /// Where it is mounted, for people.
     #[prost(string, tag = "10")]
     pub mount_point: String,
+    /// The ended session of this mount that this one goes on for; 0 for none.
+    #[prost(uint64, tag = "11")]
+    pub replaces: u64,
+    /// The latest of the volume's history that the client knows of: see [`Welcome::opening`].
+    #[prost(fixed64, tag = "12")]
+    pub opening: u64,
+    /// The mark in it, see [`Welcome::mark`].
+    #[prost(uint64, tag = "13")]
+    pub mark: u64,
 }
 
 /// The session is open.
@@ -265,6 +277,16 @@ pub struct Welcome {
     /// Sessions of the volume without a connection: a client on the same host may know that one is dead.
     #[prost(message, repeated, tag = "8")]
     pub lost: Vec<LostPeer>,
+    /// Random, new each time that a server opens the volume; 0: it keeps no history. With the mark it tells whether a
+    /// store is a later state of the one that was seen before, or goes on from an older copy of it.
+    #[prost(fixed64, tag = "9")]
+    pub opening: u64,
+    /// Grows with everything that the server writes; see [`ServerMessage::mark`].
+    #[prost(uint64, tag = "10")]
+    pub mark: u64,
+    /// The session that this one replaces is known: changes that were asked for in it are executed once even so.
+    #[prost(bool, tag = "11")]
+    pub goes_on: bool,
 }
 
 /// Why a request failed.
@@ -295,6 +317,10 @@ pub enum FailureCode {
     Uncertain = 10,
     /// Content is not what its name says: it was damaged on its way. Nothing was applied; send it once more.
     Damaged = 11,
+    /// An administrator has ended the session: the mount is not to go on with another one.
+    Evicted = 12,
+    /// The store is not a later state of the one that the client knows: numbers may mean other things in it.
+    OtherHistory = 13,
 }
 
 /// A request was refused, or failed.
@@ -315,6 +341,9 @@ pub struct Failed {
     /// With `Busy`: its process.
     #[prost(uint32, tag = "5")]
     pub holder_pid: u32,
+    /// With `SessionEnded`, about a session that is remembered: its last batch that was applied.
+    #[prost(uint64, optional, tag = "6")]
+    pub last_sequence: Option<u64>,
 }
 
 /// Wants a directory's listing with its children's rows, small contents, and likely neighbours

@@ -1,0 +1,122 @@
+//! Which history a store holds: a client that has seen a later state of it, or another one, is told.
+//!
+//! Everything that is written counts the volume's **mark** up, and each opening by a server has a random number and
+//! notes the mark that it found. A client keeps the last opening and mark that it has heard of. They are part of what a
+//! store holds if it knows the opening, and the next one did not find less: a store that was put back to an older copy
+//! has either never heard of the opening, or has begun the next one earlier.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering::{Acquire, Release};
+
+use prost::Message;
+use slatedb::{Db, WriteBatch};
+
+use crate::database;
+use crate::error::VolumeError;
+use crate::registry::random;
+use crate::tables::{self, HistoryRow, MarkRow, Opening};
+use crate::volume::Volume;
+
+/// Most openings that are remembered: who has not been heard of for longer is told that it is another history.
+const OPENINGS_MAX: usize = 1024;
+
+/// The openings of a volume that this server knows of.
+#[derive(Debug, Default)]
+pub(crate) struct History {
+    openings: Vec<Opening>,
+    /// The number of the present opening; 0: it could not be stored, and nobody is told of it.
+    own: u64,
+}
+
+impl History {
+    /// Whether a client that has heard of this may go on with what the store holds.
+    fn holds(&self, opening: u64, mark: u64, now: u64) -> bool {
+        let Some(at) = self.openings.iter().position(|known| known.id == opening) else { return false };
+        mark <= self.openings.get(at + 1).map_or(now, |next| next.from)
+    }
+}
+
+impl Volume {
+    /// Reads the history, and adds that the volume is opened. `true`: another server had it open meanwhile.
+    pub(crate) async fn open_history(&self, db: &Db) -> Result<bool, VolumeError> {
+        let mark = match db.get(tables::MARK).await? {
+            Some(row) => database::decode::<MarkRow>(row, "mark")?.mark,
+            None => 0,
+        };
+        let mut openings = match db.get(tables::HISTORY).await? {
+            Some(row) => database::decode::<HistoryRow>(row, "history")?.openings,
+            None => Vec::new(),
+        };
+        self.mark.store(mark, Release);
+        let own = self.history.lock().own;
+        if own != 0 && openings.last().is_some_and(|last| last.id == own) {
+            self.history.lock().openings = openings;
+            return Ok(false);
+        }
+        let opening = Opening { id: random().max(1), from: mark };
+        openings.push(opening);
+        openings.drain(..openings.len().saturating_sub(OPENINGS_MAX));
+        let mut batch = WriteBatch::new();
+        batch.put(tables::HISTORY, HistoryRow { openings: openings.clone() }.encode_to_vec());
+        let stored = database::write_durably(db, batch).await;
+        let mut history = self.history.lock();
+        match stored {
+            Ok(()) => *history = History { openings, own: opening.id },
+            // A full store can be opened, so that something can be deleted.
+            Err(error) => {
+                tracing::warn!(volume = self.name, %error, "clients will not notice if the store is put back");
+                openings.pop();
+                *history = History { openings, own: 0 };
+            }
+        }
+        Ok(own != 0)
+    }
+
+    /// What a client that has a session is to remember: the opening; marks come with all messages.
+    pub(crate) fn opening(&self) -> u64 {
+        self.history.lock().own
+    }
+
+    /// How far the history is.
+    pub(crate) fn mark(&self) -> u64 {
+        self.mark.load(Acquire)
+    }
+
+    /// Refuses a client that has seen what the store does not hold.
+    pub(crate) fn check_history(&self, opening: u64, mark: u64) -> Result<(), VolumeError> {
+        let is_held = opening == 0 || self.history.lock().holds(opening, mark, self.mark());
+        if is_held { Ok(()) } else { Err(VolumeError::OtherHistory) }
+    }
+
+    /// Adds the mark to what is going to be written; returns it. The caller has the turn.
+    pub(crate) fn count_up(&self, batch: &mut WriteBatch) -> u64 {
+        let mark = self.mark() + 1;
+        batch.put(tables::MARK, MarkRow { mark }.encode_to_vec());
+        mark
+    }
+
+    /// It is durable.
+    pub(crate) fn counted(&self, mark: u64) {
+        self.mark.store(mark, Release);
+    }
+
+    /// Where the mark is, for messages to say it.
+    pub(crate) fn shared_mark(&self) -> &Arc<std::sync::atomic::AtomicU64> {
+        &self.mark
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_store_holds_what_came_before_its_next_opening() {
+        let opening = |id, from| Opening { id, from };
+        let history = History { openings: vec![opening(7, 0), opening(8, 100), opening(9, 140)], own: 9 };
+        assert!(history.holds(7, 100, 150) && history.holds(8, 140, 150) && history.holds(9, 150, 150));
+        // It went on to 120 and 160 in another store than this one.
+        assert!(!history.holds(7, 120, 150) && !history.holds(9, 160, 150));
+        assert!(!history.holds(10, 1, 150), "it was opened in another store");
+    }
+}
