@@ -18,7 +18,7 @@ use crate::core::Client;
 use crate::data::DataCut;
 use crate::host;
 use crate::link::CallError;
-use crate::rescue;
+use crate::rescue::{self, Unsent};
 
 /// How long to wait before a refused batch is tried again: at first, and at most.
 const RETRY_MIN: Duration = Duration::from_millis(200);
@@ -43,6 +43,10 @@ pub(crate) enum FlushError {
     Interrupted,
     /// The session is over.
     Ended(String),
+    /// The server has ended the session, and what was not durable by then could not be applied: where it is kept.
+    Lost(String),
+    /// The server has ended the session, and another one begins.
+    Replaced,
 }
 
 #[derive(Debug, Default)]
@@ -56,9 +60,15 @@ struct Account {
     durable: u64,
     /// Up to which flush the last attempt went, and why it failed.
     failed: Option<(u64, FlushError)>,
+    /// Flushes of changes that could not be applied: from, up to, and what has become of the changes.
+    lost: Option<(u64, u64, Option<String>)>,
+    /// The same, for who asks for everything next.
+    untold: Option<String>,
     kicked: bool,
     /// Somebody else waits for what was refused for want of room.
     pressed: bool,
+    /// The committer is at work.
+    busy: bool,
     stop: bool,
     stopped: bool,
     sequence: Sequence,
@@ -135,6 +145,15 @@ impl Ledger {
         account.kicked = true;
         self.work.notify_one();
         loop {
+            if let Some((from, upto, kept)) = &account.lost
+                && (*from < ticket && ticket <= *upto)
+            {
+                if let Some(kept) = kept {
+                    return Err(FlushError::Lost(kept.clone()));
+                }
+                self.progress.wait_for(&mut account, Duration::from_millis(100));
+                continue;
+            }
             if account.durable >= ticket {
                 return Ok(());
             }
@@ -155,6 +174,50 @@ impl Ledger {
             }
             self.progress.wait_for(&mut account, Duration::from_millis(100));
         }
+    }
+
+    /// As [`Ledger::flush`], for everything: changes that could not be applied, and that nobody has been told of, are
+    /// told once.
+    pub(crate) fn flush_all(&self) -> Result<(), FlushError> {
+        self.flush(None)?;
+        self.account.lock().untold.take().map_or(Ok(()), |kept| Err(FlushError::Lost(kept)))
+    }
+
+    /// Whether there are such changes; they are told.
+    pub(crate) fn take_untold(&self) -> bool {
+        self.account.lock().untold.take().is_some()
+    }
+
+    /// Whether a batch is being made, or under way.
+    pub(crate) fn is_busy(&self) -> bool {
+        self.account.lock().busy
+    }
+
+    /// The session is over, and what it has not shipped, if there is anything, is about to be kept elsewhere: whoever
+    /// waits for that waits until it is. Returns the last batch.
+    pub(crate) fn lose(&self, is_lost: bool) -> Sequence {
+        let mut account = self.account.lock();
+        if is_lost {
+            let from = match account.lost {
+                // What another one has left is not kept yet.
+                Some((from, _, None)) => from,
+                _ => account.durable,
+            };
+            account.lost = Some((from, account.asked, None));
+            account.kicked = true;
+            self.work.notify_one();
+        }
+        account.sequence
+    }
+
+    /// It is kept.
+    fn kept(&self, message: &str) {
+        let mut account = self.account.lock();
+        if let Some((_, _, kept)) = &mut account.lost {
+            *kept = Some(message.to_string());
+        }
+        account.untold = Some(message.to_string());
+        self.progress.notify_all();
     }
 
     /// The committer ends as soon as nothing is under way.
@@ -182,7 +245,7 @@ impl Ledger {
             }
             let due = account.dirty_since.map(|since| since + commit);
             if account.kicked || account.pressed || due.is_some_and(|due| due <= Instant::now()) {
-                account.kicked = false;
+                (account.kicked, account.busy) = (false, true);
                 let pressed = std::mem::take(&mut account.pressed);
                 account.shipping_since = account.dirty_since.take();
                 self.dirty.store(false, Ordering::Release);
@@ -197,7 +260,7 @@ impl Ledger {
 
     fn succeeded(&self, ticket: u64, sequence: Option<Sequence>) {
         let mut account = self.account.lock();
-        account.durable = account.durable.max(ticket);
+        (account.durable, account.busy) = (account.durable.max(ticket), false);
         account.failed = None;
         account.pressed = false;
         account.shipping_since = None;
@@ -212,15 +275,24 @@ impl Ledger {
     /// What was refused goes out at once again, without what was set aside.
     fn again(&self) {
         let mut account = self.account.lock();
-        account.pressed = true;
+        (account.pressed, account.busy) = (true, false);
         account.dirty_since = account.shipping_since.take().or(account.dirty_since);
+        self.dirty.store(true, Ordering::Release);
+    }
+
+    /// Nothing was shipped, since another session begins: it is tried again with that one.
+    fn put_off(&self) {
+        let mut account = self.account.lock();
+        let since = account.shipping_since.take().or(account.dirty_since);
+        account.dirty_since = since.or_else(|| Some(Instant::now()));
+        (account.kicked, account.busy) = (true, false);
         self.dirty.store(true, Ordering::Release);
     }
 
     fn failed(&self, ticket: u64, error: FlushError) {
         let mut account = self.account.lock();
         self.full.store(error == FlushError::NoSpace, Ordering::Relaxed);
-        account.failed = Some((ticket, error));
+        (account.failed, account.busy) = (Some((ticket, error)), false);
         let since = account.shipping_since.take().or(account.dirty_since);
         // Without a time nothing would ever be due.
         account.dirty_since = since.or_else(|| Some(Instant::now()));
@@ -244,6 +316,7 @@ pub(crate) fn run(client: &Client) {
     host::lower_priority();
     let mut pause = RETRY_MIN;
     while let Some((ticket, pressing)) = client.ledger.await_work(client.options.commit) {
+        client.keep_lost();
         let sequence = client.ledger.account.lock().sequence.next();
         let Some(mut shipment) = cut(client, sequence, pressing) else {
             client.ledger.succeeded(ticket, None);
@@ -270,9 +343,14 @@ pub(crate) fn run(client: &Client) {
                     continue;
                 }
                 let error = match error {
-                    FlushError::Ended(reason) => FlushError::Ended(client.keep_unsent(&reason)),
+                    FlushError::Ended(reason) => FlushError::Ended(client.keep_all(&reason)),
                     error => error,
                 };
+                if error == FlushError::Replaced {
+                    client.ledger.put_off();
+                    std::thread::sleep(AGAIN);
+                    continue;
+                }
                 let (ended, full) = (matches!(error, FlushError::Ended(_)), error == FlushError::NoSpace);
                 client.ledger.failed(ticket, error);
                 if ended {
@@ -324,16 +402,20 @@ fn ship(client: &Client, shipment: &mut Shipment) -> Result<Option<Committed>, F
     loop {
         let connection = match client.link.connection() {
             Ok(connection) => connection,
+            // It had it before it ended the session.
+            Err(CallError::Replaced) if client.link.last_sequence() >= shipment.cut.batch.sequence.0 => {
+                return Ok(None);
+            }
+            Err(CallError::Replaced) => return Err(FlushError::Replaced),
             Err(error) => return Err(FlushError::Ended(error.to_string())),
         };
         match ship_once(client, shipment, connection, &mut completed) {
             Ok(committed) => return Ok(committed),
-            Err(CallError::Broken) => {}
+            Err(CallError::Broken | CallError::Replaced) => {}
             Err(CallError::Ended(reason)) => return Err(FlushError::Ended(reason)),
             Err(CallError::Interrupted) => return Err(FlushError::Interrupted),
             Err(CallError::Failed(failed)) => match failed.code() {
                 FailureCode::NoSpace => return Err(FlushError::NoSpace),
-                FailureCode::SessionEnded => return Err(FlushError::Ended(failed.message)),
                 // Applied or not, nobody knows yet: the very same batch again, until the answer is certain.
                 FailureCode::Uncertain => std::thread::sleep(AGAIN),
                 FailureCode::Damaged if damaged + 1 < DAMAGED_MAX => {
@@ -341,7 +423,7 @@ fn ship(client: &Client, shipment: &mut Shipment) -> Result<Option<Committed>, F
                     damaged += 1;
                 }
                 // Connected again by then, perhaps to the server that has taken over.
-                FailureCode::Unavailable => {
+                FailureCode::Unavailable | FailureCode::SessionEnded => {
                     client.link.abandon(connection);
                     std::thread::sleep(AGAIN);
                 }
@@ -366,7 +448,7 @@ fn ship_once(
     }
     let (sequence, usage) = (shipment.cut.batch.sequence, shipment.cut.batch.usage);
     let (bytes, inodes, pressing) = (usage.bytes, usage.inodes, shipment.pressing);
-    let begin = BeginBatch { sequence: sequence.0, bytes, inodes, pressing };
+    let begin = BeginBatch { sequence: client.link.number_of(sequence), bytes, inodes, pressing };
     client.link.send_on(connection, Ask::BeginBatch(begin))?;
     for (ino, data) in &mut shipment.files {
         for (index, block) in &mut data.blocks {
@@ -397,7 +479,8 @@ fn ship_once(
     for records in parts(&shipment.cut.batch.records) {
         client.link.send_on(connection, Ask::Records(Records { records }))?;
     }
-    let rest = Commit::from(&shipment.cut.batch.without_records());
+    let sequence = client.link.number_of(sequence);
+    let rest = Commit { sequence, ..Commit::from(&shipment.cut.batch.without_records()) };
     let answers = client.link.call_once(Ask::Commit(rest), connection)?;
     client.stats.commits.add(1);
     client.stats.records_shipped.add(shipment.cut.batch.records.len() as u64);
@@ -521,12 +604,26 @@ fn undo(client: &Client, shipment: Shipment) {
 }
 
 impl Client {
-    /// Keeps what can never be applied; returns the reason with where it is.
-    fn keep_unsent(&self, reason: &str) -> String {
-        let kept = rescue::keep(self, &self.rescue.0, &self.rescue.1, reason);
+    /// The mount cannot go on: keeps what can never be applied; returns the reason with where it is.
+    fn keep_all(&self, reason: &str) -> String {
+        self.keep_lost();
+        let unsent = Unsent::take(self, &mut self.core());
+        unsent.map_or_else(|| reason.to_string(), |unsent| self.keep_unsent(&unsent, reason))
+    }
+
+    /// Keeps what ended sessions have left.
+    fn keep_lost(&self) {
+        for (unsent, reason) in std::mem::take(&mut *self.unsent.lock()) {
+            let message = self.keep_unsent(&unsent, &reason);
+            self.budget.add_in_flight(-(unsent.bytes as i64));
+            self.ledger.kept(&message);
+        }
+    }
+
+    fn keep_unsent(&self, unsent: &Unsent, reason: &str) -> String {
+        let kept = rescue::keep(unsent, &self.rescue.0, &self.rescue.1, reason);
         let message = match kept {
-            Ok(None) => reason.to_string(),
-            Ok(Some(kept)) => format!(
+            Ok(kept) => format!(
                 "{reason}; {} names could not be applied and are kept in {} (see REPORT there)",
                 kept.names,
                 kept.folder.display()

@@ -121,10 +121,11 @@ fn serve(stream: UnixStream, client: &Client, control: &Control, farewell: &Fare
         return;
     }
     let request: Value = serde_json::from_str(&line).unwrap_or_default();
-    let flushed = || match client.ledger.flush(None) {
+    let flushed = || match client.ledger.flush_all() {
         Ok(()) => Ok(()),
         Err(FlushError::NoSpace) => Err("the store is full, or the volume's quota used up".to_string()),
-        Err(FlushError::Store(reason) | FlushError::Ended(reason)) => Err(reason),
+        Err(FlushError::Store(reason) | FlushError::Ended(reason) | FlushError::Lost(reason)) => Err(reason),
+        Err(FlushError::Replaced) => Err("the session was ended by the server".to_string()),
         Err(FlushError::Interrupted) => Err("interrupted".to_string()),
     };
     let answer = match request["command"].as_str() {

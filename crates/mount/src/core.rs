@@ -25,6 +25,7 @@ use crate::memory::Memory;
 use crate::moved::Moved;
 use crate::nodes::{Left, NodeId, Nodes};
 use crate::options::MountOptions;
+use crate::rescue::Unsent;
 use crate::sharing::Recalled;
 use crate::stats::{Hold, Stats};
 
@@ -61,6 +62,8 @@ pub(crate) struct Core {
     pub(crate) lost: HashSet<Ino, FxBuildHasher>,
     /// When the server was last told what this host would rather not own.
     pub(crate) released: Option<Instant>,
+    /// Inodes that the kernel knows, with changes that could not be applied: who asks for durability is told once.
+    pub(crate) failed: HashSet<Ino, FxBuildHasher>,
 }
 
 impl Core {
@@ -287,9 +290,15 @@ impl Budget {
 
     /// The file is dropped from memory.
     fn forget(&self, file: &File) {
+        drop(self.take(file));
+    }
+
+    /// Takes the file's data out of memory.
+    pub(crate) fn take(&self, file: &File) -> FileData {
         // Whoever still holds it and fetches for it finds nothing to fill.
         let data = std::mem::replace(&mut *file.data.lock(), FileData::gone());
         self.count([data.dirty_bytes(), data.cached_bytes(), data.held_bytes()], [0; 3]);
+        data
     }
 
     /// The figures of a file have changed.
@@ -337,6 +346,8 @@ pub(crate) struct Client {
     pub(crate) cache_queue: Mutex<std::collections::VecDeque<(Ino, u64)>>,
     /// Folder and name for changes that can never be applied.
     pub(crate) rescue: (PathBuf, String),
+    /// What has to be kept there, and why.
+    pub(crate) unsent: Mutex<Vec<(Unsent, String)>>,
     /// A writer waits: whatever can go to the server should.
     pub(crate) room_wanted: AtomicBool,
     /// Changed rows that are in no cut, as of the last change.
@@ -390,6 +401,7 @@ impl Client {
             status: Mutex::new(status),
             cache_queue: Mutex::default(),
             rescue,
+            unsent: Mutex::default(),
             room_wanted: AtomicBool::new(false),
             dirty_rows: AtomicUsize::new(0),
             locks: std::sync::OnceLock::new(),

@@ -53,7 +53,7 @@ impl From<CallError> for FaultError {
         match error {
             CallError::Interrupted => FaultError::Interrupted,
             CallError::Ended(reason) => FaultError::Ended(reason),
-            CallError::Broken => FaultError::Broken("the connection broke".to_string()),
+            CallError::Broken | CallError::Replaced => FaultError::Broken(error.to_string()),
             CallError::Failed(failed) if failed.code() == FailureCode::NotFound => FaultError::Gone,
             CallError::Failed(failed) => FaultError::Broken(failed.message),
         }

@@ -150,6 +150,7 @@ impl Core {
         self.names.absent.remove(&ino);
         self.names.hot.remove(&ino);
         self.appending.remove(&ino);
+        self.failed.remove(&ino);
     }
 
     /// How long the kernel may keep a name that exists.

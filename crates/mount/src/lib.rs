@@ -28,6 +28,7 @@ mod nodes;
 mod options;
 mod pages;
 mod reader;
+mod rejoin;
 mod rescue;
 mod sharing;
 mod stats;

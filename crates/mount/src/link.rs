@@ -48,6 +48,9 @@ pub(crate) enum CallError {
     /// The connection broke under a message that is not sent again by itself.
     #[error("the connection broke")]
     Broken,
+    /// The server has ended the session, and another one takes its place.
+    #[error("the session was ended by the server")]
+    Replaced,
 }
 
 /// Who keeps what the server tells.
@@ -61,6 +64,11 @@ pub(crate) trait Receiver: Send + Sync {
     fn renew(&self, last: Sequence) -> Claim;
     /// The claim is sent: the connection can be used.
     fn resumed(&self);
+    /// The server has ended the session: nothing is owned any more, and another one begins. Returns when nothing of the
+    /// old one is left here, with the number that its last batch had.
+    fn replace(&self, reason: &str) -> Sequence;
+    /// The session that takes the place of another one has begun.
+    fn begun(&self, welcome: &Welcome);
     /// The session is over.
     fn ended(&self);
     /// The lease has run out: nothing that is known here can be relied upon until there is word from the server.
@@ -124,6 +132,16 @@ struct State {
     /// When something of a batch was sent last, and the same of what has certainly arrived.
     work: Option<Instant>,
     arrived: Option<Instant>,
+    /// The present session.
+    session: u64,
+    /// The server has it: it is resumed, not begun.
+    begun: bool,
+    /// The one that was ended and that it takes the place of; 0: none.
+    replaces: u64,
+    /// Its first batch follows this one: batches are counted on over sessions here.
+    base: u64,
+    /// The volume's opening and mark that were heard of last, see [`Welcome::opening`].
+    history: (u64, u64),
 }
 
 impl State {
@@ -179,17 +197,16 @@ impl Link {
         stats: Arc<Stats>,
         clock: Arc<Clock>,
     ) -> Result<Opened, MountError> {
-        let mut hello = Hello {
+        let hello = Hello {
             protocol: hayloft_wire::PROTOCOL,
             volume: volume.to_string(),
             session: host::random(),
-            resume: false,
             host_id: host::id(),
             host_name: host::name(),
             pid: std::process::id(),
-            takes_over: 0,
             read_only,
             mount_point: mount_point.to_string(),
+            ..Hello::default()
         };
         let unreachable = |source| MountError::Unreachable { address: address.to_string(), source };
         let stream = connect(address).map_err(unreachable)?;
@@ -197,10 +214,17 @@ impl Link {
             Greeting::Welcome(reader, welcome) => (*reader, *welcome),
             Greeting::Refused(failed) => return Err(refused(address, volume, &failed)),
         };
-        hello.resume = true;
         let writer = reader.stream().try_clone().map_err(unreachable)?;
         let breaker = reader.stream().try_clone().map_err(unreachable)?;
-        let state = State { connection: 1, connected: true, next_request: 1, ..State::default() };
+        let state = State {
+            connection: 1,
+            connected: true,
+            next_request: 1,
+            session: hello.session,
+            begun: true,
+            history: (welcome.opening, welcome.mark),
+            ..State::default()
+        };
         let link = Arc::new(Link {
             address: address.to_string(),
             hello,
@@ -534,6 +558,9 @@ impl Link {
             if let Some(reason) = &state.ended {
                 return Err(CallError::Ended(reason.clone()));
             }
+            if !state.begun {
+                return Err(CallError::Replaced);
+            }
             if state.connected {
                 return Ok(state.connection);
             }
@@ -541,9 +568,14 @@ impl Link {
         }
     }
 
-    /// The last batch that the server said to have when the present connection began.
+    /// The last batch that the server said to have when the present connection began, or when it ended the session.
     pub(crate) fn last_sequence(&self) -> u64 {
         self.state.lock().last_sequence
+    }
+
+    /// The number of a batch in its session.
+    pub(crate) fn number_of(&self, batch: Sequence) -> u64 {
+        batch.0 - self.state.lock().base
     }
 
     /// The connection at this moment.
@@ -638,12 +670,19 @@ impl Link {
             let Some(body) = message.body else { continue };
             let more = matches!(&body, Answer::Listings(listings) if listings.more);
             if let Answer::Failed(failed) = &body
-                && failed.code() == FailureCode::SessionEnded
+                && matches!(failed.code(), FailureCode::SessionEnded | FailureCode::Evicted)
             {
+                // Whether another one may follow is said to who asks for this one. Until then nothing here holds.
                 // The answer to our own goodbye says the same.
-                if self.end(&failed.message) {
-                    tracing::error!(reason = failed.message, "the server ended the session");
+                if self.ended().is_none() {
+                    tracing::warn!(reason = failed.message, "the server ended the session");
+                    self.set_condition(Condition::Lapsed);
                 }
+                return;
+            }
+            if message.mark > 0 {
+                let history = &mut self.state.lock().history;
+                history.1 = history.1.max(message.mark);
             }
             let body = match body {
                 body @ (Answer::Event(_) | Answer::Listings(_) | Answer::Inode(_)) => {
@@ -698,9 +737,14 @@ impl Link {
             if self.ended().is_some() {
                 return None;
             }
-            let greeting = connect(&self.address)
-                .and_then(|stream| greet(stream, &self.hello, &self.stats, &self.clock));
+            let hello = self.hello();
+            let greeting =
+                connect(&self.address).and_then(|stream| greet(stream, &hello, &self.stats, &self.clock));
             match greeting {
+                Ok(Greeting::Welcome(_, welcome)) if self.is_older(&welcome) => {
+                    self.end_for_good("the server's store holds less than it has acknowledged to this mount");
+                    return None;
+                }
                 Ok(Greeting::Welcome(reader, welcome)) => {
                     if self.resume(&reader, &welcome, receiver).is_ok() {
                         receiver.resumed();
@@ -708,11 +752,16 @@ impl Link {
                     }
                 }
                 Ok(Greeting::Refused(failed))
-                    if matches!(failed.code(), FailureCode::SessionEnded | FailureCode::NotFound) =>
+                    if matches!(
+                        failed.code(),
+                        FailureCode::NotFound | FailureCode::Evicted | FailureCode::OtherHistory
+                    ) =>
                 {
-                    tracing::error!(reason = failed.message, "the server ended the session");
-                    self.end(&failed.message);
+                    self.end_for_good(&failed.message);
                     return None;
+                }
+                Ok(Greeting::Refused(failed)) if failed.code() == FailureCode::SessionEnded => {
+                    self.replace(&failed, receiver);
                 }
                 Ok(Greeting::Refused(failed)) => tracing::debug!(reason = failed.message, "not resumed yet"),
                 Err(error) if reported.elapsed() > Duration::from_secs(10) => {
@@ -726,6 +775,64 @@ impl Link {
         }
     }
 
+    /// What a new connection begins with.
+    fn hello(&self) -> Hello {
+        let state = self.state.lock();
+        let (opening, mark) = state.history;
+        Hello {
+            session: state.session,
+            resume: state.begun,
+            replaces: if state.begun { 0 } else { state.replaces },
+            opening,
+            mark,
+            ..self.hello.clone()
+        }
+    }
+
+    /// Whether the server has less of the session than it has acknowledged: its store is an older copy.
+    fn is_older(&self, welcome: &Welcome) -> bool {
+        let state = self.state.lock();
+        state.begun && welcome.last_sequence + state.base < state.last_sequence
+    }
+
+    /// The mount cannot go on, with whatever session.
+    fn end_for_good(&self, reason: &str) {
+        let reason = format!("{reason}; unmount, and mount again");
+        tracing::error!("{reason}");
+        self.end(&reason);
+    }
+
+    /// The server has ended the session, which nobody wanted but the clock: another one takes its place.
+    fn replace(&self, failed: &Failed, receiver: &dyn Receiver) {
+        tracing::warn!(reason = failed.message, "the session was ended, another one begins");
+        self.set_condition(Condition::Lapsed);
+        {
+            let mut state = self.state.lock();
+            if state.begun {
+                (state.replaces, state.session, state.begun) = (state.session, host::random(), false);
+            }
+            if let Some(last) = failed.last_sequence {
+                state.last_sequence = state.base + last;
+            }
+            self.changed.notify_all();
+        }
+        let base = receiver.replace(&failed.message).0;
+        let mut state = self.state.lock();
+        (state.base, state.last_sequence) = (base, base);
+        self.stats.sessions_replaced.add(1);
+    }
+
+    /// Changes that were asked for in a session of which the server knows nothing any more: whether they were executed
+    /// cannot be told, and they are not done twice.
+    fn fail_changes(state: &mut State) {
+        let message = "the session was ended, and nobody knows whether this was done".to_string();
+        let failed = Failed { code: FailureCode::Invalid as i32, message, ..Failed::default() };
+        let is_change = |of: &&mut Waiting| matches!(of.message.body, Some(Ask::Change(_)));
+        for waiting in state.waiting.values_mut().filter(is_change) {
+            (waiting.answers, waiting.done) = (vec![Answer::Failed(failed.clone())], true);
+        }
+    }
+
     /// The new connection carries the session: requests without an answer go out again.
     fn resume(
         self: &Arc<Self>,
@@ -734,8 +841,18 @@ impl Link {
         receiver: &dyn Receiver,
     ) -> io::Result<()> {
         let (stream, breaker) = (reader.stream().try_clone()?, reader.stream().try_clone()?);
-        let next = self.state.lock().connection + 1;
-        let claim = receiver.renew(Sequence(welcome.last_sequence));
+        let (next, last, is_new) = {
+            let mut state = self.state.lock();
+            let is_new = !state.begun;
+            if is_new && !welcome.goes_on {
+                Link::fail_changes(&mut state);
+            }
+            (state.connection + 1, state.base + welcome.last_sequence, is_new)
+        };
+        if is_new {
+            receiver.begun(welcome);
+        }
+        let claim = receiver.renew(Sequence(last));
         *self.writer.lock() = Some((next, stream));
         *self.breaker.lock() = Some((next, breaker));
         self.claim(next, claim)?;
@@ -746,7 +863,9 @@ impl Link {
             // What was not acknowledged on the last connection counts as acknowledged.
             state.owed.clear();
             (state.work, state.arrived) = (None, None);
-            state.last_sequence = welcome.last_sequence;
+            state.begun = true;
+            state.last_sequence = last;
+            state.history = (welcome.opening, welcome.mark);
             for waiting in state.waiting.values_mut().filter(|waiting| !waiting.done && waiting.repeat) {
                 waiting.answers.clear();
             }

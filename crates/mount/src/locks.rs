@@ -1,8 +1,8 @@
 //! Locks of flock(2) and fcntl(2) that hold on every host: the server decides, this host sees to it that they end
 //! with their holders ([`crate::holders`]).
 
-use std::collections::HashMap;
 use std::collections::hash_map::Entry;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -112,6 +112,8 @@ struct State {
     ending: HashMap<Ino, usize>,
     /// How often the held locks were claimed: an answer from before may be about a lock that is gone.
     claims: u64,
+    /// Files of which locks that are held here were lost with a session: others may have had them since.
+    lost: HashSet<Ino>,
 }
 
 /// The locks of a mount.
@@ -125,6 +127,8 @@ pub(crate) struct Locks {
     waiting: AtomicUsize,
     running: AtomicBool,
     ended: AtomicBool,
+    /// Some file has lost locks.
+    any_lost: AtomicBool,
 }
 
 /// Who a request is for: the number that the server knows, and where the kernel's end is kept.
@@ -147,6 +151,7 @@ impl Locks {
             waiting: AtomicUsize::new(0),
             running: AtomicBool::new(false),
             ended: AtomicBool::new(false),
+            any_lost: AtomicBool::new(false),
         })
     }
 
@@ -154,7 +159,31 @@ impl Locks {
     pub(crate) fn claims(&self) -> Vec<LockMessage> {
         let mut state = self.state.lock();
         state.claims += 1;
-        state.held.held().map(|lock| LockMessage::new(lock, LockKind::of(lock.mode))).collect()
+        let State { held, lost, .. } = &*state;
+        held.held()
+            .filter(|lock| !lost.contains(&lock.ino))
+            .map(|lock| LockMessage::new(lock, LockKind::of(lock.mode)))
+            .collect()
+    }
+
+    /// The session is over, and others may have had since what programs here believe to hold: their files are of no use
+    /// until they have let go.
+    pub(crate) fn lose_all(&self) {
+        let mut state = self.state.lock();
+        let files: Vec<Ino> = state.held.held().map(|lock| lock.ino).collect();
+        state.lost.extend(files);
+        self.any_lost.store(!state.lost.is_empty(), Ordering::Release);
+        if !state.lost.is_empty() {
+            tracing::warn!(
+                files = state.lost.len(),
+                "locks were lost: their files give errors until they are let go"
+            );
+        }
+    }
+
+    /// Whether programs hold locks of a file that were lost.
+    pub(crate) fn is_lost(&self, ino: Ino) -> bool {
+        self.any_lost.load(Ordering::Acquire) && self.state.lock().lost.contains(&ino)
     }
 
     /// The mount is gone: nobody looks after its locks any more.
@@ -614,7 +643,10 @@ impl State {
 
     /// Forgets whoever holds nothing of a file and has no call under way.
     fn drop_idle(&mut self, ino: Ino, alarm: &Alarm) {
-        let State { held, open_files, tables, watches, .. } = self;
+        let State { held, open_files, tables, watches, lost, .. } = self;
+        if lost.contains(&ino) && !held.held().any(|lock| lock.ino == ino) {
+            lost.remove(&ino);
+        }
         let holds = |id: u64| {
             let owner = Owner { session: OWN, id };
             held.holds(ino, Family::Posix, owner) || held.holds(ino, Family::Flock, owner)

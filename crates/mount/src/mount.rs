@@ -275,9 +275,11 @@ impl Mount {
             locks.end();
         }
         let shipped = loop {
-            match self.client.ledger.flush(None) {
+            match self.client.ledger.flush_all() {
                 Ok(()) => break Ok(()),
-                Err(committer::FlushError::Ended(reason)) => break Err(reason),
+                Err(committer::FlushError::Ended(reason) | committer::FlushError::Lost(reason)) => {
+                    break Err(reason);
+                }
                 Err(error) => {
                     tracing::error!(
                         ?error,

@@ -1,4 +1,4 @@
-//! What to do with changes that can never be applied, because the server has ended the session: they are kept in
+//! What to do with changes that cannot be applied any more, because the server has ended the session: they are kept in
 //! a folder of this host and reported by name.
 
 use std::collections::{HashMap, HashSet};
@@ -8,11 +8,11 @@ use std::io::{self, Write};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
 use hayloft_model::{BLOCK_SIZE, FileKind, Ino, Record, Sequence};
 
-use crate::core::Client;
+use crate::core::{Client, Core};
+use crate::data::FileData;
 
 /// What was kept.
 #[derive(Debug)]
@@ -23,26 +23,47 @@ pub(crate) struct Rescue {
     pub(crate) names: usize,
 }
 
-/// Keeps everything that no batch has taken to the server; `None` when there is nothing.
-pub(crate) fn keep(client: &Client, parent: &Path, name: &str, reason: &str) -> io::Result<Option<Rescue>> {
-    // The disk is written to when nobody waits for the core: it may be on this very mount.
-    let (paths, records, files) = {
-        let mut core = client.core();
+/// Changes that no batch has taken to the server, out of the tree and of the files that they are about.
+#[derive(Debug)]
+pub(crate) struct Unsent {
+    records: Vec<Record>,
+    paths: HashMap<Ino, Vec<u8>>,
+    files: HashMap<Ino, FileData>,
+    /// Bytes of content.
+    pub(crate) bytes: u64,
+}
+
+impl Unsent {
+    /// Takes them; `None` when there are none.
+    pub(crate) fn take(client: &Client, core: &mut Core) -> Option<Unsent> {
         if !core.tree.is_dirty() {
-            return Ok(None);
+            return None;
         }
         let records = core.tree.cut(Sequence(u64::MAX), true).batch.records;
         let changed: HashSet<Ino> = records.iter().filter_map(changed_inode).collect();
         let paths = core.tree.paths(&core.ways, |ino| changed.contains(&ino));
-        let file_of = |record: &Record| match record {
-            Record::PutInode(ino, row) if row.kind() == FileKind::Regular => {
-                core.files.get(ino).map(|file| (*ino, Arc::clone(file)))
+        let mut files = HashMap::new();
+        for record in &records {
+            if let Record::PutInode(ino, row) = record
+                && row.kind() == FileKind::Regular
+                && let Some(file) = core.files.remove(ino)
+            {
+                files.insert(*ino, client.budget.take(&file));
             }
-            _ => None,
-        };
-        let files: HashMap<Ino, Arc<crate::data::File>> = records.iter().filter_map(file_of).collect();
-        (paths, records, files)
-    };
+        }
+        let bytes = files.values().map(FileData::dirty_bytes).sum();
+        Some(Unsent { records, paths, files, bytes })
+    }
+
+    /// Inodes that are changed, or made.
+    pub(crate) fn inodes(&self) -> impl Iterator<Item = Ino> + '_ {
+        self.records.iter().filter_map(changed_inode)
+    }
+}
+
+/// Keeps changes. The disk is written to: to be called while nobody waits.
+pub(crate) fn keep(unsent: &Unsent, parent: &Path, name: &str, reason: &str) -> io::Result<Rescue> {
+    let Unsent { records, paths, files, .. } = unsent;
     let path_of = |ino: Ino| paths.get(&ino).map(|path| String::from_utf8_lossy(path).into_owned());
     let folder = fresh_folder(parent, name)?;
     // It has its name when all of it is there.
@@ -50,7 +71,7 @@ pub(crate) fn keep(client: &Client, parent: &Path, name: &str, reason: &str) -> 
     let mut report = File::create(&unfinished)?;
     writeln!(report, "These changes could not be applied: {reason}\n")?;
     let mut names = 0;
-    for record in &records {
+    for record in records {
         match record {
             Record::PutInode(ino, row) if row.nlink > 0 && *ino != Ino::ROOT => {
                 names += 1;
@@ -80,7 +101,7 @@ pub(crate) fn keep(client: &Client, parent: &Path, name: &str, reason: &str) -> 
     }
     report.sync_all()?;
     fs::rename(unfinished, folder.join("REPORT"))?;
-    Ok(Some(Rescue { folder, names }))
+    Ok(Rescue { folder, names })
 }
 
 /// Data of a file that there is no room for.
@@ -139,12 +160,12 @@ fn fresh_folder(parent: &Path, name: &str) -> io::Result<PathBuf> {
 }
 
 /// Writes a copy; `false` when parts of the data are not in memory.
-fn save(path: &Path, file: &crate::data::File, size: u64) -> io::Result<bool> {
+fn save(path: &Path, file: &FileData, size: u64) -> io::Result<bool> {
     if let Some(parent) = path.parent() {
         fs::create_dir_all(parent)?;
     }
     let mut out = File::create(path)?;
-    let complete = file.data.lock().copy_to(&mut out)?;
+    let complete = file.copy_to(&mut out)?;
     out.set_len(size)?;
     out.sync_all()?;
     Ok(complete)

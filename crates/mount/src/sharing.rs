@@ -15,7 +15,8 @@ use hayloft_wire::client_message::Body as Ask;
 use hayloft_wire::event::Body as Told;
 use hayloft_wire::server_message::Body as Answer;
 use hayloft_wire::{
-    Ack, Acquire, Apply, ChangeRequest, Claim, Event, InvalidMessage, LetGo, ObjectMessage, Release, error_of,
+    Ack, Acquire, Apply, ChangeRequest, Claim, Event, InvalidMessage, LetGo, ObjectMessage, Release, Welcome,
+    error_of,
 };
 
 use crate::committer::FlushError;
@@ -102,6 +103,14 @@ impl LinkReceiver for Client {
 
     fn resumed(&self) {
         self.let_go();
+    }
+
+    fn replace(&self, reason: &str) -> Sequence {
+        self.leave_session(reason)
+    }
+
+    fn begun(&self, welcome: &Welcome) {
+        self.begin_session(welcome);
     }
 
     fn ended(&self) {
@@ -324,7 +333,10 @@ impl Client {
                 }
                 Err(FlushError::NoSpace) => return Err(FaultError::NoSpace),
                 Err(FlushError::Interrupted) => return Err(FaultError::Interrupted),
-                Err(FlushError::Ended(reason)) => return Err(FaultError::Ended(reason)),
+                Err(FlushError::Ended(reason) | FlushError::Lost(reason)) => {
+                    return Err(FaultError::Ended(reason));
+                }
+                Err(FlushError::Replaced) => {}
                 Err(FlushError::Store(reason)) => {
                     tracing::warn!(reason, "a change waits for others that cannot be shipped yet");
                     if interrupt.wait_timeout(AGAIN) {
@@ -369,6 +381,8 @@ impl Client {
                     pressed = true;
                     self.ledger.press();
                 }
+                // What could not be applied is not in anybody's way.
+                Err(FlushError::Lost(_) | FlushError::Replaced) => {}
                 Err(error) => {
                     tracing::warn!(?error, "another host waits for changes that cannot be shipped yet");
                     pressed = false;
@@ -447,7 +461,7 @@ impl Client {
     }
 
     /// Waits until the kernel has heard everything that it was told.
-    fn await_heard(&self) {
+    pub(crate) fn await_heard(&self) {
         let (done, wait) = std::sync::mpsc::channel();
         self.tell_kernel(Word::Heard(done));
         let _ = wait.recv();

@@ -104,6 +104,8 @@ pub(crate) struct Stats {
     pub(crate) bytes_sent: Counter,
     pub(crate) bytes_received: Counter,
     pub(crate) reconnects: Counter,
+    /// Sessions that the server has ended, and that others have taken the place of.
+    pub(crate) sessions_replaced: Counter,
     /// Blocks read that were in memory, and that were not.
     pub(crate) block_hits: Counter,
     pub(crate) block_misses: Counter,
@@ -160,6 +162,7 @@ impl Stats {
             "bytes_sent": self.bytes_sent.get(),
             "bytes_received": self.bytes_received.get(),
             "reconnects": self.reconnects.get(),
+            "sessions_replaced": self.sessions_replaced.get(),
             "events_applied": self.events_applied.get(),
             "recalls": self.recalls.get(),
             "epochs": self.epochs.get(),

@@ -1,5 +1,6 @@
 //! Sharing a volume with others: what may be changed here, and what others have changed.
 
+use super::log::Changes;
 use super::{Directory, Node, Tree};
 use crate::grants::{Object, STRAY};
 use crate::{Dentry, FileKind, Ino, InodeRow, Missing, Name, Record, Sequence, TreeError};
@@ -359,6 +360,31 @@ impl Tree {
         stale.in_use.sort_unstable();
         stale.in_use.dedup();
         stale
+    }
+
+    /// The session is over and another one begins: nothing is owned, and nothing is known but what the kernel has been
+    /// given. What no batch has taken is gone; who wants to keep it cuts the log before.
+    pub fn restart(&mut self) -> Stale {
+        let names = self.all_known_names();
+        let known: Vec<Ino> = self.known().into_iter().chain([Ino::ROOT]).collect();
+        self.in_use = self.lookups.keys().filter(|ino| **ino != Ino::ROOT).copied().collect();
+        if let Some(owned) = &mut self.owned {
+            owned.clear();
+        }
+        self.nodes.clear();
+        self.dirs.clear();
+        self.homeless.clear();
+        self.dying.clear();
+        self.lingering.clear();
+        self.released.clear();
+        self.changes = Changes::default();
+        Stale { names, attributes: known.clone(), data: known, in_use: Vec::new() }
+    }
+
+    /// Nothing is owned any more: who wants to change something has to ask. What is known stays.
+    pub fn disown_all(&mut self) {
+        let owned: Vec<Ino> = self.owned.iter().flatten().copied().collect();
+        owned.into_iter().for_each(|ino| self.disown(ino));
     }
 
     /// Inodes whose names or cover are gone, or that have no name, and that the kernel knows.

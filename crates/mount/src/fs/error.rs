@@ -18,6 +18,10 @@ pub(crate) enum FsError {
     Flush(FlushError),
     #[error(transparent)]
     Lock(#[from] LockError),
+    #[error("what was changed could not be applied, and is kept elsewhere")]
+    Lost,
+    #[error("a lock of the file that is held here was lost")]
+    LockLost,
     #[error("interrupted")]
     Interrupted,
     #[error("the session has ended: {0}")]
@@ -76,11 +80,13 @@ impl FsError {
             },
             FsError::Flush(error) => match error {
                 FlushError::NoSpace => Errno::ENOSPC,
-                FlushError::Store(_) | FlushError::Ended(_) => Errno::EIO,
+                FlushError::Store(_) | FlushError::Ended(_) | FlushError::Lost(_) | FlushError::Replaced => {
+                    Errno::EIO
+                }
                 FlushError::Interrupted => Errno::EINTR,
             },
             FsError::Interrupted => Errno::EINTR,
-            FsError::Ended(_) => Errno::EIO,
+            FsError::Ended(_) | FsError::Lost | FsError::LockLost => Errno::EIO,
             FsError::ReadOnly => Errno::EROFS,
             FsError::NotSupported => Errno::EOPNOTSUPP,
             FsError::NotImplemented => Errno::ENOSYS,

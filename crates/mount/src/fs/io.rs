@@ -288,14 +288,24 @@ impl VolumeFs {
         Ok(())
     }
 
-    /// Makes everything up to now durable.
-    pub(super) fn sync(&self, ino: Ino, pace: Pace<'_>) -> Done {
+    /// Makes everything up to now durable. `ino`: who asks wants to know of this one; none: of everything.
+    pub(super) fn sync(&self, ino: Option<Ino>, pace: Pace<'_>) -> Done {
         let interrupt: &Interrupt = match pace {
             Pace::Fast => return Err(Stop::Need(Need::Room)),
             Pace::Patient(interrupt) => interrupt,
         };
-        self.client.ledger.flush(Some(interrupt)).map_err(|error| Stop::Error(FsError::Flush(error)))?;
-        // What was set aside since is told once.
-        if self.client.take_lost(ino) { Err(FsError::Flush(FlushError::NoSpace).into()) } else { Ok(()) }
+        let flushed = self.client.ledger.flush(Some(interrupt));
+        let is_lost = match ino {
+            Some(ino) => self.client.take_failed(ino),
+            None => self.client.ledger.take_untold(),
+        };
+        match flushed {
+            Ok(()) if is_lost => Err(Stop::Error(FsError::Lost)),
+            // What was set aside since is told once.
+            Ok(()) if self.client.take_lost(ino.unwrap_or(Ino::ROOT)) => {
+                Err(FsError::Flush(FlushError::NoSpace).into())
+            }
+            flushed => flushed.map_err(|error| Stop::Error(FsError::Flush(error))),
+        }
     }
 }

@@ -215,6 +215,9 @@ impl VolumeFs {
         if self.client.options.read_only && changes(&request.op) {
             return Err(FsError::ReadOnly.into());
         }
+        if relies_on_locks(&request.op) && self.client.locks.get().is_some_and(|locks| locks.is_lost(ino)) {
+            return Err(FsError::LockLost.into());
+        }
         if self.client.dirty_rows.load(Ordering::Relaxed) > self.client.memory.dirty_rows()
             && adds_rows(&request.op)
         {
@@ -261,7 +264,8 @@ impl VolumeFs {
                 self.fallocate(ino, offset, length, mode, kills_privileges, status_asked, pace)
             }
             Operation::Lseek { offset, whence, .. } => self.seek(ino, offset, whence, reply),
-            Operation::Fsync { .. } | Operation::Fsyncdir { .. } | Operation::Syncfs => self.sync(ino, pace),
+            Operation::Fsync { .. } | Operation::Fsyncdir { .. } => self.sync(Some(ino), pace),
+            Operation::Syncfs => self.sync(None, pace),
             Operation::Readdir { offset, .. } => {
                 self.readdir(NodeId(request.nodeid), offset, false, pace, reply)
             }
@@ -385,6 +389,15 @@ fn ino_of(request: &Request<'_>) -> Ino {
 /// Whether a request is about the attributes of the root directory.
 fn is_top(request: &Request<'_>) -> bool {
     matches!(request.op, Operation::Getattr { .. }) && request.nodeid == Ino::ROOT.0
+}
+
+/// Whether a request may be made by a program that relies on a lock of the file. Letting go is always possible.
+fn relies_on_locks(op: &Operation<'_>) -> bool {
+    match op {
+        Operation::Setattr(change) => change.size.is_some(),
+        Operation::Setlk { lock, .. } | Operation::Setlkw { lock, .. } => lock.kind != libc::F_UNLCK,
+        op => matches!(op, Operation::Read { .. } | Operation::Write { .. } | Operation::Fallocate { .. }),
+    }
 }
 
 /// Whether a request changes something.

@@ -1,0 +1,104 @@
+//! A session that the server has ended while this host was cut off, since others needed what it held: another one
+//! takes its place on the same mount.
+//!
+//! Inode numbers are never used twice, so what the kernel knows by its number is the same file still, or gone (ESTALE).
+//! Everything else that is known here, in the kernel as well, is forgotten. What no batch has taken to the server is kept
+//! in a folder of this host and named; whoever waits for it to be durable, or asks for it next, is told once.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use hayloft_model::{Ino, Sequence};
+use hayloft_wire::Welcome;
+
+use crate::core::{Client, Core};
+use crate::rescue::Unsent;
+
+/// How long to wait for calls under way, and for the committer, which do not wait for the server.
+const PAUSE: Duration = Duration::from_micros(200);
+
+impl Client {
+    /// See [`crate::link::Receiver::replace`].
+    pub(crate) fn leave_session(&self, reason: &str) -> Sequence {
+        {
+            let mut core = self.core();
+            core.giving.clear();
+            // From now on nothing more is changed here.
+            core.tree.disown_all();
+        }
+        self.await_all_writes();
+        let (last, word) = loop {
+            let mut core = self.core();
+            if core.in_flight || self.ledger.is_busy() {
+                drop(core);
+                std::thread::sleep(PAUSE);
+                continue;
+            }
+            let unsent = Unsent::take(self, &mut core);
+            // Together with the tree: who asks for durability from now on asks about what comes.
+            let last = self.ledger.lose(unsent.is_some());
+            if let Some(unsent) = unsent {
+                self.note_failed(&mut core, &unsent);
+                self.budget.add_in_flight(unsent.bytes as i64);
+                self.unsent.lock().push((unsent, reason.to_string()));
+            }
+            break (last, self.forget_all(&mut core));
+        };
+        if let Some(locks) = self.locks.get() {
+            locks.lose_all();
+        }
+        // Before anybody is answered again.
+        self.tell_kernel(word);
+        self.await_heard();
+        self.evictions.fetch_add(1, Ordering::Relaxed);
+        last
+    }
+
+    /// Waits until writes that were admitted are in the tree.
+    fn await_all_writes(&self) {
+        let is_written = |file: &Arc<crate::data::File>| file.writes.load(Ordering::Acquire) > 0;
+        let written: Vec<Arc<crate::data::File>> =
+            self.core().files.values().filter(|file| is_written(file)).cloned().collect();
+        for file in written {
+            while is_written(&file) {
+                std::thread::sleep(PAUSE);
+            }
+        }
+    }
+
+    /// Who asks for the durability of these is told that it is not to be had.
+    fn note_failed(&self, core: &mut Core, unsent: &Unsent) {
+        let known: Vec<Ino> = unsent.inodes().filter(|ino| core.tree.lookups(*ino) > 0).collect();
+        core.failed.extend(known);
+    }
+
+    /// Forgets what is known here; returns what the kernel has to be told.
+    fn forget_all(&self, core: &mut Core) -> crate::kernel::Word {
+        let mut stale = core.tree.restart();
+        core.tree.take_ended();
+        core.ways.clear();
+        core.released = None;
+        let files: Vec<Ino> = core.files.keys().copied().collect();
+        files.into_iter().for_each(|ino| self.drop_file(core, ino));
+        let mut absent = core.take_all_absent();
+        if !core.names.epochs {
+            // Such a kernel keeps names only of what is owned.
+            stale.names.clear();
+            absent.clear();
+        }
+        core.word(stale, absent, None)
+    }
+
+    /// See [`crate::link::Receiver::begun`].
+    pub(crate) fn begin_session(&self, welcome: &Welcome) {
+        if let Some(status) = welcome.status {
+            self.set_usage(status);
+        }
+    }
+
+    /// Whether changes of an inode could not be applied, which nobody has been told of who asked for their durability.
+    pub(crate) fn take_failed(&self, ino: Ino) -> bool {
+        self.core().failed.remove(&ino)
+    }
+}
