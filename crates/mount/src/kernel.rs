@@ -357,6 +357,14 @@ impl Speaker {
         }
     }
 
+    /// The same for all these. A directory whose lock is held is in use by a call that waits for the server: others do
+    /// not wait for it.
+    fn try_expire_all(&mut self, names: Vec<(Ino, Name)>) {
+        let mut of_dir: HashMap<Ino, Vec<(Ino, Name)>> = HashMap::new();
+        names.into_iter().for_each(|(dir, name)| of_dir.entry(dir).or_default().push((dir, name)));
+        of_dir.into_values().for_each(|names| self.try_expire(names));
+    }
+
     /// Has a thread drop attributes, and data, from the kernel's cache; returns what tells that it is done.
     pub(crate) fn drop_inodes(&mut self, attributes: Vec<Ino>, ranges: Vec<(Ino, u64, u64)>) -> Receiver<()> {
         self.entrust(Vec::new(), attributes, ranges).unwrap_or_else(|slow| {
@@ -462,8 +470,12 @@ pub(crate) fn run(client: &Arc<Client>, control: &Control, to_say: &Receiver<Wor
                     // Answers that were made before something changed are not to arrive after the word.
                     control.settle();
                 }
-                if !names.is_empty() {
-                    speaker.expire(client, names);
+                match ack {
+                    _ if names.is_empty() => {}
+                    // A connection, or a session, is lost where nothing is changed: who has a directory's lock looks into
+                    // it, and waits for the next one. Its names go when that is answered; an epoch would break overlays.
+                    None if client.options.read_only => speaker.try_expire_all(names),
+                    _ => speaker.expire(client, names),
                 }
                 words.say(&mut speaker, Inodes { attributes, data, in_use, ack });
             }
@@ -476,11 +488,7 @@ pub(crate) fn run(client: &Arc<Client>, control: &Control, to_say: &Receiver<Wor
                 };
                 control.settle();
                 words.say(&mut speaker, Inodes { attributes: known.clone(), ..Inodes::default() });
-                // A directory whose lock is held is in use by a call that waits for the server: others do not wait
-                // for it.
-                let mut of_dir: HashMap<Ino, Vec<(Ino, Name)>> = HashMap::new();
-                names.into_iter().for_each(|(dir, name)| of_dir.entry(dir).or_default().push((dir, name)));
-                of_dir.into_values().for_each(|names| speaker.try_expire(names));
+                speaker.try_expire_all(names);
                 words.say(&mut speaker, Inodes { data: known, ..Inodes::default() });
             }
             Word::ExpireNow(names, done) => {

@@ -132,6 +132,8 @@ struct State {
     /// When something of a batch was sent last, and the same of what has certainly arrived.
     work: Option<Instant>,
     arrived: Option<Instant>,
+    /// When the present connection was made, if it is not the first.
+    connected_at: Option<Instant>,
     /// The present session.
     session: u64,
     /// The server has it: it is resumed, not begun.
@@ -317,7 +319,9 @@ impl Link {
                     return;
                 }
                 let silence = state.lease_from().unwrap_or(begun).elapsed();
-                let is_gone = state.heard.unwrap_or(begun).elapsed() > self.lease * 2;
+                // A new connection has its time to say something.
+                let is_new = state.connected_at.is_some_and(|at| at.elapsed() <= self.lease);
+                let is_gone = !is_new && state.heard.unwrap_or(begun).elapsed() > self.lease * 2;
                 ((state.connected && is_gone).then_some(state.connection), silence)
             };
             if let Some(connection) = connection {
@@ -864,6 +868,7 @@ impl Link {
             state.owed.clear();
             (state.work, state.arrived) = (None, None);
             state.begun = true;
+            state.connected_at = Some(Instant::now());
             state.last_sequence = last;
             state.history = (welcome.opening, welcome.mark);
             for waiting in state.waiting.values_mut().filter(|waiting| !waiting.done && waiting.repeat) {

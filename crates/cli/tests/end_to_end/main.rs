@@ -28,6 +28,7 @@ mod posix_dirs;
 mod posix_files;
 mod posix_rights;
 mod posix_xattr;
+mod rejoin;
 mod root_box;
 mod root_layers;
 mod roots;
