@@ -245,9 +245,21 @@ impl Core {
         dirs.into_iter().flat_map(|dir| self.take_absent(dir)).collect()
     }
 
+    /// Whether the kernel was told of an inode, or is by an answer on its way. What was made for it and is in no answer
+    /// yet is not: the answer will say how things are then.
+    pub(crate) fn is_handed_out(&self, ino: Ino) -> bool {
+        ino == Ino::ROOT || self.tree.lookups(ino) > u64::from(self.made.contains(&ino))
+    }
+
+    /// The same of a number.
+    pub(crate) fn has_number(&self, number: NodeId) -> bool {
+        let ino = number.ino();
+        self.is_handed_out(ino) && self.nodes.numbers(ino).any(|known| known == number)
+    }
+
     /// The word about what is stale.
     pub(crate) fn word(&mut self, stale: Stale, more: Vec<(Ino, Name)>, ack: Option<(u64, u64)>) -> Word {
-        let known = |ino: &Ino| self.tree.lookups(*ino) > 0 || *ino == Ino::ROOT;
+        let known = |ino: &Ino| self.is_handed_out(*ino);
         let attributes = stale.attributes.into_iter().filter(known).collect();
         let data = stale.data.into_iter().filter(known).collect();
         let mut dirs: Vec<Ino> = stale.names.iter().map(|(dir, _)| *dir).filter(|dir| known(dir)).collect();
@@ -305,7 +317,8 @@ struct Slow {
     attributes: Vec<Ino>,
     /// Inodes with offsets and lengths of data, bytes; length 0 is up to the end.
     ranges: Vec<(Ino, u64, u64)>,
-    done: Sender<()>,
+    /// Is told which of the inodes the kernel does not have.
+    done: Sender<Vec<Ino>>,
 }
 
 /// Has threads say what may have to wait for a lock.
@@ -337,7 +350,7 @@ impl Speaker {
             return;
         };
         match wait.recv_timeout(patience) {
-            Ok(()) => {}
+            Ok(_) => {}
             Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => {
                 // It ends by itself when the lock is free; until then another thread speaks.
                 self.thread = None;
@@ -366,7 +379,11 @@ impl Speaker {
     }
 
     /// Has a thread drop attributes, and data, from the kernel's cache; returns what tells that it is done.
-    pub(crate) fn drop_inodes(&mut self, attributes: Vec<Ino>, ranges: Vec<(Ino, u64, u64)>) -> Receiver<()> {
+    pub(crate) fn drop_inodes(
+        &mut self,
+        attributes: Vec<Ino>,
+        ranges: Vec<(Ino, u64, u64)>,
+    ) -> Receiver<Vec<Ino>> {
         self.entrust(Vec::new(), attributes, ranges).unwrap_or_else(|slow| {
             // Nobody else can say it.
             let (done, wait) = channel();
@@ -381,7 +398,7 @@ impl Speaker {
     }
 
     /// The same, on a thread that nobody else speaks through afterwards.
-    pub(crate) fn drop_apart(&mut self, ranges: Vec<(Ino, u64, u64)>) -> Option<Receiver<()>> {
+    pub(crate) fn drop_apart(&mut self, ranges: Vec<(Ino, u64, u64)>) -> Option<Receiver<Vec<Ino>>> {
         let mut apart = Speaker::new(self.notifier.clone());
         apart.entrust(Vec::new(), Vec::new(), ranges).ok()
     }
@@ -392,7 +409,7 @@ impl Speaker {
         names: Vec<(Ino, Name)>,
         attributes: Vec<Ino>,
         ranges: Vec<(Ino, u64, u64)>,
-    ) -> Result<Receiver<()>, Slow> {
+    ) -> Result<Receiver<Vec<Ino>>, Slow> {
         let (done, wait) = channel();
         let slow = Slow { names, attributes, ranges, done };
         let slow = match &self.thread {
@@ -449,13 +466,15 @@ fn say(notifier: &Notifier, slow: Slow) {
     for (dir, name) in slow.names {
         let _ = notifier.expire_entry(dir.0, name.as_bytes());
     }
-    for ino in slow.attributes {
-        let _ = notifier.inval_inode(ino.0, -1, 0);
+    let attributes = slow.attributes.into_iter().map(|ino| (ino, -1, 0));
+    let ranges = slow.ranges.into_iter().map(|(ino, offset, length)| (ino, offset as i64, length as i64));
+    let mut unknown = Vec::new();
+    for (ino, offset, length) in attributes.chain(ranges) {
+        if matches!(notifier.inval_inode(ino.0, offset, length), Ok(false)) {
+            unknown.push(ino);
+        }
     }
-    for (ino, offset, length) in slow.ranges {
-        let _ = notifier.inval_inode(ino.0, offset as i64, length as i64);
-    }
-    let _ = slow.done.send(());
+    let _ = slow.done.send(unknown);
 }
 
 /// Tells the kernel, in order, until the end.

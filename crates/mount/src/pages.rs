@@ -116,12 +116,12 @@ impl Locked {
 #[derive(Default)]
 pub(crate) struct Pages {
     /// Pages that a thread waits for.
-    waited_for: HashMap<(Ino, u64), Receiver<()>>,
+    waited_for: HashMap<(Ino, u64), Receiver<Vec<Ino>>>,
 }
 
 impl Pages {
     /// Takes from the kernel what it has of attributes, and of data as well. What it asks for afterwards is answered as
-    /// things are now. `false`: that has not come through in time.
+    /// things are now. Returns which of these inodes the kernel does not have; `None`: it has not come through in time.
     pub(crate) fn drop_all(
         &mut self,
         calls: &Calls,
@@ -129,31 +129,29 @@ impl Pages {
         speaker: &mut Speaker,
         (attributes, data): (&[Ino], &[Ino]),
         limit: Duration,
-    ) -> bool {
+    ) -> Option<Vec<Ino>> {
         let begun = Instant::now();
         loop {
-            let Some(locked) = self.await_running(calls, control, data, limit.min(RUN_PATIENCE)) else {
-                return false;
-            };
+            let locked = self.await_running(calls, control, data, limit.min(RUN_PATIENCE))?;
             let ranges = data.iter().flat_map(|ino| {
                 let others = locked.get(ino).map_or_else(|| vec![(0, 0)], Locked::others);
                 others.into_iter().map(|(offset, length)| (*ino, offset, length))
             });
             let dropped = speaker.drop_inodes(attributes.to_vec(), ranges.collect());
-            let mut is_dropped = dropped.recv_timeout(DROP_PATIENCE).is_ok();
-            if !is_dropped {
+            let mut unknown = dropped.recv_timeout(DROP_PATIENCE).ok();
+            if unknown.is_none() {
                 speaker.go_on();
             }
             self.drop_uncertain(&locked, speaker);
             // As long as the same calls are in the way it is large files, or a busy machine, that take their time.
-            while !is_dropped
+            while unknown.is_none()
                 && begun.elapsed() <= limit
                 && calls.locked(data).is_some_and(|now| now == locked)
             {
-                is_dropped = dropped.recv_timeout(DROP_PATIENCE).is_ok();
+                unknown = dropped.recv_timeout(DROP_PATIENCE).ok();
             }
-            if is_dropped || begun.elapsed() > limit {
-                return is_dropped;
+            if unknown.is_some() || begun.elapsed() > limit {
+                return unknown;
             }
         }
     }
@@ -182,7 +180,7 @@ impl Pages {
 
     /// The last page of a write is either locked, or up to date, and has to go then.
     fn drop_uncertain(&mut self, locked: &HashMap<Ino, Locked>, speaker: &mut Speaker) {
-        self.waited_for.retain(|_, wait| wait.try_recv() == Err(TryRecvError::Empty));
+        self.waited_for.retain(|_, wait| matches!(wait.try_recv(), Err(TryRecvError::Empty)));
         for (ino, of_file) in locked {
             for page in &of_file.pages {
                 if self.waited_for.contains_key(&(*ino, *page)) {

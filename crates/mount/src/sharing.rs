@@ -192,7 +192,10 @@ impl Client {
         // The kernel makes by itself what it has asked for, unless the caller was ended meanwhile.
         if apply.asked && self.abandoned.load(Ordering::Acquire) == 0 {
             self.drop_data(&mut core, &stale);
-            let stale = Stale { in_use: stale.in_use, ..Stale::default() };
+            // The kernel drops names and data of its own changes by itself, and attributes; but not for calls of others
+            // whose answers are on their way.
+            let Stale { attributes, in_use, .. } = stale;
+            let stale = Stale { attributes, in_use, ..Stale::default() };
             self.finish_event(core, stale, ack);
         } else {
             self.finish_event(core, stale, ack);

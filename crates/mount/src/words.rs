@@ -3,11 +3,15 @@
 //! Dropping an inode from the kernel's cache may have to wait: for pages that a call has locked, or for an inode that is
 //! on its way out. Others have nothing to do with that: what does not come through at once is said by a thread of its
 //! own, which acknowledges the event in the end, and the words that follow go on.
+//!
+//! An answer may reach its caller after the word that what it says is no longer so. Of an inode that the kernel has, it
+//! notices that by itself. One that is new to it is told again until it is there, or forgotten. Answers about what was
+//! made or changed count however late they are: their attributes are for one use (`fs`).
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use hayloft_fuse::Control;
 use hayloft_model::Ino;
@@ -15,12 +19,19 @@ use parking_lot::Mutex;
 
 use crate::core::Client;
 use crate::kernel::Speaker;
+use crate::nodes::NodeId;
 use crate::pages::Pages;
 
 /// How long the words that follow wait for one.
 const AT_ONCE: Duration = Duration::from_millis(10);
 /// How long others are kept waiting for a word at most: something is wrong then.
 const LIMIT: Duration = Duration::from_secs(30);
+/// How long an inode is waited for that is on its way to the kernel: by the words that follow, and by others. Its caller
+/// may have to wait for a call that waits for these. It is told again afterwards, too.
+const ARRIVAL_AT_ONCE: Duration = Duration::from_millis(1);
+const ARRIVAL_PATIENCE: Duration = Duration::from_millis(200);
+/// How soon it is told again.
+const ARRIVAL_PAUSE: Duration = Duration::from_micros(100);
 /// Words that are said beside the others at most. Further ones are waited for.
 const APART_MAX: usize = 128;
 
@@ -35,6 +46,16 @@ pub(crate) struct Inodes {
     pub(crate) in_use: Vec<Ino>,
     /// Connection and event.
     pub(crate) ack: Option<(u64, u64)>,
+}
+
+/// What came of a word.
+#[derive(Debug, PartialEq, Eq)]
+enum Heard {
+    All,
+    /// Inodes are on their way to the kernel.
+    Arriving,
+    /// Pages are locked.
+    Stuck,
 }
 
 /// Words that have not been heard yet, with those who wait until they are.
@@ -58,14 +79,12 @@ impl Words<'_> {
     }
 
     /// Says it, here or beside the words that follow, and acknowledges the event when it was heard.
-    pub(crate) fn say(&mut self, speaker: &mut Speaker, inodes: Inodes) {
-        let is_empty = inodes.attributes.is_empty() && inodes.data.is_empty();
-        if is_empty || self.try_say(speaker, &inodes, AT_ONCE) {
+    pub(crate) fn say(&mut self, speaker: &mut Speaker, mut inodes: Inodes) {
+        if self.try_say(speaker, &mut inodes, AT_ONCE, ARRIVAL_AT_ONCE) == Heard::All {
             return inodes.acknowledge(self.client);
         }
         if let Err(inodes) = self.say_apart(inodes) {
-            self.insist(speaker, &inodes);
-            inodes.acknowledge(self.client);
+            self.insist(speaker, inodes);
         }
     }
 
@@ -74,19 +93,43 @@ impl Words<'_> {
         self.unheard.lock().waiting.values_mut().for_each(|waiting| waiting.push(done.clone()));
     }
 
-    fn try_say(&mut self, speaker: &mut Speaker, inodes: &Inodes, patience: Duration) -> bool {
-        self.pages.drop_all(
-            &self.client.calls,
-            self.control,
-            speaker,
-            (&inodes.attributes, &inodes.data),
-            patience,
-        )
+    /// Says it; what is left of it then has not been heard. Pages are waited for for `patience`, and inodes that the
+    /// kernel does not have yet for `arrival`.
+    fn try_say(
+        &mut self,
+        speaker: &mut Speaker,
+        inodes: &mut Inodes,
+        patience: Duration,
+        arrival: Duration,
+    ) -> Heard {
+        let begun = Instant::now();
+        while !inodes.is_empty() {
+            let (attributes, data) = (&inodes.attributes, &inodes.data);
+            let calls = &self.client.calls;
+            let unknown = self.pages.drop_all(calls, self.control, speaker, (attributes, data), patience);
+            let Some(unknown) = unknown else { return Heard::Stuck };
+            inodes.keep_arriving(self.client, &unknown);
+            if !inodes.is_empty() {
+                if begun.elapsed() > arrival {
+                    return Heard::Arriving;
+                }
+                std::thread::sleep(ARRIVAL_PAUSE);
+            }
+        }
+        Heard::All
     }
 
-    fn insist(&mut self, speaker: &mut Speaker, inodes: &Inodes) {
-        if !self.try_say(speaker, inodes, LIMIT) {
-            tracing::error!(?inodes, "the kernel does not let go of what has changed");
+    fn insist(&mut self, speaker: &mut Speaker, mut inodes: Inodes) {
+        match self.try_say(speaker, &mut inodes, LIMIT, ARRIVAL_PATIENCE) {
+            Heard::All => inodes.acknowledge(self.client),
+            Heard::Arriving => {
+                inodes.acknowledge(self.client);
+                self.try_say(speaker, &mut inodes, LIMIT, LIMIT);
+            }
+            Heard::Stuck => {
+                tracing::error!(?inodes, "the kernel does not let go of what has changed");
+                inodes.acknowledge(self.client);
+            }
         }
     }
 
@@ -110,8 +153,7 @@ impl Words<'_> {
         let spawned = std::thread::Builder::new().name("hayloft-word".to_string()).spawn(move || {
             if let Some(inodes) = to_say.lock().take() {
                 let mut words = Words::new(&client, &control);
-                words.insist(&mut Speaker::new(control.notifier()), &inodes);
-                inodes.acknowledge(&client);
+                words.insist(&mut Speaker::new(control.notifier()), inodes);
             }
             unheard.lock().waiting.remove(&number);
         });
@@ -127,9 +169,24 @@ impl Words<'_> {
 }
 
 impl Inodes {
-    fn acknowledge(self, client: &Client) {
-        if let Some(ack) = self.ack {
-            client.acknowledge(ack, self.in_use);
+    fn is_empty(&self) -> bool {
+        self.attributes.is_empty() && self.data.is_empty()
+    }
+
+    /// Keeps those that the kernel does not have, and that are on their way to it.
+    fn keep_arriving(&mut self, client: &Client, unknown: &[Ino]) {
+        let mut arriving = HashSet::new();
+        if !unknown.is_empty() {
+            let core = client.core();
+            arriving.extend(unknown.iter().copied().filter(|number| core.has_number(NodeId(number.0))));
+        }
+        self.attributes.retain(|ino| arriving.contains(ino));
+        self.data.retain(|ino| arriving.contains(ino));
+    }
+
+    fn acknowledge(&mut self, client: &Client) {
+        if let Some(ack) = self.ack.take() {
+            client.acknowledge(ack, std::mem::take(&mut self.in_use));
         }
     }
 }

@@ -42,8 +42,12 @@ pub(crate) struct Kernel {
     /// When an inode was invalidated last.
     invalidated: BTreeMap<Ino, u64>,
     all_invalidated: u64,
-    /// How often it was told of each inode.
+    /// How often it was told of each inode, answers on their way included.
     pub(crate) known: BTreeMap<Ino, u64>,
+    /// Inodes that it has: the answer that brought each has arrived.
+    pub(crate) inodes: BTreeSet<Ino>,
+    /// Inodes whose first answer is on its way, and not to be relied upon.
+    owed: BTreeSet<Ino>,
     locks: BTreeMap<Ino, Lock>,
 }
 
@@ -80,8 +84,21 @@ impl Kernel {
     }
 
     pub(crate) fn put_attributes(&mut self, ino: Ino, attributes: Attributes, since: Moment) {
-        if self.current(ino, since) {
+        // Of an inode that is new to it, it does not know whether the answer is outdated.
+        let is_new = self.inodes.insert(ino);
+        if !self.owed.remove(&ino) && (is_new || self.current(ino, since)) {
             self.attributes.insert(ino, attributes);
+        }
+    }
+
+    /// An inode was made, or its attributes set: what the answer says counts, however late that is; or it does not count
+    /// at all.
+    pub(crate) fn put_changed(&mut self, ino: Ino, attributes: Attributes, keep: bool) {
+        self.inodes.insert(ino);
+        if !self.owed.remove(&ino) && keep {
+            self.attributes.insert(ino, attributes);
+        } else {
+            self.attributes.remove(&ino);
         }
     }
 
@@ -97,12 +114,24 @@ impl Kernel {
         }
     }
 
-    pub(crate) fn invalidate(&mut self, ino: Ino) {
+    /// Drops what is cached of an inode; nothing happens when it does not have it (yet).
+    pub(crate) fn invalidate(&mut self, ino: Ino) -> bool {
+        if !self.inodes.contains(&ino) {
+            return false;
+        }
         self.version += 1;
         self.invalidated.insert(ino, self.version);
         self.attributes.remove(&ino);
         self.data.remove(&ino);
         self.listings.remove(&ino);
+        true
+    }
+
+    /// The same before anybody can rely on it: answers on their way do not count either.
+    pub(crate) fn invalidate_also_new(&mut self, ino: Ino) {
+        if !self.invalidate(ino) && self.known.contains_key(&ino) {
+            self.owed.insert(ino);
+        }
     }
 
     pub(crate) fn drop_name(&mut self, dir: Ino, name: u8) {
@@ -119,6 +148,7 @@ impl Kernel {
         self.raise_epoch();
         self.version += 1;
         self.all_invalidated = self.version;
+        self.owed.extend(self.known.keys().filter(|ino| !self.inodes.contains(ino)));
         self.attributes.clear();
         self.data.clear();
         self.listings.clear();
@@ -160,6 +190,8 @@ impl Kernel {
     pub(crate) fn forget(&mut self, ino: Ino) -> u64 {
         self.names.retain(|(dir, _), dentry| *dir != ino && dentry.target.is_none_or(|(to, _)| to != ino));
         self.invalidate(ino);
+        self.inodes.remove(&ino);
+        self.owed.remove(&ino);
         self.known.remove(&ino).unwrap_or(0)
     }
 

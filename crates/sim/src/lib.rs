@@ -67,11 +67,15 @@ pub enum Rule {
     RelyOnPings,
     /// What has lost its last name is linked all the same.
     ReviveRemoved,
+    /// Attributes in answers to what makes an inode, or sets them, are kept.
+    KeepMadeAttributes,
+    /// Inodes that the kernel does not have are not dropped again when the answer that brings them has arrived.
+    DropUnknownOnce,
 }
 
 impl Rule {
     /// All, by name.
-    pub const ALL: [(&'static str, Rule); 25] = [
+    pub const ALL: [(&'static str, Rule); 27] = [
         ("ack-before-apply", Rule::AckBeforeApply),
         ("recall-without-ship", Rule::RecallWithoutShip),
         ("no-claim-grace", Rule::NoClaimGrace),
@@ -97,5 +101,7 @@ impl Rule {
         ("never-overdue", Rule::NeverOverdue),
         ("rely-on-pings", Rule::RelyOnPings),
         ("revive-removed", Rule::ReviveRemoved),
+        ("keep-made-attributes", Rule::KeepMadeAttributes),
+        ("drop-unknown-once", Rule::DropUnknownOnce),
     ];
 }

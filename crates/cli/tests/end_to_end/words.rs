@@ -1,9 +1,11 @@
 //! What the kernel is told while calls are under way that wait for each other.
 
-use std::fs;
+use std::fs::{self, File};
 use std::io::ErrorKind;
-use std::os::unix::fs::symlink;
+use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
+use std::path::Path;
 use std::sync::Mutex;
+use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
 use crate::calls;
@@ -78,4 +80,51 @@ fn links_that_are_replaced_while_others_follow_them_hold_nobody_up() {
     });
     let all = all.into_inner().unwrap();
     assert!(all.iter().all(|(longest, _)| *longest < HANG), "{all:?}");
+}
+
+/// What one mount does to a file as soon as it sees its name, and whether that is seen.
+const CHANGES: [(&str, fn(&Path) -> std::io::Result<()>, fn(&fs::Metadata) -> bool); 4] = [
+    (
+        "chmod",
+        |path| fs::set_permissions(path, fs::Permissions::from_mode(0o600)),
+        |info| info.mode() & 0o777 == 0o600,
+    ),
+    ("truncate", |path| File::options().write(true).open(path)?.set_len(77), |info| info.size() == 77),
+    ("link", |path| fs::hard_link(path, path.with_extension("link")), |info| info.nlink() == 2),
+    ("unlink", |path| fs::remove_file(path), |info| info.nlink() == 0),
+];
+
+#[test]
+fn attributes_are_new_however_soon_another_mount_changes_what_was_just_made() {
+    let store = tempfile::tempdir_in("/dev/shm").unwrap();
+    let farm = Farm::with(Some(store.path()), &[]);
+    farm.create("v");
+    let mounts = farm.mounts("v", 2, "");
+    let _watchdog = Watchdog::over(&mounts);
+    fs::create_dir(mounts[0].join("shared")).unwrap();
+    // From now on both change it, by request.
+    (0..2).for_each(|at| drop(File::create(mounts[at].join(&format!("shared/first-{at}"))).unwrap()));
+    let files = rounds(1500, 40_000);
+    let path = |mount: usize, at: usize| mounts[mount].join(&format!("shared/{at}"));
+    let ((made, is_made), (changed, is_changed)) = (channel(), channel());
+    std::thread::scope(|scope| {
+        scope.spawn(move || {
+            for at in 0..files {
+                while let Err(error) = CHANGES[at % 4].1(&path(1, at)) {
+                    assert_eq!(error.kind(), ErrorKind::NotFound, "{at}");
+                }
+                // The creation has returned as well.
+                is_made.recv().unwrap();
+                changed.send(()).unwrap();
+            }
+        });
+        for at in 0..files {
+            let file = File::options().create_new(true).write(true).open(path(0, at)).unwrap();
+            made.send(()).unwrap();
+            is_changed.recv().unwrap();
+            let (what, _, is_seen) = CHANGES[at % 4];
+            let info = file.metadata().unwrap();
+            assert!(is_seen(&info), "{what} of {at} is not seen: {info:?}");
+        }
+    });
 }

@@ -215,7 +215,7 @@ impl VolumeFs {
         self.set_size(&mut core, ino, size, change.kill_suidgid)?;
         let attr = attr(ino, core.tree.inode(ino)?);
         self.changed(&mut core);
-        reply.attr(&attr, Validity::FOREVER);
+        reply.attr(&attr, Validity::ZERO);
         Ok(())
     }
 

@@ -329,7 +329,7 @@ impl VolumeFs {
         core.tree.set_attributes(ino, change, now)?;
         let attr = attr(ino, core.tree.inode(ino)?);
         self.changed(&mut core);
-        reply.attr(&attr, Validity::FOREVER);
+        reply.attr(&attr, Validity::ZERO);
         Ok(())
     }
 
@@ -447,6 +447,13 @@ fn attr(ino: Ino, row: &InodeRow) -> Attr {
 fn entry(node: NodeId, row: &InodeRow, entry_valid: Validity) -> Entry {
     let attr = attr(node.ino(), row);
     Entry { nodeid: node.0, generation: 0, entry_valid, attr_valid: Validity::FOREVER, attr }
+}
+
+/// The answer to what makes a name. The kernel takes its attributes for what is so however late the caller goes on, even
+/// after the word that they have changed: so they are for one use, as those in answers to SETATTR are. It asks for them
+/// once more, and keeps that.
+fn made_entry(node: NodeId, row: &InodeRow, entry_valid: Validity) -> Entry {
+    Entry { attr_valid: Validity::ZERO, ..entry(node, row, entry_valid) }
 }
 
 impl Client {

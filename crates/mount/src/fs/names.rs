@@ -7,7 +7,7 @@ use hayloft_model::{Content, FileKind, Ino, TreeError};
 use parking_lot::MutexGuard;
 
 use super::error::FsError;
-use super::{Done, Need, Stop, VolumeFs, entry};
+use super::{Done, Need, Stop, VolumeFs, entry, made_entry};
 use crate::core::Core;
 use crate::kernel::Word;
 use crate::moved::Shown;
@@ -129,7 +129,7 @@ impl VolumeFs {
         core.names.exists(dir, name);
         let node = self.hand_out(&mut core, at, name, ino);
         let validity = core.validity(dir, pace);
-        let entry = entry(node, core.tree.inode(ino)?, validity);
+        let entry = made_entry(node, core.tree.inode(ino)?, validity);
         self.changed(&mut core);
         Ok(entry)
     }
@@ -217,7 +217,7 @@ impl VolumeFs {
         core.tree.inode(dentry.ino)?;
         let validity = core.validity(dir, pace);
         let node = self.hand_out(&mut core, at, name, dentry.ino);
-        Ok(entry(node, core.tree.inode(dentry.ino)?, validity))
+        Ok(made_entry(node, core.tree.inode(dentry.ino)?, validity))
     }
 
     pub(super) fn create_unnamed(&self, request: &Request<'_>, mode: u32, reply: &mut Reply<'_>) -> Done {
@@ -227,7 +227,7 @@ impl VolumeFs {
         let at = NodeId(request.nodeid);
         let ino = core.tree.create_unnamed(at.ino(), new, self.now())?;
         let node = self.hand_out(&mut core, at, b"", ino);
-        reply.create(&entry(node, core.tree.inode(ino)?, Validity::FOREVER), 0, OPEN_FLAGS);
+        reply.create(&made_entry(node, core.tree.inode(ino)?, Validity::FOREVER), 0, OPEN_FLAGS);
         Ok(())
     }
 
@@ -246,7 +246,7 @@ impl VolumeFs {
         // No directory: it has one number wherever its names are.
         let node = self.hand_out(&mut core, NodeId::of_file(dir), name, ino);
         let validity = core.validity(dir, pace);
-        reply.entry(&entry(node, core.tree.inode(ino)?, validity));
+        reply.entry(&made_entry(node, core.tree.inode(ino)?, validity));
         self.changed(&mut core);
         Ok(())
     }
@@ -304,7 +304,7 @@ impl VolumeFs {
         let validity = core.validity(dir, pace);
         let mut known = Vec::new();
         {
-            let Core { tree, nodes, .. } = &mut *core;
+            let Core { tree, nodes, made, .. } = &mut *core;
             let mut writer = reply.directory();
             let kind = FileKind::Directory.bits() >> 12;
             let dots = [(1, &b"."[..], dir), (2, &b".."[..], parent)];
@@ -336,7 +336,11 @@ impl VolumeFs {
                             FileKind::Directory => nodes.number(at, name.as_bytes(), dentry.ino),
                             _ => NodeId::of_file(dentry.ino),
                         };
-                        let entry = entry(node, row, validity);
+                        // What is new to the kernel may wait there for another call, which waits for the word that it has
+                        // changed.
+                        let is_known = tree.lookups(dentry.ino) > u64::from(made.contains(&dentry.ino));
+                        let lasts = is_known || tree.owns(dentry.ino);
+                        let entry = if lasts { entry } else { made_entry }(node, row, validity);
                         writer.add_plus(&entry, dentry.cookie, kind, name.as_bytes())
                     }
                     None if plus => {

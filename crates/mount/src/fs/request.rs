@@ -8,7 +8,7 @@ use hayloft_model::{Change, FileKind, Ino, Missing, Name, Timestamp, TreeError};
 
 use super::error::FsError;
 use super::names::{OPEN_FLAGS, RENAME_EXCHANGE, RENAME_NOREPLACE, RENAME_WHITEOUT, owned_by};
-use super::{Stop, VolumeFs, attr, entry, ino_of};
+use super::{Stop, VolumeFs, attr, ino_of, made_entry};
 use crate::core::Client;
 use crate::nodes::NodeId;
 use crate::sharing::Outcome;
@@ -217,19 +217,19 @@ impl VolumeFs {
         let validity = core.validity(ino_of(request), Pace::Patient(interrupt));
         let row = core.tree.inode(ino)?;
         match request.op {
-            Operation::Setattr(_) => reply.attr(&attr(ino, row), Validity::FOREVER),
+            Operation::Setattr(_) => reply.attr(&attr(ino, row), Validity::ZERO),
             Operation::Create { .. } => {
-                reply.create(&entry(NodeId::of_file(ino), row, validity), 0, OPEN_FLAGS);
+                reply.create(&made_entry(NodeId::of_file(ino), row, validity), 0, OPEN_FLAGS);
                 core.hand_out_made(ino);
             }
             Operation::Mkdir { name, .. } => {
                 let at = NodeId(request.nodeid);
-                reply.entry(&entry(core.nodes.number(at, name, ino), row, validity));
+                reply.entry(&made_entry(core.nodes.number(at, name, ino), row, validity));
                 self.hand_out(&mut core, at, name, ino);
                 core.give_up_made(ino);
             }
             _ => {
-                reply.entry(&entry(NodeId::of_file(ino), row, validity));
+                reply.entry(&made_entry(NodeId::of_file(ino), row, validity));
                 core.hand_out_made(ino);
             }
         }

@@ -127,7 +127,7 @@ impl World {
             Late::Body(Body::Recall { .. }) => return,
         };
         let client = &mut self.clients[at];
-        stale.attributes.iter().chain(&stale.data).for_each(|ino| client.kernel.invalidate(*ino));
+        stale.attributes.iter().chain(&stale.data).for_each(|ino| _ = client.kernel.invalidate(*ino));
         stale.names.iter().for_each(|(dir, name)| client.kernel.drop_name(*dir, name.as_bytes()[0]));
     }
 
@@ -154,8 +154,15 @@ impl World {
     /// The kernel is told what is stale, then the server.
     pub(super) fn acknowledge(&mut self, at: usize, event: u64, stale: Stale) {
         let unlimited = self.is_broken(Rule::UnlimitedWhileChanging);
+        let once = self.is_broken(Rule::DropUnknownOnce);
         let client = &mut self.clients[at];
-        stale.attributes.iter().chain(&stale.data).for_each(|ino| client.kernel.invalidate(*ino));
+        let inodes: BTreeSet<Ino> = stale.attributes.iter().chain(&stale.data).copied().collect();
+        let (kernel, tree) = (&mut client.kernel, &client.tree);
+        let mut unknown: Vec<Ino> =
+            inodes.into_iter().filter(|ino| !kernel.invalidate(*ino) && tree.lookups(*ino) > 0).collect();
+        if once {
+            unknown.clear();
+        }
         let names = stale
             .names
             .iter()
@@ -164,7 +171,7 @@ impl World {
             .filter(|(dir, _)| !unlimited || !client.hot.contains(dir))
             .collect();
         let since = self.now;
-        client.expiries.insert(event, Expiry { names, in_use: stale.in_use, since });
+        client.expiries.insert(event, Expiry { names, unknown, in_use: stale.in_use, since });
         self.expire_names(at, event);
     }
 
@@ -182,6 +189,12 @@ impl World {
             }
             blocked
         });
+        let tree = &client.tree;
+        expiry.unknown.retain(|ino| !kernel.invalidate(*ino) && tree.lookups(*ino) > 0);
+        if !expiry.unknown.is_empty() {
+            let life = client.life;
+            return self.after(1, What::Expire(at, life, event));
+        }
         if !expiry.names.is_empty() && (now - expiry.since < EXPIRY_PATIENCE || wait_for_locks) {
             let life = client.life;
             return self.after(3, What::Expire(at, life, event));

@@ -32,7 +32,9 @@ impl World {
         for recall in client.recalls.drain(..).filter(|recall| recall.owned && !forgets) {
             client.tree.own(recall.object.ino());
         }
-        client.expiries.clear();
+        for expiry in std::mem::take(&mut client.expiries).into_values() {
+            expiry.unknown.into_iter().for_each(|ino| client.kernel.invalidate_also_new(ino));
+        }
         let life = client.life;
         let delay = self.rng.below(60);
         self.after(delay, What::Connect(at, life));
@@ -206,7 +208,7 @@ impl World {
         client.claim_sent = now;
         let stale = client.tree.uncover_all();
         client.tree.add_numbers(numbers);
-        stale.attributes.iter().chain(&stale.data).for_each(|ino| client.kernel.invalidate(*ino));
+        stale.attributes.iter().chain(&stale.data).for_each(|ino| client.kernel.invalidate_also_new(*ino));
         client.kernel.raise_epoch();
         client.unlimited.clear();
         let in_use = if self.is_broken(Rule::ForgetInUse) {

@@ -54,6 +54,8 @@ struct Recall {
 #[derive(Debug)]
 struct Expiry {
     names: Vec<(Ino, u8)>,
+    /// Inodes of which an answer is on its way that the kernel would take for what is so.
+    unknown: Vec<Ino>,
     in_use: Vec<Ino>,
     since: u64,
 }
@@ -177,6 +179,7 @@ impl World {
         tree.remember(Ino::ROOT);
         let mut kernel = Kernel::default();
         kernel.known.insert(Ino::ROOT, 1);
+        kernel.inodes.insert(Ino::ROOT);
         let processes = (0..self.rng.between(1, 3)).map(|_| Process::default()).collect();
         Client {
             life,

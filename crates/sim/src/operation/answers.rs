@@ -267,6 +267,11 @@ impl World {
         change: &Change,
         made: Option<Ino>,
     ) -> Flow<Answer> {
+        if let Change::SetAttributes(ino, _) = change {
+            let row = self.clients[at].tree.inode(*ino).ok();
+            let set = row.map(|row| (*ino, row.kind(), Attributes::of(row)));
+            return Flow::Ready(Answer::Done(set, false));
+        }
         let linked = if let Change::Link(ino, ..) = change { Some(*ino) } else { None };
         let entry = made.or(linked);
         let row = entry.and_then(|ino| self.clients[at].tree.inode(ino).ok().map(|row| (ino, row)));

@@ -578,21 +578,25 @@ impl World {
                 }
                 self.see_list(at, op, *dir, &list, begun.call);
             }
-            (Act::Write(ino, _), Answer::Done(..)) => self.clients[at].kernel.invalidate(*ino),
+            (Act::Write(ino, _), Answer::Done(..)) => drop(self.clients[at].kernel.invalidate(*ino)),
             (Act::Change(change), Answer::Done(made, unlimited)) => {
+                let keep = self.is_broken(Rule::KeepMadeAttributes);
                 let kernel = &mut self.clients[at].kernel;
-                change.directories().into_iter().for_each(|dir| kernel.invalidate(dir));
-                change.inode().into_iter().for_each(|ino| kernel.invalidate(ino));
-                op.looked_up.iter().flatten().for_each(|(ino, _)| kernel.invalidate(*ino));
+                let looked_up = op.looked_up.iter().flatten().map(|(ino, _)| *ino);
+                for ino in change.directories().into_iter().chain(change.inode()).chain(looked_up) {
+                    kernel.invalidate(ino);
+                }
                 for (dir, at_name) in change.places() {
                     kernel.drop_name(dir, at_name.as_bytes()[0]);
                 }
-                if let (Some((ino, kind, attributes)), Some((dir, at_name))) = (made, change.places().first())
-                {
-                    // One that others have removed already is gone for its maker too.
-                    op.made = (kind == FileKind::Directory && attributes.nlink > 0).then_some(ino);
-                    kernel.put_name(*dir, at_name.as_bytes()[0], Some((ino, kind)), unlimited, fuse.moment);
-                    kernel.put_attributes(ino, attributes, fuse.moment);
+                if let Some((ino, kind, attributes)) = made {
+                    if let Some((dir, at_name)) = change.places().first() {
+                        // One that others have removed already is gone for its maker too.
+                        op.made = (kind == FileKind::Directory && attributes.nlink > 0).then_some(ino);
+                        let name = at_name.as_bytes()[0];
+                        kernel.put_name(*dir, name, Some((ino, kind)), unlimited, fuse.moment);
+                    }
+                    kernel.put_changed(ino, attributes, keep);
                 }
             }
             (_, Answer::Error(error)) => {
