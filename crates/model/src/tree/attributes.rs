@@ -112,7 +112,7 @@ impl Tree {
     /// # Errors
     /// The row is missing.
     pub fn cut_down(&mut self, ino: Ino, size: u64, allocated: u64, now: Timestamp) -> Result<(), TreeError> {
-        let now = self.stamp(now);
+        let now = self.stamp(now, &[ino]);
         self.set_size(ino, size, allocated, now)
     }
 
