@@ -41,6 +41,9 @@ fn main() -> ExitCode {
     if let Some(role) = helper::role(&argv) {
         return helper::run(role, &argv[1..]);
     }
+    if argv.get(1).is_some_and(|first| first == hayloft_mount::KEEPER_ARGUMENT) {
+        return hayloft_mount::keep(&argv[2..]).into();
+    }
     match Cli::try_parse_from(&argv) {
         Ok(cli) => exit::finish(run(cli)),
         // What is not a command's own code must not look like one.

@@ -74,4 +74,4 @@ pub use notify::Notifier;
 pub use reply::{Attr, DirectoryWriter, Entry, Reply, Statfs, Validity, open_flags};
 pub use request::{Lock, Operation, Request, SetAttr, TimeOrNow, Timestamp, write_flags};
 pub use ring::{enable as enable_io_uring, enabled as io_uring_enabled};
-pub use session::{Control, Session, SessionError, SessionHandle};
+pub use session::{Control, Session, SessionError, SessionHandle, has_ended};

@@ -22,6 +22,11 @@ impl Notifier {
         Notifier { fd, minor }
     }
 
+    /// Over a descriptor of a connection that another process serves. It raises no epoch.
+    pub fn over(connection: OwnedFd) -> Notifier {
+        Notifier { fd: Arc::new(connection), minor: 0 }
+    }
+
     /// Drops the cached attributes of an inode, and of its cached data `len` bytes from `offset` (`len` 0: to
     /// the end; `offset` negative: no data). Returns whether the kernel knew the inode.
     pub fn inval_inode(&self, nodeid: u64, offset: i64, len: i64) -> io::Result<bool> {

@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -126,19 +126,7 @@ impl Control {
     /// Waits until the kernel has given the file system up, since it is mounted and used nowhere any more; whether it
     /// has within the limit.
     pub fn await_end(&self, limit: Duration) -> bool {
-        let deadline = Instant::now() + limit;
-        loop {
-            // Such a connection is an error, whatever was asked for.
-            let mut polled = [PollFd::new(&*self.fd, PollFlags::empty())];
-            let left = deadline.saturating_duration_since(Instant::now());
-            let timeout = Timespec::try_from(left).ok();
-            match rustix::event::poll(&mut polled, timeout.as_ref()) {
-                Ok(0) => return false,
-                Ok(_) => return polled[0].revents().intersects(PollFlags::ERR | PollFlags::HUP),
-                Err(rustix::io::Errno::INTR) => {}
-                Err(_) => return false,
-            }
-        }
+        has_ended(&self.fd, limit)
     }
 
     /// Unmounts, which ends the session; see [`unmount`]. Never takes away what else is mounted in its place by now.
@@ -146,6 +134,29 @@ impl Control {
         match (self.device, sys::device_of(&self.point)) {
             (Some(own), Ok(found)) if own != found => Ok(()),
             _ => unmount(&self.point, lazy),
+        }
+    }
+}
+
+impl AsFd for Control {
+    /// The connection to the kernel.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+/// Waits until the kernel has given up the file system of a connection, see [`Control::await_end`].
+pub fn has_ended(connection: &OwnedFd, limit: Duration) -> bool {
+    let deadline = Instant::now() + limit;
+    loop {
+        // Such a connection is an error, whatever was asked for.
+        let mut polled = [PollFd::new(connection, PollFlags::empty())];
+        let timeout = Timespec::try_from(deadline.saturating_duration_since(Instant::now())).ok();
+        match rustix::event::poll(&mut polled, timeout.as_ref()) {
+            Ok(0) => return false,
+            Ok(_) => return polled[0].revents().intersects(PollFlags::ERR | PollFlags::HUP),
+            Err(rustix::io::Errno::INTR) => {}
+            Err(_) => return false,
         }
     }
 }

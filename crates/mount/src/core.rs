@@ -133,7 +133,9 @@ impl Core {
     pub(crate) fn hand_out(&mut self, at: NodeId, name: &[u8], ino: Ino) -> (NodeId, Vec<Left>) {
         self.tree.remember(ino);
         if self.tree.inode(ino).is_ok_and(|row| row.kind() == FileKind::Directory) {
-            self.nodes.hand_out(at, name, ino)
+            let (node, left) = self.nodes.hand_out(at, name, ino);
+            self.tree.note_other(ino, Ino(node.0), true);
+            (node, left)
         } else {
             (NodeId::of_file(ino), Vec::new())
         }
@@ -151,13 +153,16 @@ impl Core {
         self.tree.remember(node.ino());
         if self.tree.inode(node.ino()).is_ok_and(|row| row.kind() == FileKind::Directory) {
             self.nodes.hand_out_lone(node, is_lost);
+            self.tree.note_other(node.ino(), Ino(node.0), true);
         }
     }
 
     /// The kernel has forgotten a number so many times.
     pub(crate) fn take_back(&mut self, node: NodeId, count: u64) {
         let ino = node.ino();
-        self.nodes.forget(node, count);
+        if self.nodes.forget(node, count) {
+            self.tree.note_other(ino, Ino(node.0), false);
+        }
         self.tree.forget(ino, count);
         if self.tree.lookups(ino) == 0 {
             self.forgotten(ino);

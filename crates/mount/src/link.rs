@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::io::{self, Write};
 use std::net::{Shutdown, TcpStream, ToSocketAddrs};
 use std::os::fd::AsRawFd;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use hayloft_fuse::Interrupt;
@@ -19,6 +19,8 @@ use hayloft_wire::{
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use crate::error::MountError;
+use crate::keeper::Shared;
+use crate::moment::Moment;
 use crate::reader::Reader;
 use crate::stats::Stats;
 use crate::{clock::Clock, host};
@@ -102,18 +104,18 @@ struct Waiting {
     repeat: bool,
     /// Nobody waits for the answer.
     unattended: bool,
-    sent: Instant,
+    sent: Moment,
     /// When something of a batch was sent last before it.
-    work: Option<Instant>,
+    work: Option<Moment>,
     mark: u64,
 }
 
 /// An event that the server is not known to have the acknowledgement of.
 struct Owed {
     /// What was known of the lease when it came: it was sent later than that.
-    since: Option<Instant>,
+    since: Option<Moment>,
     /// When it was acknowledged.
-    acknowledged: Option<Instant>,
+    acknowledged: Option<Moment>,
 }
 
 #[derive(Default)]
@@ -127,11 +129,11 @@ struct State {
     /// Numbers of changes that may be sent again under the same number: they are executed once.
     changes: BTreeSet<u64>,
     /// When the last message was sent that has been answered: the server has heard of the client since.
-    heard: Option<Instant>,
+    heard: Option<Moment>,
     owed: BTreeMap<u64, Owed>,
     /// When something of a batch was sent last, and the same of what has certainly arrived.
-    work: Option<Instant>,
-    arrived: Option<Instant>,
+    work: Option<Moment>,
+    arrived: Option<Moment>,
     /// When the present connection was made, if it is not the first.
     connected_at: Option<Instant>,
     /// The present session.
@@ -149,13 +151,13 @@ struct State {
 impl State {
     /// From when on the lease runs. The server does not let it run from later on for who is heard but does not
     /// acknowledge, unless something of a batch arrives.
-    fn lease_from(&self) -> Option<Instant> {
+    fn lease_from(&self) -> Option<Moment> {
         let owed = self.owed.values().next().map(|owed| owed.since.max(self.arrived));
         owed.map_or(self.heard, |owed| owed.min(self.heard))
     }
 
     /// There is an answer to a message.
-    fn answered(&mut self, sent: Instant, work: Option<Instant>) {
+    fn answered(&mut self, sent: Moment, work: Option<Moment>) {
         self.heard = self.heard.max(Some(sent));
         self.arrived = self.arrived.max(work);
         self.owed.retain(|_, owed| owed.acknowledged.is_none_or(|at| at > sent));
@@ -177,6 +179,10 @@ pub(crate) struct Link {
     /// How long the server keeps what a silent session holds.
     lease: Duration,
     condition: AtomicU8,
+    /// When nothing that is known here may be answered with any more, nanoseconds of [`Moment`].
+    deadline: AtomicU64,
+    /// The same for the keeper, which empties the kernel's caches then.
+    kept: OnceLock<Arc<Shared>>,
 }
 
 /// What the server said when the session began.
@@ -238,6 +244,8 @@ impl Link {
             clock,
             lease: Duration::from_millis(welcome.lease_ms.max(1000)),
             condition: AtomicU8::new(Condition::Live as u8),
+            deadline: AtomicU64::new(u64::MAX),
+            kept: OnceLock::new(),
         });
         Ok(Opened { link, welcome, reader })
     }
@@ -247,6 +255,7 @@ impl Link {
     /// # Errors
     /// The connection is broken already, or no thread can be had.
     pub(crate) fn start(self: &Arc<Self>, reader: Reader, receiver: Arc<dyn Receiver>) -> io::Result<()> {
+        self.heard_at(Moment::now());
         self.claim(1, Claim::default())?;
         let (keeper, keeping) = (Arc::clone(self), Arc::clone(&receiver));
         std::thread::Builder::new()
@@ -279,7 +288,7 @@ impl Link {
             done: false,
             repeat: false,
             unattended: true,
-            sent: Instant::now(),
+            sent: Moment::now(),
             work: state.work,
             mark: 0,
         };
@@ -310,7 +319,8 @@ impl Link {
 
     /// Notices when there has been no answer for too long. Waits for nobody who writes.
     fn watch_lease(&self, receiver: &dyn Receiver) {
-        let begun = Instant::now();
+        let begun = Moment::now();
+        let mut told = false;
         loop {
             std::thread::sleep(self.lease / 20);
             let (connection, silence) = {
@@ -328,17 +338,47 @@ impl Link {
                 self.abandon(connection);
             }
             // Some way before the server may give what is held to others.
-            if silence > self.lease / 10 * 7 && self.condition() == Condition::Live {
+            let is_over = silence > self.lease / 10 * 7;
+            if is_over && !told {
                 tracing::warn!(server = %self.address, "no word from the server: calls wait until it is back");
                 self.set_condition(Condition::Lapsed);
                 receiver.lapse();
             }
+            told = is_over;
         }
     }
 
-    /// Whether what is known here holds.
+    /// It may run longer than before.
+    fn lease_changed(&self, state: &State) {
+        if let Some(from) = state.lease_from() {
+            self.heard_at(from);
+        }
+    }
+
+    /// The lease runs from then on.
+    fn heard_at(&self, heard: Moment) {
+        // Later than this process notices by itself, if it can; there is time left until the server acts.
+        let deadline = heard.after(self.lease / 10 * 8).nanos();
+        self.deadline.store(deadline, Ordering::Release);
+        if let Some(shared) = self.kept.get() {
+            shared.set_deadline(deadline);
+        }
+    }
+
+    /// From now on the keeper knows until when the lease runs.
+    pub(crate) fn keep(&self, shared: Arc<Shared>) {
+        let shared = self.kept.get_or_init(|| shared);
+        shared.set_deadline(self.deadline.load(Ordering::Acquire));
+    }
+
+    /// Whether what is known here holds. It does not after the lease, even if this process was stopped meanwhile and its
+    /// threads have not noticed yet.
     pub(crate) fn condition(&self) -> Condition {
         match self.condition.load(Ordering::Acquire) {
+            0 if Moment::now().nanos() > self.deadline.load(Ordering::Acquire) => {
+                self.set_condition(Condition::Lapsed);
+                Condition::Lapsed
+            }
             0 => Condition::Live,
             1 => Condition::Lapsed,
             _ => Condition::Ended,
@@ -436,7 +476,7 @@ impl Link {
                 done: false,
                 repeat: only_on.is_none(),
                 unattended: false,
-                sent: Instant::now(),
+                sent: Moment::now(),
                 work: state.work,
                 mark,
             };
@@ -541,7 +581,7 @@ impl Link {
         self.stats.count_request(&body);
         let is_work = matches!(body, Ask::Content(_) | Ask::Records(_) | Ask::BeginBatch(_));
         let acknowledged = if let Ask::Ack(ack) = &body { Some(ack.event) } else { None };
-        let begun = Instant::now();
+        let begun = Moment::now();
         self.write(&ClientMessage { request: 0, body: Some(body) }, Some(connection))
             .map_err(|_| CallError::Broken)?;
         if is_work || acknowledged.is_some() {
@@ -549,7 +589,7 @@ impl Link {
             let mut state = self.state.lock();
             state.work = if is_work { Some(begun) } else { state.work };
             if let Some(owed) = acknowledged.and_then(|event| state.owed.get_mut(&event)) {
-                owed.acknowledged = Some(Instant::now());
+                owed.acknowledged = Some(Moment::now());
             }
         }
         Ok(())
@@ -709,7 +749,7 @@ impl Link {
             // An answer that nobody waits for any more belongs to an interrupted caller.
             let Some(waiting) = state.waiting.get_mut(&message.request) else { continue };
             if let Answer::Pong(pong) = &body {
-                self.clock.hear(pong.server_time_nanos, waiting.sent);
+                self.clock.hear(pong.server_time_nanos, waiting.sent.instant());
             }
             waiting.answers.push(body);
             waiting.done = !more;
@@ -720,6 +760,7 @@ impl Link {
                     state.waiting.remove(&message.request);
                 }
                 state.answered(sent, work);
+                self.lease_changed(&state);
                 self.relive(&mut state);
                 self.changed.notify_all();
             }

@@ -19,13 +19,14 @@ use crate::control::Listener;
 use crate::core::{Client, Core};
 use crate::error::MountError;
 use crate::fs::VolumeFs;
+use crate::keeper::{KnownInodes, Shared};
 use crate::kernel::Word;
 use crate::link::Link;
 use crate::locks::Locks;
 use crate::options::{LocksOption, MountOptions, TransportOption};
 use crate::sharing::Recalled;
 use crate::stats::Stats;
-use crate::{committer, control, holders, host, kernel, memory, sharing};
+use crate::{committer, control, holders, host, keeper, kernel, memory, sharing};
 
 /// What to mount, and where.
 #[derive(Clone, Debug)]
@@ -223,6 +224,10 @@ impl Mount {
         let _ = client.notifier.set(session.notifier());
         let (speech, looked_after) = (session.control(), session.control());
         let (speaking, giving_way, looking) = (Arc::clone(client), Arc::clone(client), Arc::clone(client));
+        let shared = Shared::new().map(Arc::new).map_err(|error| MountError::Session(error.to_string()))?;
+        client.core().tree.tell_known(Box::new(KnownInodes::new(Arc::clone(&shared))));
+        client.link.keep(Arc::clone(&shared));
+        keeper::start(session.control(), shared).map_err(|error| MountError::Session(error.to_string()))?;
         let thread = |name: &str| std::thread::Builder::new().name(name.to_string());
         thread("hayloft-words")
             .spawn(move || kernel::run(&speaking, &speech, &to_say))

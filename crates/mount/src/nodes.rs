@@ -181,12 +181,12 @@ impl Nodes {
         target.filter(|_| exchange).into_iter().for_each(|number| self.place(number, from.clone()));
     }
 
-    /// The kernel has given back so many references.
-    pub(crate) fn forget(&mut self, number: NodeId, count: u64) {
-        let Some(node) = self.known.get_mut(&number) else { return };
+    /// The kernel has given back so many references. Whether it has none any more.
+    pub(crate) fn forget(&mut self, number: NodeId, count: u64) -> bool {
+        let Some(node) = self.known.get_mut(&number) else { return false };
         node.lookups = node.lookups.saturating_sub(count);
         if node.lookups > 0 {
-            return;
+            return false;
         }
         let node = self.known.remove(&number).expect("just seen");
         let place = (node.parent, node.name);
@@ -200,6 +200,7 @@ impl Nodes {
                 self.moved.remove(&ino);
             }
         }
+        true
     }
 
     /// All numbers of an inode, the latest last.

@@ -7,6 +7,7 @@ use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use crate::farm::{Farm, HAYLOFT, Mount, has_ended, hayloft, kill, run, sh, wait_until};
+use crate::keeper::keeper_of;
 
 /// Longer than any command may take when nobody answers.
 const SOME_SECONDS: Duration = Duration::from_secs(20);
@@ -174,7 +175,7 @@ fn forcing_a_bind_off_leaves_its_mount_alone() {
 
 /// A mount whose client waits in the kernel for a folder's lock, which a call holds that waits for the server: the
 /// server is stopped, and the lease is over.
-fn stuck() -> (Farm, Mount, Mount, std::process::Child) {
+pub(crate) fn stuck() -> (Farm, Mount, Mount, std::process::Child) {
     let (farm, mut mounts) = Farm::shared_with(2, "", &["--lease", "2"]);
     let (stuck, other) = (mounts.pop().unwrap(), mounts.pop().unwrap());
     fs::create_dir(other.join("dir")).unwrap();
@@ -196,11 +197,19 @@ fn stuck() -> (Farm, Mount, Mount, std::process::Child) {
 }
 
 /// The mount is dead, and everything that used it goes on. Nothing of it is left.
-fn is_gone(mount: Mount, touch: &mut std::process::Child) {
+pub(crate) fn is_gone(mount: Mount, touch: &mut std::process::Child) {
     wait_until("the caller goes on", SOME_SECONDS, || touch.try_wait().unwrap().is_some());
     let pid = mount.pid();
     wait_until("its process ends", SOME_SECONDS, || has_ended(pid.into()) && threads(pid) <= 1);
     drop(mount);
+}
+
+/// Nobody is left who could end the connection: the keeper is killed as well, before it can.
+fn kill_both(mount: &Mount) {
+    let keeper = keeper_of(mount);
+    kill(keeper, libc::SIGSTOP);
+    kill(mount.pid(), libc::SIGKILL);
+    kill(keeper, libc::SIGKILL);
 }
 
 fn threads(pid: u32) -> usize {
@@ -210,7 +219,7 @@ fn threads(pid: u32) -> usize {
 #[test]
 fn a_client_that_is_killed_while_the_server_is_away_is_taken_away_by_force() {
     let (farm, mount, _other, mut touch) = stuck();
-    kill(mount.pid(), libc::SIGKILL);
+    kill_both(&mount);
     does(umount(mount.path()).arg("--force"));
     assert!(!is_mounted(mount.path()));
     is_gone(mount, &mut touch);
@@ -220,7 +229,7 @@ fn a_client_that_is_killed_while_the_server_is_away_is_taken_away_by_force() {
 #[test]
 fn a_client_that_is_killed_while_the_server_is_away_is_replaced_by_a_new_mount() {
     let (farm, mount, _other, mut touch) = stuck();
-    kill(mount.pid(), libc::SIGKILL);
+    kill_both(&mount);
     let refused = refuses(hayloft(["stats"]).arg(mount.path()));
     assert!(refused.contains("umount --force"), "{refused}");
     farm.signal_server(libc::SIGCONT);

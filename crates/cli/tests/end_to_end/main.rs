@@ -15,6 +15,7 @@ mod crash;
 mod damage;
 mod farm;
 mod hosts;
+mod keeper;
 mod kinds;
 mod leaving;
 mod lifecycle;

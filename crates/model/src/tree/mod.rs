@@ -71,6 +71,14 @@ impl Directory {
     }
 }
 
+/// Who keeps account of the inodes that the kernel knows.
+pub trait Known: std::fmt::Debug + Send {
+    /// The kernel knows the inode from now on.
+    fn insert(&mut self, ino: Ino);
+    /// It has forgotten the inode.
+    fn remove(&mut self, ino: Ino);
+}
+
 /// A volume's tree as one client knows it. See the module's documentation.
 #[derive(Debug, Default)]
 pub struct Tree {
@@ -78,6 +86,8 @@ pub struct Tree {
     dirs: Map<Ino, Directory>,
     /// How often the kernel has been given each inode and not forgotten it.
     lookups: Map<Ino, u64>,
+    /// Who is told of the first and the last of these.
+    known: Option<Box<dyn Known>>,
     numbers: Vec<InoRange>,
     changes: log::Changes,
     usage: Usage,
@@ -135,6 +145,21 @@ impl Tree {
     /// From now on a name that is replaced gets another place in listings: only for the simulator, which shows that it notices.
     pub fn let_replaced_names_move(&mut self) {
         self.replaced_names_move = true;
+    }
+
+    /// From now on this is told of what the kernel knows.
+    pub fn tell_known(&mut self, mut known: Box<dyn Known>) {
+        self.lookups.keys().for_each(|ino| known.insert(*ino));
+        self.known = Some(known);
+    }
+
+    /// The kernel knows a directory by another number than its own as well, or does so no more.
+    pub fn note_other(&mut self, ino: Ino, number: Ino, is_known: bool) {
+        match &mut self.known {
+            Some(known) if number != ino && is_known => known.insert(number),
+            Some(known) if number != ino => known.remove(number),
+            _ => {}
+        }
     }
 
     /// Adds inode numbers to make new inodes with.
@@ -279,7 +304,13 @@ impl Tree {
 
     /// The kernel has been told about the inode once more.
     pub fn remember(&mut self, ino: Ino) {
-        *self.lookups.entry(ino).or_default() += 1;
+        let lookups = self.lookups.entry(ino).or_default();
+        *lookups += 1;
+        if *lookups == 1
+            && let Some(known) = &mut self.known
+        {
+            known.insert(ino);
+        }
     }
 
     /// The kernel has forgotten the inode `count` times. An inode without a name that nothing knows any
@@ -291,6 +322,9 @@ impl Tree {
             return false;
         }
         self.lookups.remove(&ino);
+        if let Some(known) = &mut self.known {
+            known.remove(ino);
+        }
         if self.in_use.remove(&ino) && !self.lingers(ino) {
             self.released.push(ino);
         }

@@ -277,7 +277,7 @@ fn what_there_is_no_room_for_goes_and_what_is_stored_stays() {
     let refuse = |file: &mut FileData| {
         let cut = file.cut(Sequence(5));
         cut.blocks.iter().for_each(|(index, data)| {
-            file.named(*index, name(99, data.len() as u32), Sequence(5));
+            file.named(*index, name(99, data.len() as u32), Sequence(5), None);
         });
         file.undo_cut(&cut, Sequence(5));
     };
