@@ -26,6 +26,7 @@ fn row(mode: u32, nlink: u32, parent: Ino) -> InodeRow {
         btime: time(1),
         parent,
         next_cookie: FIRST_COOKIE + 5,
+        unnamed: false,
         xattrs: Default::default(),
         content: Default::default(),
     }

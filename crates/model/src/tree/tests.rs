@@ -167,6 +167,7 @@ fn root_row() -> InodeRow {
         btime: Timestamp::default(),
         parent: Ino::ROOT,
         next_cookie: FIRST_COOKIE,
+        unnamed: false,
         xattrs: BTreeMap::new(),
         content: Content::None,
     }
