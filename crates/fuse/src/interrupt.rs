@@ -194,7 +194,9 @@ mod tests {
         // Nobody ends this thread.
         let here = caller::tests::own_tid();
         let tokens = [interrupts.register(2, here, false), interrupts.register(4, here, true)];
-        [2, 4].map(|unique| interrupts.interrupt(unique));
+        for unique in [2, 4] {
+            interrupts.interrupt(unique);
+        }
         assert_eq!(tokens.each_ref().map(|token| token.interrupted()), [false, true]);
         assert!(!tokens[0].wait_timeout(Duration::from_millis(120)));
         assert!(tokens.iter().all(|token| !token.abandoned()));
