@@ -3,8 +3,9 @@
 //! A rename looks up its source first, and then its target. When another host renames the same file to the same target
 //! in between, both names lead to one inode, and the kernel takes that for two links of one file: it reports success
 //! without asking. Two hosts would have claimed one job. So a thread that is within a rename, and looks up a name to which
-//! an inode has just been moved from elsewhere, is told that the name does not exist: then the kernel asks for the rename,
-//! and gets the answer of the tree.
+//! an inode has just been moved from elsewhere, gets ESTALE, once: then the kernel begins the call anew and asks for
+//! everything, the source too. It cannot be seen whether the name is the target, the source or on the way to them; the second
+//! time it is answered as it is.
 
 use std::collections::{HashMap, VecDeque};
 use std::time::{Duration, Instant};
@@ -18,6 +19,8 @@ use crate::thread::{Place, place_of};
 const KEPT: Duration = Duration::from_secs(10);
 /// Most names that are remembered.
 pub(crate) const KEPT_MAX: usize = 4096;
+/// Most threads that are told to look again, for one name.
+const EXCUSED_MAX: usize = 256;
 /// How long it is waited until a thread that asks sleeps, so that it can be seen where it is.
 const SETTLES: Duration = Duration::from_millis(20);
 const PAUSE: Duration = Duration::from_micros(50);
@@ -41,8 +44,8 @@ const RENAMES: &[libc::c_long] = &[libc::SYS_renameat, libc::SYS_renameat2];
 struct Taken {
     place: (Ino, Name),
     since: Instant,
-    /// A thread that cannot be seen was told to look again.
-    excused: bool,
+    /// Threads that were told to look again; 0 for all that cannot be seen.
+    excused: Vec<u32>,
 }
 
 /// Names that were taken from inodes lately.
@@ -50,19 +53,6 @@ struct Taken {
 pub(crate) struct Moved {
     by_inode: HashMap<Ino, Taken, FxBuildHasher>,
     in_order: VecDeque<(Ino, Instant)>,
-    /// What a rename was told does not exist.
-    hidden: HashMap<(Ino, Name), Ino, FxBuildHasher>,
-}
-
-/// What a lookup of a name is answered.
-#[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Shown {
-    /// What it leads to.
-    Inode,
-    /// That there is no such name.
-    Nothing,
-    /// That everything has to be looked up anew.
-    Again,
 }
 
 impl Moved {
@@ -77,10 +67,7 @@ impl Moved {
                 self.by_inode.remove(&first);
             }
         }
-        if self.in_order.is_empty() {
-            self.hidden.clear();
-        }
-        self.by_inode.insert(ino, Taken { place: (dir, name.clone()), since, excused: false });
+        self.by_inode.insert(ino, Taken { place: (dir, name.clone()), since, excused: Vec::new() });
         self.in_order.push_back((ino, since));
     }
 
@@ -91,21 +78,14 @@ impl Moved {
         })
     }
 
-    /// A rename was told that this name does not exist, which leads to the inode.
-    pub(crate) fn hide(&mut self, ino: Ino, dir: Ino, name: &[u8]) {
-        if self.hidden.len() < KEPT_MAX {
-            self.hidden.insert((dir, Name::new(name)), ino);
+    /// Whether a thread is to look again: once, since a second time would be an error.
+    pub(crate) fn excuse(&mut self, ino: Ino, tid: u32) -> bool {
+        let Some(taken) = self.by_inode.get_mut(&ino) else { return false };
+        let is_first = !taken.excused.contains(&tid) && taken.excused.len() < EXCUSED_MAX;
+        if is_first {
+            taken.excused.push(tid);
         }
-    }
-
-    /// A rename to this name is done: what it has replaced without the kernel knowing.
-    pub(crate) fn replaced(&mut self, dir: Ino, name: &[u8]) -> Option<Ino> {
-        if self.hidden.is_empty() { None } else { self.hidden.remove(&(dir, Name::new(name))) }
-    }
-
-    /// Whether a thread that cannot be seen is to look again: once, since a second time would be an error.
-    pub(crate) fn excuse(&mut self, ino: Ino) -> bool {
-        self.by_inode.get_mut(&ino).is_some_and(|taken| !std::mem::replace(&mut taken.excused, true))
+        is_first
     }
 }
 
@@ -133,9 +113,10 @@ mod tests {
         moved.take(Ino(5), dir, &Name::new(b"old"));
         assert!(moved.was_elsewhere(Ino(5), dir, b"new") && moved.was_elsewhere(Ino(5), Ino(2), b"old"));
         assert!(!moved.was_elsewhere(Ino(5), dir, b"old") && !moved.was_elsewhere(Ino(6), dir, b"new"));
-        assert_eq!((moved.excuse(Ino(5)), moved.excuse(Ino(5)), moved.excuse(Ino(6))), (true, false, false));
-        moved.hide(Ino(5), dir, b"new");
-        assert_eq!((moved.replaced(dir, b"new"), moved.replaced(dir, b"new")), (Some(Ino(5)), None));
+        assert_eq!([7, 7, 8].map(|tid| moved.excuse(Ino(5), tid)), [true, false, true]);
+        assert!(!moved.excuse(Ino(6), 7));
+        moved.take(Ino(5), dir, &Name::new(b"newer"));
+        assert!(moved.excuse(Ino(5), 7), "it has moved once more");
         for ino in 10..10 + 2 * KEPT_MAX as u64 {
             moved.take(Ino(ino), dir, &Name::new(b"old"));
         }

@@ -438,8 +438,32 @@ fn claimed_once(way: &str) {
     claimed.sort_unstable();
     assert_eq!(claimed, (0..jobs).collect::<Vec<_>>(), "each is claimed once");
     for mount in &mounts {
-        let there = run(sh("ls jobs taken | grep -c -e taken$ -e '^[0-9]*$'").current_dir(mount.path()));
+        let there = run(sh("ls jobs taken | grep -c -e taken$ -e '^[0-9][0-9]*$'").current_dir(mount.path()));
         assert_eq!(there.trim(), jobs.to_string());
+    }
+}
+
+#[test]
+fn what_hosts_rename_one_after_the_other_is_found_by_each() {
+    let (_farm, mounts) = Farm::shared(2);
+    let _watchdog = Watchdog::over(&mounts);
+    run(sh("mkdir -p a b a/dir-0 && touch a/file-0 a/dir-0/inner && ln -s dir-0 a/link-0")
+        .current_dir(mounts[0].path()));
+    for round in 0..rounds(40, 1000) {
+        // Each takes it from where the other host has just put it, and goes through the directory that was just moved.
+        let mount = &mounts[round % 2];
+        let (from, to) = if round % 3 == 0 { ("a", "b") } else { ("a", "a") };
+        for kind in ["file", "dir", "link"] {
+            let (old, new) = (format!("{from}/{kind}-{round}"), format!("{to}/{kind}-{}", round + 1));
+            fs::rename(mount.join(&old), mount.join(&new)).unwrap_or_else(|error| panic!("{old}: {error}"));
+        }
+        let dir = mounts[(round + 1) % 2].join(&format!("{to}/dir-{}", round + 1));
+        fs::rename(dir.join("inner"), dir.join("other")).unwrap();
+        fs::rename(dir.join("other"), dir.join("inner")).unwrap();
+        for kind in ["file", "dir", "link"].into_iter().filter(|_| to == "b") {
+            let name = format!("{kind}-{}", round + 1);
+            fs::rename(mount.join(&format!("b/{name}")), mount.join(&format!("a/{name}"))).unwrap();
+        }
     }
 }
 

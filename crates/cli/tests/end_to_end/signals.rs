@@ -1,6 +1,7 @@
 //! Signals: calls go on when a program handles them, and end when it is being killed.
 
 use std::fs;
+use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -109,17 +110,23 @@ fn quiet(command: &mut Command) -> Child {
     command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap()
 }
 
+const LOCKS: &str = r#"
+import fcntl, sys
+file = open(sys.argv[1], "r+b")
+print("locks", flush=True)
+getattr(fcntl, sys.argv[2])(file, fcntl.LOCK_EX)
+"#;
+
 /// Programs that wait for the server, each in another way.
 fn waiting(mount: &Mount, held: &Path) -> Vec<(&'static str, Child)> {
     let path = |name: &str| mount.join(name).display().to_string();
     let locks = |lock: &str| {
-        python("import fcntl, sys; file = open(sys.argv[1], 'r+b'); getattr(fcntl, sys.argv[2])(file, fcntl.LOCK_EX)")
-            .arg(held)
-            .arg(lock)
-            .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            .spawn()
-            .unwrap()
+        let mut program = python(LOCKS).arg(held).arg(lock).stdout(Stdio::piped()).spawn().unwrap();
+        // What starts Python may be a shell, which takes no notice of some signals.
+        let mut line = String::new();
+        BufReader::new(program.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        assert_eq!(line, "locks\n");
+        program
     };
     vec![
         ("fsync", quiet(&mut sh(&format!("echo x > {0}; exec sync {0}", path("own"))))),

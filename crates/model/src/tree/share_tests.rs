@@ -310,9 +310,9 @@ fn a_file_that_gets_its_first_name_is_owned_by_itself_if_the_server_knows_it() {
 #[test]
 fn what_others_have_removed_gets_no_name_here() {
     let mut tree = tree();
-    tree.own(DIR);
     tree.remember(FILE);
     tree.apply(&[put(FILE, file(0, STRAY))], &[stray(FILE)], &[]);
+    tree.own(DIR);
     assert_eq!(tree.link(FILE, DIR, b"again", time(2)), Err(TreeError::NotFound));
 }
 

@@ -238,9 +238,7 @@ impl VolumeFs {
             Operation::Unlink { name } => self.unlink(ino, name),
             Operation::Rmdir { name } => self.rmdir(ino, name),
             Operation::Rename { name, new_parent, new_name, flags } => {
-                self.rename((NodeId(request.nodeid), name), (NodeId(new_parent), new_name), flags)?;
-                self.renamed(NodeId(new_parent).ino(), new_name);
-                Ok(())
+                self.rename((NodeId(request.nodeid), name), (NodeId(new_parent), new_name), flags)
             }
             Operation::Link { ino: linked, new_name } => self.link(Ino(linked), ino, new_name, pace, reply),
             Operation::Create { name, mode, flags, .. } => {

@@ -10,7 +10,6 @@ use super::error::FsError;
 use super::{Done, Need, Stop, VolumeFs, entry, made_entry};
 use crate::core::Core;
 use crate::kernel::Word;
-use crate::moved::Shown;
 use crate::nodes::NodeId;
 
 /// Longest target of a symbolic link, as everywhere on Linux.
@@ -39,14 +38,10 @@ impl VolumeFs {
                 break core;
             };
             drop(core);
-            match self.shown(request, name, moved, pace)? {
-                Shown::Inode => seen = Some(moved),
-                Shown::Nothing => {
-                    reply.entry(&Entry::negative(Validity::ZERO));
-                    return Ok(());
-                }
-                Shown::Again => return Err(TreeError::Stale.into()),
+            if self.looks_again(request, moved, pace)? {
+                return Err(TreeError::Stale.into());
             }
+            seen = Some(moved);
         };
         let found = match name {
             b"." | b".." => return self.lookup_lone(core, at, name, reply),
@@ -91,33 +86,18 @@ impl VolumeFs {
         node
     }
 
-    /// Whether a name that exists is shown to who looks it up, see [`crate::moved`].
-    fn shown(&self, request: &Request<'_>, name: &[u8], moved: Ino, pace: Pace<'_>) -> Result<Shown, Stop> {
-        let dir = NodeId(request.nodeid).ino();
+    /// Whether a thread has to look up anew what leads to an inode that has just moved, see [`crate::moved`].
+    fn looks_again(&self, request: &Request<'_>, moved: Ino, pace: Pace<'_>) -> Result<bool, Stop> {
         if let Pace::Fast = pace {
             // To look at a thread takes a while. `Room` is what any thread of the pool may wait for.
             return Err(Stop::Need(Need::Room));
         }
-        let renames = crate::moved::renames(request.pid);
-        let mut core = self.client.core();
-        match renames {
-            Some(true) => {
-                core.moved.hide(moved, dir, name);
-                Ok(Shown::Nothing)
-            }
-            None if core.moved.excuse(moved) => Ok(Shown::Again),
-            _ => Ok(Shown::Inode),
-        }
-    }
-
-    /// A rename to this name is done: the kernel may not know what it has replaced.
-    pub(super) fn renamed(&self, dir: Ino, name: &[u8]) {
-        let replaced = self.client.core().moved.replaced(dir, name);
-        if let Some(ino) = replaced {
-            let attributes = vec![ino];
-            let (names, data, in_use) = (Vec::new(), Vec::new(), Vec::new());
-            self.client.tell_kernel(Word::Stale { names, attributes, data, in_use, ack: None });
-        }
+        let tid = match crate::moved::renames(request.pid) {
+            Some(true) => request.pid,
+            Some(false) => return Ok(false),
+            None => 0,
+        };
+        Ok(self.client.core().moved.excuse(moved, tid))
     }
 
     fn make(&self, request: &Request<'_>, name: &[u8], new: NewNode, pace: Pace<'_>) -> Result<Entry, Stop> {

@@ -178,10 +178,6 @@ impl VolumeFs {
         interrupt: &Interrupt,
     ) -> Result<(), FsError> {
         let ino = match request.op {
-            Operation::Rename { new_parent, new_name, .. } => {
-                self.renamed(NodeId(new_parent).ino(), new_name);
-                return Ok(());
-            }
             Operation::Link { ino, .. } => Ino(ino),
             Operation::Setattr(_) => ino_of(request),
             _ => match made {
