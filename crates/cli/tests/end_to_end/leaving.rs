@@ -57,6 +57,27 @@ fn bind(from: &Path, to: &Path) {
     run(Command::new("mount").arg("--bind").arg(from).arg(to));
 }
 
+/// A process that has a file open. Were it open in the test's own process, programs that other tests start at that moment
+/// would have it as well until their exec.
+struct User(std::process::Child);
+
+impl User {
+    fn of(path: &Path) -> User {
+        let child = sh("exec 3< \"$FILE\"; exec sleep 600").env("FILE", path).spawn().unwrap();
+        wait_until("it has opened the file", SOME_SECONDS, || {
+            fs::read_to_string(format!("/proc/{}/comm", child.id())).is_ok_and(|name| name == "sleep\n")
+        });
+        User(child)
+    }
+}
+
+impl Drop for User {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
 fn is_mounted(path: &Path) -> bool {
     let info = fs::read_to_string("/proc/self/mountinfo").unwrap();
     info.lines().any(|line| line.split(' ').nth(4) == path.to_str())
@@ -100,10 +121,10 @@ fn a_bind_is_left(options: &str) {
         assert!(does(hayloft(["stats"]).arg(&dir)).is_empty());
         does(hayloft(["sync"]).arg(&dir));
         // Used elsewhere below the mount: only its own users are in the way of a bind.
-        let open = fs::File::open(mount.join("d/f")).unwrap();
+        let open = User::of(&mount.join("d/f"));
         does(&mut leave(&dir));
         bind(&mount.join("d"), &dir);
-        let inside = fs::File::open(dir.join("f")).unwrap();
+        let inside = User::of(&dir.join("f"));
         let refused = refuses(&mut leave(&dir));
         assert!(refused.contains("in use"), "{refused}");
         does(leave(&dir).arg("-l"));
@@ -165,7 +186,7 @@ fn forcing_a_bind_off_leaves_its_mount_alone() {
     let (dir, _) = places(&farm);
     fs::write(mount.join("f"), b"kept").unwrap();
     bind(mount.path(), &dir);
-    let open = fs::File::open(dir.join("f")).unwrap();
+    let open = User::of(&dir.join("f"));
     does(umount(&dir).arg("--force"));
     assert!(!is_mounted(&dir));
     assert_eq!(fs::read(mount.join("f")).unwrap(), b"kept");

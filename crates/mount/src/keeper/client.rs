@@ -13,6 +13,7 @@ use hayloft_fuse::Control;
 use super::ARGUMENT;
 use super::process::{DEATH, Task};
 use super::shared::Shared;
+use crate::moment::Moment;
 
 /// How soon another one is started, at first and at most.
 const RETRY_MIN: Duration = Duration::from_millis(50);
@@ -31,6 +32,7 @@ pub(crate) fn start(control: Control, shared: Arc<Shared>) -> io::Result<()> {
 fn keep(control: &Control, shared: &Shared) {
     let mut pause = RETRY_MIN;
     loop {
+        let begun = Moment::now();
         let ended = spawn(control, shared).and_then(|mut child| child.wait());
         if control.await_end(Duration::ZERO) {
             return;
@@ -42,6 +44,8 @@ fn keep(control: &Control, shared: &Shared) {
                 "no keeper: should this process be stopped for longer than its lease, the kernel goes on serving old data"
             ),
         }
+        // One that has lasted is replaced at once.
+        pause = if begun.elapsed() > RETRY_MAX { RETRY_MIN } else { pause };
         std::thread::sleep(pause);
         pause = (pause * 2).min(RETRY_MAX);
     }
