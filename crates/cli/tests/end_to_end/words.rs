@@ -5,6 +5,7 @@ use std::io::ErrorKind;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::path::Path;
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
@@ -94,6 +95,15 @@ const CHANGES: [(&str, fn(&Path) -> std::io::Result<()>, fn(&fs::Metadata) -> bo
     ("unlink", |path| fs::remove_file(path), |info| info.nlink() == 0),
 ];
 
+/// Ends those who look, however the test ends.
+struct Over<'a>(&'a AtomicBool);
+
+impl Drop for Over<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
 #[test]
 fn attributes_are_new_however_soon_another_mount_changes_what_was_just_made() {
     let store = tempfile::tempdir_in("/dev/shm").unwrap();
@@ -107,24 +117,48 @@ fn attributes_are_new_however_soon_another_mount_changes_what_was_just_made() {
     let files = rounds(1500, 40_000);
     let path = |mount: usize, at: usize| mounts[mount].join(&format!("shared/{at}"));
     let ((made, is_made), (changed, is_changed)) = (channel(), channel());
+    let (over, mut unseen) = (AtomicBool::new(false), Vec::new());
+    // Others look at everything meanwhile: their answers are on their way when the file is changed.
+    let look = |mount: usize| {
+        for entry in fs::read_dir(mounts[mount].join("shared")).unwrap() {
+            let _ = entry.unwrap().metadata();
+        }
+    };
     std::thread::scope(|scope| {
+        for looker in 0..4 {
+            let (look, over) = (&look, &over);
+            scope.spawn(move || {
+                while !over.load(Ordering::Relaxed) {
+                    look(looker % 2);
+                }
+            });
+        }
+        let ended = &over;
         scope.spawn(move || {
             for at in 0..files {
                 while let Err(error) = CHANGES[at % 4].1(&path(1, at)) {
                     assert_eq!(error.kind(), ErrorKind::NotFound, "{at}");
+                    if ended.load(Ordering::Relaxed) {
+                        return;
+                    }
                 }
                 // The creation has returned as well.
                 is_made.recv().unwrap();
                 changed.send(()).unwrap();
             }
         });
+        // Also when something is not as it should be.
+        let _over = Over(&over);
         for at in 0..files {
             let file = File::options().create_new(true).write(true).open(path(0, at)).unwrap();
             made.send(()).unwrap();
             is_changed.recv().unwrap();
             let (what, _, is_seen) = CHANGES[at % 4];
             let info = file.metadata().unwrap();
-            assert!(is_seen(&info), "{what} of {at} is not seen: {info:?}");
+            if !is_seen(&info) {
+                unseen.push((at, what, info.mode(), info.size(), info.nlink()));
+            }
         }
     });
+    assert!(unseen.is_empty(), "{} of {files} changes are not seen: {unseen:?}", unseen.len());
 }
