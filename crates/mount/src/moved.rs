@@ -3,9 +3,8 @@
 //! A rename looks up its source first, and then its target. When another host renames the same file to the same target
 //! in between, both names lead to one inode, and the kernel takes that for two links of one file: it reports success
 //! without asking. Two hosts would have claimed one job. So a thread that is within a rename, and looks up a name to which
-//! an inode has just been moved from elsewhere, gets ESTALE, once: then the kernel begins the call anew and asks for
-//! everything, the source too. It cannot be seen whether the name is the target, the source or on the way to them; the second
-//! time it is answered as it is.
+//! an inode has just been moved from the name that it renames, gets ESTALE, once: then the kernel begins the call anew and asks
+//! for everything, the source too. Where the names cannot be read in the thread's memory, every rename counts.
 
 use std::collections::{HashMap, VecDeque};
 use std::time::{Duration, Instant};
@@ -13,12 +12,14 @@ use std::time::{Duration, Instant};
 use hayloft_model::{Ino, Name};
 use rustc_hash::FxBuildHasher;
 
-use crate::thread::{Place, place_of};
+use crate::thread::{Place, path_at, place_of};
 
 /// How long a rename may take from the one lookup to the other.
 const KEPT: Duration = Duration::from_secs(10);
 /// Most names that are remembered.
 pub(crate) const KEPT_MAX: usize = 4096;
+/// Most names of one inode that are remembered; with more, any may have been its.
+const NAMES_MAX: usize = 16;
 /// Most threads that are told to look again, for one name.
 const EXCUSED_MAX: usize = 256;
 /// How long it is waited until a thread that asks sleeps, so that it can be seen where it is.
@@ -38,11 +39,17 @@ const RENAMES: &[libc::c_long] = &[
 ];
 #[cfg(not(target_arch = "x86_64"))]
 const RENAMES: &[libc::c_long] = &[libc::SYS_renameat, libc::SYS_renameat2];
+/// Those of two paths, without folders to begin at.
+#[cfg(target_arch = "x86_64")]
+const RENAMES_OF_PATHS: &[libc::c_long] = &[libc::SYS_rename, 38];
+#[cfg(not(target_arch = "x86_64"))]
+const RENAMES_OF_PATHS: &[libc::c_long] = &[];
 
 /// A name that was taken from an inode.
 #[derive(Debug)]
 struct Taken {
-    place: (Ino, Name),
+    /// Its names until then, the latest last.
+    places: Vec<(Ino, Name)>,
     since: Instant,
     /// Threads that were told to look again; 0 for all that cannot be seen.
     excused: Vec<u32>,
@@ -67,14 +74,28 @@ impl Moved {
                 self.by_inode.remove(&first);
             }
         }
-        self.by_inode.insert(ino, Taken { place: (dir, name.clone()), since, excused: Vec::new() });
+        let known = self.by_inode.remove(&ino).filter(|taken| taken.since.elapsed() < KEPT);
+        let mut places = known.map(|taken| taken.places).unwrap_or_default();
+        let place = (dir, name.clone());
+        if places.len() < NAMES_MAX && !places.contains(&place) {
+            places.push(place);
+        }
+        self.by_inode.insert(ino, Taken { places, since, excused: Vec::new() });
         self.in_order.push_back((ino, since));
     }
 
     /// Whether the inode had another name than this just now.
     pub(crate) fn was_elsewhere(&self, ino: Ino, dir: Ino, name: &[u8]) -> bool {
         self.by_inode.get(&ino).is_some_and(|taken| {
-            taken.since.elapsed() < KEPT && (taken.place.0, taken.place.1.as_bytes()) != (dir, name)
+            let is_other = |place: &(Ino, Name)| (place.0, place.1.as_bytes()) != (dir, name);
+            taken.since.elapsed() < KEPT && taken.places.iter().any(is_other)
+        })
+    }
+
+    /// Whether a rename from a name of this kind may have found the inode there.
+    pub(crate) fn was_named(&self, ino: Ino, name: &[u8]) -> bool {
+        self.by_inode.get(&ino).is_some_and(|taken| {
+            taken.places.len() >= NAMES_MAX || taken.places.iter().any(|(_, old)| old.as_bytes() == name)
         })
     }
 
@@ -89,18 +110,39 @@ impl Moved {
     }
 }
 
-/// Whether a thread that waits for us is within a rename; `None` when that cannot be seen.
-pub(crate) fn renames(tid: u32) -> Option<bool> {
+/// What a thread that waits for us is doing.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Doing {
+    /// It renames the one to the other; the last parts of their paths, if they can be read.
+    Rename(Option<(Vec<u8>, Vec<u8>)>),
+    /// Something else.
+    Other,
+    /// That cannot be seen.
+    Unseen,
+}
+
+/// What a thread that waits for us is doing.
+pub(crate) fn doing(tid: u32) -> Doing {
     let begun = Instant::now();
     while tid != 0 && begun.elapsed() < SETTLES {
         match place_of(tid) {
-            Ok(Place::Call { number, .. }) => return Some(RENAMES.contains(&number)),
+            Ok(Place::Call { number, arguments }) if RENAMES.contains(&number) => {
+                let [from, to] = if RENAMES_OF_PATHS.contains(&number) { [0, 1] } else { [1, 3] };
+                let last_part = |at: usize| path_at(tid, arguments[at]).map(|path| last_part(&path).to_vec());
+                return Doing::Rename(last_part(from).and_then(|from| Ok((from, last_part(to)?))).ok());
+            }
+            Ok(Place::Call { .. }) => return Doing::Other,
             // It has asked, and is not asleep yet.
             Ok(Place::Running) => std::thread::sleep(PAUSE),
-            Ok(Place::Elsewhere) | Err(_) => return None,
+            Ok(Place::Elsewhere) | Err(_) => return Doing::Unseen,
         }
     }
-    None
+    Doing::Unseen
+}
+
+fn last_part(path: &[u8]) -> &[u8] {
+    let end = path.iter().rposition(|byte| *byte != b'/').map_or(0, |at| at + 1);
+    path[..end].rsplit(|byte| *byte == b'/').next().unwrap_or_default()
 }
 
 #[cfg(test)]
@@ -117,11 +159,19 @@ mod tests {
         assert!(!moved.excuse(Ino(6), 7));
         moved.take(Ino(5), dir, &Name::new(b"newer"));
         assert!(moved.excuse(Ino(5), 7), "it has moved once more");
+        assert!(moved.was_named(Ino(5), b"old") && moved.was_named(Ino(5), b"newer"));
+        assert!(!moved.was_named(Ino(5), b"new") && !moved.was_named(Ino(6), b"old"));
         for ino in 10..10 + 2 * KEPT_MAX as u64 {
             moved.take(Ino(ino), dir, &Name::new(b"old"));
         }
         assert!(moved.by_inode.len() <= KEPT_MAX && moved.in_order.len() <= KEPT_MAX);
         assert!(!moved.was_elsewhere(Ino(5), dir, b"new"));
+    }
+
+    #[test]
+    fn the_last_part_of_a_path_is_a_name() {
+        let parts = [&b"a"[..], b"a/b", b"/a/b/", b"/", b""].map(last_part);
+        assert_eq!(parts, [&b"a"[..], b"b", b"b", b"", b""]);
     }
 
     #[test]
@@ -132,8 +182,8 @@ mod tests {
             said.send(own.file_name().unwrap().to_str().unwrap().parse().unwrap()).unwrap();
             std::thread::sleep(Duration::from_secs(2));
         });
-        assert_eq!(renames(tid.recv().unwrap()), Some(false));
-        assert_eq!((renames(0), renames(u32::MAX)), (None, None));
+        assert_eq!(doing(tid.recv().unwrap()), Doing::Other);
+        assert_eq!((doing(0), doing(u32::MAX)), (Doing::Unseen, Doing::Unseen));
         waits.join().unwrap();
     }
 }

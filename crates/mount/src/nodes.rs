@@ -289,6 +289,7 @@ mod tests {
         assert_eq!(told(&mut nodes, ROOT, b"dir", 12), dir);
         nodes.forget(there, 1);
         nodes.forget(dir, 1);
+        nodes.forget(below_there, 1);
         assert_eq!((nodes.moved.len(), nodes.known.len(), nodes.places.len()), (0, 3, 3));
     }
 

@@ -1,6 +1,9 @@
 //! Where other threads are, as `/proc/TID/syscall` says.
 
+use std::os::unix::fs::FileExt;
 use std::{fs, io};
+
+const PAGE: u64 = 4096;
 
 /// Where a thread is.
 #[derive(Debug, PartialEq, Eq)]
@@ -10,8 +13,8 @@ pub(crate) enum Place {
     /// It sleeps in a system call.
     Call {
         number: libc::c_long,
-        /// The first two.
-        arguments: [u64; 2],
+        /// The first four.
+        arguments: [u64; 4],
     },
     /// It sleeps elsewhere.
     Elsewhere,
@@ -25,6 +28,29 @@ pub(crate) fn place_of(tid: u32) -> io::Result<Place> {
     Ok(parse(&fs::read_to_string(format!("/proc/{tid}/syscall"))?))
 }
 
+/// A path in the memory of a thread's process.
+///
+/// # Errors
+/// Nothing is there, or it may not be read.
+pub(crate) fn path_at(tid: u32, address: u64) -> io::Result<Vec<u8>> {
+    let memory = fs::File::open(format!("/proc/{tid}/mem"))?;
+    let (mut path, mut page) = (Vec::new(), [0; PAGE as usize]);
+    while path.len() < libc::PATH_MAX as usize {
+        let at = address + path.len() as u64;
+        // What follows a page may not be there.
+        let read = memory.read_at(&mut page[..(PAGE - at % PAGE) as usize], at)?;
+        let end = page[..read].iter().position(|byte| *byte == 0);
+        path.extend_from_slice(&page[..end.unwrap_or(read)]);
+        if end.is_some() {
+            return Ok(path);
+        }
+        if read == 0 {
+            break;
+        }
+    }
+    Err(io::ErrorKind::InvalidData.into())
+}
+
 fn parse(text: &str) -> Place {
     let mut words = text.split_ascii_whitespace();
     let number = words.next().unwrap_or_default();
@@ -32,8 +58,11 @@ fn parse(text: &str) -> Place {
         return Place::Running;
     }
     let mut argument = || u64::from_str_radix(words.next()?.strip_prefix("0x")?, 16).ok();
-    match (number.parse(), argument(), argument()) {
-        (Ok(number @ 0..), Some(first), Some(second)) => Place::Call { number, arguments: [first, second] },
+    let arguments = [argument(), argument(), argument(), argument()];
+    match (number.parse(), arguments) {
+        (Ok(number @ 0..), [Some(first), Some(second), Some(third), Some(fourth)]) => {
+            Place::Call { number, arguments: [first, second, third, fourth] }
+        }
         _ => Place::Elsewhere,
     }
 }
@@ -50,8 +79,15 @@ mod tests {
     fn places_are_parsed() {
         assert_eq!(parse("running\n"), Place::Running);
         assert_eq!(parse("-1 0x7ffc 0x7f3a\n"), Place::Elsewhere);
-        assert_eq!(parse("73 0x9 0x2 0x0\n"), Place::Call { number: 73, arguments: [9, 2] });
+        assert_eq!(parse("73 0x9 0x2 0x0 0x1 0x0\n"), Place::Call { number: 73, arguments: [9, 2, 0, 1] });
         assert_eq!(parse(""), Place::Elsewhere);
+    }
+
+    #[test]
+    fn paths_are_read_from_memory() {
+        let (own, path) = (std::process::id(), c"a/path/of/this/process");
+        assert_eq!(path_at(own, path.as_ptr() as u64).unwrap(), path.to_bytes());
+        assert!(path_at(own, 8).is_err());
     }
 
     #[test]

@@ -27,10 +27,9 @@ impl FileData {
     /// Returns its size, and what it takes.
     pub(crate) fn give_up(&mut self, blocks: &Blocks) -> Option<(u64, u64)> {
         let now = self.homeless();
-        let is_same = |((a, one), (b, other)): (&(u64, Arc<Vec<u8>>), &(u64, Arc<Vec<u8>>))| {
-            a == b && Arc::ptr_eq(one, other)
-        };
-        if now.len() != blocks.len() || !now.iter().zip(blocks).all(is_same) {
+        let mut pairs = now.iter().zip(blocks);
+        if now.len() != blocks.len() || !pairs.all(|((a, one), (b, other))| a == b && Arc::ptr_eq(one, other))
+        {
             return None;
         }
         for (index, _) in blocks {

@@ -219,6 +219,7 @@ impl VolumeFs {
         Ok(())
     }
 
+    #[allow(clippy::too_many_arguments)] // all that the call says, and how it is handled
     pub(super) fn fallocate(
         &self,
         ino: Ino,

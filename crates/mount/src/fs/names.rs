@@ -10,6 +10,7 @@ use super::error::FsError;
 use super::{Done, Need, Stop, VolumeFs, entry, made_entry};
 use crate::core::Core;
 use crate::kernel::Word;
+use crate::moved::Doing;
 use crate::nodes::NodeId;
 
 /// Longest target of a symbolic link, as everywhere on Linux.
@@ -38,7 +39,7 @@ impl VolumeFs {
                 break core;
             };
             drop(core);
-            if self.looks_again(request, moved, pace)? {
+            if self.looks_again(request, name, moved, pace)? {
                 return Err(TreeError::Stale.into());
             }
             seen = Some(moved);
@@ -87,17 +88,28 @@ impl VolumeFs {
     }
 
     /// Whether a thread has to look up anew what leads to an inode that has just moved, see [`crate::moved`].
-    fn looks_again(&self, request: &Request<'_>, moved: Ino, pace: Pace<'_>) -> Result<bool, Stop> {
+    fn looks_again(
+        &self,
+        request: &Request<'_>,
+        name: &[u8],
+        moved: Ino,
+        pace: Pace<'_>,
+    ) -> Result<bool, Stop> {
         if let Pace::Fast = pace {
             // To look at a thread takes a while. `Room` is what any thread of the pool may wait for.
             return Err(Stop::Need(Need::Room));
         }
-        let tid = match crate::moved::renames(request.pid) {
-            Some(true) => request.pid,
-            Some(false) => return Ok(false),
-            None => 0,
+        let doing = crate::moved::doing(request.pid);
+        let mut core = self.client.core();
+        let tid = match doing {
+            Doing::Rename(Some((from, to))) if to != name || !core.moved.was_named(moved, &from) => {
+                return Ok(false);
+            }
+            Doing::Rename(_) => request.pid,
+            Doing::Other => return Ok(false),
+            Doing::Unseen => 0,
         };
-        Ok(self.client.core().moved.excuse(moved, tid))
+        Ok(core.moved.excuse(moved, tid))
     }
 
     fn make(&self, request: &Request<'_>, name: &[u8], new: NewNode, pace: Pace<'_>) -> Result<Entry, Stop> {
