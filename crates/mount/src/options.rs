@@ -32,7 +32,7 @@ pub struct MountOptions {
     /// `commit=SECONDS`: changes older than this are shipped; the most that a crash of this host loses.
     pub commit: Duration,
     /// `dirty=SIZE`: most bytes of unshipped data in memory; writers wait beyond it. Half of it is shipped before
-    /// its time. `None`: half of this mount's share of the host's memory, see [`crate::memory`].
+    /// its time. `None`: half of this mount's share of the host's memory, see `memory`.
     pub dirty: Option<u64>,
     /// `cache=SIZE`: most bytes for what was shipped or fetched, rows among them, beside the kernel's own cache. `None`: as
     /// for `dirty`: what was just written is read next, and the kernel has not kept the last page of each file.

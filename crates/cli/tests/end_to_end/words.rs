@@ -83,8 +83,11 @@ fn links_that_are_replaced_while_others_follow_them_hold_nobody_up() {
     assert!(all.iter().all(|(longest, _)| *longest < HANG), "{all:?}");
 }
 
-/// What one mount does to a file as soon as it sees its name, and whether that is seen.
-const CHANGES: [(&str, fn(&Path) -> std::io::Result<()>, fn(&fs::Metadata) -> bool); 4] = [
+/// What is done, how, and by what it is seen.
+type Change = (&'static str, fn(&Path) -> std::io::Result<()>, fn(&fs::Metadata) -> bool);
+
+/// What one mount does to a file as soon as it sees its name.
+const CHANGES: [Change; 4] = [
     (
         "chmod",
         |path| fs::set_permissions(path, fs::Permissions::from_mode(0o600)),

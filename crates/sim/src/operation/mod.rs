@@ -158,11 +158,14 @@ pub(crate) struct Op {
     /// Where the file ended when it was looked at first.
     end: Option<usize>,
     /// What has come of a listing so far, where that ends, and when it began.
-    listed: Option<(Vec<(u8, Ino)>, u64, Fuse)>,
+    listed: Option<Listed>,
     /// The directory that it made.
     made: Option<Ino>,
     synced: Option<Sequence>,
 }
+
+/// Names with their inodes, the place behind the last of them, and when the listing began.
+type Listed = (Vec<(u8, Ino)>, u64, Fuse);
 
 enum Flow<T> {
     Ready(T),
