@@ -135,7 +135,8 @@ fn refusal(failed: &Failed) -> anyhow::Error {
         | FailureCode::Protocol
         | FailureCode::Store
         | FailureCode::Uncertain
-        | FailureCode::Damaged => Exit::Failed,
+        | FailureCode::Damaged
+        | FailureCode::Contradicted => Exit::Failed,
     };
     failure(exit, failed.message.clone())
 }

@@ -63,6 +63,18 @@ pub struct Batch {
 }
 
 impl Batch {
+    /// What it is when its session is over: what has no name ends with it.
+    pub fn end_unnamed(&mut self) {
+        self.orphans.clear();
+        for record in &mut self.records {
+            if let Record::PutInode(ino, row) = record
+                && row.nlink == 0
+            {
+                *record = Record::DeleteInode(*ino);
+            }
+        }
+    }
+
     /// The batch with everything but its records.
     pub fn without_records(&self) -> Batch {
         Batch {

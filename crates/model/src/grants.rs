@@ -83,6 +83,8 @@ pub enum Request {
     Own(Object),
     /// Not to own these files by themselves. Nothing comes of it but that they are recalled.
     Release(Vec<Object>),
+    /// To own all of these, whoever knows them: for what a session that was ended has changed, see [`crate::Estates`].
+    Reclaim(Vec<Object>),
     /// To have an operation on these objects executed. `local`: the session may do it itself when it owns them.
     Change {
         /// All that it changes.
@@ -95,7 +97,10 @@ pub enum Request {
 impl Request {
     fn objects(&self) -> &[Object] {
         match self {
-            Request::Read(objects) | Request::Release(objects) | Request::Change { objects, .. } => objects,
+            Request::Read(objects)
+            | Request::Release(objects)
+            | Request::Reclaim(objects)
+            | Request::Change { objects, .. } => objects,
             Request::Own(object) => std::slice::from_ref(object),
         }
     }
@@ -104,7 +109,7 @@ impl Request {
 /// What a request has come to when its turn is there.
 #[derive(Clone, PartialEq, Debug)]
 pub enum Outcome {
-    /// Of `Read`: go on, see [`Grants::held`]; of `Own`: it is owned.
+    /// Of `Read`: go on, see [`Grants::held`]; of `Own` and `Reclaim`: it is owned.
     Granted,
     /// Of `Own`: it is not, others use it too; changes have to be requested.
     Shared,
@@ -627,6 +632,12 @@ impl Grants {
         self.objects.get(&ino)?.owner
     }
 
+    /// Everything that a session owns.
+    pub fn owned_by(&self, session: SessionId) -> Vec<Ino> {
+        let owned = self.objects.iter().filter(|(_, holding)| holding.owner == Some(session));
+        owned.map(|(ino, _)| *ino).collect()
+    }
+
     /// How a session holds a directory (or owns a file). What it has been told to give back it owns no more, though
     /// nobody else does yet: to say so behind the recall in its stream would give it back.
     pub fn held(&self, session: SessionId, ino: Ino) -> Option<Grant> {
@@ -823,6 +834,16 @@ impl Grants {
                     _ => self.drop_rows(ticket, session, object, ino),
                 }
             }
+            Request::Reclaim(objects) => {
+                let holders = objects.iter().flat_map(|object| match object {
+                    Object::Directory(dir) => self.holders_of(session, *dir),
+                    Object::File { .. } => self.owners_of(session, &[*object]),
+                });
+                if !self.recall(holders.collect()) {
+                    objects.into_iter().for_each(|object| self.give(session, object));
+                    self.ready(ticket, Outcome::Granted);
+                }
+            }
             Request::Change { objects, local } => {
                 let dirs: Vec<Ino> = objects
                     .iter()
@@ -1004,7 +1025,9 @@ impl Waiting {
         let settling = matches!(self.stage, Stage::Settling(_));
         let (dir_mode, file_mode, below) = match &self.request {
             Request::Read(_) | Request::Release(_) => (Mode::Read, Mode::Read, Mode::ReadBelow),
-            Request::Own(_) | Request::Change { .. } => (Mode::Exclusive, Mode::Exclusive, Mode::OwnBelow),
+            Request::Own(_) | Request::Reclaim(_) | Request::Change { .. } => {
+                (Mode::Exclusive, Mode::Exclusive, Mode::OwnBelow)
+            }
         };
         let of_objects = self.request.objects().iter().flat_map(move |object| match object {
             Object::Directory(dir) => [Some((*dir, dir_mode)), None],

@@ -8,6 +8,7 @@ mod batch;
 mod change;
 pub mod clock;
 mod error;
+pub mod estates;
 mod execute;
 pub mod grants;
 mod id;
@@ -20,6 +21,7 @@ pub mod tree;
 pub use batch::{Batch, Record, Usage, UsageDelta};
 pub use change::Change;
 pub use error::{Missing, TreeError};
+pub use estates::Estates;
 pub use execute::{Executed, Execution, Wants};
 pub use id::{ContentHash, Ino, InoRange, Sequence, SessionId};
 pub use row::{

@@ -146,7 +146,8 @@ impl Ledger {
         self.work.notify_one();
         loop {
             if let Some((from, upto, kept)) = &account.lost
-                && (*from < ticket && ticket <= *upto)
+                // What becomes of it is not known yet: then everybody waits.
+                && (*from < ticket && (kept.is_none() || ticket <= *upto))
             {
                 if let Some(kept) = kept {
                     return Err(FlushError::Lost(kept.clone()));
@@ -208,6 +209,19 @@ impl Ledger {
             self.work.notify_one();
         }
         account.sequence
+    }
+
+    /// It is durable after all, by this batch.
+    pub(crate) fn restored(&self, sequence: Sequence) {
+        let mut account = self.account.lock();
+        (account.sequence, account.durable_sequence) = (sequence, sequence);
+        account.lost = None;
+        self.progress.notify_all();
+    }
+
+    /// The number of the next batch.
+    pub(crate) fn next_sequence(&self) -> Sequence {
+        self.account.lock().sequence.next()
     }
 
     /// It is kept.
@@ -302,13 +316,16 @@ impl Ledger {
 }
 
 /// A cut with the data of its files.
-struct Shipment {
-    cut: Cut,
-    files: Vec<(Ino, DataCut)>,
+#[derive(Debug)]
+pub(crate) struct Shipment {
+    pub(crate) cut: Cut,
+    pub(crate) files: Vec<(Ino, DataCut)>,
     /// Bytes of content.
-    bytes: u64,
+    pub(crate) bytes: u64,
     /// It was refused, and others wait for it.
-    pressing: bool,
+    pub(crate) pressing: bool,
+    /// The records name all content.
+    pub(crate) completed: bool,
 }
 
 /// The committer's thread: runs until [`Ledger::stop`].
@@ -366,6 +383,7 @@ pub(crate) fn run(client: &Client) {
             }
         }
     }
+    client.keep_lost();
 }
 
 /// Cuts the log; `None` when nothing has changed.
@@ -392,12 +410,11 @@ fn cut(client: &Client, sequence: Sequence, pressing: bool) -> Option<Shipment> 
     core.in_flight = true;
     client.budget.add_in_flight(bytes as i64);
     client.dirty_rows.store(0, Ordering::Relaxed);
-    Some(Shipment { cut, files, bytes, pressing })
+    Some(Shipment { cut, files, bytes, pressing, completed: false })
 }
 
 /// Ships content and records, over as many connections as it takes. `None`: the server had the batch already.
 fn ship(client: &Client, shipment: &mut Shipment) -> Result<Option<Committed>, FlushError> {
-    let mut completed = false;
     let mut damaged = 0;
     loop {
         let connection = match client.link.connection() {
@@ -409,7 +426,7 @@ fn ship(client: &Client, shipment: &mut Shipment) -> Result<Option<Committed>, F
             Err(CallError::Replaced) => return Err(FlushError::Replaced),
             Err(error) => return Err(FlushError::Ended(error.to_string())),
         };
-        match ship_once(client, shipment, connection, &mut completed) {
+        match ship_once(client, shipment, connection) {
             Ok(committed) => return Ok(committed),
             Err(CallError::Broken | CallError::Replaced) => {}
             Err(CallError::Ended(reason)) => return Err(FlushError::Ended(reason)),
@@ -440,31 +457,42 @@ fn ship_once(
     client: &Client,
     shipment: &mut Shipment,
     connection: u64,
-    completed: &mut bool,
 ) -> Result<Option<Committed>, CallError> {
     if client.link.last_sequence() >= shipment.cut.batch.sequence.0 {
         // It was the acknowledgement that got lost.
         return Ok(None);
     }
+    let commit = say(client, shipment, &mut |ask| client.link.send_on(connection, ask))?;
+    let answers = client.link.call_once(Ask::Commit(commit), connection)?;
+    client.stats.commits.add(1);
+    client.stats.records_shipped.add(shipment.cut.batch.records.len() as u64);
+    match answers.into_iter().next() {
+        Some(Answer::Committed(committed)) => Ok(Some(committed)),
+        _ => Err(CallError::Broken),
+    }
+}
+
+/// Says everything of a batch but what ends it, which is returned.
+pub(crate) fn say(
+    client: &Client,
+    shipment: &mut Shipment,
+    say: &mut dyn FnMut(Ask) -> Result<(), CallError>,
+) -> Result<Commit, CallError> {
     let (sequence, usage) = (shipment.cut.batch.sequence, shipment.cut.batch.usage);
     let (bytes, inodes, pressing) = (usage.bytes, usage.inodes, shipment.pressing);
-    let begin = BeginBatch { sequence: client.link.number_of(sequence), bytes, inodes, pressing };
-    client.link.send_on(connection, Ask::BeginBatch(begin))?;
+    say(Ask::BeginBatch(BeginBatch { sequence: client.link.number_of(sequence), bytes, inodes, pressing }))?;
     for (ino, data) in &mut shipment.files {
         for (index, block) in &mut data.blocks {
             let chunk = encode_chunk(block);
             let stored = BlockRef { hash: chunk.hash, len: chunk.len };
             client.stats.content_bytes_shipped.add(u64::from(chunk.len));
-            client.link.send_on(
-                connection,
-                Ask::Content(Chunk {
-                    hash: bytes::Bytes::copy_from_slice(&chunk.hash.0),
-                    len: chunk.len,
-                    codec: chunk.codec as u32,
-                    payload: chunk.payload,
-                }),
-            )?;
-            if !*completed {
+            say(Ask::Content(Chunk {
+                hash: bytes::Bytes::copy_from_slice(&chunk.hash.0),
+                len: chunk.len,
+                codec: chunk.codec as u32,
+                payload: chunk.payload,
+            }))?;
+            if !shipment.completed {
                 let fitting = fitting(block);
                 let page = data_page(&mut data.pages, *index);
                 name_block(client, *ino, page, *index, stored, sequence, fitting.as_ref());
@@ -472,22 +500,15 @@ fn ship_once(
             }
         }
     }
-    if !*completed {
+    if !shipment.completed {
         complete(client, shipment);
-        *completed = true;
+        shipment.completed = true;
     }
     for records in parts(&shipment.cut.batch.records) {
-        client.link.send_on(connection, Ask::Records(Records { records }))?;
+        say(Ask::Records(Records { records }))?;
     }
     let sequence = client.link.number_of(sequence);
-    let rest = Commit { sequence, ..Commit::from(&shipment.cut.batch.without_records()) };
-    let answers = client.link.call_once(Ask::Commit(rest), connection)?;
-    client.stats.commits.add(1);
-    client.stats.records_shipped.add(shipment.cut.batch.records.len() as u64);
-    match answers.into_iter().next() {
-        Some(Answer::Committed(committed)) => Ok(Some(committed)),
-        _ => Err(CallError::Broken),
-    }
+    Ok(Commit { sequence, ..Commit::from(&shipment.cut.batch.without_records()) })
 }
 
 /// The records as messages, in parts that fit a frame well.
@@ -607,12 +628,15 @@ impl Client {
     /// The mount cannot go on: keeps what can never be applied; returns the reason with where it is.
     fn keep_all(&self, reason: &str) -> String {
         self.keep_lost();
-        let unsent = Unsent::take(self, &mut self.core());
+        let unsent = Unsent::take(self, &mut self.core(), self.ledger.next_sequence());
         unsent.map_or_else(|| reason.to_string(), |unsent| self.keep_unsent(&unsent, reason))
     }
 
     /// Keeps what ended sessions have left.
     fn keep_lost(&self) {
+        if self.link.ended().is_some() {
+            self.restore_no_more();
+        }
         for (unsent, reason) in std::mem::take(&mut *self.unsent.lock()) {
             let message = self.keep_unsent(&unsent, &reason);
             self.budget.add_in_flight(-(unsent.bytes as i64));

@@ -25,6 +25,7 @@ use crate::memory::Memory;
 use crate::moved::Moved;
 use crate::nodes::{Left, NodeId, Nodes};
 use crate::options::MountOptions;
+use crate::rejoin::Restoring;
 use crate::rescue::Unsent;
 use crate::sharing::Recalled;
 use crate::stats::{Hold, Stats};
@@ -353,6 +354,8 @@ pub(crate) struct Client {
     pub(crate) rescue: (PathBuf, String),
     /// What has to be kept there, and why.
     pub(crate) unsent: Mutex<Vec<(Unsent, String)>>,
+    /// The same, while it may be applied still.
+    pub(crate) restoring: Mutex<Option<Restoring>>,
     /// A writer waits: whatever can go to the server should.
     pub(crate) room_wanted: AtomicBool,
     /// Changed rows that are in no cut, as of the last change.
@@ -407,6 +410,7 @@ impl Client {
             cache_queue: Mutex::default(),
             rescue,
             unsent: Mutex::default(),
+            restoring: Mutex::default(),
             room_wanted: AtomicBool::new(false),
             dirty_rows: AtomicUsize::new(0),
             locks: std::sync::OnceLock::new(),

@@ -71,10 +71,23 @@ pub(crate) trait Receiver: Send + Sync {
     fn replace(&self, reason: &str) -> Sequence;
     /// The session that takes the place of another one has begun.
     fn begun(&self, welcome: &Welcome);
+    /// It has claimed, and nobody here is served yet: brings what the other one had not shipped, if there is anything.
+    ///
+    /// # Errors
+    /// What the line said: it has to be tried again on another one.
+    fn restore(&self, line: &mut dyn Line) -> Result<(), CallError>;
     /// The session is over.
     fn ended(&self);
     /// The lease has run out: nothing that is known here can be relied upon until there is word from the server.
     fn lapse(&self);
+}
+
+/// A connection that is not used by anybody else yet.
+pub(crate) trait Line {
+    /// Sends a message that gets no answer.
+    fn say(&mut self, ask: Ask) -> Result<(), CallError>;
+    /// Asks, and waits for the answer. Whatever comes before it is received as usual.
+    fn ask(&mut self, ask: Ask) -> Result<Answer, CallError>;
 }
 
 /// Where a message belongs to.
@@ -122,6 +135,8 @@ struct Owed {
 struct State {
     connection: u64,
     connected: bool,
+    /// The connection has claimed, and is not `connected` before what an ended session has left is restored.
+    restoring: bool,
     next_request: u64,
     waiting: HashMap<u64, Waiting>,
     ended: Option<String>,
@@ -272,13 +287,13 @@ impl Link {
 
     /// The first message on a connection.
     fn claim(&self, connection: u64, claim: Claim) -> io::Result<()> {
-        let message = ClientMessage { request: self.enlist(Ask::Claim(claim)), body: None };
+        let message = ClientMessage { request: self.enlist(Ask::Claim(claim), true), body: None };
         let body = self.state.lock().waiting.get(&message.request).and_then(|of| of.message.body.clone());
         self.write(&ClientMessage { body, ..message }, Some(connection))
     }
 
-    /// Notes a message that nobody waits for the answer of; it is not repeated.
-    fn enlist(&self, ask: Ask) -> u64 {
+    /// Notes a message that is not repeated. `unattended`: nobody waits for the answer.
+    fn enlist(&self, ask: Ask, unattended: bool) -> u64 {
         let mut state = self.state.lock();
         let request = state.next_request;
         state.next_request += 1;
@@ -287,7 +302,7 @@ impl Link {
             answers: Vec::new(),
             done: false,
             repeat: false,
-            unattended: true,
+            unattended,
             sent: Moment::now(),
             work: state.work,
             mark: 0,
@@ -309,7 +324,7 @@ impl Link {
             {
                 pinged = Instant::now();
                 self.stats.count_request(&Ask::Ping(Ping {}));
-                let request = self.enlist(Ask::Ping(Ping {}));
+                let request = self.enlist(Ask::Ping(Ping {}), true);
                 // An error shows on the reading side as well.
                 let _ =
                     self.write(&ClientMessage { request, body: Some(Ask::Ping(Ping {})) }, Some(connection));
@@ -575,7 +590,7 @@ impl Link {
 
     /// Sends a message that gets no answer, on that very connection.
     pub(crate) fn send_on(&self, connection: u64, body: Ask) -> Result<(), CallError> {
-        if self.connected() != Some(connection) {
+        if !self.can_be_used(connection) {
             return Err(self.ended().map_or(CallError::Broken, CallError::Ended));
         }
         self.stats.count_request(&body);
@@ -593,6 +608,16 @@ impl Link {
             }
         }
         Ok(())
+    }
+
+    fn can_be_used(&self, connection: u64) -> bool {
+        let state = self.state.lock();
+        (state.connected || state.restoring) && state.connection == connection
+    }
+
+    /// The session that the present one takes the place of; 0: none.
+    pub(crate) fn replaced(&self) -> u64 {
+        self.state.lock().replaces
     }
 
     /// Which connection is up; waits for one.
@@ -702,74 +727,78 @@ impl Link {
 
     fn read_answers(&self, reader: &mut Reader, receiver: &dyn Receiver) {
         let connection = self.state.lock().connection;
-        loop {
-            let message: ServerMessage = match reader.next(&self.stats) {
-                Ok(Some(message)) => message,
-                Ok(None) => return,
-                Err(error) => {
-                    tracing::warn!(%error, "cannot read from the server");
-                    return;
-                }
-            };
-            let Some(body) = message.body else { continue };
-            let more = matches!(&body, Answer::Listings(listings) if listings.more);
-            if let Answer::Failed(failed) = &body
-                && matches!(failed.code(), FailureCode::SessionEnded | FailureCode::Evicted)
-            {
-                // Whether another one may follow is said to who asks for this one. Until then nothing here holds.
-                // The answer to our own goodbye says the same.
-                if self.ended().is_none() {
-                    tracing::warn!(reason = failed.message, "the server ended the session");
-                    self.set_condition(Condition::Lapsed);
-                }
-                return;
+        while self.read_one(reader, connection, receiver) {}
+    }
+
+    /// Receives the next message. `false`: there is none, the connection is over.
+    fn read_one(&self, reader: &mut Reader, connection: u64, receiver: &dyn Receiver) -> bool {
+        let message: ServerMessage = match reader.next(&self.stats) {
+            Ok(Some(message)) => message,
+            Ok(None) => return false,
+            Err(error) => {
+                tracing::warn!(%error, "cannot read from the server");
+                return false;
             }
-            if message.mark > 0 {
-                let history = &mut self.state.lock().history;
-                history.1 = history.1.max(message.mark);
+        };
+        let Some(body) = message.body else { return true };
+        let more = matches!(&body, Answer::Listings(listings) if listings.more);
+        if let Answer::Failed(failed) = &body
+            && matches!(failed.code(), FailureCode::SessionEnded | FailureCode::Evicted)
+        {
+            // Whether another one may follow is said to who asks for this one. Until then nothing here holds.
+            // The answer to our own goodbye says the same.
+            if self.ended().is_none() {
+                tracing::warn!(reason = failed.message, "the server ended the session");
+                self.set_condition(Condition::Lapsed);
             }
-            let body = match body {
-                body @ (Answer::Event(_) | Answer::Listings(_) | Answer::Inode(_)) => {
-                    // What it carries is applied here, in the order of the stream, whoever asked for it.
-                    let request = message.request;
-                    let mark = {
-                        let mut state = self.state.lock();
-                        if let Answer::Event(event) = &body {
-                            let owed = Owed { since: state.heard, acknowledged: None };
-                            state.owed.insert(event.number, owed);
-                        }
-                        state.waiting.get(&request).map_or(0, |of| of.mark)
-                    };
-                    receiver.receive(Arrival { connection, request, mark }, body);
-                    Answer::Done(hayloft_wire::Done {})
-                }
-                body => body,
-            };
-            let mut state = self.state.lock();
-            // An answer that nobody waits for any more belongs to an interrupted caller.
-            let Some(waiting) = state.waiting.get_mut(&message.request) else { continue };
-            if let Answer::Pong(pong) = &body {
-                self.clock.hear(pong.server_time_nanos, waiting.sent.instant());
-            }
-            waiting.answers.push(body);
-            waiting.done = !more;
-            let (done, unattended) = (waiting.done, waiting.unattended);
-            let (sent, work) = (waiting.sent, waiting.work);
-            if done {
-                if unattended {
-                    state.waiting.remove(&message.request);
-                }
-                state.answered(sent, work);
-                self.lease_changed(&state);
-                self.relive(&mut state);
-                self.changed.notify_all();
-            }
+            return false;
         }
+        if message.mark > 0 {
+            let history = &mut self.state.lock().history;
+            history.1 = history.1.max(message.mark);
+        }
+        let body = match body {
+            body @ (Answer::Event(_) | Answer::Listings(_) | Answer::Inode(_)) => {
+                // What it carries is applied here, in the order of the stream, whoever asked for it.
+                let request = message.request;
+                let mark = {
+                    let mut state = self.state.lock();
+                    if let Answer::Event(event) = &body {
+                        let owed = Owed { since: state.heard, acknowledged: None };
+                        state.owed.insert(event.number, owed);
+                    }
+                    state.waiting.get(&request).map_or(0, |of| of.mark)
+                };
+                receiver.receive(Arrival { connection, request, mark }, body);
+                Answer::Done(hayloft_wire::Done {})
+            }
+            body => body,
+        };
+        let mut state = self.state.lock();
+        // An answer that nobody waits for any more belongs to an interrupted caller.
+        let Some(waiting) = state.waiting.get_mut(&message.request) else { return true };
+        if let Answer::Pong(pong) = &body {
+            self.clock.hear(pong.server_time_nanos, waiting.sent.instant());
+        }
+        waiting.answers.push(body);
+        waiting.done = !more;
+        let (done, unattended) = (waiting.done, waiting.unattended);
+        let (sent, work) = (waiting.sent, waiting.work);
+        if done {
+            if unattended {
+                state.waiting.remove(&message.request);
+            }
+            state.answered(sent, work);
+            self.lease_changed(&state);
+            self.relive(&mut state);
+            self.changed.notify_all();
+        }
+        true
     }
 
     /// There has been word from the server: when it is not too old, the lease runs.
     fn relive(&self, state: &mut State) {
-        if state.lease_from().is_some_and(|from| from.elapsed() < self.lease / 2) {
+        if !state.restoring && state.lease_from().is_some_and(|from| from.elapsed() < self.lease / 2) {
             let (lapsed, live) = (Condition::Lapsed as u8, Condition::Live as u8);
             let _ = self.condition.compare_exchange(lapsed, live, Ordering::AcqRel, Ordering::Acquire);
         }
@@ -791,9 +820,15 @@ impl Link {
                     return None;
                 }
                 Ok(Greeting::Welcome(reader, welcome)) => {
-                    if self.resume(&reader, &welcome, receiver).is_ok() {
-                        receiver.resumed();
-                        return Some(*reader);
+                    let mut reader = *reader;
+                    let resumed = self.resume(&mut reader, &welcome, receiver);
+                    self.state.lock().restoring = false;
+                    match resumed {
+                        Ok(()) => {
+                            receiver.resumed();
+                            return Some(reader);
+                        }
+                        Err(error) => tracing::debug!(%error, "not resumed yet"),
                     }
                 }
                 Ok(Greeting::Refused(failed))
@@ -881,7 +916,7 @@ impl Link {
     /// The new connection carries the session: requests without an answer go out again.
     fn resume(
         self: &Arc<Self>,
-        reader: &Reader,
+        reader: &mut Reader,
         welcome: &Welcome,
         receiver: &dyn Receiver,
     ) -> io::Result<()> {
@@ -901,17 +936,23 @@ impl Link {
         *self.writer.lock() = Some((next, stream));
         *self.breaker.lock() = Some((next, breaker));
         self.claim(next, claim)?;
-        let again: Vec<u64> = {
+        {
             let mut state = self.state.lock();
-            state.connection = next;
-            state.connected = true;
+            (state.connection, state.restoring) = (next, true);
             // What was not acknowledged on the last connection counts as acknowledged.
             state.owed.clear();
             (state.work, state.arrived) = (None, None);
             state.begun = true;
-            state.connected_at = Some(Instant::now());
             state.last_sequence = last;
             state.history = (welcome.opening, welcome.mark);
+        }
+        let mut line = NewLine { link: self, reader, connection: next, receiver };
+        receiver.restore(&mut line).map_err(io::Error::other)?;
+        let again: Vec<u64> = {
+            let mut state = self.state.lock();
+            (state.connected, state.restoring) = (true, false);
+            state.connected_at = Some(Instant::now());
+            self.relive(&mut state);
             for waiting in state.waiting.values_mut().filter(|waiting| !waiting.done && waiting.repeat) {
                 waiting.answers.clear();
             }
@@ -925,6 +966,35 @@ impl Link {
             .name("hayloft-resend".to_string())
             .spawn(move || again.into_iter().for_each(|request| link.send_waiting(request, next)))?;
         Ok(())
+    }
+}
+
+/// See [`Line`].
+struct NewLine<'a> {
+    link: &'a Link,
+    reader: &'a mut Reader,
+    connection: u64,
+    receiver: &'a dyn Receiver,
+}
+
+impl Line for NewLine<'_> {
+    fn say(&mut self, ask: Ask) -> Result<(), CallError> {
+        self.link.send_on(self.connection, ask)
+    }
+
+    fn ask(&mut self, ask: Ask) -> Result<Answer, CallError> {
+        let link = self.link;
+        link.stats.count_request(&ask);
+        let request = link.enlist(ask, false);
+        link.send_waiting(request, self.connection);
+        let is_done = || link.state.lock().waiting.get(&request).is_some_and(|waiting| waiting.done);
+        while !is_done() && link.read_one(self.reader, self.connection, self.receiver) {}
+        let waiting = link.state.lock().waiting.remove(&request);
+        match waiting.and_then(|mut waiting| waiting.answers.pop()) {
+            Some(Answer::Failed(failed)) => Err(CallError::Failed(failed)),
+            Some(answer) => Ok(answer),
+            None => Err(CallError::Broken),
+        }
     }
 }
 

@@ -2,21 +2,36 @@
 //! takes its place on the same mount.
 //!
 //! Inode numbers are never used twice, so what the kernel knows by its number is the same file still, or gone (ESTALE).
-//! Everything else that is known here, in the kernel as well, is forgotten. What no batch has taken to the server is kept
-//! in a folder of this host and named; whoever waits for it to be durable, or asks for it next, is told once.
+//! Everything else that is known here, in the kernel as well, is forgotten. What no batch has taken to the server is the
+//! first batch of the new session. When others have changed what it is about, it is kept in a folder of this host and
+//! named; whoever waits for it to be durable, or asks for it next, is told once.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use hayloft_model::{Ino, Sequence};
-use hayloft_wire::Welcome;
+use hayloft_wire::client_message::Body as Ask;
+use hayloft_wire::server_message::Body as Answer;
+use hayloft_wire::{Commit, FailureCode, Welcome};
 
+use crate::committer;
 use crate::core::{Client, Core};
+use crate::link::{CallError, Line};
 use crate::rescue::Unsent;
 
 /// How long to wait for calls under way, and for the committer, which do not wait for the server.
 const PAUSE: Duration = Duration::from_micros(200);
+
+/// Changes that an ended session has not taken to the server, and that may be applied still.
+#[derive(Debug)]
+pub(crate) struct Restoring {
+    unsent: Unsent,
+    /// That session.
+    of: u64,
+    /// Why it was ended.
+    reason: String,
+}
 
 impl Client {
     /// See [`crate::link::Receiver::replace`].
@@ -28,6 +43,9 @@ impl Client {
             core.tree.disown_all();
         }
         self.await_all_writes();
+        if let Some(restoring) = self.take_arrived() {
+            self.restored(&restoring);
+        }
         let (last, word) = loop {
             let mut core = self.core();
             if core.in_flight || self.ledger.is_busy() {
@@ -35,13 +53,18 @@ impl Client {
                 std::thread::sleep(PAUSE);
                 continue;
             }
-            let unsent = Unsent::take(self, &mut core);
+            // What the session before this one has left is shipped before anything else is changed.
+            let mut restoring = self.restoring.lock();
+            let unsent = match *restoring {
+                Some(_) => None,
+                None => Unsent::take(self, &mut core, self.ledger.next_sequence()),
+            };
             // Together with the tree: who asks for durability from now on asks about what comes.
             let last = self.ledger.lose(unsent.is_some());
             if let Some(unsent) = unsent {
-                self.note_failed(&mut core, &unsent);
                 self.budget.add_in_flight(unsent.bytes as i64);
-                self.unsent.lock().push((unsent, reason.to_string()));
+                let (of, reason) = (self.link.replaced(), reason.to_string());
+                *restoring = Some(Restoring { unsent, of, reason });
             }
             break (last, self.forget_all(&mut core));
         };
@@ -53,6 +76,72 @@ impl Client {
         self.await_heard();
         self.evictions.fetch_add(1, Ordering::Relaxed);
         last
+    }
+
+    /// See [`crate::link::Receiver::restore`].
+    pub(crate) fn restore_unsent(&self, line: &mut dyn Line) -> Result<(), CallError> {
+        if let Some(restoring) = self.take_arrived() {
+            self.restored(&restoring);
+        }
+        let Some(mut restoring) = self.restoring.lock().take() else { return Ok(()) };
+        match self.ask_to_restore(&mut restoring, line) {
+            Ok(()) => {
+                self.restored(&restoring);
+                Ok(())
+            }
+            Err(CallError::Failed(failed)) if is_final(failed.code()) => {
+                tracing::warn!(
+                    reason = failed.message,
+                    "what the ended session had not shipped cannot be applied"
+                );
+                self.give_up_restoring(restoring);
+                Ok(())
+            }
+            Err(error) => {
+                *self.restoring.lock() = Some(restoring);
+                Err(error)
+            }
+        }
+    }
+
+    /// They have arrived, and the acknowledgement got lost.
+    fn take_arrived(&self) -> Option<Restoring> {
+        let last = self.link.last_sequence();
+        self.restoring.lock().take_if(|restoring| restoring.unsent.shipment.cut.batch.sequence.0 <= last)
+    }
+
+    fn restored(&self, restoring: &Restoring) {
+        let sequence = restoring.unsent.shipment.cut.batch.sequence;
+        self.budget.add_in_flight(-(restoring.unsent.bytes as i64));
+        self.core().shipped(sequence);
+        self.ledger.restored(sequence);
+        let inodes = restoring.unsent.inodes().count();
+        tracing::info!(inodes, "what the ended session had not shipped is applied");
+    }
+
+    fn ask_to_restore(&self, restoring: &mut Restoring, line: &mut dyn Line) -> Result<(), CallError> {
+        let shipment = &mut restoring.unsent.shipment;
+        let commit = committer::say(self, shipment, &mut |ask| line.say(ask))?;
+        match line.ask(Ask::Commit(Commit { restores: restoring.of, ..commit }))? {
+            Answer::Committed(committed) => {
+                committed.status.into_iter().for_each(|status| self.set_usage(status));
+                Ok(())
+            }
+            _ => Err(CallError::Broken),
+        }
+    }
+
+    /// The committer keeps them.
+    fn give_up_restoring(&self, Restoring { unsent, reason, .. }: Restoring) {
+        self.note_failed(&mut self.core(), &unsent);
+        self.unsent.lock().push((unsent, reason));
+        self.ledger.kick();
+    }
+
+    /// There is no other session that could bring them.
+    pub(crate) fn restore_no_more(&self) {
+        let restoring = self.restoring.lock().take();
+        restoring.into_iter().for_each(|restoring| self.give_up_restoring(restoring));
     }
 
     /// Waits until writes that were admitted are in the tree.
@@ -101,4 +190,16 @@ impl Client {
     pub(crate) fn take_failed(&self, ino: Ino) -> bool {
         self.core().failed.remove(&ino)
     }
+}
+
+/// Whether what was refused for this would be refused again.
+fn is_final(code: FailureCode) -> bool {
+    !matches!(
+        code,
+        FailureCode::Unavailable
+            | FailureCode::Uncertain
+            | FailureCode::Damaged
+            | FailureCode::Store
+            | FailureCode::SessionEnded
+    )
 }

@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 
 use hayloft_model::{BLOCK_SIZE, FileKind, Ino, Record, Sequence};
 
+use crate::committer::Shipment;
 use crate::core::{Client, Core};
 use crate::data::FileData;
 
@@ -26,7 +27,8 @@ pub(crate) struct Rescue {
 /// Changes that no batch has taken to the server, out of the tree and of the files that they are about.
 #[derive(Debug)]
 pub(crate) struct Unsent {
-    records: Vec<Record>,
+    /// As a batch.
+    pub(crate) shipment: Shipment,
     paths: HashMap<Ino, Vec<u8>>,
     files: HashMap<Ino, FileData>,
     /// Bytes of content.
@@ -34,36 +36,48 @@ pub(crate) struct Unsent {
 }
 
 impl Unsent {
-    /// Takes them; `None` when there are none.
-    pub(crate) fn take(client: &Client, core: &mut Core) -> Option<Unsent> {
+    /// Takes them, as the batch of that number; `None` when there are none. Files without a name end with the session.
+    pub(crate) fn take(client: &Client, core: &mut Core, sequence: Sequence) -> Option<Unsent> {
         if !core.tree.is_dirty() {
             return None;
         }
-        let records = core.tree.cut(Sequence(u64::MAX), true).batch.records;
+        let mut cut = core.tree.cut(sequence, false);
+        cut.batch.end_unnamed();
+        let records = &cut.batch.records;
+        if records.is_empty() {
+            return None;
+        }
         let changed: HashSet<Ino> = records.iter().filter_map(changed_inode).collect();
         let paths = core.tree.paths(&core.ways, |ino| changed.contains(&ino));
-        let mut files = HashMap::new();
-        for record in &records {
+        let (mut files, mut cuts, mut bytes) = (HashMap::new(), Vec::new(), 0);
+        for record in records {
             if let Record::PutInode(ino, row) = record
                 && row.kind() == FileKind::Regular
                 && let Some(file) = core.files.remove(ino)
             {
-                files.insert(*ino, client.budget.take(&file));
+                let mut data = client.budget.take(&file);
+                bytes += data.dirty_bytes();
+                cuts.push((*ino, data.cut(sequence)));
+                files.insert(*ino, data);
             }
         }
-        let bytes = files.values().map(FileData::dirty_bytes).sum();
-        Some(Unsent { records, paths, files, bytes })
+        let shipment = Shipment { cut, files: cuts, bytes, pressing: false, completed: false };
+        Some(Unsent { shipment, paths, files, bytes })
+    }
+
+    fn records(&self) -> &[Record] {
+        &self.shipment.cut.batch.records
     }
 
     /// Inodes that are changed, or made.
     pub(crate) fn inodes(&self) -> impl Iterator<Item = Ino> + '_ {
-        self.records.iter().filter_map(changed_inode)
+        self.records().iter().filter_map(changed_inode)
     }
 }
 
 /// Keeps changes. The disk is written to: to be called while nobody waits.
 pub(crate) fn keep(unsent: &Unsent, parent: &Path, name: &str, reason: &str) -> io::Result<Rescue> {
-    let Unsent { records, paths, files, .. } = unsent;
+    let Unsent { paths, files, .. } = unsent;
     let path_of = |ino: Ino| paths.get(&ino).map(|path| String::from_utf8_lossy(path).into_owned());
     let folder = fresh_folder(parent, name)?;
     // It has its name when all of it is there.
@@ -71,7 +85,7 @@ pub(crate) fn keep(unsent: &Unsent, parent: &Path, name: &str, reason: &str) -> 
     let mut report = File::create(&unfinished)?;
     writeln!(report, "These changes could not be applied: {reason}\n")?;
     let mut names = 0;
-    for record in records {
+    for record in unsent.records() {
         match record {
             Record::PutInode(ino, row) if row.nlink > 0 && *ino != Ino::ROOT => {
                 names += 1;

@@ -23,7 +23,7 @@ use crate::committer::FlushError;
 use crate::core::{Client, Core};
 use crate::fault::FaultError;
 use crate::kernel::Word;
-use crate::link::{Arrival, Receiver as LinkReceiver};
+use crate::link::{Arrival, CallError, Line, Receiver as LinkReceiver};
 
 /// How long to wait before a log that cannot be shipped is tried again.
 const AGAIN: Duration = Duration::from_millis(200);
@@ -111,6 +111,10 @@ impl LinkReceiver for Client {
 
     fn begun(&self, welcome: &Welcome) {
         self.begin_session(welcome);
+    }
+
+    fn restore(&self, line: &mut dyn Line) -> Result<(), CallError> {
+        self.restore_unsent(line)
     }
 
     fn ended(&self) {

@@ -71,11 +71,15 @@ pub enum Rule {
     KeepMadeAttributes,
     /// Inodes that the kernel does not have are not dropped again when the answer that brings them has arrived.
     DropUnknownOnce,
+    /// What an ended session had not shipped is applied, whatever others have changed since.
+    RestoreOverOthers,
+    /// It is applied while others know what was so before.
+    RestoreUnheard,
 }
 
 impl Rule {
     /// All, by name.
-    pub const ALL: [(&'static str, Rule); 27] = [
+    pub const ALL: [(&'static str, Rule); 29] = [
         ("ack-before-apply", Rule::AckBeforeApply),
         ("recall-without-ship", Rule::RecallWithoutShip),
         ("no-claim-grace", Rule::NoClaimGrace),
@@ -103,5 +107,7 @@ impl Rule {
         ("revive-removed", Rule::ReviveRemoved),
         ("keep-made-attributes", Rule::KeepMadeAttributes),
         ("drop-unknown-once", Rule::DropUnknownOnce),
+        ("restore-over-others", Rule::RestoreOverOthers),
+        ("restore-unheard", Rule::RestoreUnheard),
     ];
 }

@@ -10,9 +10,17 @@ pub(crate) enum Ask {
     Enter(Ino),
     Fetch(Ino),
     Acquire(Object),
-    Change { change: Change, execute: bool },
+    Change {
+        change: Change,
+        execute: bool,
+    },
     Numbers,
     Ping,
+    /// What a session had not shipped that was ended; its sequence is the new session's.
+    Restore {
+        batch: Box<Batch>,
+        of: SessionId,
+    },
 }
 
 #[derive(Clone, Debug)]
@@ -63,8 +71,10 @@ pub(crate) enum ToClient {
         last: Sequence,
         numbers: InoRange,
     },
-    /// The session is over.
-    Ended,
+    /// The session is over; its last batch, if that is known.
+    Ended {
+        last: Option<Sequence>,
+    },
     Claimed,
     /// Answers `Enter`; nothing: there is no such directory.
     Listings {
@@ -92,6 +102,10 @@ pub(crate) enum ToClient {
     },
     Pong {
         request: u64,
+    },
+    Restored {
+        request: u64,
+        applied: bool,
     },
     Committed(Sequence),
     /// Nothing of the batch was applied.

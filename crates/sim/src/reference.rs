@@ -68,6 +68,14 @@ struct Operation {
     writes: Vec<Register>,
 }
 
+/// What a session had changed that was ended, and how many versions there were of each register without that.
+#[derive(Default)]
+struct Lost {
+    operations: BTreeMap<u64, Operation>,
+    versions: BTreeMap<Register, (usize, Vec<Version>)>,
+    kinds: BTreeMap<u64, FileKind>,
+}
+
 /// What is wrong.
 pub(crate) type Verdict = Result<(), String>;
 
@@ -103,6 +111,8 @@ pub(crate) struct Reference {
     names: BTreeMap<(u64, u8), u64>,
     history: BTreeMap<Register, Vec<Version>>,
     operations: BTreeMap<u64, Operation>,
+    /// What ended sessions had changed and not made durable.
+    lost: BTreeMap<u64, Lost>,
     /// Changes by request, by who asked.
     pub(crate) requests: BTreeMap<(SessionId, u64), u64>,
 }
@@ -500,6 +510,7 @@ impl Reference {
             })
             .map(|(op, _)| *op)
             .collect();
+        let mut left = Lost::default();
         let mut registers = BTreeSet::new();
         for op in &lost {
             registers.extend(self.operations[op].writes.iter().copied());
@@ -513,18 +524,47 @@ impl Reference {
                     built.op
                 ));
             }
-            all.truncate(keep);
+            let versions = all.split_off(keep);
+            left.versions.insert(register, (keep, versions));
             match (register, self.value(register)) {
                 (Register::Name(dir, name), Value::Name(Some(ino))) => {
                     self.names.insert((dir, name), ino);
                 }
                 (Register::Name(dir, name), _) => drop(self.names.remove(&(dir, name))),
-                (Register::Attributes(ino), Value::Nothing) => drop(self.kinds.remove(&ino)),
+                (Register::Attributes(ino), Value::Nothing) => {
+                    left.kinds.extend(self.kinds.remove(&ino).map(|kind| (ino, kind)));
+                }
                 _ => {}
             }
         }
         for op in lost {
-            self.operations.remove(&op);
+            left.operations.extend(self.operations.remove(&op).map(|operation| (op, operation)));
+        }
+        self.lost.insert(session.0, left);
+        Ok(())
+    }
+
+    /// What a session had changed that was ended has happened now: nobody may have changed anything of it since.
+    pub(crate) fn restored(&mut self, session: SessionId, now: u64) -> Verdict {
+        let Some(lost) = self.lost.remove(&session.0) else { return Ok(()) };
+        self.kinds.extend(lost.kinds);
+        for (register, (before, versions)) in lost.versions {
+            let all = self.history.entry(register).or_default();
+            if all.len() != before {
+                return Err(format!("{register:?} was changed by others, and is as {session} had it"));
+            }
+            if let (Register::Name(dir, name), Some(Version { value: Value::Name(to), .. })) =
+                (register, versions.last())
+            {
+                match to {
+                    Some(ino) => self.names.insert((dir, name), *ino),
+                    None => self.names.remove(&(dir, name)),
+                };
+            }
+            all.extend(versions.into_iter().map(|version| Version { from: now, ..version }));
+        }
+        for (op, operation) in lost.operations {
+            self.operations.insert(op, Operation { durable: true, returned: Some(now), ..operation });
         }
         Ok(())
     }

@@ -22,6 +22,8 @@ const PATIENCE: u64 = 8_000;
 const STUCK_FOR: u64 = PATIENCE + 4 * LEASE;
 /// Where the choice of stuck clients begins.
 const STICKY: u64 = 0x0057_0c4b;
+/// The same of worlds in which hosts come back with what they had not shipped.
+const RESTORES: u64 = 0x0e57_04e5;
 /// Steps of a world, at most.
 const STEPS_MAX: u64 = 4_000_000;
 
@@ -139,6 +141,8 @@ pub(crate) struct World {
     pub(crate) busy: Option<usize>,
     /// Directories lie deeper, and are moved into each other.
     pub(crate) deep: bool,
+    /// Who finds its session ended comes back with what it had not shipped.
+    pub(crate) restores: bool,
     last_fault: u64,
     /// No more operations and faults.
     pub(crate) draining: bool,
@@ -197,6 +201,7 @@ impl World {
             delay,
             busy,
             deep,
+            restores: Rng::new(config.seed ^ RESTORES).permille(120),
             last_fault: 0,
             draining: false,
         };

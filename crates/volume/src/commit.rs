@@ -55,17 +55,23 @@ impl Volume {
         // Before the turn is taken: packs of this commit are written while other changes go on.
         let pressing = pending.is_pressing();
         let ready = pending.finish().await;
+        let sequence = commit.sequence;
+        let is_restored = commit.restores != 0;
+        let reclaimed = match is_restored && self.is_next(id, sequence)? {
+            true => Some(self.reclaim(id, &commit.records).await?),
+            false => None,
+        };
         let _turn = self.turn.lock().await;
         self.check_connection(id, connection)?;
-        let sequence = commit.sequence;
-        if !self.is_next(id, sequence)? {
-            return Ok(Committed { sequence, status: Some(self.status()) });
-        }
-        let applied = match ready {
-            Ok(ready) => self.apply(id, commit, ready, pressing).await,
-            Err(error) => Err(error),
+        let applied = match (self.is_next(id, sequence)?, ready) {
+            (false, _) => Ok(()),
+            (true, Ok(ready)) => self.apply(id, commit, ready, pressing).await,
+            (true, Err(error)) => Err(error),
         };
-        if let Err(VolumeError::NotOwned(ino)) = applied {
+        reclaimed.into_iter().for_each(|pass| self.restored(id, pass));
+        if let Err(VolumeError::NotOwned(ino)) = applied
+            && !is_restored
+        {
             // Nothing of it can ever be applied: others have changed what it builds on, or will.
             tracing::error!(volume = self.name, session = %id, %ino, "changes what it does not own: ended");
             self.end_session(&self.db()?, id, End::Lost).await?;
@@ -116,9 +122,18 @@ impl Volume {
     ) -> Result<(), VolumeError> {
         let db = self.db()?;
         let delta = UsageDelta { bytes: commit.bytes, inodes: commit.inodes };
+        let restores = SessionId(commit.restores);
+        if commit.restores != 0 {
+            self.check_estate(restores, &commit.records).await?;
+        }
         let mut batch = WriteBatch::new();
         let subjects = self.put_records(&db, &mut batch, id, &commit.records).await?;
-        self.check_grants(id, &subjects, &commit.records)?;
+        match self.check_grants(id, &subjects, &commit.records) {
+            Err(VolumeError::NotOwned(ino)) if commit.restores != 0 => {
+                return Err(VolumeError::Contradicted(ino));
+            }
+            checked => checked?,
+        }
         let usage = match pressing {
             // It was accepted before it was known that there is no room, and somebody else needs what it is about.
             true => self.state.lock().usage.after(delta),
@@ -140,6 +155,7 @@ impl Volume {
         }
         let orphans: HashSet<Ino> = commit.orphans.iter().map(|ino| Ino(*ino)).collect();
         let forgotten = self.put_session(&mut batch, id, &commit, usage, &subjects, &orphans)?;
+        self.sharing.lock().strike(&commit.records)?;
         ready.flying.iter().for_each(|flying| flying.will_be_named());
         if let Err(error) = self.write(&db, batch).await {
             // If it was not applied, its packs are dead.
@@ -149,6 +165,7 @@ impl Volume {
         self.applied(id, commit.sequence, usage, delta, &subjects, &orphans, &ready);
         {
             let mut sharing = self.sharing.lock();
+            sharing.estates.forget(restores);
             sharing.forgot(id, &forgotten);
             subjects.deleted.iter().for_each(|ino| sharing.grants.forget(*ino));
             sharing.uses.look_at(&orphans);

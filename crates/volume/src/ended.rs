@@ -92,6 +92,7 @@ impl Volume {
         }
         for old in forgotten {
             state.ended.remove(old);
+            sharing.estates.forget(*old);
             sharing.forget_changes(*old);
         }
     }

@@ -59,6 +59,8 @@ pub(crate) enum VolumeError {
     NoSession(SessionId),
     #[error("a change of inode {0}, which the session does not own")]
     NotOwned(Ino),
+    #[error("inode {0} was changed by others after the session had ended, or may have been")]
+    Contradicted(Ino),
     #[error("there is no inode {0}")]
     NoInode(Ino),
     #[error("inode {0} is no directory")]
@@ -109,6 +111,7 @@ impl VolumeError {
             E::VolumeExists(_) => FailureCode::Exists,
             E::Busy { .. } => FailureCode::Busy,
             E::SessionEnded(_) | E::SessionOver { .. } | E::NotOwned(_) => FailureCode::SessionEnded,
+            E::Contradicted(_) => FailureCode::Contradicted,
             E::Evicted(_) => FailureCode::Evicted,
             E::OtherHistory => FailureCode::OtherHistory,
             E::StoreFull | E::Quota { .. } => FailureCode::NoSpace,

@@ -23,6 +23,7 @@ mod objects;
 mod registry;
 mod replies;
 mod reserve;
+mod restore;
 mod server;
 mod session;
 mod sharing;

@@ -389,6 +389,10 @@ impl Volume {
             let mut sharing = self.sharing.lock();
             inherited.iter().for_each(|(ino, heirs)| sharing.uses.keep(*ino, heirs));
             deleted.iter().for_each(|ino| sharing.grants.forget(*ino));
+            if end == End::Lost {
+                let owned = sharing.grants.owned_by(id);
+                sharing.estates.leave(id, owned);
+            }
             sharing.end(id, now_ms);
         }
         if let Some(hang_up) = hang_up {

@@ -6,9 +6,11 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
 use hayloft_model::grants::{Grants, Object, Order, Outcome, Output, Request, Ticket};
-use hayloft_model::{Ino, SessionId};
+use hayloft_model::{Estates, Ino, Record, SessionId};
 use hayloft_wire::server_message::Body as Answer;
-use hayloft_wire::{Apply, Changed, DropRows, Event, Recall, event::Body as EventBody};
+use hayloft_wire::{
+    Apply, Changed, DropRows, Event, InvalidMessage, Recall, RecordMessage, event::Body as EventBody,
+};
 use tokio::sync::mpsc;
 
 use crate::ended::End;
@@ -122,6 +124,8 @@ pub(crate) struct Sharing {
     /// Outcomes that can go with the session's next batch.
     pub(crate) forgotten: HashMap<SessionId, Vec<u64>>,
     pub(crate) uses: Uses,
+    /// What ended sessions may restore. Not in the tables: after a restart of the server nobody knows.
+    pub(crate) estates: Estates,
     pub(crate) counts: Counts,
     waiters: HashMap<Ticket, Waiter>,
     closed: bool,
@@ -247,6 +251,15 @@ impl Sharing {
         self.waiters.retain(|_, waiter| waiter.session != session || waiter.ready);
         self.uses.end(session);
         self.drive(now_ms);
+    }
+
+    /// These rows change.
+    pub(crate) fn strike(&mut self, messages: &[RecordMessage]) -> Result<(), InvalidMessage> {
+        if !self.estates.is_empty() {
+            let records: Vec<Record> = messages.iter().map(Record::try_from).collect::<Result<_, _>>()?;
+            self.estates.strike(&records);
+        }
+        Ok(())
     }
 
     /// Nothing is granted any more: another server has the volume, or this one stops.

@@ -230,6 +230,7 @@ impl From<&Batch> for Commit {
             bytes: batch.usage.bytes,
             inodes: batch.usage.inodes,
             orphans: batch.orphans.iter().map(|ino| ino.0).collect(),
+            restores: 0,
         }
     }
 }

@@ -321,6 +321,8 @@ pub enum FailureCode {
     Evicted = 12,
     /// The store is not a later state of the one that the client knows: numbers may mean other things in it.
     OtherHistory = 13,
+    /// What an ended session had not shipped cannot be applied: others have changed what it is about, or may have.
+    Contradicted = 14,
 }
 
 /// A request was refused, or failed.
@@ -501,6 +503,10 @@ pub struct Commit {
     /// Inodes in this batch that have no link but are open on the client: deleted when its session ends.
     #[prost(uint64, repeated, tag = "5")]
     pub orphans: Vec<u64>,
+    /// What a session that was ended had not shipped, to be applied if nobody has changed since what it is about. 0: it
+    /// is of the present session.
+    #[prost(uint64, tag = "6")]
+    pub restores: u64,
 }
 
 /// Begins a batch: whatever came since the last commit and was not committed is forgotten. Gets no answer.

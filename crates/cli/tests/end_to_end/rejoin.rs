@@ -180,6 +180,62 @@ fn what_an_ended_session_has_not_sent_is_told_once_and_the_mount_goes_on() {
 }
 
 #[test]
+fn what_an_ended_session_has_not_sent_is_applied_if_others_have_only_looked() {
+    let (net, farm, mounts) = network(2, "2", "commit=3600");
+    let _watchdog = Watchdog::over(&mounts);
+    let (here, lost) = (&mounts[0], &mounts[1]);
+    run(sh("mkdir dir gone other; echo sent >dir/file; echo old >gone/name; echo twice >dir/a; ln dir/a other/a; \
+            seq 200000 >dir/large; mkdir -p deep/er; echo moved >deep/er/file")
+    .current_dir(lost.path()));
+    lost.sync();
+    let mut program = Program::start();
+    program.opens("file", &lost.join("dir/file"));
+    for round in 0..3 {
+        assert_eq!(program.does(&format!("os.pwrite(file, b'new{round}', 0)")), "4");
+        run(sh("echo made >dir/made; chmod 600 dir/file; rm -rf gone; mkdir -p new/below; seq 30000 >new/below/large; \
+                ln -f new/below/large new/hard; echo more >>dir/large; echo thrice >>dir/a; mv deep/er new/er; ln -sf x new/l")
+        .current_dir(lost.path()));
+        cut_off(&net, 1, lost, || {
+            // It has what was sent, in the caches of its kernel too, and changes something else.
+            run(sh("find . >/dev/null; cat dir/file dir/large other/a >/dev/null; mkdir -p mine; echo x >mine/$RANDOM")
+                .current_dir(here.path()));
+        });
+        let look = "cat dir/file dir/made dir/a other/a new/er/file; stat -c %a dir/file; cksum <new/below/large; tail -n1 dir/large; \
+                    stat -c %h new/hard; readlink new/l; ls; cksum <new/hard";
+        let seen_there = run(sh(look).current_dir(lost.path()));
+        assert_eq!(program.does("os.fsync(file)"), "None");
+        let seen = run(sh(look).current_dir(here.path()));
+        assert_eq!(seen, seen_there);
+        assert!(seen.starts_with(&format!("new{round}\nmade\n")), "{seen}");
+        assert!(!seen.contains("gone"), "{seen}");
+        run(sh("mkdir gone; mkdir -p deep; mv new/er deep/er; rm -r new").current_dir(here.path()));
+    }
+    assert!(lost.unsent().is_empty(), "{}", lost.log());
+    run(hayloft(["sync"]).arg(lost.path()));
+    mounts.into_iter().for_each(Mount::unmount);
+    let said = run(&mut farm.volume(["check", "v", "--content"]));
+    assert!(said.contains("is sound"), "{said}");
+}
+
+#[test]
+fn who_comes_back_after_a_restart_of_the_server_has_what_was_not_sent_kept() {
+    let (net, mut farm, mounts) = network(2, "2", "commit=3600");
+    let _watchdog = Watchdog::over(&mounts);
+    let (here, lost) = (&mounts[0], &mounts[1]);
+    fs::create_dir(lost.join("dir")).unwrap();
+    lost.sync();
+    fs::write(lost.join("dir/new"), b"not sent").unwrap();
+    cut_off(&net, 1, lost, || {
+        assert_eq!(fs::read_dir(here.join("dir")).unwrap().count(), 0);
+        farm.kill_server();
+        farm.start_server();
+    });
+    wait_until("it is kept", PATIENCE, || lost.unsent().len() == 1);
+    assert_eq!(fs::read(lost.unsent()[0].join("files/dir/new")).unwrap(), b"not sent");
+    assert_eq!(fs::read_dir(lost.join("dir")).unwrap().count(), 0);
+}
+
+#[test]
 fn a_lost_lock_is_told_to_who_relies_on_it() {
     let (net, _farm, mounts) = network(2, "2", "commit=0.2");
     let (here, lost) = (&mounts[0], &mounts[1]);

@@ -72,7 +72,7 @@ impl World {
     }
 
     pub(super) fn event_at_client(&mut self, at: usize, number: u64, body: Body) {
-        if self.clients[at].link != Link::Up {
+        if !matches!(self.clients[at].link, Link::Up | Link::Restoring) {
             // Cannot be: events go out after the claim was answered.
             return self.fail(format!("c{at} gets an event before its claim is answered"));
         }

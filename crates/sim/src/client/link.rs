@@ -142,12 +142,23 @@ impl World {
     pub(crate) fn client_receives(&mut self, at: usize, message: ToClient) {
         match message {
             ToClient::Welcome { last, numbers } => self.welcome(at, last, numbers),
-            ToClient::Ended => {
+            ToClient::Ended { last } => {
                 trace!(self, "c{at} was evicted");
                 if let Some(connection) = self.clients[at].connection.take() {
                     self.connections.remove(&connection);
                 }
-                self.restart_client(at);
+                self.come_back(at, last);
+            }
+            ToClient::Restored { request, applied } => {
+                trace!(self, "what c{at} had not shipped is applied: {applied}");
+                let client = &mut self.clients[at];
+                client.unsent = None;
+                if applied {
+                    client.durable = Sequence(1);
+                    client.last_cut = Sequence(1);
+                }
+                client.outstanding.remove(&request);
+                self.up(at);
             }
             ToClient::Claimed => self.claimed(at),
             ToClient::Listings { request, listings } => {
@@ -219,11 +230,23 @@ impl World {
         if self.clients[at].in_flight.as_ref().is_some_and(|(_, batch)| batch.sequence <= last) {
             self.shipped(at);
         }
+        let client = &mut self.clients[at];
+        if client.unsent.take_if(|(batch, _)| batch.sequence <= last).is_some() {
+            (client.durable, client.last_cut) = (last, last);
+        }
         let own = self.clients[at].tree.owned();
         self.say(at, ToServer::Claim { own, in_use });
     }
 
     pub(super) fn claimed(&mut self, at: usize) {
+        let Some((batch, of)) = self.clients[at].unsent.clone() else { return self.up(at) };
+        self.clients[at].link = Link::Restoring;
+        self.clients[at].owed.clear();
+        let request = self.ask(at, Ask::Restore { batch: Box::new(batch.clone()), of });
+        self.send_ask(at, request, Ask::Restore { batch: Box::new(batch), of });
+    }
+
+    fn up(&mut self, at: usize) {
         self.clients[at].link = Link::Up;
         let sent = self.clients[at].claim_sent;
         // What was not acknowledged on the last connection counts as acknowledged.
@@ -236,6 +259,7 @@ impl World {
             self.clients[at].commit_sent = now;
             self.say(at, ToServer::Commit(batch));
         }
+        self.clients[at].outstanding.retain(|_, of| !matches!(of.ask, Ask::Restore { .. }));
         let again: Vec<(u64, Ask)> = self.clients[at]
             .outstanding
             .iter_mut()

@@ -28,6 +28,8 @@ enum Link {
     Greeting,
     /// Has claimed.
     Claiming,
+    /// Brings what the session before it had not shipped.
+    Restoring,
     Up,
 }
 
@@ -97,6 +99,8 @@ pub(crate) struct Client {
     last_cut: Sequence,
     ship_to: Sequence,
     in_flight: Option<(Option<Cut>, Batch)>,
+    /// What a session of this host had not shipped that was ended.
+    unsent: Option<(Batch, SessionId)>,
     commit_sent: u64,
     recalls: Vec<Recall>,
     expiries: BTreeMap<u64, Expiry>,
@@ -205,6 +209,7 @@ impl World {
             last_cut: Sequence(0),
             ship_to: Sequence(0),
             in_flight: None,
+            unsent: None,
             commit_sent: 0,
             recalls: Vec::new(),
             expiries: BTreeMap::new(),
@@ -242,6 +247,27 @@ impl World {
 
     pub(crate) fn client_now(&self, at: usize) -> Timestamp {
         Timestamp::from_nanos(i128::from(self.now as i64 + self.clients[at].skew))
+    }
+
+    /// The session is over: the next one begins, with what this one had not shipped.
+    pub(super) fn come_back(&mut self, at: usize, last: Option<Sequence>) {
+        let client = &mut self.clients[at];
+        let session = client.session;
+        let mut unsent = client.unsent.take();
+        let has_arrived = |batch: &Batch| last.is_some_and(|last| batch.sequence <= last);
+        if unsent.as_ref().is_some_and(|(batch, _)| has_arrived(batch)) {
+            unsent = None;
+        }
+        if self.restores && unsent.is_none() {
+            if let Some((Some(cut), _)) = client.in_flight.take_if(|(_, batch)| !has_arrived(batch)) {
+                client.tree.undo_cut(cut);
+            }
+            let mut batch = client.tree.cut(Sequence(1), false).batch;
+            batch.end_unnamed();
+            unsent = (!batch.records.is_empty()).then_some((batch, session));
+        }
+        self.restart_client(at);
+        self.clients[at].unsent = unsent;
     }
 
     /// Whether operations are answered.

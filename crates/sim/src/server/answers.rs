@@ -38,6 +38,7 @@ impl World {
             }
             (Ask::Change { .. }, Turn::Yours(own)) => self.yours(ticket, &own),
             (Ask::Change { .. }, _) => self.execute(ticket),
+            (Ask::Restore { .. }, _) => self.restore(ticket),
             (Ask::Numbers | Ask::Ping, _) => {}
         }
     }

@@ -57,6 +57,7 @@ impl World {
         let stored = &mut self.server.stored;
         executed.records.iter().for_each(|record| stored.rows.apply(record));
         stored.usage = stored.usage.after(executed.usage);
+        self.strike(&executed.records);
         self.judge_execution(session, request, &change, &executed);
         for birth in &executed.births {
             self.server.grants.adopt(session, *birth);
@@ -143,7 +144,13 @@ impl World {
         }
         let checked = self.check_batch(session, batch);
         self.judge(&format!("{session} commits {}", batch.sequence.0), checked);
+        self.apply_batch(session, batch);
+        self.reference.committed(session, batch.sequence.0);
+    }
+
+    fn apply_batch(&mut self, session: SessionId, batch: &Batch) {
         let now = self.now;
+        self.strike(&batch.records);
         for record in &batch.records {
             let server = &mut self.server;
             match record {
@@ -176,7 +183,43 @@ impl World {
         if let Some(stored) = self.server.stored.sessions.get_mut(&session) {
             stored.last = batch.sequence;
         }
-        self.reference.committed(session, batch.sequence.0);
+    }
+
+    fn strike(&mut self, records: &[Record]) {
+        if !self.is_broken(Rule::RestoreOverOthers) {
+            self.server.estates.strike(records);
+        }
+    }
+
+    /// A session brings what an ended one had not shipped. It owns it for that long.
+    pub(super) fn restore(&mut self, ticket: Ticket) {
+        let Some(pending) = self.server.tickets.remove(&ticket) else { return };
+        let (session, connection, request) = (pending.session, pending.connection, pending.request);
+        let Ask::Restore { batch, of } = pending.ask.clone() else { return };
+        let unheard = self.is_broken(Rule::RestoreUnheard);
+        if let Some(Object::File { .. }) = pending.objects.first().filter(|_| !unheard) {
+            self.server.grants.finish(ticket);
+            let objects = pending.objects[1..].to_vec();
+            self.request(Pending { objects, ..pending });
+            return self.pump();
+        }
+        let rows = &self.server.stored.rows.inodes;
+        let stored = |ino| rows.get(&ino).cloned();
+        let applied = self.server.estates.contradicted(of, &batch.records, stored).is_none()
+            && (unheard || self.check_batch(session, &batch).is_ok())
+            && self.server.fault.take() != Some(Fault::Refuse);
+        if applied {
+            let verdict = self.reference.restored(of, self.now);
+            self.judge(&format!("{session} restores what {of} had"), verdict);
+            self.apply_batch(session, &batch);
+            self.server.estates.forget(of);
+        }
+        // Nothing was claimed, so nothing can be refused.
+        drop(self.server.grants.claim(session, &[]));
+        self.server.grants.finish(ticket);
+        self.server.collect();
+        self.send_to_client(connection, ToClient::Restored { request, applied });
+        self.pump();
     }
 
     /// A session changes only what it owns; what it has made it owns from now on.

@@ -9,8 +9,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use hayloft_model::grants::{Grant, Grants, Object, Order, Outcome as Turn, Output, Request, STRAY, Ticket};
 use hayloft_model::tree::FIRST_COOKIE;
 use hayloft_model::{
-    Batch, Change, Content, Executed, Execution, FileKind, Ino, InoRange, InodeRow, Record, Rows, Sequence,
-    SessionId, Timestamp, TreeError, Usage, Wants,
+    Batch, Change, Content, Estates, Executed, Execution, FileKind, Ino, InoRange, InodeRow, Record, Rows,
+    Sequence, SessionId, Timestamp, TreeError, Usage, Wants, estates,
 };
 
 use crate::Rule;
@@ -96,6 +96,9 @@ pub(crate) struct Server {
     unanswered: BTreeMap<(SessionId, u64), Vec<Ino>>,
     /// Changes that were carried out before, to be answered when everybody has claimed.
     replays: Vec<(u64, u64, Option<Ino>)>,
+    /// The last batches of ended sessions: these are remembered.
+    ended: BTreeMap<SessionId, Sequence>,
+    estates: Estates,
     pub(crate) fault: Option<Fault>,
     pub(crate) drain_until: u64,
 }
@@ -132,6 +135,8 @@ impl Server {
             tickets: BTreeMap::new(),
             unanswered: BTreeMap::new(),
             replays: Vec::new(),
+            ended: BTreeMap::new(),
+            estates: Estates::default(),
             fault: None,
             drain_until: u64::MAX,
         }
@@ -203,6 +208,7 @@ impl World {
         server.tickets.clear();
         server.unanswered.clear();
         server.replays.clear();
+        server.estates = Estates::default();
         let pause = self.rng.between(5, LEASE / 2);
         self.after(pause, What::ServerStart);
     }
@@ -277,7 +283,8 @@ impl World {
     fn hello(&mut self, connection: u64, session: SessionId, resume: bool) {
         let known = self.server.stored.sessions.contains_key(&session);
         if resume && !known {
-            return self.send_to_client(connection, ToClient::Ended);
+            let last = self.server.ended.get(&session).copied();
+            return self.send_to_client(connection, ToClient::Ended { last });
         }
         if !known {
             self.server.stored.sessions.insert(session, StoredSession::default());
@@ -372,6 +379,12 @@ impl World {
                 objects.dedup();
                 objects
             }
+            Ask::Restore { batch, .. } => {
+                let rows = &self.server.stored.rows.inodes;
+                let (directories, strays) = estates::objects(&batch.records, |ino| rows.get(&ino).cloned());
+                // The strays one after the other, then all directories at once.
+                strays.into_iter().chain(directories).collect()
+            }
         };
         self.request(Pending { session, connection, request, ask, objects, done: None, unnamed: Vec::new() });
     }
@@ -381,6 +394,11 @@ impl World {
         let request = match &pending.ask {
             Ask::Acquire(_) => Request::Own(objects[0]),
             Ask::Change { execute, .. } => Request::Change { objects, local: !execute },
+            Ask::Restore { .. } if self.is_broken(Rule::RestoreUnheard) => Request::Read(Vec::new()),
+            Ask::Restore { .. } => match objects.first() {
+                Some(stray @ Object::File { .. }) => Request::Own(*stray),
+                _ => Request::Reclaim(objects),
+            },
             _ => Request::Read(objects),
         };
         let ticket = self.server.grants.request(pending.session, request);
@@ -519,13 +537,16 @@ impl World {
         let verdict = self.reference.ended(session);
         self.judge(&format!("{session} ends"), verdict);
         let live = self.server.live.remove(&session);
-        self.server.stored.sessions.remove(&session);
+        let last = self.server.stored.sessions.remove(&session).map(|stored| stored.last);
+        self.server.ended.extend(last.map(|last| (session, last)));
+        let owned = self.server.grants.owned_by(session);
+        self.server.estates.leave(session, owned);
         self.server.unanswered.retain(|(of, _), _| *of != session);
         self.server.tickets.retain(|_, pending| pending.session != session || pending.done.is_some());
         self.server.grants.end(session);
         self.server.collect();
         if let Some(connection) = live.and_then(|live| live.connection) {
-            self.send_to_client(connection, ToClient::Ended);
+            self.send_to_client(connection, ToClient::Ended { last });
         }
         self.pump();
     }

@@ -339,7 +339,7 @@ pub(crate) fn decode(chunk: Chunk, hash: ContentHash) -> Bytes {
 
 pub(crate) fn commit(sequence: u64, records: &[Record], (bytes, inodes): (i64, i64)) -> Commit {
     let records = records.iter().map(RecordMessage::from).collect();
-    Commit { sequence, records, bytes, inodes, orphans: Vec::new() }
+    Commit { sequence, records, bytes, inodes, ..Commit::default() }
 }
 
 pub(crate) fn row(kind: FileKind, nlink: u32) -> InodeRow {
