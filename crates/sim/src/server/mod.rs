@@ -166,8 +166,11 @@ impl Server {
         }
     }
 
-    pub(crate) fn is_idle(&self) -> bool {
-        self.tickets.is_empty() && self.replays.is_empty()
+    /// Whether nothing is asked for. What sessions without a client wait for does not count: the real server drops it
+    /// with the connection, and nobody ends a session for what only it waits for.
+    pub(crate) fn is_idle(&self, has_client: impl Fn(SessionId) -> bool) -> bool {
+        self.replays.is_empty()
+            && self.tickets.values().all(|pending| pending.done.is_none() && !has_client(pending.session))
     }
 }
 
