@@ -148,7 +148,7 @@ impl Server {
     /// Whether an inode without a name has to stay.
     fn is_used(&self, ino: Ino) -> bool {
         !self.all_claimed()
-            || self.grants.owner(ino).is_some()
+            || self.grants.owner(ino).is_some_and(|owner| self.live.contains_key(&owner))
             || self.live.values().any(|live| live.uses.contains(&ino))
             || self.unanswered.values().any(|inos| inos.contains(&ino))
             || self.tickets.values().any(|pending| pending.done.is_some() && pending.unnamed.contains(&ino))
@@ -525,6 +525,8 @@ impl World {
         self.server.stored.sessions.remove(&session);
         self.server.unanswered.retain(|(of, _), _| *of != session);
         self.server.tickets.retain(|_, pending| pending.session != session || pending.done.is_some());
+        // What it had without a name goes first: who waits to read that would be given it.
+        self.server.collect();
         self.server.grants.end(session);
         self.server.collect();
         if let Some(connection) = live.and_then(|live| live.connection) {
