@@ -332,11 +332,18 @@ impl Grants {
         ticket
     }
 
-    /// A session would rather not own these files by themselves.
+    /// A session would rather not own these files by themselves. What it has said so of before, and has not given back,
+    /// is left out: it may say so again and again meanwhile.
     pub fn release(&mut self, session: SessionId, files: &[Ino]) {
+        let said: HashSet<Ino> = self
+            .releases_of(session)
+            .flat_map(|release| release.request.objects())
+            .map(|of| of.ino())
+            .collect();
         let owned = |ino: &Ino| {
             let holding = self.objects.get(ino).filter(|holding| holding.owner == Some(session))?;
-            Some(Object::File { ino: *ino, home: holding.home? })
+            let file = Object::File { ino: *ino, home: holding.home? };
+            (!said.contains(ino)).then_some(file)
         };
         let files: Vec<Object> = files.iter().filter_map(owned).collect();
         if !files.is_empty() {
@@ -676,20 +683,33 @@ impl Grants {
         unclaimed.chain(late).map(|(session, _)| *session).collect()
     }
 
-    /// Whether requests of others wait until a session has given back what it would rather not own.
+    /// Whether requests of others wait until a session has given back what it would rather not own: for that, or behind
+    /// requests of the session itself that wait for it.
     fn is_release_in_the_way(&self, session: SessionId) -> bool {
-        let is_release =
-            |waiting: &&Waiting| waiting.session == session && matches!(waiting.request, Request::Release(_));
-        let claimed: HashSet<Ino> = self
-            .requests
-            .values()
-            .filter(is_release)
-            .flat_map(|release| release.claims().map(|(ino, _)| ino))
-            .collect();
-        self.requests.values().any(|waiting| {
-            waiting.session != session
-                && waiting.stage == Stage::Waiting
-                && waiting.claims().any(|(ino, _)| claimed.contains(&ino))
+        let mut claimed: HashMap<Ino, Vec<Mode>> = HashMap::new();
+        for (ino, _) in self.releases_of(session).flat_map(Waiting::claims) {
+            claimed.entry(ino).or_default().push(Mode::Exclusive);
+        }
+        let waits = |waiting: &&Waiting| waiting.stage == Stage::Waiting;
+        let is_behind = |waiting: &Waiting, claimed: &HashMap<Ino, Vec<Mode>>| {
+            waiting.claims().any(|(ino, mode)| {
+                claimed.get(&ino).into_iter().flatten().any(|theirs| theirs.conflicts(mode))
+            })
+        };
+        let (mut own, others): (Vec<&Waiting>, Vec<&Waiting>) =
+            self.requests.values().filter(waits).partition(|waiting| waiting.session == session);
+        while let Some(at) = own.iter().position(|waiting| is_behind(waiting, &claimed)) {
+            for (ino, mode) in own.swap_remove(at).claims() {
+                claimed.entry(ino).or_default().push(mode);
+            }
+        }
+        others.into_iter().any(|waiting| is_behind(waiting, &claimed))
+    }
+
+    /// What a session has said that it would rather not own, and has not given back.
+    fn releases_of(&self, session: SessionId) -> impl Iterator<Item = &Waiting> {
+        self.requests.values().filter(move |waiting| {
+            waiting.session == session && matches!(waiting.request, Request::Release(_))
         })
     }
 

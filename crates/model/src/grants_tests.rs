@@ -320,3 +320,47 @@ fn what_a_session_would_rather_not_own_is_recalled() {
     assert_eq!(outputs(&mut grants).0, [(ticket, Outcome::Granted)]);
     assert_eq!(grants.owner(FILE.ino()), Some(B));
 }
+
+/// A host that does not give back a file would else keep others waiting for ever: what they want is not what it gives back.
+#[test]
+fn who_waits_behind_a_request_that_waits_for_a_release_waits_for_that() {
+    let other = Object::Directory(Ino(101));
+    let mut grants = sessions(&[A, B]);
+    [A, B].into_iter().for_each(|session| {
+        read(&mut grants, session, dir());
+        read(&mut grants, session, other);
+    });
+    assert!(grants.adopt(A, FILE));
+    grants.release(A, &[FILE.ino()]);
+    let own = grants.request(A, change(&[dir(), other]));
+    assert_eq!(outputs(&mut grants), (vec![], vec![(A, 1, recall(FILE, true))]));
+    assert_eq!(grants.waited_for(), BTreeSet::new(), "it keeps nobody else waiting");
+    let theirs = grants.request(B, change(&[other]));
+    assert_eq!(outputs(&mut grants), (vec![], vec![]));
+    assert_eq!(grants.waited_for(), BTreeSet::from([A]));
+    grants.acknowledge(A, 1);
+    assert_eq!(outputs(&mut grants).0, [(own, Outcome::Execute)]);
+    grants.cancel(own);
+    assert_eq!(outputs(&mut grants).0, [(theirs, Outcome::Execute)]);
+}
+
+/// Found by the simulator: a host that does not give back what it would rather not own says so again and again.
+#[test]
+fn what_a_session_would_rather_not_own_is_noted_once() {
+    let mut grants = sessions(&[A, B]);
+    [A, B].into_iter().for_each(|session| read(&mut grants, session, dir()));
+    assert!(grants.adopt(A, FILE));
+    let second = Object::File { ino: Ino(201), home: DIR };
+    assert!(grants.adopt(A, second));
+    for _ in 0..3 {
+        grants.release(A, &[FILE.ino(), second.ino()]);
+    }
+    assert_eq!(outputs(&mut grants).1, [(A, 1, recall(FILE, true)), (A, 2, recall(second, true))]);
+    assert_eq!(grants.requests_waiting(), 1);
+    grants.acknowledge(A, 1);
+    grants.acknowledge(A, 2);
+    assert_eq!(grants.requests_waiting(), 0);
+    assert!(grants.adopt(A, FILE));
+    grants.release(A, &[FILE.ino()]);
+    assert_eq!(outputs(&mut grants).1, [(A, 3, recall(FILE, true))], "it owns that anew");
+}

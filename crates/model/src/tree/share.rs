@@ -24,11 +24,13 @@ impl Tree {
         self.owned.get_or_insert_default();
     }
 
-    /// The object may be changed here: it was granted, or made here.
+    /// The object may be changed here: it was granted, or made here. Without a name and a user it ends: who is granted
+    /// it deletes it.
     pub fn own(&mut self, ino: Ino) {
         if let Some(owned) = &mut self.owned {
             owned.insert(ino);
             self.homeless.remove(&ino);
+            self.end_if_unused(ino);
         }
     }
 
@@ -210,8 +212,6 @@ impl Tree {
             {
                 self.dirs.entry(*dir).or_default();
             }
-            // The kernel may have forgotten it meanwhile.
-            self.end_if_unused(object.ino());
         }
         stale
     }

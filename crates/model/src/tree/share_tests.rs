@@ -89,6 +89,28 @@ fn a_file_without_a_name_that_is_given_too_late_is_deleted() {
     assert_eq!(tree.cut(Sequence(1), false).batch.records, [Record::DeleteInode(FILE)]);
 }
 
+/// Found by the simulator: its owner had ended, and it was given to the host that had asked for its row.
+#[test]
+fn a_directory_without_a_name_that_comes_owned_ends_with_its_user() {
+    for is_used in [false, true] {
+        let mut tree = tree();
+        let gone = Ino(30);
+        tree.add_inode(gone, row(0o040755, 0, Ino::ROOT));
+        if is_used {
+            tree.remember(gone);
+        }
+        tree.own(gone);
+        assert_eq!(tree.has_inode(gone), is_used);
+        if is_used {
+            tree.forget(gone, 1);
+        }
+        assert_eq!(tree.owned(), [Object::Directory(gone)], "until that is durable");
+        assert_eq!(tree.cut(Sequence(1), false).batch.records, [Record::DeleteInode(gone)]);
+        tree.shipped(Sequence(1));
+        assert_eq!(tree.owned(), []);
+    }
+}
+
 #[test]
 fn what_is_owned_is_newer_than_what_is_told() {
     let mut tree = tree();

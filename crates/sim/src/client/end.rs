@@ -16,14 +16,13 @@ impl World {
     }
 
     pub(crate) fn is_quiet(&mut self) -> bool {
-        if !self.server.up || !self.server.is_idle() {
+        let clients = &self.clients;
+        let has_client = |session| clients.iter().any(|client| client.session == session);
+        if !self.server.up || !self.server.is_idle(has_client) {
             return false;
         }
-        let dead: Vec<SessionId> = self
-            .sessions()
-            .into_iter()
-            .filter(|session| self.clients.iter().all(|client| client.session != *session))
-            .collect();
+        let dead: Vec<SessionId> =
+            self.sessions().into_iter().filter(|session| !has_client(*session)).collect();
         dead.into_iter().for_each(|session| self.end_session(session));
         for at in 0..self.clients.len() {
             if self.clients[at].link == Link::Up && self.clients[at].tree.is_dirty() {

@@ -153,7 +153,7 @@ impl Server {
     /// Whether an inode without a name has to stay.
     fn is_used(&self, ino: Ino) -> bool {
         !self.all_claimed()
-            || self.grants.owner(ino).is_some()
+            || self.grants.owner(ino).is_some_and(|owner| self.live.contains_key(&owner))
             || self.live.values().any(|live| live.uses.contains(&ino))
             || self.unanswered.values().any(|inos| inos.contains(&ino))
             || self.tickets.values().any(|pending| pending.done.is_some() && pending.unnamed.contains(&ino))
@@ -171,8 +171,11 @@ impl Server {
         }
     }
 
-    pub(crate) fn is_idle(&self) -> bool {
-        self.tickets.is_empty() && self.replays.is_empty()
+    /// Whether nothing is asked for. What sessions without a client wait for does not count: the real server drops it
+    /// with the connection, and nobody ends a session for what only it waits for.
+    pub(crate) fn is_idle(&self, has_client: impl Fn(SessionId) -> bool) -> bool {
+        self.replays.is_empty()
+            && self.tickets.values().all(|pending| pending.done.is_none() && !has_client(pending.session))
     }
 }
 
@@ -543,6 +546,8 @@ impl World {
         self.server.estates.leave(session, owned);
         self.server.unanswered.retain(|(of, _), _| *of != session);
         self.server.tickets.retain(|_, pending| pending.session != session || pending.done.is_some());
+        // What it had without a name goes first: who waits to read that would be given it.
+        self.server.collect();
         self.server.grants.end(session);
         self.server.collect();
         if let Some(connection) = live.and_then(|live| live.connection) {
