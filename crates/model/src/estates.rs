@@ -15,9 +15,11 @@ pub struct Estates {
 }
 
 impl Estates {
-    /// A session is ended that owned these.
+    /// A session is ended that owned these. Of one that has not said so since the server's start nothing is known.
     pub fn leave(&mut self, session: SessionId, owned: Vec<Ino>) {
-        self.by.insert(session, owned.into_iter().map(|ino| (ino, false)).collect());
+        if !owned.is_empty() {
+            self.by.insert(session, owned.into_iter().map(|ino| (ino, false)).collect());
+        }
     }
 
     /// Nothing of a session is remembered any more.

@@ -184,20 +184,22 @@ fn what_an_ended_session_has_not_sent_is_applied_if_others_have_only_looked() {
     let (net, farm, mounts) = network(2, "2", "commit=3600");
     let _watchdog = Watchdog::over(&mounts);
     let (here, lost) = (&mounts[0], &mounts[1]);
-    run(sh("mkdir dir gone other; echo sent >dir/file; echo old >gone/name; echo twice >dir/a; ln dir/a other/a; \
+    run(sh("mkdir dir gone other mine; echo sent >dir/file; echo old >gone/name; echo twice >dir/a; ln dir/a other/a; \
             seq 200000 >dir/large; mkdir -p deep/er; echo moved >deep/er/file")
     .current_dir(lost.path()));
     lost.sync();
     let mut program = Program::start();
     program.opens("file", &lost.join("dir/file"));
     for round in 0..3 {
+        // A directory that gets another parent is moved by the server, with everything before that.
+        run(sh("mkdir -p new; mv deep/er new/er").current_dir(lost.path()));
         assert_eq!(program.does(&format!("os.pwrite(file, b'new{round}', 0)")), "4");
-        run(sh("echo made >dir/made; chmod 600 dir/file; rm -rf gone; mkdir -p new/below; seq 30000 >new/below/large; \
-                ln -f new/below/large new/hard; echo more >>dir/large; echo thrice >>dir/a; mv deep/er new/er; ln -sf x new/l")
+        run(sh("echo made >dir/made; chmod 600 dir/file; rm -rf gone; mkdir -p new/below; seq 30000 >new/below/large;
+                ln -f new/below/large new/hard; echo more >>dir/large; echo thrice >>dir/a; ln -sf x new/l")
         .current_dir(lost.path()));
         cut_off(&net, 1, lost, || {
             // It has what was sent, in the caches of its kernel too, and changes something else.
-            run(sh("find . >/dev/null; cat dir/file dir/large other/a >/dev/null; mkdir -p mine; echo x >mine/$RANDOM")
+            run(sh("find . >/dev/null; cat dir/file dir/large other/a >/dev/null; echo x >>mine/more; mkdir -p mine/new")
                 .current_dir(here.path()));
         });
         let look = "cat dir/file dir/made dir/a other/a new/er/file; stat -c %a dir/file; cksum <new/below/large; tail -n1 dir/large; \
@@ -212,6 +214,7 @@ fn what_an_ended_session_has_not_sent_is_applied_if_others_have_only_looked() {
     }
     assert!(lost.unsent().is_empty(), "{}", lost.log());
     run(hayloft(["sync"]).arg(lost.path()));
+    drop(program);
     mounts.into_iter().for_each(Mount::unmount);
     let said = run(&mut farm.volume(["check", "v", "--content"]));
     assert!(said.contains("is sound"), "{said}");
