@@ -10,8 +10,8 @@ use slatedb::config::{
     CompactionWorkerOptions, CompactorOptions, GarbageCollectorDirectoryOptions, GarbageCollectorOptions,
     ScanOptions, SizeTieredCompactionSchedulerOptions,
 };
-use slatedb::db_cache::DbCache;
 use slatedb::db_cache::moka::{MokaCache, MokaCacheOptions};
+use slatedb::db_cache::{DbCache, SplitCache};
 use slatedb::{CompactorBuilder, Db, DbIterator, DbSnapshot, Settings, WriteBatch};
 
 use crate::compaction::Wish;
@@ -20,12 +20,14 @@ use crate::error::VolumeError;
 /// A table file written from memory holds about this much; also the most that a start replays.
 pub(crate) const TABLE_FILE: usize = 16 << 20;
 
-/// The block cache that all databases of a server share.
+/// The cache that all databases of a server share. A full cache takes nothing that has been asked for less often than
+/// what it would displace, and thousands of blocks have to go for one index: so indexes and filters, which every read
+/// needs, have a part of their own.
 pub(crate) fn cache(bytes: u64) -> Arc<dyn DbCache> {
-    Arc::new(MokaCache::new_with_opts(MokaCacheOptions {
-        max_capacity: bytes,
-        ..MokaCacheOptions::default()
-    }))
+    let part = |max_capacity| -> Option<Arc<dyn DbCache>> {
+        Some(Arc::new(MokaCache::new_with_opts(MokaCacheOptions { max_capacity, ..Default::default() })))
+    };
+    Arc::new(SplitCache::new().with_block_cache(part(bytes / 2)).with_meta_cache(part(bytes / 2)))
 }
 
 pub(crate) fn path(volume_id: &str) -> String {
