@@ -188,7 +188,58 @@ impl Excused {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+
+    use hayloft_model::{Content, InodeRow, Timestamp};
+
     use super::*;
+
+    fn row(kind: FileKind) -> InodeRow {
+        let time = Timestamp::default();
+        InodeRow {
+            mode: kind.bits(),
+            uid: 0,
+            gid: 0,
+            nlink: 2,
+            rdev: 0,
+            size: 0,
+            allocated: 0,
+            atime: time,
+            mtime: time,
+            ctime: time,
+            btime: time,
+            parent: Ino::ROOT,
+            next_cookie: 0,
+            unnamed: false,
+            xattrs: BTreeMap::new(),
+            content: Content::None,
+        }
+    }
+
+    #[test]
+    fn what_the_kernel_knows_of_a_change_is_let_go_of_and_told_for_one_use() {
+        let (mut core, dir, file, name) = (Core::default(), Ino(10), Ino(11), Name::new(b"file"));
+        let rows = [(dir, FileKind::Directory), (file, FileKind::Regular)];
+        let rows = rows.map(|(ino, kind)| Record::PutInode(ino, Box::new(row(kind))));
+        let records = [&rows[..], &[Record::DeleteDentry(dir, name.clone())]].concat();
+        // It knows nothing yet.
+        let kept = core.begin_change(&records);
+        assert!(kept.names.is_empty() && kept.dirs.is_empty() && kept.files.is_empty());
+        assert!(core.names.changing.contains(dir) && core.names.changing.is_closed(dir));
+        core.names.changing.end();
+        assert!(!core.names.changing.contains(file) && !core.names.changing.is_closed(dir));
+        [dir, file].into_iter().for_each(|ino| core.tree.remember(ino));
+        core.names.changing.lists(dir);
+        let kept = core.begin_change(&records);
+        assert_eq!(kept.names, [(dir, name)]);
+        assert_eq!((kept.dirs, kept.files, kept.listings), (vec![dir], vec![file], vec![dir]));
+        // Its names are expired first, for which nobody may have the lock.
+        assert!(core.names.changing.contains(file) && !core.names.changing.is_closed(dir));
+        core.names.changing.end();
+        // Nothing was told since that it keeps.
+        let kept = core.begin_change(&records);
+        assert!(kept.names.is_empty() && kept.listings.is_empty() && core.names.changing.is_closed(dir));
+    }
 
     #[test]
     fn a_thread_is_told_once_to_look_again() {

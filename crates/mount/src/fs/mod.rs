@@ -309,11 +309,12 @@ impl VolumeFs {
     }
 
     /// What a call is told that fails. The kernel looks at what names lead to before it asks: where that is of another kind
-    /// than it thought, it has something old, and is to look again.
+    /// than it thought, it has something old, and is to look again. (It has just looked at the target of a rename, and that may
+    /// have begun anew already, see [`crate::moved`]: twice would be an error.)
     fn told(&self, request: &Request<'_>, error: FsError) -> FsError {
-        use Operation::{Create, Rename, Rmdir, Unlink};
+        use Operation::{Create, Rmdir, Unlink};
         let is_kind = matches!(error, FsError::Tree(TreeError::IsDirectory | TreeError::NotDirectory));
-        let is_of_name = matches!(request.op, Create { .. } | Unlink { .. } | Rmdir { .. } | Rename { .. });
+        let is_of_name = matches!(request.op, Create { .. } | Unlink { .. } | Rmdir { .. });
         if is_kind && is_of_name && self.client.core().excused.excuse(request.pid, ino_of(request)) {
             return FsError::Tree(TreeError::Stale);
         }
