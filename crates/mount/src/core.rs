@@ -19,6 +19,7 @@ use crate::clock::Clock;
 use crate::committer::Ledger;
 use crate::data::{File, FileData};
 use crate::fault::{Bundle, Faults};
+use crate::foreword::{Excused, Foreword};
 use crate::kernel::{KernelNames, Word};
 use crate::link::Link;
 use crate::memory::Memory;
@@ -48,6 +49,8 @@ pub(crate) struct Core {
     /// By which numbers the kernel knows directories.
     pub(crate) nodes: Nodes,
     pub(crate) moved: Moved,
+    /// Threads that were told to look at a name again.
+    pub(crate) excused: Excused,
     /// What the server has made for a call that the kernel has no answer of yet: counted as known to the kernel, so that
     /// it stays whoever removes it meanwhile.
     pub(crate) made: HashSet<Ino, FxBuildHasher>,
@@ -368,6 +371,8 @@ pub(crate) struct Client {
     pub(crate) words: Sender<Word>,
     /// To tell the kernel what waits for no lock, from threads that may block.
     pub(crate) notifier: std::sync::OnceLock<hayloft_fuse::Notifier>,
+    /// To tell the kernel before something changes. Lock order: before `core`; only the thread that reads the stream uses it.
+    pub(crate) foreword: Mutex<Option<Foreword>>,
     /// What others need, see [`crate::sharing`].
     pub(crate) recalls: Sender<Recalled>,
     /// Answers of which parts are still to come, by request; only the thread that reads the stream uses it.
@@ -417,6 +422,7 @@ impl Client {
             evictions: AtomicU64::new(0),
             words,
             notifier: std::sync::OnceLock::new(),
+            foreword: Mutex::default(),
             recalls,
             partial: Mutex::default(),
             calls: crate::pages::Calls::default(),

@@ -16,6 +16,7 @@ use hayloft_model::{Ino, Name};
 use rustc_hash::FxBuildHasher;
 
 use crate::core::{Client, Core};
+use crate::foreword::Changing;
 use crate::nodes::{Left, NodeId};
 use crate::words::{Inodes, Words};
 
@@ -43,6 +44,8 @@ pub(crate) struct KernelNames {
     pub(crate) epochs: bool,
     /// Nothing is changed here: nobody holds a directory's lock and waits for others.
     pub(crate) read_only: bool,
+    /// What others are just changing.
+    pub(crate) changing: Changing,
 }
 
 /// A directory that is changed by request.
@@ -61,7 +64,7 @@ impl KernelNames {
     fn lasting(&mut self, tree: &Tree, dir: Ino, pace: Pace<'_>) -> bool {
         // An answer of a pool thread may be late: after the word that a name has changed.
         let in_time = matches!(pace, Pace::Fast);
-        !self.is_hot(dir) && (tree.owns(dir) || (in_time && self.epochs))
+        !self.changing.contains(dir) && !self.is_hot(dir) && (tree.owns(dir) || (in_time && self.epochs))
     }
 
     /// A directory's listing has come.
@@ -134,6 +137,7 @@ impl KernelNames {
         });
         self.absent.shrink_to_fit();
         self.hot.shrink_to_fit();
+        self.changing.shrink();
     }
 
     /// The name exists now.
@@ -149,6 +153,7 @@ impl Core {
     pub(crate) fn forgotten(&mut self, ino: Ino) {
         self.names.absent.remove(&ino);
         self.names.hot.remove(&ino);
+        self.names.changing.forget(ino);
         self.appending.remove(&ino);
         self.failed.remove(&ino);
     }
@@ -232,6 +237,13 @@ impl Core {
             .collect()
     }
 
+    /// What the kernel may hold of names that others change, in these directories of which it knows.
+    pub(crate) fn expire(&mut self, names: Vec<(Ino, Name)>, dirs: &[Ino]) -> Vec<(Ino, Name)> {
+        let mut names = self.held(names);
+        names.extend(dirs.iter().flat_map(|dir| self.warm(*dir)));
+        names
+    }
+
     /// All absent names that the kernel was told of a directory; they are on their way out of it.
     pub(crate) fn take_absent(&mut self, dir: Ino) -> Vec<(Ino, Name)> {
         let absent = self.names.absent.remove(&dir).unwrap_or_default();
@@ -264,9 +276,8 @@ impl Core {
         let data = stale.data.into_iter().filter(known).collect();
         let mut dirs: Vec<Ino> = stale.names.iter().map(|(dir, _)| *dir).filter(|dir| known(dir)).collect();
         dirs.dedup();
-        let mut names = self.held(stale.names);
+        let mut names = self.expire(stale.names, &dirs);
         names.extend(more);
-        names.extend(dirs.into_iter().flat_map(|dir| self.warm(dir)));
         let (attributes, data) = (self.nodes.each(attributes), self.nodes.each(data));
         Word::Stale { names: self.nodes.each_name(names), attributes, data, in_use: stale.in_use, ack }
     }
@@ -361,13 +372,15 @@ impl Speaker {
         }
     }
 
-    /// Expires names if that comes through in time.
-    fn try_expire(&mut self, names: Vec<(Ino, Name)>) {
-        if let Ok(wait) = self.entrust(names, Vec::new(), Vec::new())
-            && wait.recv_timeout(PATIENCE).is_err()
-        {
+    /// Expires names if that comes through in time. Returns whether it has.
+    pub(crate) fn try_expire(&mut self, names: Vec<(Ino, Name)>, patience: Duration) -> bool {
+        let patience = patience + PATIENCE_EACH * names.len() as u32;
+        let Ok(wait) = self.entrust(names, Vec::new(), Vec::new()) else { return false };
+        let is_done = wait.recv_timeout(patience).is_ok();
+        if !is_done {
             self.thread = None;
         }
+        is_done
     }
 
     /// The same for all these. A directory whose lock is held is in use by a call that waits for the server: others do
@@ -375,7 +388,9 @@ impl Speaker {
     fn try_expire_all(&mut self, names: Vec<(Ino, Name)>) {
         let mut of_dir: HashMap<Ino, Vec<(Ino, Name)>> = HashMap::new();
         names.into_iter().for_each(|(dir, name)| of_dir.entry(dir).or_default().push((dir, name)));
-        of_dir.into_values().for_each(|names| self.try_expire(names));
+        for names in of_dir.into_values() {
+            self.try_expire(names, PATIENCE);
+        }
     }
 
     /// Has a thread drop attributes, and data, from the kernel's cache; returns what tells that it is done.

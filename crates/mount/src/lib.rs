@@ -15,6 +15,7 @@ mod core;
 mod data;
 mod error;
 mod fault;
+mod foreword;
 mod fs;
 mod holders;
 mod host;

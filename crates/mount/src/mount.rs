@@ -18,6 +18,7 @@ use crate::clock::Clock;
 use crate::control::Listener;
 use crate::core::{Client, Core};
 use crate::error::MountError;
+use crate::foreword::Foreword;
 use crate::fs::VolumeFs;
 use crate::keeper::{KnownInodes, Shared};
 use crate::kernel::Word;
@@ -222,6 +223,7 @@ impl Mount {
             core.names.read_only = options.read_only;
         }
         let _ = client.notifier.set(session.notifier());
+        *client.foreword.lock() = Some(Foreword::new(session.control()));
         let (speech, looked_after) = (session.control(), session.control());
         let (speaking, giving_way, looking) = (Arc::clone(client), Arc::clone(client), Arc::clone(client));
         let shared = Shared::new().map(Arc::new).map_err(|error| MountError::Session(error.to_string()))?;

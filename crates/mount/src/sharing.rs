@@ -146,7 +146,7 @@ impl Client {
                 let inos: Vec<Ino> = drop.inos.into_iter().map(Ino).collect();
                 let mut core = self.core();
                 let stale = core.tree.drop_rows(&inos);
-                self.finish_event(core, stale, ack);
+                self.finish_event(core, stale, Vec::new(), ack);
                 Ok(())
             }
             Some(Told::Recall(recall)) => {
@@ -169,7 +169,10 @@ impl Client {
         let forget: Vec<Ino> = apply.forget.iter().copied().map(Ino).collect();
         self.stats.events_applied.add(1);
         self.others_changed.store(true, Ordering::Relaxed);
+        // A call of this host has the locks, and others wait for that in the kernel.
+        let left = if apply.asked { Vec::new() } else { self.announce(&records) };
         let mut core = self.core();
+        core.names.changing.end();
         if !apply.asked {
             core.note_taken(&records);
         }
@@ -200,16 +203,23 @@ impl Client {
             // whose answers are on their way.
             let Stale { attributes, in_use, .. } = stale;
             let stale = Stale { attributes, in_use, ..Stale::default() };
-            self.finish_event(core, stale, ack);
+            self.finish_event(core, stale, left, ack);
         } else {
-            self.finish_event(core, stale, ack);
+            self.finish_event(core, stale, left, ack);
         }
         Ok(())
     }
 
-    fn finish_event(&self, mut core: parking_lot::MutexGuard<'_, Core>, stale: Stale, ack: (u64, u64)) {
+    /// `more`: names that the kernel has to let go of as well.
+    fn finish_event(
+        &self,
+        mut core: parking_lot::MutexGuard<'_, Core>,
+        stale: Stale,
+        more: Vec<(Ino, Name)>,
+        ack: (u64, u64),
+    ) {
         self.drop_data(&mut core, &stale);
-        let word = core.word(stale, Vec::new(), Some(ack));
+        let word = core.word(stale, more, Some(ack));
         drop(core);
         self.tell_kernel(word);
     }

@@ -54,28 +54,35 @@ pub(crate) fn rename(from: &Path, to: &Path, flags: u32) -> io::Result<()> {
 
 /// The names in a directory, read so many bytes at a time.
 pub(crate) fn list(dir: &File, bytes: usize) -> Vec<Vec<u8>> {
+    let mut names = Vec::new();
+    loop {
+        let more = list_once(dir, bytes);
+        if more.is_empty() {
+            return names;
+        }
+        names.extend(more);
+    }
+}
+
+/// The names that one call brings of at most so many bytes.
+pub(crate) fn list_once(dir: &File, bytes: usize) -> Vec<Vec<u8>> {
     // Where the name begins in a `linux_dirent64`, and where the entry's length stands.
     const NAME: usize = 19;
     const LENGTH: usize = 16;
     let mut buffer = vec![0u8; bytes];
+    // SAFETY: the buffer is as long as is said.
+    let read =
+        unsafe { libc::syscall(libc::SYS_getdents64, dir.as_raw_fd(), buffer.as_mut_ptr(), buffer.len()) };
+    let mut entries = &buffer[..check(read).unwrap() as usize];
     let mut names = Vec::new();
-    loop {
-        // SAFETY: the buffer is as long as is said.
-        let read = unsafe {
-            libc::syscall(libc::SYS_getdents64, dir.as_raw_fd(), buffer.as_mut_ptr(), buffer.len())
-        };
-        let mut entries = &buffer[..check(read).unwrap() as usize];
-        if entries.is_empty() {
-            return names;
-        }
-        while !entries.is_empty() {
-            let length = usize::from(u16::from_ne_bytes([entries[LENGTH], entries[LENGTH + 1]]));
-            let name = &entries[NAME..length];
-            let end = name.iter().position(|byte| *byte == 0).unwrap();
-            names.push(name[..end].to_vec());
-            entries = &entries[length..];
-        }
+    while !entries.is_empty() {
+        let length = usize::from(u16::from_ne_bytes([entries[LENGTH], entries[LENGTH + 1]]));
+        let name = &entries[NAME..length];
+        let end = name.iter().position(|byte| *byte == 0).unwrap();
+        names.push(name[..end].to_vec());
+        entries = &entries[length..];
     }
+    names
 }
 
 pub(crate) fn set_xattr(path: &Path, name: &str, value: &[u8], flags: i32) -> io::Result<()> {

@@ -48,5 +48,6 @@ mod syncfs;
 mod trial;
 mod unsent;
 mod users;
+mod views;
 mod watchdog;
 mod words;

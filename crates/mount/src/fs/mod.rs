@@ -10,6 +10,7 @@ mod xattrs;
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use hayloft_fuse::{
     Attr, Entry, Errno, Failure, FileSystem, Forget, Interrupt, Operation, Pace, Reply, Request, SetAttr,
@@ -28,6 +29,9 @@ use crate::link::Condition;
 use crate::nodes::NodeId;
 use crate::stats::sent_here;
 
+/// How soon it is looked again whether something has changed.
+const CHANGED_PAUSE: Duration = Duration::from_micros(50);
+
 /// A volume as a file system.
 pub(crate) struct VolumeFs {
     client: Arc<Client>,
@@ -41,6 +45,8 @@ enum Need {
     Room,
     /// The server has to say how full the store is.
     Status,
+    /// What others are just changing has to have changed.
+    Changed,
 }
 
 /// Why an operation did not complete.
@@ -143,7 +149,7 @@ impl VolumeFs {
             };
             match answered {
                 Ok(()) => return Ok(()),
-                Err(Stop::Error(error)) => return Err(Failure::Errno(error.errno())),
+                Err(Stop::Error(error)) => return Err(Failure::Errno(self.told(request, error).errno())),
                 Err(Stop::Need(need)) => match pace {
                     Pace::Fast => {
                         self.client.calls.note(request, true);
@@ -158,7 +164,7 @@ impl VolumeFs {
                                     self.client.calls.note(request, false);
                                     continue;
                                 }
-                                Err(error) => return Err(Failure::Errno(error.errno())),
+                                Err(error) => return Err(Failure::Errno(self.told(request, error).errno())),
                             }
                         }
                         status_asked |= matches!(need, Need::Status);
@@ -186,6 +192,13 @@ impl VolumeFs {
             Need::Status => {
                 self.client.refresh_status(Some(interrupt));
                 Ok(())
+            }
+            Need::Changed => {
+                if interrupt.wait_timeout(CHANGED_PAUSE) {
+                    Err(FsError::Interrupted)
+                } else {
+                    Ok(())
+                }
             }
             Need::Room => {
                 if interrupt.interrupted() {
@@ -226,8 +239,10 @@ impl VolumeFs {
         match request.op {
             Operation::Lookup { name } => self.lookup(request, name, pace, reply),
             Operation::Getattr { .. } => {
-                let attr = attr(ino, self.client.core().tree.inode(ino)?);
-                reply.attr(&attr, Validity::FOREVER);
+                let core = self.client.core();
+                let is_changing = core.names.changing.contains(ino);
+                let validity = if is_changing { Validity::ZERO } else { Validity::FOREVER };
+                reply.attr(&attr(ino, core.tree.inode(ino)?), validity);
                 Ok(())
             }
             Operation::Setattr(change) => self.set_attributes(ino, &change, reply),
@@ -291,6 +306,19 @@ impl VolumeFs {
             | Operation::Statx { .. }
             | Operation::Unknown(_) => Err(FsError::NotImplemented.into()),
         }
+    }
+
+    /// What a call is told that fails. The kernel looks at what names lead to before it asks: where that is of another kind
+    /// than it thought, it has something old, and is to look again. (It has just looked at the target of a rename, and that may
+    /// have begun anew already, see [`crate::moved`]: twice would be an error.)
+    fn told(&self, request: &Request<'_>, error: FsError) -> FsError {
+        use Operation::{Create, Rmdir, Unlink};
+        let is_kind = matches!(error, FsError::Tree(TreeError::IsDirectory | TreeError::NotDirectory));
+        let is_of_name = matches!(request.op, Create { .. } | Unlink { .. } | Rmdir { .. });
+        if is_kind && is_of_name && self.client.core().excused.excuse(request.pid, ino_of(request)) {
+            return FsError::Tree(TreeError::Stale);
+        }
+        error
     }
 
     fn now(&self) -> Timestamp {

@@ -53,6 +53,7 @@ impl VolumeFs {
                 core.tree.inode(ino)?;
                 let validity = core.validity(dir, pace);
                 let node = self.hand_out(&mut core, at, name, ino);
+                let entry = if core.names.changing.contains(ino) { made_entry } else { entry };
                 reply.entry(&entry(node, core.tree.inode(ino)?, validity));
             }
             None => reply.entry(&Entry::negative(core.absence(dir, name, pace))),
@@ -72,7 +73,7 @@ impl VolumeFs {
             b"." => at,
             _ => core.nodes.parent(at, core.tree.inode(at.ino())?.parent),
         };
-        let entry = entry(node, core.tree.inode(node.ino())?, Validity::ZERO);
+        let entry = made_entry(node, core.tree.inode(node.ino())?, Validity::ZERO);
         core.hand_out_lone(node, node == at);
         reply.entry(&entry);
         Ok(())
@@ -292,11 +293,16 @@ impl VolumeFs {
     ) -> Done {
         let mut core = self.client.core();
         let dir = at.ino();
+        // The kernel keeps it in any case, and is not to have what is old in a moment.
+        if core.names.changing.is_closed(dir) {
+            return Err(Stop::Need(Need::Changed));
+        }
+        core.names.changing.lists(dir);
         let parent = core.tree.inode(dir)?.parent;
         let validity = core.validity(dir, pace);
         let mut known = Vec::new();
         {
-            let Core { tree, nodes, made, .. } = &mut *core;
+            let Core { tree, nodes, made, names, .. } = &mut *core;
             let mut writer = reply.directory();
             let kind = FileKind::Directory.bits() >> 12;
             let dots = [(1, &b"."[..], dir), (2, &b".."[..], parent)];
@@ -332,6 +338,7 @@ impl VolumeFs {
                         // changed.
                         let is_known = tree.lookups(dentry.ino) > u64::from(made.contains(&dentry.ino));
                         let lasts = is_known || tree.owns(dentry.ino);
+                        let lasts = lasts && !names.changing.contains(dentry.ino);
                         let entry = if lasts { entry } else { made_entry }(node, row, validity);
                         writer.add_plus(&entry, dentry.cookie, kind, name.as_bytes())
                     }

@@ -1,0 +1,254 @@
+//! What the kernel lets go of before the tree shows what another host has changed.
+//!
+//! A program sees names, attributes and listings that the kernel keeps, and what the tree answers; these cannot all change in
+//! one moment. So the kernel lets go of what is about to change first. What is asked meanwhile is answered as it was, for
+//! one use, and a listing, which the kernel keeps in any case, waits. Then the tree changes, which is the only view that is
+//! left: nobody who has seen the new state finds the old one anywhere.
+//!
+//! The thread that reads the stream does this, so it waits for little: a call that has the lock of a directory may
+//! itself wait for what comes next in the stream. What is not let go of within [`PATIENCE`] goes with the words that follow
+//! the change, and those are what the acknowledgement waits for (`words`).
+
+use std::collections::{HashSet, VecDeque};
+use std::time::{Duration, Instant};
+
+use hayloft_fuse::Control;
+use hayloft_model::{FileKind, Ino, Name, Record};
+use rustc_hash::FxBuildHasher;
+
+use crate::core::{Client, Core};
+use crate::kernel::Speaker;
+
+/// How long the stream waits for the kernel.
+const PATIENCE: Duration = Duration::from_millis(20);
+/// And where this host changes the directory by request: such a call has its lock, and waits for what comes next.
+const BUSY_PATIENCE: Duration = Duration::from_millis(2);
+/// How long a thread that was told to look again is not told once more.
+const EXCUSED_FOR: Duration = Duration::from_secs(1);
+/// Most threads that are remembered for that.
+const EXCUSED_MAX: usize = 256;
+
+/// Speaks to the kernel before changes are applied.
+pub(crate) struct Foreword {
+    control: Control,
+    speaker: Speaker,
+}
+
+impl Foreword {
+    pub(crate) fn new(control: Control) -> Foreword {
+        Foreword { speaker: Speaker::new(control.notifier()), control }
+    }
+}
+
+/// What others are just about to change here.
+#[derive(Debug, Default)]
+pub(crate) struct Changing {
+    inos: HashSet<Ino, FxBuildHasher>,
+    /// Listings wait: the kernel has let go of the one that it had.
+    is_closed: bool,
+    /// Directories of which the kernel may keep a listing.
+    listed: HashSet<Ino, FxBuildHasher>,
+}
+
+impl Changing {
+    /// Whether the inode is just being changed: what is said of it is for one use.
+    pub(crate) fn contains(&self, ino: Ino) -> bool {
+        self.inos.contains(&ino)
+    }
+
+    /// Whether a listing has to wait.
+    pub(crate) fn is_closed(&self, dir: Ino) -> bool {
+        self.is_closed && self.inos.contains(&dir)
+    }
+
+    /// The kernel is given a listing.
+    pub(crate) fn lists(&mut self, dir: Ino) {
+        self.listed.insert(dir);
+    }
+
+    /// The kernel has forgotten a directory.
+    pub(crate) fn forget(&mut self, dir: Ino) {
+        self.listed.remove(&dir);
+    }
+
+    /// It has changed.
+    pub(crate) fn end(&mut self) {
+        self.inos.clear();
+        self.is_closed = false;
+    }
+
+    pub(crate) fn shrink(&mut self) {
+        self.listed.shrink_to_fit();
+    }
+}
+
+/// What the kernel has to let go of.
+#[derive(Default)]
+struct Kept {
+    names: Vec<(Ino, Name)>,
+    /// The names, and all else, by the numbers of the kernel.
+    by_number: Vec<(Ino, Name)>,
+    /// Directories, of which attributes go.
+    dirs: Vec<Ino>,
+    /// The same of anything else.
+    files: Vec<Ino>,
+    listings: Vec<Ino>,
+    /// Calls may have a directory's lock for long.
+    is_busy: bool,
+}
+
+impl Core {
+    /// These records are about to be applied. Returns what the kernel may keep of what they change.
+    fn begin_change(&mut self, records: &[Record]) -> Kept {
+        let mut kept = Kept::default();
+        let mut dirs: Vec<Ino> = Vec::new();
+        let mut names = Vec::new();
+        for record in records {
+            let (ino, is_dir) = match record {
+                Record::PutInode(ino, row) => (*ino, row.kind() == FileKind::Directory),
+                Record::DeleteInode(ino) => (*ino, false),
+                Record::PutDentry(dir, name, _) | Record::DeleteDentry(dir, name) => {
+                    if self.is_handed_out(*dir) {
+                        names.push((*dir, name.clone()));
+                        dirs.push(*dir);
+                    }
+                    (*dir, true)
+                }
+                Record::PutPage(..) | Record::DeletePages(..) => continue,
+            };
+            if self.names.changing.inos.insert(ino) && self.is_handed_out(ino) {
+                if is_dir { kept.dirs.push(ino) } else { kept.files.push(ino) }
+            }
+        }
+        dirs.sort_unstable();
+        dirs.dedup();
+        kept.is_busy = dirs.iter().any(|dir| self.names.is_changed_here(*dir));
+        kept.names = self.expire(names, &dirs);
+        dirs.retain(|dir| self.names.changing.listed.remove(dir));
+        kept.listings = dirs;
+        self.names.changing.is_closed = kept.names.is_empty();
+        kept.by_number = self.nodes.each_name(kept.names.clone());
+        kept.dirs = self.nodes.each(kept.dirs);
+        kept.files = self.nodes.each(kept.files);
+        kept.listings = self.nodes.each(kept.listings);
+        kept
+    }
+}
+
+impl Client {
+    /// Has the kernel let go of what these records change, before they are applied. Returns the names of which it is not
+    /// certain that it has.
+    pub(crate) fn announce(&self, records: &[Record]) -> Vec<(Ino, Name)> {
+        let mut foreword = self.foreword.lock();
+        // Nobody sees anything before it is mounted.
+        let Some(Foreword { control, speaker }) = foreword.as_mut() else { return Vec::new() };
+        let Kept { names, by_number, dirs, files, listings, is_busy } = self.core().begin_change(records);
+        let mut left = Vec::new();
+        if !names.is_empty() {
+            // Answers that let the kernel keep names are not to arrive afterwards.
+            control.settle();
+            let patience = if is_busy { BUSY_PATIENCE } else { PATIENCE };
+            if !speaker.try_expire(by_number, patience) {
+                left = names;
+            }
+            // Not before: a listing has the directory's lock as well.
+            self.core().names.changing.is_closed = true;
+        }
+        // A directory has nothing to write back, which the kernel may wait for when it is on its way out.
+        dirs.into_iter().for_each(|dir| self.drop_attributes(dir));
+        if !files.is_empty() || !listings.is_empty() {
+            let ranges = listings.into_iter().map(|dir| (dir, 0, 0)).collect();
+            if speaker.drop_inodes(files, ranges).recv_timeout(PATIENCE).is_err() {
+                speaker.go_on();
+            }
+        }
+        left
+    }
+}
+
+/// Threads that were told to look again.
+#[derive(Debug, Default)]
+pub(crate) struct Excused(VecDeque<(u32, Ino, Instant)>);
+
+impl Excused {
+    /// Whether a thread is to look again at what is in a directory: once, since a second time would be an error.
+    pub(crate) fn excuse(&mut self, tid: u32, dir: Ino) -> bool {
+        while self.0.front().is_some_and(|(_, _, at)| at.elapsed() > EXCUSED_FOR) {
+            self.0.pop_front();
+        }
+        let is_known = self.0.iter().any(|(known, of, _)| (*known, *of) == (tid, dir));
+        // Threads of other PID namespaces are all the same one.
+        let is_first = tid != 0 && !is_known && self.0.len() < EXCUSED_MAX;
+        if is_first {
+            self.0.push_back((tid, dir, Instant::now()));
+        }
+        is_first
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use hayloft_model::{Content, InodeRow, Timestamp};
+
+    use super::*;
+
+    fn row(kind: FileKind) -> InodeRow {
+        let time = Timestamp::default();
+        InodeRow {
+            mode: kind.bits(),
+            uid: 0,
+            gid: 0,
+            nlink: 2,
+            rdev: 0,
+            size: 0,
+            allocated: 0,
+            atime: time,
+            mtime: time,
+            ctime: time,
+            btime: time,
+            parent: Ino::ROOT,
+            next_cookie: 0,
+            unnamed: false,
+            xattrs: BTreeMap::new(),
+            content: Content::None,
+        }
+    }
+
+    #[test]
+    fn what_the_kernel_knows_of_a_change_is_let_go_of_and_told_for_one_use() {
+        let (mut core, dir, file, name) = (Core::default(), Ino(10), Ino(11), Name::new(b"file"));
+        let rows = [(dir, FileKind::Directory), (file, FileKind::Regular)];
+        let rows = rows.map(|(ino, kind)| Record::PutInode(ino, Box::new(row(kind))));
+        let records = [&rows[..], &[Record::DeleteDentry(dir, name.clone())]].concat();
+        // It knows nothing yet.
+        let kept = core.begin_change(&records);
+        assert!(kept.names.is_empty() && kept.dirs.is_empty() && kept.files.is_empty());
+        assert!(core.names.changing.contains(dir) && core.names.changing.is_closed(dir));
+        core.names.changing.end();
+        assert!(!core.names.changing.contains(file) && !core.names.changing.is_closed(dir));
+        [dir, file].into_iter().for_each(|ino| core.tree.remember(ino));
+        core.names.changing.lists(dir);
+        let kept = core.begin_change(&records);
+        assert_eq!(kept.names, [(dir, name)]);
+        assert_eq!((kept.dirs, kept.files, kept.listings), (vec![dir], vec![file], vec![dir]));
+        // Its names are expired first, for which nobody may have the lock.
+        assert!(core.names.changing.contains(file) && !core.names.changing.is_closed(dir));
+        core.names.changing.end();
+        // Nothing was told since that it keeps.
+        let kept = core.begin_change(&records);
+        assert!(kept.names.is_empty() && kept.listings.is_empty() && core.names.changing.is_closed(dir));
+    }
+
+    #[test]
+    fn a_thread_is_told_once_to_look_again() {
+        let mut excused = Excused::default();
+        let told = [(7, 1), (7, 1), (8, 1), (7, 2), (0, 1)].map(|(tid, dir)| excused.excuse(tid, Ino(dir)));
+        assert_eq!(told, [true, false, true, true, false]);
+        for tid in 10..10 + 2 * EXCUSED_MAX as u32 {
+            excused.excuse(tid, Ino(1));
+        }
+        assert_eq!(excused.0.len(), EXCUSED_MAX);
+    }
+}
