@@ -284,6 +284,16 @@ impl Budget {
         Some(Fetch { budget: self, bytes })
     }
 
+    /// The same, if there is room at once.
+    pub(crate) fn fetch_now(&self, bytes: u64, most: u64) -> Option<Fetch<'_>> {
+        let mut fetched = self.fetched.lock();
+        let has_room = *fetched == 0 || *fetched + bytes <= most;
+        has_room.then(|| {
+            *fetched += bytes;
+            Fetch { budget: self, bytes }
+        })
+    }
+
     /// Looks at, or changes, a file's data and keeps the books.
     pub(crate) fn with<T>(&self, file: &File, work: impl FnOnce(&mut FileData) -> T) -> T {
         let mut data = file.data.lock();

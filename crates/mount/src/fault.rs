@@ -21,6 +21,8 @@ use crate::link::CallError;
 
 /// Bytes of neighbours and contents that may come with a listing.
 const ENTER_BUDGET: u64 = 4 << 20;
+/// The same while a lot is on its way already.
+const ENTER_LEAST: u64 = 256 << 10;
 /// How often a waiting caller looks whether it was interrupted.
 const INTERRUPT_POLL: Duration = Duration::from_millis(50);
 /// How long a store that does not work is waited for before the caller hears of it.
@@ -249,7 +251,10 @@ impl Client {
     /// Fetches a directory, its children's rows, small contents, and directories below it that come along. They
     /// come in the stream, see [`Client::receive_listings`].
     fn enter(&self, dir: Ino, interrupt: Option<&Interrupt>) -> Result<(), FaultError> {
-        let budget_bytes = ENTER_BUDGET.min(self.memory.content());
+        let whole = ENTER_BUDGET.min(self.memory.content());
+        // Twice: as it comes, and decoded. What only comes along does not wait for room.
+        let along = self.budget.fetch_now(2 * whole, self.memory.fetched());
+        let budget_bytes = if along.is_some() { whole } else { whole.min(ENTER_LEAST) };
         self.ask_marked(Ask::Enter(Enter { dir: dir.0, budget_bytes }), interrupt, self.mark())?;
         self.core().tree.touch(dir);
         self.trim();
