@@ -43,9 +43,10 @@ pub(crate) fn write(top: &Path, start: &Tree, seed: u64, stop: &AtomicBool) -> H
     history
 }
 
-/// What a call says whose mount has lost its process; ECANCELED comes over io_uring.
+/// What a call says whose mount has lost its process. ECANCELED comes over io_uring, and EINTR, once in 600 kills, when
+/// the kernel was handing the request to the process that it killed.
 fn is_gone(error: &std::io::Error) -> bool {
-    let gone = [libc::ENOTCONN, libc::ECONNABORTED, libc::ECANCELED, libc::EIO];
+    let gone = [libc::ENOTCONN, libc::ECONNABORTED, libc::ECANCELED, libc::EINTR, libc::EIO];
     error.raw_os_error().is_some_and(|errno| gone.contains(&errno))
 }
 
