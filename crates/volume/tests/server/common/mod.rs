@@ -218,6 +218,8 @@ impl Client {
             let mut part = [0; 65536];
             let read = match self.socket.read(&mut part) {
                 Err(error) if error.kind() == std::io::ErrorKind::ConnectionReset => 0,
+                // With a time limit it is not begun anew by itself, not even after a stop.
+                Err(error) if error.kind() == std::io::ErrorKind::Interrupted => continue,
                 read => read.unwrap(),
             };
             if read == 0 {
