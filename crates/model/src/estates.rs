@@ -123,32 +123,14 @@ pub fn objects(records: &[Record], stored: impl Fn(Ino) -> Option<InodeRow>) -> 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Content, Dentry, Name, Timestamp};
+    use crate::{Dentry, Name};
 
     const OLD: SessionId = SessionId(7);
     const DIR: Ino = Ino(10);
     const FILE: Ino = Ino(11);
 
     fn row(kind: FileKind) -> InodeRow {
-        let time = Timestamp::default();
-        InodeRow {
-            mode: kind.bits() | 0o755,
-            uid: 0,
-            gid: 0,
-            nlink: 1,
-            rdev: 0,
-            size: 0,
-            allocated: 0,
-            atime: time,
-            mtime: time,
-            ctime: time,
-            btime: time,
-            parent: Ino::ROOT,
-            next_cookie: 3,
-            unnamed: false,
-            xattrs: BTreeMap::default(),
-            content: Content::None,
-        }
+        InodeRow::new(kind.bits() | 0o755, 1, Ino::ROOT)
     }
 
     fn put(ino: Ino, kind: FileKind, parent: Ino) -> Record {

@@ -172,6 +172,30 @@ pub struct InodeRow {
 }
 
 impl InodeRow {
+    /// A row of which nothing else is set: an empty inode of root, with all its times zero. A directory of it has had no
+    /// names yet.
+    pub fn new(mode: u32, nlink: u32, parent: Ino) -> InodeRow {
+        let time = Timestamp::default();
+        InodeRow {
+            mode,
+            uid: 0,
+            gid: 0,
+            nlink,
+            rdev: 0,
+            size: 0,
+            allocated: 0,
+            atime: time,
+            mtime: time,
+            ctime: time,
+            btime: time,
+            parent,
+            next_cookie: crate::tree::FIRST_COOKIE,
+            unnamed: false,
+            xattrs: BTreeMap::new(),
+            content: Content::None,
+        }
+    }
+
     /// The kind of the inode.
     ///
     /// # Panics

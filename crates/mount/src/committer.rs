@@ -639,7 +639,7 @@ impl Client {
         }
         for (unsent, reason) in std::mem::take(&mut *self.unsent.lock()) {
             let message = self.keep_unsent(&unsent, &reason);
-            self.budget.add_in_flight(-(unsent.bytes as i64));
+            self.budget.add_in_flight(-(unsent.shipment.bytes as i64));
             self.ledger.kept(&message);
         }
     }

@@ -249,6 +249,11 @@ pub(crate) struct Budget {
     has_come: Condvar,
 }
 
+/// Whether so much more may be fetched: always, when nothing is.
+fn has_room(fetched: u64, bytes: u64, most: u64) -> bool {
+    fetched == 0 || fetched + bytes <= most
+}
+
 impl Budget {
     pub(crate) fn unshipped(&self) -> u64 {
         self.unshipped.load(Ordering::Relaxed).max(0) as u64
@@ -274,7 +279,7 @@ impl Budget {
     /// when `is_given_up`.
     pub(crate) fn fetch(&self, bytes: u64, most: u64, is_given_up: impl Fn() -> bool) -> Option<Fetch<'_>> {
         let mut fetched = self.fetched.lock();
-        while *fetched > 0 && *fetched + bytes > most {
+        while !has_room(*fetched, bytes, most) {
             if is_given_up() {
                 return None;
             }
@@ -287,8 +292,7 @@ impl Budget {
     /// The same, if there is room at once.
     pub(crate) fn fetch_now(&self, bytes: u64, most: u64) -> Option<Fetch<'_>> {
         let mut fetched = self.fetched.lock();
-        let has_room = *fetched == 0 || *fetched + bytes <= most;
-        has_room.then(|| {
+        has_room(*fetched, bytes, most).then(|| {
             *fetched += bytes;
             Fetch { budget: self, bytes }
         })

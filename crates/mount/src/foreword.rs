@@ -188,32 +188,13 @@ impl Excused {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeMap;
 
-    use hayloft_model::{Content, InodeRow, Timestamp};
+    use hayloft_model::InodeRow;
 
     use super::*;
 
     fn row(kind: FileKind) -> InodeRow {
-        let time = Timestamp::default();
-        InodeRow {
-            mode: kind.bits(),
-            uid: 0,
-            gid: 0,
-            nlink: 2,
-            rdev: 0,
-            size: 0,
-            allocated: 0,
-            atime: time,
-            mtime: time,
-            ctime: time,
-            btime: time,
-            parent: Ino::ROOT,
-            next_cookie: 0,
-            unnamed: false,
-            xattrs: BTreeMap::new(),
-            content: Content::None,
-        }
+        InodeRow::new(kind.bits(), 2, Ino::ROOT)
     }
 
     #[test]

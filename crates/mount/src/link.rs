@@ -75,19 +75,11 @@ pub(crate) trait Receiver: Send + Sync {
     ///
     /// # Errors
     /// What the line said: it has to be tried again on another one.
-    fn restore(&self, line: &mut dyn Line) -> Result<(), CallError>;
+    fn restore(&self, line: &mut Line<'_>) -> Result<(), CallError>;
     /// The session is over.
     fn ended(&self);
     /// The lease has run out: nothing that is known here can be relied upon until there is word from the server.
     fn lapse(&self);
-}
-
-/// A connection that is not used by anybody else yet.
-pub(crate) trait Line {
-    /// Sends a message that gets no answer.
-    fn say(&mut self, ask: Ask) -> Result<(), CallError>;
-    /// Asks, and waits for the answer. Whatever comes before it is received as usual.
-    fn ask(&mut self, ask: Ask) -> Result<Answer, CallError>;
 }
 
 /// Where a message belongs to.
@@ -946,7 +938,7 @@ impl Link {
             state.last_sequence = last;
             state.history = (welcome.opening, welcome.mark);
         }
-        let mut line = NewLine { link: self, reader, connection: next, receiver };
+        let mut line = Line { link: self, reader, connection: next, receiver };
         receiver.restore(&mut line).map_err(io::Error::other)?;
         let again: Vec<u64> = {
             let mut state = self.state.lock();
@@ -969,20 +961,22 @@ impl Link {
     }
 }
 
-/// See [`Line`].
-struct NewLine<'a> {
+/// A connection that is not used by anybody else yet.
+pub(crate) struct Line<'a> {
     link: &'a Link,
     reader: &'a mut Reader,
     connection: u64,
     receiver: &'a dyn Receiver,
 }
 
-impl Line for NewLine<'_> {
-    fn say(&mut self, ask: Ask) -> Result<(), CallError> {
+impl Line<'_> {
+    /// Sends a message that gets no answer.
+    pub(crate) fn say(&self, ask: Ask) -> Result<(), CallError> {
         self.link.send_on(self.connection, ask)
     }
 
-    fn ask(&mut self, ask: Ask) -> Result<Answer, CallError> {
+    /// Asks, and waits for the answer. Whatever comes before it is received as usual.
+    pub(crate) fn ask(&mut self, ask: Ask) -> Result<Answer, CallError> {
         let link = self.link;
         link.stats.count_request(&ask);
         let request = link.enlist(ask, false);

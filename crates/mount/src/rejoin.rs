@@ -43,9 +43,7 @@ impl Client {
             core.tree.disown_all();
         }
         self.await_all_writes();
-        if let Some(restoring) = self.take_arrived() {
-            self.restored(&restoring);
-        }
+        self.note_arrived();
         let (last, word) = loop {
             let mut core = self.core();
             if core.in_flight || self.ledger.is_busy() {
@@ -62,7 +60,7 @@ impl Client {
             // Together with the tree: who asks for durability from now on asks about what comes.
             let last = self.ledger.lose(unsent.is_some());
             if let Some(unsent) = unsent {
-                self.budget.add_in_flight(unsent.bytes as i64);
+                self.budget.add_in_flight(unsent.shipment.bytes as i64);
                 let (of, reason) = (self.link.replaced(), reason.to_string());
                 *restoring = Some(Restoring { unsent, of, reason });
             }
@@ -79,10 +77,8 @@ impl Client {
     }
 
     /// See [`crate::link::Receiver::restore`].
-    pub(crate) fn restore_unsent(&self, line: &mut dyn Line) -> Result<(), CallError> {
-        if let Some(restoring) = self.take_arrived() {
-            self.restored(&restoring);
-        }
+    pub(crate) fn restore_unsent(&self, line: &mut Line<'_>) -> Result<(), CallError> {
+        self.note_arrived();
         let Some(mut restoring) = self.restoring.lock().take() else { return Ok(()) };
         match self.ask_to_restore(&mut restoring, line) {
             Ok(()) => {
@@ -104,22 +100,24 @@ impl Client {
         }
     }
 
-    /// They have arrived, and the acknowledgement got lost.
-    fn take_arrived(&self) -> Option<Restoring> {
+    /// They may have arrived, and the acknowledgement got lost.
+    fn note_arrived(&self) {
         let last = self.link.last_sequence();
-        self.restoring.lock().take_if(|restoring| restoring.unsent.shipment.cut.batch.sequence.0 <= last)
+        let has_arrived = |restoring: &mut Restoring| restoring.unsent.shipment.cut.batch.sequence.0 <= last;
+        let arrived = self.restoring.lock().take_if(has_arrived);
+        arrived.into_iter().for_each(|restoring| self.restored(&restoring));
     }
 
     fn restored(&self, restoring: &Restoring) {
         let sequence = restoring.unsent.shipment.cut.batch.sequence;
-        self.budget.add_in_flight(-(restoring.unsent.bytes as i64));
+        self.budget.add_in_flight(-(restoring.unsent.shipment.bytes as i64));
         self.core().shipped(sequence);
         self.ledger.restored(sequence);
         let inodes = restoring.unsent.inodes().count();
         tracing::info!(inodes, "what the ended session had not shipped is applied");
     }
 
-    fn ask_to_restore(&self, restoring: &mut Restoring, line: &mut dyn Line) -> Result<(), CallError> {
+    fn ask_to_restore(&self, restoring: &mut Restoring, line: &mut Line<'_>) -> Result<(), CallError> {
         let shipment = &mut restoring.unsent.shipment;
         let commit = committer::say(self, shipment, &mut |ask| line.say(ask))?;
         match line.ask(Ask::Commit(Commit { restores: restoring.of, ..commit }))? {

@@ -31,8 +31,6 @@ pub(crate) struct Unsent {
     pub(crate) shipment: Shipment,
     paths: HashMap<Ino, Vec<u8>>,
     files: HashMap<Ino, FileData>,
-    /// Bytes of content.
-    pub(crate) bytes: u64,
 }
 
 impl Unsent {
@@ -62,22 +60,18 @@ impl Unsent {
             }
         }
         let shipment = Shipment { cut, files: cuts, bytes, pressing: false, completed: false };
-        Some(Unsent { shipment, paths, files, bytes })
-    }
-
-    fn records(&self) -> &[Record] {
-        &self.shipment.cut.batch.records
+        Some(Unsent { shipment, paths, files })
     }
 
     /// Inodes that are changed, or made.
     pub(crate) fn inodes(&self) -> impl Iterator<Item = Ino> + '_ {
-        self.records().iter().filter_map(changed_inode)
+        self.shipment.cut.batch.records.iter().filter_map(changed_inode)
     }
 }
 
 /// Keeps changes. The disk is written to: to be called while nobody waits.
 pub(crate) fn keep(unsent: &Unsent, parent: &Path, name: &str, reason: &str) -> io::Result<Rescue> {
-    let Unsent { paths, files, .. } = unsent;
+    let Unsent { paths, files, shipment } = unsent;
     let path_of = |ino: Ino| paths.get(&ino).map(|path| String::from_utf8_lossy(path).into_owned());
     let folder = fresh_folder(parent, name)?;
     // It has its name when all of it is there.
@@ -85,7 +79,7 @@ pub(crate) fn keep(unsent: &Unsent, parent: &Path, name: &str, reason: &str) -> 
     let mut report = File::create(&unfinished)?;
     writeln!(report, "These changes could not be applied: {reason}\n")?;
     let mut names = 0;
-    for record in unsent.records() {
+    for record in &shipment.cut.batch.records {
         match record {
             Record::PutInode(ino, row) if row.nlink > 0 && *ino != Ino::ROOT => {
                 names += 1;

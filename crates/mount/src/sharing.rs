@@ -113,7 +113,7 @@ impl LinkReceiver for Client {
         self.begin_session(welcome);
     }
 
-    fn restore(&self, line: &mut dyn Line) -> Result<(), CallError> {
+    fn restore(&self, line: &mut Line<'_>) -> Result<(), CallError> {
         self.restore_unsent(line)
     }
 

@@ -293,7 +293,7 @@ impl Volume {
         }
         let row = VolumeRow { bytes: usage.bytes, inodes: usage.inodes, ..self.state.lock().volume_row() };
         batch.put(tables::VOLUME, row.encode_to_vec());
-        self.sharing.lock().strike(&messages)?;
+        self.sharing.lock().estates.strike(&executed.records);
         self.write(db, batch).await.map_err(|error| VolumeError::Uncertain(Box::new(error)))?;
         self.state.lock().usage = usage;
         self.stored(asked, executed, &forgotten);

@@ -56,8 +56,7 @@ impl Volume {
         let pressing = pending.is_pressing();
         let ready = pending.finish().await;
         let sequence = commit.sequence;
-        let is_restored = commit.restores != 0;
-        let reclaimed = match is_restored && self.is_next(id, sequence)? {
+        let reclaimed = match commit.restores != 0 && self.is_next(id, sequence)? {
             true => Some(self.reclaim(id, &commit.records).await?),
             false => None,
         };
@@ -69,9 +68,7 @@ impl Volume {
             (true, Err(error)) => Err(error),
         };
         reclaimed.into_iter().for_each(|pass| self.restored(id, pass));
-        if let Err(VolumeError::NotOwned(ino)) = applied
-            && !is_restored
-        {
+        if let Err(VolumeError::NotOwned(ino)) = applied {
             // Nothing of it can ever be applied: others have changed what it builds on, or will.
             tracing::error!(volume = self.name, session = %id, %ino, "changes what it does not own: ended");
             self.end_session(&self.db()?, id, End::Lost).await?;

@@ -52,7 +52,6 @@ impl Volume {
 
     /// The batch was applied, or refused: the session owns nothing of it.
     pub(crate) fn restored(&self, session: SessionId, pass: Pass) {
-        let now_ms = self.shared.uptime_ms();
         let mut sharing = self.sharing.lock();
         if sharing.grants.knows(session) {
             // Nothing was claimed, so nothing can be refused.
@@ -60,7 +59,6 @@ impl Volume {
         }
         drop(sharing);
         pass.finish();
-        self.sharing.lock().drive(now_ms);
     }
 
     /// The rows that are stored of what records are about.

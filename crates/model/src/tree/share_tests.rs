@@ -12,24 +12,9 @@ fn time(secs: i64) -> Timestamp {
 }
 
 fn row(mode: u32, nlink: u32, parent: Ino) -> InodeRow {
-    InodeRow {
-        mode,
-        uid: 0,
-        gid: 0,
-        nlink,
-        rdev: 0,
-        size: 0,
-        allocated: 0,
-        atime: time(1),
-        mtime: time(1),
-        ctime: time(1),
-        btime: time(1),
-        parent,
-        next_cookie: FIRST_COOKIE + 5,
-        unnamed: false,
-        xattrs: Default::default(),
-        content: Default::default(),
-    }
+    let (atime, mtime, ctime, btime) = (time(1), time(1), time(1), time(1));
+    let next_cookie = FIRST_COOKIE + 5;
+    InodeRow { atime, mtime, ctime, btime, next_cookie, ..InodeRow::new(mode, nlink, parent) }
 }
 
 fn file(nlink: u32, parent: Ino) -> InodeRow {

@@ -7,7 +7,7 @@ use bytes::Bytes;
 use proptest::prelude::*;
 
 use super::*;
-use crate::{Content, Record, Rows, Timestamp};
+use crate::{Record, Rows, Timestamp};
 
 const NAMES: [&[u8]; 5] = [b"a", b"b", b"c", b"long-name", b"\xff"];
 
@@ -153,24 +153,7 @@ struct World {
 }
 
 fn root_row() -> InodeRow {
-    InodeRow {
-        mode: 0o040755,
-        uid: 0,
-        gid: 0,
-        nlink: 2,
-        rdev: 0,
-        size: 0,
-        allocated: 0,
-        atime: Timestamp::default(),
-        mtime: Timestamp::default(),
-        ctime: Timestamp::default(),
-        btime: Timestamp::default(),
-        parent: Ino::ROOT,
-        next_cookie: FIRST_COOKIE,
-        unnamed: false,
-        xattrs: BTreeMap::new(),
-        content: Content::None,
-    }
+    InodeRow::new(0o040755, 2, Ino::ROOT)
 }
 
 impl World {

@@ -242,8 +242,9 @@ impl World {
         let Some((batch, of)) = self.clients[at].unsent.clone() else { return self.up(at) };
         self.clients[at].link = Link::Restoring;
         self.clients[at].owed.clear();
-        let request = self.ask(at, Ask::Restore { batch: Box::new(batch.clone()), of });
-        self.send_ask(at, request, Ask::Restore { batch: Box::new(batch), of });
+        let ask = Ask::Restore { batch: Box::new(batch), of };
+        let request = self.ask(at, ask.clone());
+        self.send_ask(at, request, ask);
     }
 
     fn up(&mut self, at: usize) {

@@ -7,7 +7,6 @@ mod execute;
 use std::collections::{BTreeMap, BTreeSet};
 
 use hayloft_model::grants::{Grant, Grants, Object, Order, Outcome as Turn, Output, Request, STRAY, Ticket};
-use hayloft_model::tree::FIRST_COOKIE;
 use hayloft_model::{
     Batch, Change, Content, Estates, Executed, Execution, FileKind, Ino, InoRange, InodeRow, Record, Rows,
     Sequence, SessionId, Timestamp, TreeError, Usage, Wants, estates,
@@ -106,24 +105,7 @@ pub(crate) struct Server {
 impl Server {
     pub(crate) fn new() -> Server {
         let mut stored = Stored { next_ino: Ino::FIRST.0, ..Stored::default() };
-        let root = InodeRow {
-            mode: FileKind::Directory.bits() | 0o755,
-            uid: 0,
-            gid: 0,
-            nlink: 2,
-            rdev: 0,
-            size: 0,
-            allocated: 0,
-            atime: Timestamp::default(),
-            mtime: Timestamp::default(),
-            ctime: Timestamp::default(),
-            btime: Timestamp::default(),
-            parent: Ino::ROOT,
-            next_cookie: FIRST_COOKIE,
-            unnamed: false,
-            xattrs: BTreeMap::default(),
-            content: Content::None,
-        };
+        let root = InodeRow::new(FileKind::Directory.bits() | 0o755, 2, Ino::ROOT);
         stored.rows.inodes.insert(Ino::ROOT, root);
         Server {
             up: true,

@@ -346,24 +346,9 @@ pub(crate) fn commit(sequence: u64, records: &[Record], (bytes, inodes): (i64, i
 
 pub(crate) fn row(kind: FileKind, nlink: u32) -> InodeRow {
     let time = Timestamp { secs: 1_700_000_000, nanos: 5 };
-    InodeRow {
-        mode: kind.bits() | 0o644,
-        uid: 1,
-        gid: 2,
-        nlink,
-        rdev: 0,
-        size: 0,
-        allocated: 0,
-        atime: time,
-        mtime: time,
-        ctime: time,
-        btime: time,
-        parent: Ino(0),
-        next_cookie: 3,
-        unnamed: false,
-        xattrs: Default::default(),
-        content: Content::None,
-    }
+    let (atime, mtime, ctime, btime) = (time, time, time, time);
+    let made = InodeRow::new(kind.bits() | 0o644, nlink, Ino(0));
+    InodeRow { uid: 1, gid: 2, atime, mtime, ctime, btime, ..made }
 }
 
 pub(crate) fn file(content: Content, size: u64) -> InodeRow {
