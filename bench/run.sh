@@ -5,7 +5,7 @@
 #
 #   --smoke           seconds: a fiftieth of the tree and a toy package, one round; the figures mean nothing
 #   --rounds N        rounds of each workload (default 3)
-#   --workloads LIST  of tree,build (default both)
+#   --workloads LIST  of tree,build,shared (default tree,build)
 #   --only LIST       which of tmpfs,ext4,bindfs,hayloft to prepare (default all; hayloft if it has been built)
 #   --out DIR         where tables and raw results go (default bench/target/runs/DATE)
 #   --scratch DIR     where the ext4 image goes: 12 GB on a local disk (default $TMPDIR, else /var/tmp)
@@ -25,7 +25,8 @@ export LC_ALL=C
 here=$(cd "$(dirname "$0")" && pwd)
 hayloft=${HAYLOFT:-$here/../target/release/hayloft}
 smoke= rounds=3 workloads=tree,build only= out= scratch=${TMPDIR:-/var/tmp}
-declare -A given=() prepared=()
+hosts=4
+declare -A given=() prepared=() mounts=()
 order=()
 
 usage() {
@@ -59,7 +60,7 @@ while [[ $# -gt 0 ]]; do
     shift
 done
 for workload in ${workloads//,/ }; do
-    [[ $workload == tree || $workload == build ]] || fail "no such workload: $workload"
+    [[ $workload =~ ^(tree|build|shared)$ ]] || fail "no such workload: $workload"
 done
 if [[ -z $only ]]; then
     only=tmpfs,ext4,bindfs
@@ -192,23 +193,54 @@ prepare_bindfs() {
 prepare_hayloft() {
     [[ -x $hayloft ]] || fail "no $hayloft: build it (cargo build --release) or set HAYLOFT"
     mount_ext4
-    mkdir "$work/image/store" "$work/image/client" "$work/hayloft"
+    mkdir "$work/image/store"
     start "$work/serve.log" "$hayloft" serve --store "file://$work/image/store" --listen 127.0.0.1:0
     undo+=("stop $daemon")
     wait_for "$daemon" "$work/serve.log" grep -qs "^serving " "$work/serve.log"
     local server
     server=$(sed -n 's/^serving .* on \([^ ]*:[0-9]*\).*/\1/p' "$work/serve.log" | head -n 1)
     "$hayloft" volume create bench --server "$server" >/dev/null
-    start "$work/mount.log" "$hayloft" mount "$server/bench" "$work/hayloft" --foreground \
-        --cache-dir "$work/image/client" --log-dir "$work"
-    undo+=("stop $daemon" "leave_hayloft")
-    wait_for "$daemon" "$work/mount.log" mountpoint -q "$work/hayloft"
+    mount_hayloft hayloft
     prepared[hayloft]=$work/hayloft
+    mounts[hayloft]=$work/hayloft
+    [[ ,$workloads, == *,shared,* ]] || return 0
+    local n
+    for ((n = 2; n <= hosts; n++)); do
+        mount_hayloft "hayloft$n"
+        mounts[hayloft]+=" $work/hayloft$n"
+    done
+}
+
+mount_hayloft() {
+    mkdir -p "$work/$1" "$work/image/client/$1" "$work/log/$1"
+    start "$work/$1.log" "$hayloft" mount "$server/bench" "$work/$1" --foreground \
+        --cache-dir "$work/image/client/$1" --log-dir "$work/log/$1"
+    undo+=("stop $daemon" "leave_hayloft $work/$1")
+    wait_for "$daemon" "$work/$1.log" mountpoint -q "$work/$1"
 }
 
 leave_hayloft() {
-    mountpoint -q "$work/hayloft" || return 0
-    timeout 120 "$hayloft" umount "$work/hayloft" >&2 || unmount "$work/hayloft"
+    mountpoint -q "$1" || return 0
+    timeout 120 "$hayloft" umount "$1" >&2 || unmount "$1"
+}
+
+# Four mounts of one volume, first with a worker each and then with two. A local file system takes the places of all
+# four: what one kernel can do.
+run_shared() {
+    local name workers n seconds=5
+    [[ -z $smoke ]] || seconds=0.3
+    for name in tmpfs ext4 bindfs hayloft; do
+        [[ -n ${prepared[$name]:-} ]] || continue
+        local dirs=(${mounts[$name]:-})
+        for ((n = ${#dirs[@]}; n < hosts; n++)); do dirs+=("${prepared[$name]}"); done
+        for workers in $hosts $((2 * hosts)); do
+            note "workload shared: $name, $workers workers"
+            echo "$name"
+            run "$bench" shared --workers "$workers" --seconds "$seconds" \
+                --json "$out/shared-$name-$workers.json" "${dirs[@]}" ||
+                fail "workload shared failed; results so far are in $out"
+        done
+    done | tee "$out/shared.txt"
 }
 
 # A package that needs no network and a second to build.
@@ -267,6 +299,10 @@ done
 } >"$out/setup.txt"
 
 for workload in ${workloads//,/ }; do
+    if [[ $workload == shared ]]; then
+        run_shared
+        continue
+    fi
     options=(--rounds "$rounds" --json "$out/$workload.json")
     if [[ $workload == tree ]]; then
         options+=(--sync)

@@ -102,7 +102,7 @@ if has real; then
     done
 fi
 if has bench; then
-    step "benchmark, short" bench/run.sh --smoke
+    step "benchmark, short" bench/run.sh --smoke --workloads tree,build,shared
     step "benchmark of roots, short" bench/roots.sh --smoke
 fi
 

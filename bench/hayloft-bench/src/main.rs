@@ -4,6 +4,7 @@ mod build;
 mod machine;
 mod report;
 mod rng;
+mod shared;
 mod sys;
 mod target;
 mod tree;
@@ -22,6 +23,7 @@ Examples:
   hayloft-bench tree --sync --json run.json tmpfs=/dev/shm hayloft=/mnt/hayloft
   hayloft-bench build --rounds 3 tmpfs=/dev/shm ext4=/mnt/image
   hayloft-bench build --source zlib_1.3.orig.tar.gz tmpfs=/dev/shm ext4=/mnt/image
+  hayloft-bench shared --workers 8 /mnt/a /mnt/b /mnt/c /mnt/d       one volume, mounted four times
 
 Exit status: 0 done, 1 a file system failed or returned wrong content, 2 wrong usage, 130 interrupted.";
 
@@ -38,6 +40,8 @@ enum Workload {
     Tree(tree::Options),
     /// Unpack, configure and make a real package
     Build(build::Options),
+    /// Several mounts of one file system: create, rename, read and delete where others do so too
+    Shared(shared::Options),
 }
 
 /// Options of every workload.
@@ -60,6 +64,7 @@ fn main() -> ExitCode {
     let done = match &cli.workload {
         Workload::Tree(options) => tree::run(options),
         Workload::Build(options) => build::run(options),
+        Workload::Shared(options) => shared::run(options),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,

@@ -17,6 +17,7 @@ use slatedb::{Db, DbSnapshot, WriteBatch};
 
 use crate::database;
 use crate::error::VolumeError;
+use crate::order::Ordered;
 use crate::reserve::COMMIT_ROOM;
 use crate::sharing::{Pass, Progress, Sharing};
 use crate::tables::{self, VolumeRow};
@@ -191,8 +192,14 @@ impl Volume {
             }
             // Before anybody can find them in the tables, and read them.
             self.sharing.lock().adopt_births(asked.session, &executed);
-            match self.store(&db, asked, &executed).await {
-                Ok(()) => return Ok(Tried::Durable(executed)),
+            let uncertain = match self.store(&db, asked, &executed).await {
+                Ok(ordered) => {
+                    drop(turn);
+                    match self.durable(&ordered).await {
+                        Ok(()) => return Ok(Tried::Durable(executed)),
+                        Err(error) => error,
+                    }
+                }
                 Err(error @ (VolumeError::StoreFull | VolumeError::Quota { .. })) => {
                     if error.wants_room() {
                         self.state.lock().wants_room = true;
@@ -201,16 +208,17 @@ impl Volume {
                     self.sharing.lock().forget_births(&executed);
                     return Ok(Tried::Refused(TreeError::NoSpace));
                 }
-                // Whether it is stored is known when the database is open again; until then nobody may see more.
                 Err(VolumeError::Uncertain(error)) => {
-                    tracing::warn!(volume = self.name, %error, "a change is looked for when the database is open");
+                    drop(turn);
+                    *error
                 }
                 Err(error) => {
                     self.sharing.lock().forget_births(&executed);
                     return Err(error);
                 }
-            }
-            drop(turn);
+            };
+            // Whether it is stored is known when the database is open again; until then nobody may see more.
+            tracing::warn!(volume = self.name, error = %uncertain, "a change is looked for when the database is open");
             self.reopened().await?;
             let _turn = self.turn.lock().await;
             let db = self.db()?;
@@ -274,8 +282,13 @@ impl Volume {
         }
     }
 
-    /// Makes a change durable, together with its outcome. The caller has the turn.
-    async fn store(self: &Arc<Self>, db: &Db, asked: &Asked, executed: &Executed) -> Result<(), VolumeError> {
+    /// Gives a change its place in the order, together with its outcome. The caller has the turn.
+    async fn store(
+        self: &Arc<Self>,
+        db: &Db,
+        asked: &Asked,
+        executed: &Executed,
+    ) -> Result<Ordered, VolumeError> {
         let Asked { session, request, .. } = *asked;
         let mut batch = WriteBatch::new();
         let messages: Vec<RecordMessage> = executed.records.iter().map(RecordMessage::from).collect();
@@ -294,13 +307,13 @@ impl Volume {
         let row = VolumeRow { bytes: usage.bytes, inodes: usage.inodes, ..self.state.lock().volume_row() };
         batch.put(tables::VOLUME, row.encode_to_vec());
         self.sharing.lock().estates.strike(&executed.records);
-        self.write(db, batch).await.map_err(|error| VolumeError::Uncertain(Box::new(error)))?;
+        let ordered = self.order(db, batch).await.map_err(|error| VolumeError::Uncertain(Box::new(error)))?;
         self.state.lock().usage = usage;
         self.stored(asked, executed, &forgotten);
-        Ok(())
+        Ok(ordered)
     }
 
-    /// Notes that a change is durable.
+    /// Notes that a change is in the tables.
     fn stored(&self, asked: &Asked, executed: &Executed, forgotten: &[u64]) {
         let session = asked.session;
         let mut sharing = self.sharing.lock();

@@ -1,4 +1,4 @@
-//! Commits: a batch of records becomes durable, exactly once.
+//! Commits: a batch of records has its place in the order, exactly once, and is durable when it is answered.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -14,6 +14,7 @@ use crate::content::{Pending, Ready};
 use crate::database;
 use crate::ended::End;
 use crate::error::VolumeError;
+use crate::order::Ordered;
 use crate::reserve::COMMIT_ROOM;
 use crate::tables;
 use crate::volume::Volume;
@@ -60,27 +61,45 @@ impl Volume {
             true => Some(self.reclaim(id, &commit.records).await?),
             false => None,
         };
-        let _turn = self.turn.lock().await;
+        let turn = self.turn.lock().await;
         self.check_connection(id, connection)?;
-        let applied = match (self.is_next(id, sequence)?, ready) {
-            (false, _) => Ok(()),
+        let packs = ready.as_ref().map_or(0, Ready::pack_bytes);
+        let ordered = match (self.is_next(id, sequence)?, ready) {
+            (false, _) => self.ordered_before(),
             (true, Ok(ready)) => self.apply(id, commit, ready, pressing).await,
             (true, Err(error)) => Err(error),
         };
         reclaimed.into_iter().for_each(|pass| self.restored(id, pass));
-        if let Err(VolumeError::NotOwned(ino)) = applied {
+        if let Err(VolumeError::NotOwned(ino)) = ordered {
             // Nothing of it can ever be applied: others have changed what it builds on, or will.
             tracing::error!(volume = self.name, session = %id, %ino, "changes what it does not own: ended");
             self.end_session(&self.db()?, id, End::Lost).await?;
-            return applied.map(|()| Committed::default());
+            return Err(VolumeError::NotOwned(ino));
         }
-        self.judge(id, applied)?;
+        let place = self.judge(id, ordered)?;
+        drop(turn);
+        if let Err(error) = self.durable(&place).await {
+            // It counts as applied until the database is open again; if it was not, its packs are dead.
+            let uncertain = VolumeError::Uncertain(Box::new(error));
+            let mut state = self.state.lock();
+            state.dead_bytes += packs as i64;
+            if let Some(session) = state.sessions.get_mut(&id) {
+                session.failed = Some(uncertain.code());
+            }
+            return Err(uncertain);
+        }
         Ok(Committed { sequence, status: Some(self.status()) })
+    }
+
+    /// A batch that was applied before is durable when all that was is.
+    fn ordered_before(&self) -> Result<Ordered, VolumeError> {
+        let uncertain = |error| VolumeError::Uncertain(Box::new(error));
+        self.db().map(|db| self.order.last(db)).map_err(uncertain)
     }
 
     /// Remembers how a batch has ended. While nobody knows whether it was applied, nothing else is said
     /// of it: the client would take any other failure for a refusal, and use its number for another batch.
-    fn judge(&self, id: SessionId, applied: Result<(), VolumeError>) -> Result<(), VolumeError> {
+    fn judge(&self, id: SessionId, applied: Result<Ordered, VolumeError>) -> Result<Ordered, VolumeError> {
         let mut state = self.state.lock();
         if applied.as_ref().is_err_and(VolumeError::wants_room) {
             state.wants_room = true;
@@ -116,7 +135,7 @@ impl Volume {
         commit: Commit,
         ready: Ready,
         pressing: bool,
-    ) -> Result<(), VolumeError> {
+    ) -> Result<Ordered, VolumeError> {
         let db = self.db()?;
         let delta = UsageDelta { bytes: commit.bytes, inodes: commit.inodes };
         let restores = SessionId(commit.restores);
@@ -154,11 +173,13 @@ impl Volume {
         let forgotten = self.put_session(&mut batch, id, &commit, usage, &subjects, &orphans)?;
         self.sharing.lock().strike(&commit.records)?;
         ready.flying.iter().for_each(|flying| flying.will_be_named());
-        if let Err(error) = self.write(&db, batch).await {
-            // If it was not applied, its packs are dead.
-            self.state.lock().dead_bytes += ready.packs.iter().map(|(_, size)| *size as i64).sum::<i64>();
-            return Err(VolumeError::Uncertain(Box::new(error)));
-        }
+        let place = match self.order(&db, batch).await {
+            Ok(place) => place,
+            Err(error) => {
+                self.state.lock().dead_bytes += ready.pack_bytes() as i64;
+                return Err(VolumeError::Uncertain(Box::new(error)));
+            }
+        };
         self.applied(id, commit.sequence, usage, delta, &subjects, &orphans, &ready);
         {
             let mut sharing = self.sharing.lock();
@@ -168,7 +189,7 @@ impl Volume {
             sharing.uses.look_at(&orphans);
         }
         self.settle_uses();
-        Ok(())
+        Ok(place)
     }
 
     /// Adds the records' rows to the batch, and gathers what they are about.
@@ -386,7 +407,7 @@ impl Volume {
         state.usage = usage;
         state.commits += 1;
         state.packs += ready.packs.len() as u64;
-        state.pack_bytes += ready.packs.iter().map(|(_, size)| size).sum::<u64>();
+        state.pack_bytes += ready.pack_bytes();
         state.dead_bytes = (state.dead_bytes + ready.content_bytes as i64 - delta.bytes).max(0);
         ready.places.keys().for_each(|hash| state.remember(*hash));
         if let Some(touched) = &mut state.touched {

@@ -60,8 +60,15 @@ pub(crate) struct Ready {
     pub(crate) row_bytes: u64,
     /// Bytes of content, decoded.
     pub(crate) content_bytes: u64,
-    /// Keeps sweeps from the packs until the rows are durable.
+    /// Keeps sweeps from the packs until the rows are there.
     pub(crate) flying: Vec<Arc<Flying>>,
+}
+
+impl Ready {
+    /// Bytes of all packs.
+    pub(crate) fn pack_bytes(&self) -> u64 {
+        self.packs.iter().map(|(_, size)| size).sum()
+    }
 }
 
 /// A chunk of a message, checked in form; that it is what its name says is for [`verified`] to find.

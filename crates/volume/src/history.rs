@@ -6,7 +6,7 @@
 //! has either never heard of the opening, or has begun the next one earlier.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering::{Acquire, Release};
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Release};
 
 use prost::Message;
 use slatedb::{Db, WriteBatch};
@@ -48,6 +48,7 @@ impl Volume {
             None => Vec::new(),
         };
         self.mark.store(mark, Release);
+        self.order.begin(mark);
         let own = self.history.lock().own;
         if own != 0 && openings.last().is_some_and(|last| last.id == own) {
             self.history.lock().openings = openings;
@@ -88,16 +89,9 @@ impl Volume {
         if is_held { Ok(()) } else { Err(VolumeError::OtherHistory) }
     }
 
-    /// Adds the mark to what is going to be written; returns it. The caller has the turn.
-    pub(crate) fn count_up(&self, batch: &mut WriteBatch) -> u64 {
-        let mark = self.mark() + 1;
-        batch.put(tables::MARK, MarkRow { mark }.encode_to_vec());
-        mark
-    }
-
-    /// It is durable.
+    /// Everything up to here is durable.
     pub(crate) fn counted(&self, mark: u64) {
-        self.mark.store(mark, Release);
+        self.mark.fetch_max(mark, AcqRel);
     }
 
     /// Where the mark is, for messages to say it.

@@ -20,6 +20,7 @@ mod intake;
 mod listing;
 mod locks;
 mod objects;
+mod order;
 mod registry;
 mod replies;
 mod reserve;

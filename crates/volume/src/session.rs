@@ -325,7 +325,7 @@ impl Volume {
 
     /// More inode numbers for a session.
     pub(crate) async fn allocate(self: &Arc<Self>, count: u64) -> Result<InoRange, VolumeError> {
-        let _turn = self.turn.lock().await;
+        let turn = self.turn.lock().await;
         let db = self.db()?;
         let (row, range) = {
             let mut state = self.state.lock();
@@ -335,7 +335,9 @@ impl Volume {
         };
         let mut batch = WriteBatch::new();
         batch.put(tables::VOLUME, row.encode_to_vec());
-        self.write(&db, batch).await?;
+        let ordered = self.order(&db, batch).await?;
+        drop(turn);
+        self.durable(&ordered).await?;
         Ok(range)
     }
 

@@ -258,7 +258,8 @@ impl Volume {
         dropped.iter().for_each(|(session, ino)| batch.delete(tables::orphan(*session, *ino)));
         gone.iter().for_each(|(ino, _)| batch.delete(tables::inode(*ino)));
         if !kept.is_empty() || !dropped.is_empty() || !gone.is_empty() {
-            self.write(&db, batch).await?;
+            // Nobody waits for it to be durable.
+            self.order(&db, batch).await?;
         }
         let now_ms = self.shared.uptime_ms();
         let mut sharing = self.sharing.lock();

@@ -16,6 +16,7 @@ use crate::database;
 use crate::ended::Ended;
 use crate::error::{VolumeError, chain};
 use crate::history::History;
+use crate::order::Order;
 use crate::registry::Registered;
 use crate::server::Shared;
 use crate::session::Session;
@@ -86,8 +87,9 @@ pub(crate) struct Volume {
     slot: RwLock<Slot>,
     /// One sweep or check at a time.
     pub(crate) sweeping: tokio::sync::Mutex<()>,
-    /// Whoever changes rows holds it from reading what the change builds on until it is durable.
+    /// Whoever changes rows holds it from reading what the change builds on until it has its place in the order.
     pub(crate) turn: tokio::sync::Mutex<()>,
+    pub(crate) order: Order,
     /// Who holds and uses what; the streams to the sessions.
     pub(crate) sharing: Mutex<Sharing>,
     pub(crate) state: Mutex<State>,
@@ -151,6 +153,7 @@ impl Volume {
             slot: RwLock::new(Slot::Closed),
             sweeping: tokio::sync::Mutex::default(),
             turn: tokio::sync::Mutex::default(),
+            order: Order::default(),
             sharing: Mutex::default(),
             state: Mutex::default(),
             locks: crate::locks::Locks::default(),
@@ -305,25 +308,6 @@ impl Volume {
         matches!(&*self.slot.read(), Slot::Fenced)
     }
 
-    /// Applies a batch durably. The caller has the turn. When that fails, nobody can say whether it was applied: the database is
-    /// closed and opened again, and what it holds then is the truth.
-    pub(crate) async fn write(self: &Arc<Self>, db: &Db, mut batch: WriteBatch) -> Result<(), VolumeError> {
-        let mark = self.count_up(&mut batch);
-        match database::write_durably(db, batch).await {
-            Ok(()) => {
-                self.counted(mark);
-                Ok(())
-            }
-            Err(error) => {
-                self.database_failed(&error);
-                match error.kind() {
-                    ErrorKind::Closed(CloseReason::Fenced) => Err(VolumeError::Fenced),
-                    _ => Err(error.into()),
-                }
-            }
-        }
-    }
-
     /// To be told of errors of reads, too: a database that has closed itself has to be opened again.
     pub(crate) fn note(self: &Arc<Self>, error: &VolumeError) {
         if let VolumeError::Database(error) = error
@@ -333,7 +317,7 @@ impl Volume {
         }
     }
 
-    fn database_failed(self: &Arc<Self>, error: &slatedb::Error) {
+    pub(crate) fn database_failed(self: &Arc<Self>, error: &slatedb::Error) {
         let mut slot = self.slot.write();
         let Slot::Open(db) = &*slot else { return };
         let db = db.clone();

@@ -3,6 +3,7 @@
 //! number, unless it is told that the outcome is not known.
 
 use std::fmt;
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
@@ -10,12 +11,12 @@ use std::time::{Duration, Instant};
 use crate::common::*;
 use async_trait::async_trait;
 use futures::stream::BoxStream;
-use hayloft_model::{Content, FileKind};
+use hayloft_model::{Content, FileKind, Record};
 use hayloft_store::Store;
 use hayloft_volume::Server;
 use hayloft_wire::client_message::Body as Ask;
 use hayloft_wire::server_message::Body as Answer;
-use hayloft_wire::{CheckVolume, FailureCode, ListedEntry, SweepVolume};
+use hayloft_wire::{CheckVolume, Failed, FailureCode, Goodbye, ListedEntry, SweepVolume};
 use object_store::path::Path;
 use object_store::{
     CopyOptions, GetOptions, GetResult, ListResult, MultipartUpload, ObjectMeta, ObjectStore,
@@ -27,8 +28,19 @@ use object_store::{
 struct Faulty {
     inner: object_store::memory::InMemory,
     puts: AtomicU64,
-    log_puts: AtomicU64,
+    log_puts: Arc<AtomicU64>,
+    /// Of so many puts, the last ones fail.
     every: u64,
+    burst: u64,
+    /// How long a put into the database's log takes.
+    log_delay: Duration,
+}
+
+impl Faulty {
+    fn new(every: u64, burst: u64, log_delay: Duration) -> Faulty {
+        let inner = object_store::memory::InMemory::new();
+        Faulty { inner, puts: AtomicU64::new(0), log_puts: Arc::default(), every, burst, log_delay }
+    }
 }
 
 impl fmt::Display for Faulty {
@@ -47,8 +59,13 @@ impl ObjectStore for Faulty {
         // The database's log has bursts of its own, longer than its retries.
         let is_log = location.as_ref().contains("/wal/");
         let number = if is_log { &self.log_puts } else { &self.puts }.fetch_add(1, Relaxed);
-        let fails = number % self.every >= self.every - 7;
-        if fails && number.is_multiple_of(2) {
+        if is_log {
+            tokio::time::sleep(self.log_delay).await;
+        }
+        let fails = number % self.every >= self.every - self.burst;
+        // A put of the log that did take effect is found by the next try: every other burst has none.
+        let is_lost = number.is_multiple_of(2) || (is_log && (number / self.every).is_multiple_of(2));
+        if fails && is_lost {
             return Err(fault());
         }
         let done = self.inner.put_opts(location, payload, opts).await;
@@ -87,13 +104,7 @@ impl ObjectStore for Faulty {
 #[test]
 fn batches_sent_until_they_are_acknowledged_are_applied_once() {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
-    let faulty = Faulty {
-        inner: object_store::memory::InMemory::new(),
-        puts: AtomicU64::new(0),
-        log_puts: AtomicU64::new(0),
-        every: 30,
-    };
-    let store = Store::new("faulty", Arc::new(faulty), None);
+    let store = Store::new("faulty", Arc::new(Faulty::new(30, 7, Duration::ZERO)), None);
     let folder = tempfile::tempdir().unwrap();
     let server = runtime.block_on(Server::start_on(store, config(folder.path()))).unwrap();
     let address = server.address();
@@ -160,5 +171,132 @@ fn batches_sent_until_they_are_acknowledged_are_applied_once() {
     assert_eq!(checked.inodes, 61);
     let Answer::Volumes(shown) = again(Ask::ListVolumes(hayloft_wire::ListVolumes {})) else { panic!() };
     assert_eq!(shown.volumes[0].status.as_ref().unwrap().used_bytes, used);
+    runtime.shutdown_background();
+}
+
+/// The inode number of a session's own directory.
+fn own_directory(session: u64) -> u64 {
+    100 * session
+}
+
+/// Sessions from 2 on, with a directory for each: nobody holds it, so it is its own with the first batch.
+fn sessions_with_directories(address: SocketAddr, count: u64) -> Vec<Client> {
+    Client::create(address, 0);
+    let (mut first, _) = Client::open(address, hello(1)).unwrap();
+    let mut records = vec![put(1, directory(1, count as u32, 3 + count))];
+    for session in 2..2 + count {
+        let dir = own_directory(session);
+        records.push(put(dir, directory(1, 0, 3)));
+        records.push(link(1, &format!("d{session}"), dir, FileKind::Directory, 1 + session));
+    }
+    persist(|| first.commit(1, &records, (0, count as i64)).map(drop));
+    let goodbye = first.send(Ask::Goodbye(Goodbye {}));
+    drop(first.receive_or_end(goodbye));
+    let open = |session| {
+        let mut client = None;
+        persist(|| Client::open(address, hello(session)).map(|(opened, _)| client = Some(opened)));
+        client.unwrap()
+    };
+    (2..2 + count).map(open).collect()
+}
+
+/// Tries until it is done.
+fn persist(mut what: impl FnMut() -> Result<(), Failed>) {
+    let begun = Instant::now();
+    while let Err(failed) = what() {
+        assert!(begun.elapsed() < Duration::from_secs(120), "{failed:?}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// The `n`th file that a session makes in its directory.
+fn one_file(session: u64, n: u64) -> [Record; 3] {
+    let (dir, ino) = (own_directory(session), 10_000 * session + n);
+    let file = file_in(dir, Content::Inline(noise(ino, 100).into()), 100);
+    [
+        put(dir, directory(1, 0, 3 + n)),
+        link(dir, &n.to_string(), ino, FileKind::Regular, 2 + n),
+        put(ino, file),
+    ]
+}
+
+fn names_of(client: &mut Client, session: u64) -> Vec<String> {
+    let mut names = Vec::new();
+    persist(|| {
+        let listed = client.enter(own_directory(session), 0)?;
+        let name = |entry: &ListedEntry| String::from_utf8(entry.name.to_vec()).unwrap();
+        names = listed.dirs[0].entries.iter().map(name).collect();
+        Ok(())
+    });
+    names
+}
+
+#[test]
+fn what_comes_while_the_log_is_written_is_written_together() {
+    const SESSIONS: u64 = 8;
+    const BATCHES: u64 = 20;
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
+    let slow = Faulty::new(u64::MAX, 0, Duration::from_millis(20));
+    let log_puts = Arc::clone(&slow.log_puts);
+    let folder = tempfile::tempdir().unwrap();
+    let store = Store::new("slow", Arc::new(slow), None);
+    let server = runtime.block_on(Server::start_on(store, config(folder.path()))).unwrap();
+    let clients = sessions_with_directories(server.address(), SESSIONS);
+    let before = log_puts.load(Relaxed);
+    std::thread::scope(|scope| {
+        for (session, mut client) in (2..).zip(clients) {
+            scope.spawn(move || {
+                for n in 1..=BATCHES {
+                    client.commit(n, &one_file(session, n), (100, 1)).unwrap();
+                }
+            });
+        }
+    });
+    let puts = log_puts.load(Relaxed) - before;
+    assert!(puts < SESSIONS * BATCHES / 2, "{puts} writes of the log for {} batches", SESSIONS * BATCHES);
+    runtime.shutdown_background();
+}
+
+#[test]
+fn of_several_sessions_on_a_store_that_fails_each_has_what_was_acknowledged() {
+    const SESSIONS: u64 = 4;
+    const BATCHES: u64 = 30;
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let faulty = Faulty::new(40, 16, Duration::from_millis(2));
+    let log_puts = Arc::clone(&faulty.log_puts);
+    let store = Store::new("faulty", Arc::new(faulty), None);
+    let server = runtime.block_on(Server::start_on(store, config(folder.path()))).unwrap();
+    let address = server.address();
+    let clients = sessions_with_directories(address, SESSIONS);
+    let failed = AtomicU64::new(0);
+    std::thread::scope(|scope| {
+        for (session, mut client) in (2..).zip(clients) {
+            let failed = &failed;
+            scope.spawn(move || {
+                for n in 1..=BATCHES {
+                    persist(|| {
+                        let done = client.commit(n, &one_file(session, n), (100, 1)).map(drop);
+                        failed.fetch_add(u64::from(done.is_err()), Relaxed);
+                        done
+                    });
+                }
+                let expected: Vec<String> = (1..=BATCHES).map(|n| n.to_string()).collect();
+                assert_eq!(names_of(&mut client, session), expected);
+            });
+        }
+    });
+    println!("{failed:?} failed, {log_puts:?} writes of the log");
+    assert!(failed.load(Relaxed) > 0);
+    let mut problems = Vec::new();
+    persist(|| {
+        let check = Ask::CheckVolume(CheckVolume { name: "vol".into(), content: true });
+        if let Answer::Checked(checked) = Client::connect(address).ask(check)? {
+            problems = checked.problems;
+            assert_eq!(checked.inodes, 1 + SESSIONS + SESSIONS * BATCHES);
+        }
+        Ok(())
+    });
+    assert_eq!(problems, [""; 0]);
     runtime.shutdown_background();
 }

@@ -1,0 +1,274 @@
+//! Several mounts of one file system, as several hosts would have it: who works where others work too.
+//!
+//! Every directory that is named is the same one, seen through another mount. Workers take turns over the mounts. Each
+//! part goes on for a while, or for so many files, and every call is timed.
+
+use std::fs::{self, File};
+use std::io::{self, Read, Write};
+use std::path::{Path, PathBuf};
+use std::sync::Barrier;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use clap::Args;
+use serde::Serialize;
+
+use crate::machine::Machine;
+use crate::sys;
+
+#[derive(Args)]
+pub(crate) struct Options {
+    /// Workers, over all mounts
+    #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=1024))]
+    workers: u32,
+    /// How long each part goes on
+    #[arg(long, default_value_t = 5.0)]
+    seconds: f64,
+    /// Write every figure, and the machine, to this file
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// One directory, seen through each of the mounts
+    #[arg(value_name = "DIR", required = true)]
+    dirs: Vec<PathBuf>,
+}
+
+/// What libtool's dependency tracking writes for each object.
+const DEPENDENCIES: usize = 3000;
+/// What IO500's mdtest-hard writes to each file.
+const HARD: usize = 3901;
+
+/// How long the calls of one kind took, all workers together.
+#[derive(Serialize)]
+struct Line {
+    part: &'static str,
+    call: &'static str,
+    calls: usize,
+    /// All workers together.
+    per_second: f64,
+    p50_ms: f64,
+    p99_ms: f64,
+    max_ms: f64,
+}
+
+/// The calls of one worker, by kind, in seconds.
+type Calls = Vec<(&'static str, Vec<f64>)>;
+
+struct Worker<'a> {
+    number: usize,
+    all: usize,
+    dir: &'a Path,
+    until: Instant,
+    calls: Calls,
+}
+
+impl Worker<'_> {
+    fn timed<T>(&mut self, call: &'static str, what: impl FnOnce() -> io::Result<T>) -> Result<T> {
+        let begun = Instant::now();
+        let done = what().with_context(|| format!("{call} in {}", self.dir.display()))?;
+        let took = begun.elapsed().as_secs_f64();
+        match self.calls.iter_mut().find(|(known, _)| *known == call) {
+            Some((_, calls)) => calls.push(took),
+            None => self.calls.push((call, vec![took])),
+        }
+        Ok(done)
+    }
+
+    fn goes_on(&self) -> Result<bool> {
+        sys::check_interrupted()?;
+        Ok(Instant::now() < self.until)
+    }
+
+    fn create(&mut self, path: &Path, bytes: usize) -> Result<()> {
+        self.timed("create", || File::create_new(path)?.write_all(&vec![b'x'; bytes]))
+    }
+
+    /// Compilers with libtool: a temporary file beside the others, then its name.
+    fn depend(&mut self) -> Result<()> {
+        for n in 0.. {
+            if !self.goes_on()? {
+                break;
+            }
+            let [from, to] = ["Tpo", "Po"].map(|end| self.dir.join(format!("w{}-{n}.{end}", self.number)));
+            self.create(&from, DEPENDENCIES)?;
+            self.timed("rename", || fs::rename(&from, &to))?;
+        }
+        Ok(())
+    }
+
+    /// Each in a directory of its own.
+    fn easy(&mut self) -> Result<()> {
+        let own = self.dir.join(format!("own{}", self.number));
+        fs::create_dir(&own)?;
+        for n in 0.. {
+            if !self.goes_on()? {
+                break;
+            }
+            self.create(&own.join(n.to_string()), 0)?;
+        }
+        Ok(())
+    }
+
+    /// Each in a directory of its own, and made durable.
+    fn durable(&mut self) -> Result<()> {
+        let own = self.dir.join(format!("own{}", self.number));
+        fs::create_dir(&own)?;
+        for n in 0.. {
+            if !self.goes_on()? {
+                break;
+            }
+            let mut file = File::create_new(own.join(n.to_string()))?;
+            file.write_all(&[b'x'; HARD])?;
+            self.timed("fsync", || file.sync_all())?;
+        }
+        Ok(())
+    }
+
+    /// All in one directory.
+    fn hard(&mut self) -> Result<usize> {
+        for n in 0.. {
+            if !self.goes_on()? {
+                return Ok(n);
+            }
+            self.create(&self.dir.join(format!("f{}-{n}", self.number)), HARD)?;
+        }
+        unreachable!("time ends")
+    }
+
+    /// What the next worker has made.
+    fn look(&mut self, made: &[usize]) -> Result<()> {
+        let other = (self.number + 1) % self.all;
+        let paths: Vec<PathBuf> = (0..made[other]).map(|n| self.dir.join(format!("f{other}-{n}"))).collect();
+        for path in &paths {
+            sys::check_interrupted()?;
+            self.timed("stat", || fs::symlink_metadata(path))?;
+        }
+        for path in &paths {
+            sys::check_interrupted()?;
+            let mut bytes = Vec::with_capacity(HARD);
+            self.timed("read", || File::open(path)?.read_to_end(&mut bytes))?;
+            ensure!(
+                bytes.len() == HARD && bytes.iter().all(|byte| *byte == b'x'),
+                "{} is not what was written",
+                path.display()
+            );
+        }
+        for path in &paths {
+            sys::check_interrupted()?;
+            self.timed("delete", || fs::remove_file(path))?;
+        }
+        Ok(())
+    }
+}
+
+/// Lets all workers do something at the same time. Returns what each gives, and the lines.
+fn part<T: Send>(
+    options: &Options,
+    part: &'static str,
+    below: &Path,
+    work: impl Fn(&mut Worker<'_>) -> Result<T> + Sync,
+) -> Result<(Vec<T>, Vec<Line>)> {
+    let all = options.workers as usize;
+    let barrier = Barrier::new(all);
+    let begun = Instant::now();
+    let done: Vec<Result<(T, Calls)>> = std::thread::scope(|scope| {
+        let (barrier, work) = (&barrier, &work);
+        let workers: Vec<_> = (0..all)
+            .map(|number| {
+                let dir = options.dirs[number % options.dirs.len()].join(below);
+                scope.spawn(move || {
+                    barrier.wait();
+                    let until = Instant::now() + Duration::from_secs_f64(options.seconds);
+                    let mut worker = Worker { number, all, dir: &dir, until, calls: Vec::new() };
+                    let given = work(&mut worker)?;
+                    Ok((given, worker.calls))
+                })
+            })
+            .collect();
+        workers.into_iter().map(|worker| worker.join().expect("a worker")).collect()
+    });
+    let seconds = begun.elapsed().as_secs_f64();
+    let mut by_call: Calls = Vec::new();
+    let mut given = Vec::new();
+    for done in done {
+        let (one, calls) = done?;
+        given.push(one);
+        for (call, times) in calls {
+            match by_call.iter_mut().find(|(known, _)| *known == call) {
+                Some((_, all)) => all.extend(times),
+                None => by_call.push((call, times)),
+            }
+        }
+    }
+    Ok((given, by_call.into_iter().map(|(call, times)| line(part, call, times, seconds, all)).collect()))
+}
+
+/// `seconds`: of the whole part. Where it has calls of several kinds one after the other, each has its own time.
+fn line(part: &'static str, call: &'static str, mut times: Vec<f64>, seconds: f64, workers: usize) -> Line {
+    times.sort_by(f64::total_cmp);
+    let at = |share: f64| times[((times.len() - 1) as f64 * share) as usize] * 1e3;
+    let busy = times.iter().sum::<f64>() / workers as f64;
+    let own_seconds = if part == "look" { busy } else { seconds };
+    Line {
+        part,
+        call,
+        calls: times.len(),
+        per_second: times.len() as f64 / own_seconds,
+        p50_ms: at(0.5),
+        p99_ms: at(0.99),
+        max_ms: at(1.0),
+    }
+}
+
+#[derive(Serialize)]
+struct Report {
+    machine: Machine,
+    mounts: usize,
+    workers: u32,
+    lines: Vec<Line>,
+}
+
+pub(crate) fn run(options: &Options) -> Result<()> {
+    let machine = Machine::describe();
+    let name = format!("hayloft-bench-shared-{}", std::process::id());
+    let top = options.dirs[0].join(&name);
+    fs::create_dir(&top).with_context(|| format!("{}", top.display()))?;
+    let measured = measure(options, Path::new(&name));
+    let removed = fs::remove_dir_all(&top).with_context(|| format!("{}", top.display()));
+    let lines = measured?;
+    removed?;
+    println!("{} mounts, {} workers", options.dirs.len(), options.workers);
+    println!(
+        "{:<8}{:<8}{:>10}{:>12}{:>10}{:>10}{:>10}",
+        "part", "call", "calls", "a second", "p50 ms", "p99 ms", "max ms"
+    );
+    for line in &lines {
+        let Line { part, call, calls, per_second, p50_ms, p99_ms, max_ms } = line;
+        println!("{part:<8}{call:<8}{calls:>10}{per_second:>12.0}{p50_ms:>10.2}{p99_ms:>10.2}{max_ms:>10.1}");
+    }
+    if let Some(path) = &options.json {
+        let report = Report { machine, mounts: options.dirs.len(), workers: options.workers, lines };
+        fs::write(path, serde_json::to_string_pretty(&report)?)
+            .with_context(|| format!("{}", path.display()))?;
+    }
+    Ok(())
+}
+
+fn measure(options: &Options, below: &Path) -> Result<Vec<Line>> {
+    let folder = |name: &str| -> Result<PathBuf> {
+        let path = below.join(name);
+        fs::create_dir(options.dirs[0].join(&path))?;
+        // All have to see it.
+        for dir in &options.dirs {
+            fs::symlink_metadata(dir.join(&path)).context("the directories are not one and the same")?;
+        }
+        Ok(path)
+    };
+    let mut lines = part(options, "depend", &folder("depend")?, |worker| worker.depend())?.1;
+    lines.extend(part(options, "easy", &folder("easy")?, |worker| worker.easy())?.1);
+    lines.extend(part(options, "durable", &folder("durable")?, |worker| worker.durable())?.1);
+    let hard = folder("hard")?;
+    let (made, created) = part(options, "hard", &hard, |worker| worker.hard())?;
+    lines.extend(created);
+    lines.extend(part(options, "look", &hard, |worker| worker.look(&made))?.1);
+    Ok(lines)
+}
