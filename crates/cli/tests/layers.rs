@@ -1,6 +1,8 @@
-//! The crates use each other only as `ARCHITECTURE.md` says.
+//! The crates use each other only as `ARCHITECTURE.md` says, and the rooms of a crate (folders of `src`) only those above
+//! them.
 
 use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// A crate, and the crates of this workspace that it may use.
@@ -50,4 +52,52 @@ fn no_crate_uses_what_the_table_does_not_allow() {
             assert!(!ours || may.contains(&used), "{name} must not use {used}");
         }
     }
+}
+
+/// Crates with rooms, and the rooms in the order in which they may use each other. Files beside the rooms are for all.
+const ROOMS: [(&str, &[&str]); 1] =
+    [("volume", &["database", "content", "order", "sharing", "session", "commit", "admin", "connection"])];
+
+#[test]
+fn a_room_uses_only_those_above_it() {
+    let crates = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the folder of the crates");
+    let mut wrong = Vec::new();
+    for (name, rooms) in ROOMS {
+        let src = crates.join(name).join("src");
+        let mut folders: Vec<String> = std::fs::read_dir(&src)
+            .expect("sources")
+            .map(|entry| entry.expect("an entry"))
+            .filter(|entry| entry.path().is_dir())
+            .map(|entry| entry.file_name().into_string().expect("a name"))
+            .collect();
+        folders.sort();
+        let mut known = rooms.to_vec();
+        known.sort_unstable();
+        assert_eq!(folders, known, "the rooms of {name}");
+        for (at, room) in rooms.iter().enumerate() {
+            for file in sources(&src.join(room)) {
+                let text = std::fs::read_to_string(&file).expect("a source");
+                for below in &rooms[at + 1..] {
+                    if text.contains(&format!("crate::{below}::")) {
+                        wrong.push(format!("{} uses {below}", file.display()));
+                    }
+                }
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{wrong:#?}");
+}
+
+/// All sources below a folder.
+fn sources(folder: &Path) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir(folder).expect("a folder") {
+        let path = entry.expect("an entry").path();
+        if path.is_dir() {
+            found.extend(sources(&path));
+        } else if path.extension().is_some_and(|end| end == "rs") {
+            found.push(path);
+        }
+    }
+    found
 }

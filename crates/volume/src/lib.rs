@@ -1,37 +1,34 @@
 //! The server: volumes in SlateDB databases, sessions, commits, content, and the protocol's server side.
 //!
 //! [`Server::start`] opens a store and listens; each volume is opened when it is first asked for. The
-//! layout of a volume's tables is described in `tables.rs`, that of its content in `hayloft-store`.
+//! layout of a volume's tables is described in `database/tables.rs`, that of its content in `hayloft-store`.
+//!
+//! An open [`volume::Volume`] holds what all rooms work on; what they do is in `impl Volume` there. A room uses only those
+//! above it (`crates/cli/tests/layers.rs` checks that):
+//!
+//! | room | what is there |
+//! |---|---|
+//! | `database` | the rows of a volume, and of the volumes of a store |
+//! | `content` | content on its way into packs, the room that is kept free, dead content |
+//! | `order` | the order of all changes, and how they become durable |
+//! | `sharing` | who holds what, who is told, changes that are executed here |
+//! | `session` | clients: their beginning, their end, their locks |
+//! | `commit` | batches |
+//! | `admin` | what administrators ask for |
+//! | `connection` | messages, and who handles them |
 
 mod admin;
-mod change;
-mod check;
 mod commit;
-mod compaction;
 mod config;
 mod connection;
 mod content;
 mod database;
-mod ended;
-mod enter;
 mod error;
-mod history;
-mod intake;
-mod listing;
-mod locks;
-mod objects;
 mod order;
-mod registry;
 mod replies;
-mod reserve;
-mod restore;
 mod server;
 mod session;
 mod sharing;
-mod stats;
-mod sweep;
-mod tables;
-mod uses;
 mod volume;
 
 pub use config::Config;

@@ -17,13 +17,13 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Notify, watch};
 use tokio::task::{JoinHandle, JoinSet};
 
+use crate::admin::stats::ServerStats;
 use crate::config::Config;
 use crate::connection;
+use crate::content::reserve::Reserve;
 use crate::database;
+use crate::database::registry;
 use crate::error::{ServerError, VolumeError};
-use crate::registry;
-use crate::reserve::Reserve;
-use crate::stats::ServerStats;
 use crate::volume::Volume;
 
 /// How long a shutdown waits for connections to finish what they have begun.
@@ -203,7 +203,7 @@ async fn listen(store: Store, config: Config) -> Result<Server, ServerError> {
     });
     tracing::info!(%address, store = shared.store.url(), "serving");
     let accepting = tokio::spawn(accept(Arc::clone(&shared), listener));
-    let sweeper = tokio::spawn(crate::sweep::in_background(Arc::clone(&shared)));
+    let sweeper = tokio::spawn(crate::content::sweep::in_background(Arc::clone(&shared)));
     let leases = tokio::spawn(watch_leases(Arc::clone(&shared)));
     Ok(Server { shared, address, listener: accepting, sweeper, leases })
 }

@@ -11,17 +11,17 @@ use parking_lot::{Mutex, RwLock};
 use prost::Message;
 use slatedb::{CloseReason, Db, ErrorKind, WriteBatch};
 
-use crate::compaction::Wish;
 use crate::database;
-use crate::ended::Ended;
+use crate::database::compaction::Wish;
+use crate::database::registry::Registered;
+use crate::database::tables::{self, EndedRow, PackId, SessionRow, VolumeRow};
 use crate::error::{VolumeError, chain};
-use crate::history::History;
 use crate::order::Order;
-use crate::registry::Registered;
+use crate::order::history::History;
 use crate::server::Shared;
 use crate::session::Session;
+use crate::session::ended::Ended;
 use crate::sharing::{Progress, Sharing};
-use crate::tables::{self, EndedRow, PackId, SessionRow, VolumeRow};
 
 /// Most names of content that are remembered as stored: 8 MiB of memory.
 const KNOWN_MAX: usize = 1 << 18;
@@ -93,7 +93,7 @@ pub(crate) struct Volume {
     /// Who holds and uses what; the streams to the sessions.
     pub(crate) sharing: Mutex<Sharing>,
     pub(crate) state: Mutex<State>,
-    pub(crate) locks: crate::locks::Locks,
+    pub(crate) locks: crate::session::locks::Locks,
     pub(crate) history: Mutex<History>,
     /// How far the history is.
     pub(crate) mark: Arc<AtomicU64>,
@@ -156,7 +156,7 @@ impl Volume {
             order: Order::default(),
             sharing: Mutex::default(),
             state: Mutex::default(),
-            locks: crate::locks::Locks::default(),
+            locks: crate::session::locks::Locks::default(),
             history: Mutex::default(),
             mark: Arc::default(),
             flying: Mutex::default(),
@@ -388,7 +388,7 @@ impl Volume {
 
     /// A number for a new pack of that size, protected from sweeps.
     pub(crate) fn new_pack(self: &Arc<Self>, size: u64) -> Flying {
-        let pack = PackId(crate::registry::random());
+        let pack = PackId(crate::database::registry::random());
         self.flying.lock().insert(pack);
         Flying { pack, size, volume: Arc::clone(self), named: AtomicBool::new(false) }
     }

@@ -9,8 +9,8 @@ use slatedb::WriteBatch;
 
 use super::Sweep;
 use crate::database;
+use crate::database::tables::{self, PackId, Place};
 use crate::error::VolumeError;
-use crate::tables::{self, PackId, Place};
 
 /// Payload that is moved at a time.
 const MOVE_BYTES: u64 = 8 << 20;

@@ -9,8 +9,8 @@ use hayloft_wire::{Checked, DentryRow, InodeRowMessage, decode_blocks};
 use slatedb::DbSnapshot;
 
 use crate::database;
+use crate::database::tables::{self, PackId, Place, VolumeRow};
 use crate::error::{VolumeError, chain};
-use crate::tables::{self, PackId, Place, VolumeRow};
 use crate::volume::Volume;
 
 /// Problems are told up to this number.

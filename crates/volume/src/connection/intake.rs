@@ -9,10 +9,10 @@ use hayloft_wire::client_message::Body;
 use hayloft_wire::server_message::Body as Answer;
 use tokio::sync::{Notify, mpsc};
 
+use crate::admin::stats::type_of;
 use crate::content::Pending;
 use crate::error::VolumeError;
 use crate::replies::Replies;
-use crate::stats::type_of;
 use crate::volume::Volume;
 
 /// Handles what has to be handled in its order.

@@ -6,8 +6,8 @@ use hayloft_wire::{InodeRowMessage, decode_blocks};
 use slatedb::{DbIterator, DbSnapshot};
 
 use crate::database;
+use crate::database::tables;
 use crate::error::VolumeError;
-use crate::tables;
 
 /// What a snapshot's rows name.
 pub(super) struct Marks {

@@ -15,12 +15,12 @@ use hayloft_wire::{
 use prost::Message;
 use slatedb::{Db, DbSnapshot, WriteBatch};
 
+use crate::content::reserve::COMMIT_ROOM;
 use crate::database;
+use crate::database::tables::{self, VolumeRow};
 use crate::error::VolumeError;
 use crate::order::Ordered;
-use crate::reserve::COMMIT_ROOM;
 use crate::sharing::{Pass, Progress, Sharing};
-use crate::tables::{self, VolumeRow};
 use crate::volume::Volume;
 
 /// How often to look whether a database is open again.

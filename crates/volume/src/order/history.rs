@@ -12,9 +12,9 @@ use prost::Message;
 use slatedb::{Db, WriteBatch};
 
 use crate::database;
+use crate::database::registry::random;
+use crate::database::tables::{self, HistoryRow, MarkRow, Opening};
 use crate::error::VolumeError;
-use crate::registry::random;
-use crate::tables::{self, HistoryRow, MarkRow, Opening};
 use crate::volume::Volume;
 
 /// Most openings that are remembered: who has not been heard of for longer is told that it is another history.

@@ -8,9 +8,9 @@ use hayloft_model::grants::Request;
 use hayloft_model::{Ino, InodeRow, Record, SessionId, estates};
 use hayloft_wire::RecordMessage;
 
-use crate::change::row_of;
 use crate::error::VolumeError;
 use crate::sharing::Pass;
+use crate::sharing::change::row_of;
 use crate::volume::Volume;
 
 impl Volume {

@@ -2,14 +2,16 @@
 //! then on; it becomes durable in groups: one flush at a time takes all that has gathered since the one before. The log
 //! is flushed in order, so what is durable is always a prefix.
 
+pub(crate) mod history;
+
 use std::sync::Arc;
 
 use parking_lot::Mutex;
 use prost::Message;
 use slatedb::{CloseReason, Db, ErrorKind, WriteBatch, WriteHandle};
 
+use crate::database::tables::{self, MarkRow};
 use crate::error::VolumeError;
-use crate::tables::{self, MarkRow};
 use crate::volume::Volume;
 
 /// A place in the order.

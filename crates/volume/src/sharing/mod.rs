@@ -1,9 +1,14 @@
 //! Drives the grant machine of a volume: what it says is put into the sessions' streams, and wakes the requests
 //! that wait. `docs/sharing.md` has the rules.
 
+pub(crate) mod change;
+pub(crate) mod enter;
+pub(crate) mod objects;
+pub(crate) mod restore;
+pub(crate) mod uses;
+
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
-use std::sync::atomic::Ordering::Relaxed;
 
 use hayloft_model::grants::{Grants, Object, Order, Outcome, Output, Request, Ticket};
 use hayloft_model::{Estates, Ino, Record, SessionId};
@@ -13,10 +18,9 @@ use hayloft_wire::{
 };
 use tokio::sync::mpsc;
 
-use crate::ended::End;
 use crate::error::VolumeError;
 use crate::replies::{Replies, failure};
-use crate::uses::Uses;
+use crate::sharing::uses::Uses;
 use crate::volume::Volume;
 
 /// What a request that waits is told.
@@ -66,13 +70,13 @@ struct Late {
 
 /// What is known of a session's work.
 #[derive(Clone, Copy)]
-struct Work {
+pub(crate) struct Work {
     /// When something of a batch came last, or was worked on: milliseconds after the server's start.
-    at_ms: u64,
+    pub(crate) at_ms: u64,
     /// The last batch that was applied.
-    batch: u64,
+    pub(crate) batch: u64,
     /// The one after it was refused, and will come again.
-    is_refused: bool,
+    pub(crate) is_refused: bool,
 }
 
 /// Whoever has shipped so many batches since an event has shipped all that the event was about many times over.
@@ -84,7 +88,7 @@ const REFUSED_PATIENCE_MS: u64 = 10_000;
 impl Stream {
     /// Whether the first event that it has not acknowledged has been with it for a lease, and nothing comes of it: what
     /// it has to ship before may take as long as it does, but it has to come.
-    fn is_stuck(&mut self, now_ms: u64, lease_ms: u64, work: Work) -> bool {
+    pub(crate) fn is_stuck(&mut self, now_ms: u64, lease_ms: u64, work: Work) -> bool {
         let Some((event, sent)) = self.sent.first_key_value() else { return false };
         if !self.replies.is_written(sent.queued) {
             return false;
@@ -314,54 +318,6 @@ impl Volume {
         let mut sharing = self.sharing.lock();
         sharing.grants.release(session, &files);
         sharing.drive(now_ms);
-    }
-
-    /// Ends sessions that somebody waits for and that have been silent for their lease, or have not done for as long
-    /// what they were told.
-    pub(crate) async fn end_silent(self: &Arc<Self>) {
-        let waited_for = self.sharing.lock().grants.waited_for();
-        let needed = self.locks.take_needed();
-        let why_of = |volume: &Volume, session: SessionId| match session {
-            _ if volume.is_silent(session) => Some("silent for its lease, and others wait for it: ended"),
-            _ if waited_for.contains(&session) && volume.is_stuck(session) => {
-                Some("does not acknowledge for its lease, and others wait for it: ended")
-            }
-            _ => None,
-        };
-        let all: HashSet<SessionId> = waited_for.iter().copied().chain(needed).collect();
-        for session in all.into_iter().filter(|session| why_of(self, *session).is_some()) {
-            let has_to_go = |volume: &Volume| {
-                let why = why_of(volume, session);
-                if let Some(why) = why {
-                    tracing::warn!(volume = volume.name, %session, why);
-                }
-                why.is_some()
-            };
-            if let Err(error) = self.evict_if(session, End::Lost, has_to_go).await {
-                tracing::warn!(volume = self.name, %session, %error, "a session cannot be ended yet");
-            }
-        }
-    }
-
-    /// Whether a session does not do what it was told, for its lease: see [`Stream::is_stuck`].
-    fn is_stuck(&self, session: SessionId) -> bool {
-        let (now, lease) = (self.shared.uptime_ms(), self.shared.config.lease.as_millis() as u64);
-        let mut sharing = self.sharing.lock();
-        let work = self.state.lock().sessions.get(&session).map(|found| Work {
-            at_ms: found.worked.load(Relaxed),
-            batch: found.row.last_sequence,
-            is_refused: found.failed.is_some(),
-        });
-        let stream = sharing.streams.get_mut(&session);
-        stream.zip(work).is_some_and(|(stream, work)| stream.is_stuck(now, lease, work))
-    }
-
-    /// Whether a session was not heard of for its lease.
-    fn is_silent(&self, session: SessionId) -> bool {
-        let (now, lease) = (self.shared.uptime_ms(), self.shared.config.lease.as_millis() as u64);
-        let state = self.state.lock();
-        let found = state.sessions.get(&session);
-        found.is_none_or(|found| now.saturating_sub(found.heard.load(Relaxed)) > lease)
     }
 }
 

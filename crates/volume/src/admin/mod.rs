@@ -1,5 +1,8 @@
 //! Administration: volumes are made, shown, changed, checked, swept and deleted.
 
+pub(crate) mod check;
+pub(crate) mod stats;
+
 use std::sync::Arc;
 
 use hayloft_model::SessionId;
@@ -10,8 +13,8 @@ use hayloft_wire::{
     Volumes,
 };
 
+use crate::database::registry::{self, Registered};
 use crate::error::VolumeError;
-use crate::registry::{self, Registered};
 use crate::server::Shared;
 use crate::volume::Volume;
 

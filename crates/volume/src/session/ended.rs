@@ -14,9 +14,9 @@ use prost::Message;
 use slatedb::{Db, WriteBatch};
 
 use crate::database;
+use crate::database::tables::{self, EndedRow};
 use crate::error::VolumeError;
 use crate::sharing::{Progress, Sharing};
-use crate::tables::{self, EndedRow};
 use crate::volume::Volume;
 
 /// How long ended sessions are remembered.

@@ -1,5 +1,7 @@
 //! One connection: requests come in, content and batches are handled in their order, reads beside them.
 
+pub(crate) mod intake;
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
@@ -17,13 +19,13 @@ use tokio::sync::{Notify, Semaphore, mpsc};
 use tokio::task::{JoinHandle, JoinSet};
 
 use crate::admin;
+use crate::admin::stats::type_of;
+use crate::connection::intake::Intake;
 use crate::content::message_of;
+use crate::database::listing;
 use crate::error::VolumeError;
-use crate::intake::Intake;
-use crate::listing;
 use crate::replies::{Replies, failure};
 use crate::server::Shared;
-use crate::stats::type_of;
 use crate::volume::Volume;
 
 /// Content and batches that wait for their turn; then the socket is not read any more.

@@ -17,8 +17,8 @@ use prost::Message;
 use slatedb::Db;
 
 use crate::content::message_of;
+use crate::database::listing::{self, Entry};
 use crate::error::VolumeError;
-use crate::listing::{self, Entry};
 use crate::replies::Replies;
 use crate::sharing::Pass;
 use crate::volume::Volume;

@@ -10,13 +10,13 @@ use hayloft_wire::{Commit, Committed, InodeRowMessage, RecordMessage, record_mes
 use prost::Message;
 use slatedb::{Db, WriteBatch};
 
+use crate::content::reserve::COMMIT_ROOM;
 use crate::content::{Pending, Ready};
 use crate::database;
-use crate::ended::End;
+use crate::database::tables;
 use crate::error::VolumeError;
 use crate::order::Ordered;
-use crate::reserve::COMMIT_ROOM;
-use crate::tables;
+use crate::session::ended::End;
 use crate::volume::Volume;
 
 /// Rows that are looked up at a time.

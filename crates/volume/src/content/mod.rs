@@ -1,5 +1,8 @@
 //! Content: what a connection has brought for its next commit, and reading what is stored.
 
+pub(crate) mod reserve;
+pub(crate) mod sweep;
+
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -10,8 +13,8 @@ use hayloft_wire::{BeginBatch, Chunk, RecordMessage};
 use prost::Message;
 use tokio::task::JoinHandle;
 
+use crate::database::tables::{self, PackId, Place};
 use crate::error::VolumeError;
-use crate::tables::{self, PackId, Place};
 use crate::volume::{Flying, Volume};
 
 /// A pack is closed when it holds this many bytes.

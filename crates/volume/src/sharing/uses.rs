@@ -9,8 +9,8 @@ use hayloft_wire::InodeRowMessage;
 use slatedb::WriteBatch;
 
 use crate::database;
+use crate::database::tables;
 use crate::error::VolumeError;
-use crate::tables;
 use crate::volume::Volume;
 
 /// Inodes that are settled with one batch.

@@ -20,9 +20,9 @@ use prost::Message;
 use slatedb::{Db, DbSnapshot, WriteBatch};
 
 use crate::database;
+use crate::database::tables::{self, PackId, Place};
 use crate::error::VolumeError;
 use crate::server::Shared;
-use crate::tables::{self, PackId, Place};
 use crate::volume::Volume;
 
 /// Rows that are deleted while the turn is held once.

@@ -9,8 +9,8 @@ use hayloft_wire::{DentryRow, InodeRowMessage, PageRow};
 use slatedb::DbSnapshot;
 
 use crate::database;
+use crate::database::tables;
 use crate::error::VolumeError;
-use crate::tables;
 
 /// Rows that are read at a time.
 const READS: usize = 16;

@@ -1,5 +1,10 @@
 //! The SlateDB database of a volume: how it is opened, and helpers to read it.
 
+pub(crate) mod compaction;
+pub(crate) mod listing;
+pub(crate) mod registry;
+pub(crate) mod tables;
+
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,7 +19,7 @@ use slatedb::db_cache::moka::{MokaCache, MokaCacheOptions};
 use slatedb::db_cache::{DbCache, SplitCache};
 use slatedb::{CompactorBuilder, Db, DbIterator, DbSnapshot, Settings, WriteBatch};
 
-use crate::compaction::Wish;
+use crate::database::compaction::Wish;
 use crate::error::VolumeError;
 
 /// A table file written from memory holds about this much; also the most that a start replays.

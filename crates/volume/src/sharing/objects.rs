@@ -7,9 +7,9 @@ use hayloft_model::{Ino, SessionId};
 use hayloft_wire::server_message::Body as Answer;
 use hayloft_wire::{Acquire, Acquired, InodeAnswer, RecordMessage, record_message};
 
-use crate::change::row_of;
 use crate::error::VolumeError;
 use crate::replies::Replies;
+use crate::sharing::change::row_of;
 use crate::volume::Volume;
 
 impl Volume {

@@ -1,5 +1,9 @@
 //! Sessions: clients of a volume, found again after any restart.
 
+pub(crate) mod ended;
+pub(crate) mod locks;
+mod silent;
+
 use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -16,10 +20,10 @@ use slatedb::{Db, WriteBatch};
 use tokio::sync::Notify;
 
 use crate::database;
-use crate::ended::End;
+use crate::database::tables::{self, SessionRow};
 use crate::error::VolumeError;
 use crate::replies::Replies;
-use crate::tables::{self, SessionRow};
+use crate::session::ended::End;
 use crate::volume::Volume;
 
 /// Inode numbers that a session gets at its start.
