@@ -17,9 +17,9 @@ use hayloft_fuse::{Control, Transport};
 use parking_lot::Mutex;
 use serde_json::{Map, Value, json};
 
-use crate::committer::FlushError;
 use crate::core::Client;
 use crate::error::MountError;
+use crate::log::committer::FlushError;
 
 pub use ask::{ControlError, Leave, Target, Visit, flush, stats};
 
@@ -186,7 +186,7 @@ fn statistics(client: &Client, control: &Control) -> Value {
     log["oldest_unsent_age_seconds"] = json!(client.ledger.oldest_age().as_secs_f64());
     log["durable_sequence"] = json!(client.durable().0);
     log["full"] = json!(client.ledger.is_full());
-    let (limits, resident) = (client.memory.limits(), crate::memory::resident());
+    let (limits, resident) = (client.memory.limits(), crate::cache::memory::resident());
     let memory = json!({
         "resident_bytes": resident.all,
         "own_bytes": resident.own,

@@ -14,21 +14,21 @@ use hayloft_wire::VolumeStatus;
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use rustc_hash::FxBuildHasher;
 
-use crate::appends::Append;
-use crate::clock::Clock;
-use crate::committer::Ledger;
-use crate::data::{File, FileData};
-use crate::fault::{Bundle, Faults};
-use crate::foreword::{Excused, Foreword};
+use crate::cache::data::{File, FileData};
+use crate::cache::memory::Memory;
+use crate::host::clock::Clock;
+use crate::kernel::foreword::{Excused, Foreword};
+use crate::kernel::moved::Moved;
+use crate::kernel::nodes::{Left, NodeId, Nodes};
 use crate::kernel::{KernelNames, Word};
-use crate::link::Link;
-use crate::memory::Memory;
-use crate::moved::Moved;
-use crate::nodes::{Left, NodeId, Nodes};
+use crate::log::committer::Ledger;
+use crate::log::rejoin::Restoring;
+use crate::log::rescue::Unsent;
 use crate::options::MountOptions;
-use crate::rejoin::Restoring;
-use crate::rescue::Unsent;
+use crate::session::link::Link;
 use crate::sharing::Recalled;
+use crate::sharing::appends::Append;
+use crate::sharing::fault::{Bundle, Faults};
 use crate::stats::{Hold, Stats};
 
 /// How soon what this host would rather not own is told again.
@@ -189,7 +189,7 @@ impl Core {
             self.tree
                 .known_names(dir)
                 .iter()
-                .take(crate::moved::KEPT_MAX)
+                .take(crate::kernel::moved::KEPT_MAX)
                 .for_each(|name| self.note_leaving(dir, name));
         }
     }
@@ -378,7 +378,7 @@ pub(crate) struct Client {
     /// Changed rows that are in no cut, as of the last change.
     pub(crate) dirty_rows: AtomicUsize,
     /// Locks that hold on every host; not set: the kernel keeps them for this host alone.
-    pub(crate) locks: std::sync::OnceLock<Arc<crate::locks::Locks>>,
+    pub(crate) locks: std::sync::OnceLock<Arc<crate::sharing::locks::Locks>>,
     /// How often rows were evicted: what was asked for before may be outdated.
     pub(crate) evictions: AtomicU64,
     /// What the kernel has to be told, see [`crate::kernel`].
@@ -391,15 +391,15 @@ pub(crate) struct Client {
     pub(crate) recalls: Sender<Recalled>,
     /// Answers of which parts are still to come, by request; only the thread that reads the stream uses it.
     pub(crate) partial: Mutex<HashMap<u64, Bundle>>,
-    /// Reads and writes under way, see [`crate::pages`].
-    pub(crate) calls: crate::pages::Calls,
+    /// Reads and writes under way, see [`crate::kernel::pages`].
+    pub(crate) calls: crate::kernel::pages::Calls,
     /// Objects that calls are waiting to own, and how many calls.
     pub(crate) wanted: Mutex<HashMap<Ino, u32>>,
     /// Serializes what is said of inodes in use. Lock order: before `core`.
     pub(crate) uses_told: Mutex<()>,
     /// Others have changed something since the server said how full the volume is.
     pub(crate) others_changed: AtomicBool,
-    /// Changes whose callers were ended and that are not certain yet, see [`crate::abandoned`].
+    /// Changes whose callers were ended and that are not certain yet, see [`crate::sharing::abandoned`].
     pub(crate) abandoned: AtomicUsize,
 }
 
@@ -439,7 +439,7 @@ impl Client {
             foreword: Mutex::default(),
             recalls,
             partial: Mutex::default(),
-            calls: crate::pages::Calls::default(),
+            calls: crate::kernel::pages::Calls::default(),
             wanted: Mutex::default(),
             uses_told: Mutex::default(),
             others_changed: AtomicBool::new(false),

@@ -4,39 +4,36 @@
 //! The way of a change: the kernel's request ([`hayloft_fuse`]) -> the tree ([`hayloft_model::tree`]) and the
 //! file's data in memory, answered at once -> a cut of the log every few seconds, or when something has to
 //! be durable -> content and one batch of records on the session stream -> acknowledged when durable.
+//!
+//! `core` has what all rooms work on: the client, and the tables under its lock. A room uses only those above it
+//! (`crates/cli/tests/layers.rs` checks that):
+//!
+//! | room | what is there |
+//! |---|---|
+//! | `host` | what is asked of this machine: clock, threads, memory |
+//! | `keeper` | the second process, which takes from the kernel what it holds when this one is still |
+//! | `cache` | file data and rows in memory, and how much of them |
+//! | `kernel` | what the kernel knows, by which numbers, and what it is told |
+//! | `session` | the connection with the server, and what arrives on it |
+//! | `log` | what has changed here, its way to the server, and what becomes of it when the session ends before |
+//! | `sharing` | what the server is asked for, recalls, locks |
+//! | `fs` | the kernel's requests |
+//! | `control` | what `hayloft sync`, `stats` and `umount` ask a mount |
 
-mod abandoned;
-mod appends;
-mod aside;
-mod clock;
-mod committer;
+mod cache;
 pub mod control;
 mod core;
-mod data;
 mod error;
-mod fault;
-mod foreword;
 mod fs;
-mod holders;
 mod host;
 mod keeper;
 mod kernel;
-mod link;
-mod locks;
-mod memory;
-mod moment;
+mod log;
 mod mount;
-mod moved;
-mod nodes;
 mod options;
-mod pages;
-mod reader;
-mod rejoin;
-mod rescue;
+mod session;
 mod sharing;
 mod stats;
-mod thread;
-mod words;
 
 pub use error::MountError;
 pub use keeper::{ARGUMENT as KEEPER_ARGUMENT, run as keep};

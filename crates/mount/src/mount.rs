@@ -14,20 +14,23 @@ use hayloft_model::{InoRange, Usage};
 use hayloft_wire::client_message::Body as Ask;
 use hayloft_wire::{Bury, LostPeer};
 
-use crate::clock::Clock;
+use crate::cache::memory;
 use crate::control::Listener;
 use crate::core::{Client, Core};
 use crate::error::MountError;
-use crate::foreword::Foreword;
 use crate::fs::VolumeFs;
+use crate::host::clock::Clock;
 use crate::keeper::{KnownInodes, Shared};
 use crate::kernel::Word;
-use crate::link::Link;
-use crate::locks::Locks;
+use crate::kernel::foreword::Foreword;
+use crate::log::committer;
 use crate::options::{LocksOption, MountOptions, TransportOption};
+use crate::session::link::Link;
 use crate::sharing::Recalled;
+use crate::sharing::locks::Locks;
+use crate::sharing::{self, holders};
 use crate::stats::Stats;
-use crate::{committer, control, holders, host, keeper, kernel, memory, sharing};
+use crate::{control, host, keeper, kernel};
 
 /// What to mount, and where.
 #[derive(Clone, Debug)]
@@ -159,7 +162,7 @@ impl Mount {
         let (recalls, to_recall) = std::sync::mpsc::channel();
         let speech = (words, recalls);
         let client = Arc::new(Client::new(core, opened.link, clock, stats, options, status, rescue, speech));
-        let receiver: Arc<dyn crate::link::Receiver> = Arc::clone(&client) as _;
+        let receiver: Arc<dyn crate::session::link::Receiver> = Arc::clone(&client) as _;
         client
             .link
             .start(opened.reader, receiver)
@@ -210,7 +213,7 @@ impl Mount {
             flock_locks: shared_locks,
             // Each request that waits for a lock takes one.
             queue_depth_max: if shared_locks { 1024 } else { 256 },
-            lock_threads_max: crate::locks::WAITS_MAX + 128,
+            lock_threads_max: crate::sharing::locks::WAITS_MAX + 128,
             ..Config::default()
         };
         let session = Session::new(channel, VolumeFs::new(Arc::clone(client)), config)

@@ -3,9 +3,9 @@
 use hayloft_fuse::Errno;
 use hayloft_model::TreeError;
 
-use crate::committer::FlushError;
-use crate::fault::FaultError;
-use crate::locks::LockError;
+use crate::log::committer::FlushError;
+use crate::sharing::fault::FaultError;
+use crate::sharing::locks::LockError;
 
 /// Why a request fails.
 #[derive(Debug, thiserror::Error)]

@@ -10,11 +10,11 @@ use parking_lot::MutexGuard;
 
 use super::error::FsError;
 use super::{Done, Need, Stop, VolumeFs, attr};
-use crate::appends::Append;
-use crate::committer::FlushError;
+use crate::cache::data::{File, FileData, Lacking};
 use crate::core::Core;
-use crate::data::{File, FileData, Lacking};
 use crate::kernel::Word;
+use crate::log::committer::FlushError;
+use crate::sharing::appends::Append;
 
 const PAGE: u64 = 4096;
 

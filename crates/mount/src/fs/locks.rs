@@ -8,7 +8,7 @@ use hayloft_model::locks::Mode;
 
 use super::error::FsError;
 use super::{Done, Need, Stop, VolumeFs};
-use crate::locks::{LockError, Wanted};
+use crate::sharing::locks::{LockError, Wanted};
 
 impl VolumeFs {
     /// GETLK, SETLK and SETLKW: never on a transport thread, since all of them ask the server, and the kernel

@@ -22,11 +22,11 @@ use hayloft_model::{BLOCK_SIZE, FileKind, Ino, InodeRow, Missing, Timestamp, Tre
 use self::error::FsError;
 use self::io::Write;
 use self::request::Asked;
+use crate::cache::data::{File, Lacking};
 use crate::core::{Client, Core};
-use crate::data::{File, Lacking};
-use crate::fault::FaultError;
-use crate::link::Condition;
-use crate::nodes::NodeId;
+use crate::kernel::nodes::NodeId;
+use crate::session::link::Condition;
+use crate::sharing::fault::FaultError;
 use crate::stats::sent_here;
 
 /// How soon it is looked again whether something has changed.
@@ -310,7 +310,7 @@ impl VolumeFs {
 
     /// What a call is told that fails. The kernel looks at what names lead to before it asks: where that is of another kind
     /// than it thought, it has something old, and is to look again. (It has just looked at the target of a rename, and that may
-    /// have begun anew already, see [`crate::moved`]: twice would be an error.)
+    /// have begun anew already, see [`crate::kernel::moved`]: twice would be an error.)
     fn told(&self, request: &Request<'_>, error: FsError) -> FsError {
         use Operation::{Create, Rmdir, Unlink};
         let is_kind = matches!(error, FsError::Tree(TreeError::IsDirectory | TreeError::NotDirectory));

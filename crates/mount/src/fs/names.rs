@@ -10,8 +10,8 @@ use super::error::FsError;
 use super::{Done, Need, Stop, VolumeFs, entry, made_entry};
 use crate::core::Core;
 use crate::kernel::Word;
-use crate::moved::Doing;
-use crate::nodes::NodeId;
+use crate::kernel::moved::Doing;
+use crate::kernel::nodes::NodeId;
 
 /// Longest target of a symbolic link, as everywhere on Linux.
 pub(super) const TARGET_MAX: usize = 4095;
@@ -88,7 +88,7 @@ impl VolumeFs {
         node
     }
 
-    /// Whether a thread has to look up anew what leads to an inode that has just moved, see [`crate::moved`].
+    /// Whether a thread has to look up anew what leads to an inode that has just moved, see [`crate::kernel::moved`].
     fn looks_again(
         &self,
         request: &Request<'_>,
@@ -100,7 +100,7 @@ impl VolumeFs {
             // To look at a thread takes a while. `Room` is what any thread of the pool may wait for.
             return Err(Stop::Need(Need::Room));
         }
-        let doing = crate::moved::doing(request.pid);
+        let doing = crate::kernel::moved::doing(request.pid);
         let mut core = self.client.core();
         let tid = match doing {
             Doing::Rename(Some((from, to))) if to != name || !core.moved.was_named(moved, &from) => {

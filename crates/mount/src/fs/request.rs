@@ -10,7 +10,7 @@ use super::error::FsError;
 use super::names::{OPEN_FLAGS, RENAME_EXCHANGE, RENAME_NOREPLACE, RENAME_WHITEOUT, owned_by};
 use super::{Stop, VolumeFs, attr, ino_of, made_entry};
 use crate::core::Client;
-use crate::nodes::NodeId;
+use crate::kernel::nodes::NodeId;
 use crate::sharing::Outcome;
 
 /// What was asked of the server for an operation.

@@ -1,4 +1,4 @@
-//! Changes of directories that the kernel has under several numbers (see [`crate::nodes`]).
+//! Changes of directories that the kernel has under several numbers (see [`crate::kernel::nodes`]).
 //!
 //! The kernel knows of a change by this host where it has asked for it. By its other numbers it goes on with what it has
 //! of the directory: it is told, before the call returns, as of a change by another host.
@@ -11,7 +11,7 @@ use hayloft_model::{Ino, Name};
 
 use super::{VolumeFs, changes};
 use crate::kernel::Word;
-use crate::nodes::NodeId;
+use crate::kernel::nodes::NodeId;
 
 /// How long a call waits until the kernel has heard of it: another one may wait for this one's locks with the word.
 const PATIENCE: Duration = Duration::from_secs(1);

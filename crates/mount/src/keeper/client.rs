@@ -13,7 +13,7 @@ use hayloft_fuse::Control;
 use super::ARGUMENT;
 use super::process::{DEATH, Task};
 use super::shared::Shared;
-use crate::moment::Moment;
+use crate::host::moment::Moment;
 
 /// How soon another one is started, at first and at most.
 const RETRY_MIN: Duration = Duration::from_millis(50);

@@ -12,7 +12,7 @@ use hayloft_fuse::{Abort, Notifier};
 
 use super::shared::Shared;
 use super::sweep;
-use crate::moment::Moment;
+use crate::host::moment::Moment;
 
 /// What the kernel sends when the client's thread that has started the keeper has ended, and so the client.
 pub(super) const DEATH: libc::c_int = libc::SIGUSR2;

@@ -16,7 +16,7 @@ use hayloft_model::Ino;
 use parking_lot::Mutex;
 
 use super::shared::Shared;
-use crate::moment::Moment;
+use crate::host::moment::Moment;
 
 const PAGE: u64 = 4096;
 /// After so long a word waits for a lock, most likely.

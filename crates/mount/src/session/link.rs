@@ -19,11 +19,11 @@ use hayloft_wire::{
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use crate::error::MountError;
+use crate::host::moment::Moment;
+use crate::host::{self, clock::Clock};
 use crate::keeper::Shared;
-use crate::moment::Moment;
-use crate::reader::Reader;
+use crate::session::reader::Reader;
 use crate::stats::Stats;
-use crate::{clock::Clock, host};
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long the server may take to end a session that says goodbye.

@@ -7,7 +7,7 @@
 use std::fs;
 use std::time::{Duration, Instant};
 
-use crate::thread::{Place, place_of};
+use crate::host::thread::{Place, place_of};
 
 /// How long the second part is waited for without a look at the thread, and how often that is looked at then.
 const UNSEEN: Duration = Duration::from_millis(2);

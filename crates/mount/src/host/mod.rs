@@ -1,5 +1,10 @@
-//! Who this client is, and whether another client on the same host is dead.
+//! What is asked of this machine. Here: who this client is, and whether another client on the same host is dead.
+
 #![allow(unsafe_code)]
+
+pub(crate) mod clock;
+pub(crate) mod moment;
+pub(crate) mod thread;
 
 use std::fs;
 use std::mem::MaybeUninit;

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use hayloft_model::{Ino, Name};
 use rustc_hash::FxBuildHasher;
 
-use crate::thread::{Place, path_at, place_of};
+use crate::host::thread::{Place, path_at, place_of};
 
 /// How long a rename may take from the one lookup to the other.
 const KEPT: Duration = Duration::from_secs(10);

@@ -5,6 +5,12 @@
 //! words are spoken by threads that hold no lock of ours, and one that does not come through is replaced by raising
 //! the epoch, which needs no lock (`docs/sharing.md`).
 
+pub(crate) mod foreword;
+pub(crate) mod moved;
+pub(crate) mod nodes;
+pub(crate) mod pages;
+pub(crate) mod words;
+
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
@@ -16,9 +22,9 @@ use hayloft_model::{Ino, Name};
 use rustc_hash::FxBuildHasher;
 
 use crate::core::{Client, Core};
-use crate::foreword::Changing;
-use crate::nodes::{Left, NodeId};
-use crate::words::{Inodes, Words};
+use crate::kernel::foreword::Changing;
+use crate::kernel::nodes::{Left, NodeId};
+use crate::kernel::words::{Inodes, Words};
 
 /// How long a name's lock is waited for before the epoch is raised; and so much more for each name, which takes a
 /// microsecond or two.
@@ -297,7 +303,7 @@ impl Core {
     }
 }
 
-/// Something to tell the kernel. Inodes are meant by the numbers by which it knows them, see [`crate::nodes`].
+/// Something to tell the kernel. Inodes are meant by the numbers by which it knows them, see [`crate::kernel::nodes`].
 #[derive(Debug)]
 pub(crate) enum Word {
     /// This is no longer so; afterwards the event is acknowledged on its connection.

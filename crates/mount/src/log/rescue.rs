@@ -11,9 +11,9 @@ use std::path::{Path, PathBuf};
 
 use hayloft_model::{BLOCK_SIZE, FileKind, Ino, Record, Sequence};
 
-use crate::committer::Shipment;
+use crate::cache::data::FileData;
 use crate::core::{Client, Core};
-use crate::data::FileData;
+use crate::log::committer::Shipment;
 
 /// What was kept.
 #[derive(Debug)]
@@ -117,7 +117,7 @@ pub(crate) fn keep(unsent: &Unsent, parent: &Path, name: &str, reason: &str) -> 
 pub(crate) struct Aside {
     pub(crate) ino: Ino,
     pub(crate) path: Option<Vec<u8>>,
-    pub(crate) blocks: crate::data::Blocks,
+    pub(crate) blocks: crate::cache::data::Blocks,
 }
 
 /// Keeps data that the server has no room for, while the session goes on.

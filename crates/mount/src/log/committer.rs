@@ -14,11 +14,11 @@ use hayloft_wire::{BeginBatch, Chunk, Commit, Committed, FailureCode, RecordMess
 use parking_lot::{Condvar, Mutex};
 use prost::Message;
 
+use crate::cache::data::DataCut;
 use crate::core::Client;
-use crate::data::DataCut;
 use crate::host;
-use crate::link::CallError;
-use crate::rescue::{self, Unsent};
+use crate::log::rescue::{self, Unsent};
+use crate::session::link::CallError;
 
 /// How long to wait before a refused batch is tried again: at first, and at most.
 const RETRY_MIN: Duration = Duration::from_millis(200);

@@ -1,6 +1,12 @@
 //! Sharing the volume with other hosts: what they change, what they need, and what is asked of the server for it.
 //! The rules are in `docs/sharing.md`.
 
+pub(crate) mod abandoned;
+pub(crate) mod appends;
+pub(crate) mod fault;
+pub(crate) mod holders;
+pub(crate) mod locks;
+
 use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -19,11 +25,11 @@ use hayloft_wire::{
     error_of,
 };
 
-use crate::committer::FlushError;
 use crate::core::{Client, Core};
-use crate::fault::FaultError;
 use crate::kernel::Word;
-use crate::link::{Arrival, CallError, Line, Receiver as LinkReceiver};
+use crate::log::committer::FlushError;
+use crate::session::link::{Arrival, CallError, Line, Receiver as LinkReceiver};
+use crate::sharing::fault::FaultError;
 
 /// How long to wait before a log that cannot be shipped is tried again.
 const AGAIN: Duration = Duration::from_millis(200);
@@ -366,8 +372,8 @@ impl Client {
 
     /// Waits until writes that were admitted while the object was owned are in the tree.
     fn await_writes(&self, object: Object) {
-        let is_written = |file: &Arc<crate::data::File>| file.writes.load(Ordering::Acquire) > 0;
-        let files: Vec<Arc<crate::data::File>> = {
+        let is_written = |file: &Arc<crate::cache::data::File>| file.writes.load(Ordering::Acquire) > 0;
+        let files: Vec<Arc<crate::cache::data::File>> = {
             let core = self.core();
             match object {
                 Object::File { ino, .. } => {

@@ -15,10 +15,10 @@ use hayloft_wire::client_message::Body as Ask;
 use hayloft_wire::server_message::Body as Answer;
 use hayloft_wire::{Commit, FailureCode, Welcome};
 
-use crate::committer;
 use crate::core::{Client, Core};
-use crate::link::{CallError, Line};
-use crate::rescue::Unsent;
+use crate::log::committer;
+use crate::log::rescue::Unsent;
+use crate::session::link::{CallError, Line};
 
 /// How long to wait for calls under way, and for the committer, which do not wait for the server.
 const PAUSE: Duration = Duration::from_micros(200);
@@ -34,7 +34,7 @@ pub(crate) struct Restoring {
 }
 
 impl Client {
-    /// See [`crate::link::Receiver::replace`].
+    /// See [`crate::session::link::Receiver::replace`].
     pub(crate) fn leave_session(&self, reason: &str) -> Sequence {
         {
             let mut core = self.core();
@@ -76,7 +76,7 @@ impl Client {
         last
     }
 
-    /// See [`crate::link::Receiver::restore`].
+    /// See [`crate::session::link::Receiver::restore`].
     pub(crate) fn restore_unsent(&self, line: &mut Line<'_>) -> Result<(), CallError> {
         self.note_arrived();
         let Some(mut restoring) = self.restoring.lock().take() else { return Ok(()) };
@@ -144,8 +144,8 @@ impl Client {
 
     /// Waits until writes that were admitted are in the tree.
     fn await_all_writes(&self) {
-        let is_written = |file: &Arc<crate::data::File>| file.writes.load(Ordering::Acquire) > 0;
-        let written: Vec<Arc<crate::data::File>> =
+        let is_written = |file: &Arc<crate::cache::data::File>| file.writes.load(Ordering::Acquire) > 0;
+        let written: Vec<Arc<crate::cache::data::File>> =
             self.core().files.values().filter(|file| is_written(file)).cloned().collect();
         for file in written {
             while is_written(&file) {
@@ -177,7 +177,7 @@ impl Client {
         core.word(stale, absent, None)
     }
 
-    /// See [`crate::link::Receiver::begun`].
+    /// See [`crate::session::link::Receiver::begun`].
     pub(crate) fn begin_session(&self, welcome: &Welcome) {
         if let Some(status) = welcome.status {
             self.set_usage(status);

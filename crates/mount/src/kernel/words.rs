@@ -19,8 +19,8 @@ use parking_lot::Mutex;
 
 use crate::core::Client;
 use crate::kernel::Speaker;
-use crate::nodes::NodeId;
-use crate::pages::Pages;
+use crate::kernel::nodes::NodeId;
+use crate::kernel::pages::Pages;
 
 /// How long the words that follow wait for one.
 const AT_ONCE: Duration = Duration::from_millis(10);

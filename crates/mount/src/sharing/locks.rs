@@ -1,5 +1,5 @@
 //! Locks of flock(2) and fcntl(2) that hold on every host: the server decides, this host sees to it that they end
-//! with their holders ([`crate::holders`]).
+//! with their holders ([`crate::sharing::holders`]).
 
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};
@@ -15,8 +15,8 @@ use hayloft_wire::server_message::Body as Answer;
 use hayloft_wire::{LockAnswer, LockKind, LockMessage, LockRequest};
 use parking_lot::{Condvar, Mutex};
 
-use crate::holders::{self, Alarm, Caller, FileId, OpenFiles, Process};
-use crate::link::{CallError, Link};
+use crate::session::link::{CallError, Link};
+use crate::sharing::holders::{self, Alarm, Caller, FileId, OpenFiles, Process};
 
 /// How often all holders are looked at while there are any.
 const LOOK: Duration = Duration::from_millis(250);

@@ -19,7 +19,7 @@ use std::io::{self, Error};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
 
-use crate::thread::{Place, place_of};
+use crate::host::thread::{Place, place_of};
 
 /// What a program called to get its lock.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

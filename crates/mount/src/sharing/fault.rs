@@ -15,9 +15,9 @@ use hayloft_wire::{
 };
 use parking_lot::{Condvar, Mutex};
 
+use crate::cache::data::{File, Lacking};
 use crate::core::{Client, Core};
-use crate::data::{File, Lacking};
-use crate::link::CallError;
+use crate::session::link::CallError;
 
 /// Bytes of neighbours and contents that may come with a listing.
 const ENTER_BUDGET: u64 = 4 << 20;

@@ -6,10 +6,10 @@ use std::sync::Arc;
 
 use hayloft_model::Ino;
 
+use crate::cache::data::{Blocks, File};
 use crate::core::Client;
-use crate::data::{Blocks, File};
 use crate::kernel::Word;
-use crate::rescue::{self, Aside};
+use crate::log::rescue::{self, Aside};
 
 impl Client {
     /// Sets aside what there is no room for. `false`: there is nothing, or it cannot be kept here.

@@ -1,0 +1,4 @@
+//! What is kept of files and rows in memory, and how much of it.
+
+pub(crate) mod data;
+pub(crate) mod memory;

@@ -1,0 +1,4 @@
+//! The session with the server: its connection, and what arrives on it.
+
+pub(crate) mod link;
+pub(crate) mod reader;
