@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
 
-use crate::root_args::{RootArgs, RunArgs};
+use crate::roots::root_args::{RootArgs, RunArgs};
 use crate::units::parse_size;
 
 const ABOUT: &str = "Mounted trees for build farms: many hosts share one tree at local speed.";

@@ -1,31 +1,20 @@
 //! The `hayloft` command: flags, configuration, wiring and output.
+//!
+//! A command is a module of a room: `server` (servers and their volumes), `mounts`, `roots` (build roots and layers),
+//! `trial` (`hayloft try`). A room uses only those before it.
 
-mod admin;
 mod args;
-mod clients;
 mod config;
 mod exit;
-mod helper;
-mod layer_args;
-mod layers;
-mod mount;
 mod mountinfo;
+mod mounts;
 mod notify;
-mod publish;
-mod remount;
-mod root;
-mod root_args;
-mod run;
-mod serve;
+mod roots;
+mod server;
 mod signals;
-mod stats;
-mod stop;
-mod sync;
 mod sys;
 mod trial;
-mod umount;
 mod units;
-mod volume;
 
 use std::ffi::OsString;
 use std::process::ExitCode;
@@ -35,6 +24,9 @@ use clap::{CommandFactory, Parser};
 use crate::args::{Cli, Verb};
 use crate::config::Config;
 use crate::exit::Exit;
+use crate::mounts::{helper, mount, sync, umount};
+use crate::roots::{root, run as run_root};
+use crate::server::{clients, serve, stats, volume};
 
 fn main() -> ExitCode {
     let argv: Vec<OsString> = std::env::args_os().collect();
@@ -77,7 +69,7 @@ fn run(cli: Cli) -> anyhow::Result<u8> {
         Verb::Clients(args) => clients::list(&args),
         Verb::Evict(args) => clients::evict(&args),
         Verb::Run(args) => config()
-            .and_then(|config| run::run(&args, &config, cli.config.as_deref()))
+            .and_then(|config| run_root::run(&args, &config, cli.config.as_deref()))
             .map_err(|error| exit::failure(Exit::Run, format!("{error:#}"))),
         Verb::Root(args) => root::run(args, &config()?, cli.config.as_deref()),
         Verb::Try(args) => trial::run(args),

@@ -2,41 +2,38 @@
 //!
 //! Receives paths and never speaks to a server: layers and binds on a Hayloft mount are folders like any other.
 //!
-//! Three processes: the caller ([`start`], `watch`), the root's first process (`holder`), and the command
-//! (`task`). `tree` says what the root looks like inside, `state` what other processes see of it.
+//! Three processes: the caller ([`start`]), the root's first process (`inside::holder`), and the command
+//! (`inside::task`). `state` is what other processes see of a root. A room uses only those above it
+//! (`crates/cli/tests/layers.rs` checks that):
+//!
+//! | room | what is there |
+//! |---|---|
+//! | `memory` | how much memory a root may have, and where its pages go when that is not enough |
+//! | `tree` | what the root looks like inside |
+//! | `identity` | users and groups, and what they are on the host |
+//! | `terminal` | terminals and standard streams, signals, waiting for the end |
+//! | `inside` | the processes inside |
+//! | `command` | what a caller does with roots |
 
-mod budget;
-mod cgroup;
-mod collect;
-mod enter;
+mod command;
 mod error;
-mod holder;
+mod identity;
+mod inside;
 mod loops;
-mod mapping;
-mod mounts;
-mod overlay;
-pub mod program;
+mod memory;
 mod report;
-mod run;
-mod seccomp;
 mod spec;
-mod spill;
-mod standard;
 pub mod state;
-mod sweep;
 mod sys;
-mod task;
 mod terminal;
 mod tree;
-mod userns;
-mod users;
-mod watch;
 
-pub use collect::collect;
-pub use enter::{enter, remove, sweep_dead};
+pub use command::collect::collect;
+pub use command::enter::{enter, remove, sweep_dead};
+pub use command::run::{Outcome, Running, start};
 pub use error::{Error, Result};
+pub use identity::userns::with_subordinate_users;
+pub use inside::program;
 pub use report::TaskEnd;
-pub use run::{Outcome, Running, start};
 pub use spec::{Bind, Layer, Network, Spec, Spill, Task, check_place};
 pub use state::{RootInfo, RootState, Roots, SpillInfo};
-pub use userns::with_subordinate_users;

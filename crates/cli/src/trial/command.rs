@@ -12,7 +12,7 @@ use super::report;
 use super::runner::Runner;
 use crate::args::TryArgs;
 use crate::exit::{Exit, failure};
-use crate::stats;
+use crate::server::stats;
 use crate::units::show_duration;
 
 /// Runs the command in a fresh volume that holds a copy of the current folder; its exit code.

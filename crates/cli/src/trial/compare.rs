@@ -17,8 +17,9 @@ use super::source::Source;
 use super::steps::{self, Step};
 use crate::args::TryArgs;
 use crate::exit::{Exit, failure};
+use crate::mounts::sync;
+use crate::server::stats;
 use crate::units::{show_count, show_duration};
-use crate::{stats, sync};
 
 /// The step that comes before the build system's own.
 const UNPACK: &str = "unpack";

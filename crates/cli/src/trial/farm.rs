@@ -9,10 +9,13 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 
 use super::runner::Runner;
-use crate::admin::Admin;
 use crate::args::CreateArgs;
 use crate::exit::{Exit, failure};
-use crate::{mountinfo, sys, umount, volume};
+use crate::mountinfo;
+use crate::mounts::umount;
+use crate::server::admin::Admin;
+use crate::server::volume;
+use crate::sys;
 
 /// How long a process may take to end when asked nicely.
 const PATIENCE: Duration = Duration::from_secs(10);

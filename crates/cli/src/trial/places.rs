@@ -2,7 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::{mountinfo, sys};
+use crate::mountinfo;
+use crate::sys;
 
 /// A folder on some file system.
 pub(super) struct Place {

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use crate::stats;
+use crate::server::stats;
 use crate::units::{show_count, show_duration};
 
 /// How long one step took in each place, and whether it succeeded there.

@@ -8,7 +8,8 @@ use std::sync::atomic::{AtomicI32, Ordering};
 
 use anyhow::Context;
 
-use crate::{signals, sys};
+use crate::signals;
+use crate::sys;
 
 /// The trial was told to end.
 #[derive(Debug)]

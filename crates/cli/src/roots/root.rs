@@ -1,0 +1,187 @@
+//! `hayloft root`.
+
+use std::path::Path;
+use std::time::{Duration, SystemTime};
+
+use hayloft_root::{Error, RootInfo, RootState, Roots, Task};
+use serde_json::{Value, json};
+
+use crate::config::{Config, RunConfig};
+use crate::exit::{Exit, failure};
+use crate::roots::layers;
+use crate::roots::publish;
+use crate::roots::root_args::{EnterArgs, RootArgs, RootVerb};
+use crate::roots::run::{environment, exit_code_of};
+use crate::server::serve;
+use crate::sys;
+use crate::units::{show_duration, show_size, show_utc};
+
+/// Runs the command.
+///
+/// # Errors
+/// When there is no such root, or something in the way.
+pub(crate) fn run(args: RootArgs, config: &Config, config_file: Option<&Path>) -> anyhow::Result<u8> {
+    serve::init_log("warn");
+    let roots = roots(args.state_dir.as_deref(), &config.run)?;
+    match args.verb {
+        RootVerb::List(list_args) => {
+            sys::default_sigpipe();
+            match list_args.layers {
+                true => layers::list(&layers::layers_dir(&list_args.layers_dir, config), list_args.json),
+                false => list(&roots, list_args.json),
+            }
+        }
+        RootVerb::Show(show_args) => {
+            sys::default_sigpipe();
+            let info = roots.load(&show_args.name).map_err(root_failure)?;
+            show(&info, show_args.json)
+        }
+        RootVerb::Enter(enter_args) => enter(&roots, &enter_args),
+        RootVerb::Create(create_args) => layers::run_create(&create_args, config),
+        RootVerb::Diff(diff_args) => {
+            sys::default_sigpipe();
+            layers::run_diff(&diff_args, &roots)
+        }
+        RootVerb::Publish(publish_args) => publish::run(&publish_args, &roots, config_file),
+        RootVerb::Rm(rm_args) if rm_args.layer => {
+            let layers_dir = layers::layers_dir(&rm_args.layers_dir, config);
+            layers::with_users(|| remove(&rm_args.names, |name| layers::remove(&layers_dir, name, &roots)))
+        }
+        RootVerb::Rm(rm_args) => remove(&rm_args.names, |name| {
+            hayloft_root::remove(&roots, name, rm_args.force).map_err(root_failure)
+        }),
+    }
+}
+
+/// Removes all that can be removed; the first error is the command's.
+fn remove(names: &[String], one: impl Fn(&str) -> anyhow::Result<()>) -> anyhow::Result<u8> {
+    let mut failed = None;
+    for error in names.iter().filter_map(|name| one(name).err()) {
+        match failed {
+            None => failed = Some(error),
+            Some(_) => eprintln!("hayloft: {error:#}"),
+        }
+    }
+    failed.map_or(Ok(0), Err)
+}
+
+/// The roots in the folder that a flag, the configuration or the default says.
+///
+/// # Errors
+/// When nothing says where.
+pub(crate) fn roots(flag: Option<&Path>, config: &RunConfig) -> anyhow::Result<Roots> {
+    match flag.or(config.state_dir.as_deref()) {
+        Some(folder) => Ok(Roots::new(std::path::absolute(folder)?)),
+        None => Roots::of_this_user().map_err(root_failure),
+    }
+}
+
+/// The exit code that belongs to an error, and the error with its cause in one sentence.
+pub(crate) fn root_failure(error: Error) -> anyhow::Error {
+    let exit = match &error {
+        Error::Usage(_) => Exit::Usage,
+        Error::NotFound(_) => Exit::NoVolume,
+        Error::Busy(_) | Error::Replaced(_) => Exit::Busy,
+        Error::Denied(_) => Exit::Denied,
+        Error::Missing(_) => Exit::Missing,
+        Error::NoRoom(_) => Exit::NoSpace,
+        Error::NoCommand(_) | Error::CannotRun(_) | Error::Failed(_) | Error::System { .. } => Exit::Failed,
+    };
+    failure(exit, format!("{:#}", anyhow::Error::from(error)))
+}
+
+fn list(roots: &Roots, as_json: bool) -> anyhow::Result<u8> {
+    let all = roots.list().map_err(root_failure)?;
+    if as_json {
+        let all: Vec<Value> = all.iter().map(to_json).collect();
+        println!("{}", serde_json::to_string_pretty(&all)?);
+        return Ok(0);
+    }
+    println!("{:24} {:8} {:>10} {:>10} {:>8}  COMMAND", "NAME", "STATE", "AGE", "FILES", "PID");
+    for info in &all {
+        println!(
+            "{:24} {:8} {:>10} {:>10} {:>8}  {}",
+            info.name,
+            state(info.state),
+            show_duration(age(info)),
+            files(info).map_or_else(|| "-".to_owned(), show_size),
+            info.pid,
+            info.command.join(" ")
+        );
+    }
+    Ok(0)
+}
+
+fn show(info: &RootInfo, as_json: bool) -> anyhow::Result<u8> {
+    if as_json {
+        println!("{}", serde_json::to_string_pretty(&to_json(info))?);
+        return Ok(0);
+    }
+    let size = |bytes: Option<u64>| bytes.map_or_else(|| "no bound".to_owned(), show_size);
+    println!("name      {}", info.name);
+    println!("state     {}", state(info.state));
+    println!("made      {}", show_utc(info.created));
+    println!("command   {}", info.command.join(" "));
+    if let Some(code) = info.exit_code {
+        println!("exit code {code}");
+    }
+    for layer in &info.layers {
+        println!("layer     {}", layer.display());
+    }
+    println!("upper     {}", info.upper.display());
+    println!("tree      {}", info.merged.display());
+    println!("files     {}", files(info).map_or_else(|| "-".to_owned(), show_size));
+    println!("memory    {}", size(info.memory));
+    if let Some(spill) = &info.spill {
+        println!("spill     {} on {}", show_size(spill.size), spill.device.display());
+    }
+    println!("pid       {}", info.pid);
+    Ok(0)
+}
+
+fn state(state: RootState) -> &'static str {
+    match state {
+        RootState::Running => "running",
+        RootState::Kept => "kept",
+        RootState::Ended => "ended",
+    }
+}
+
+fn age(info: &RootInfo) -> Duration {
+    let made = SystemTime::UNIX_EPOCH + Duration::from_secs(info.created.max(0) as u64);
+    SystemTime::now().duration_since(made).unwrap_or_default()
+}
+
+/// Bytes of the files that a root holds in memory or spill.
+fn files(info: &RootInfo) -> Option<u64> {
+    sys::used_bytes(&info.upper).ok()
+}
+
+fn to_json(info: &RootInfo) -> Value {
+    let mut value = json!(info);
+    value["files_bytes"] = json!(files(info));
+    value
+}
+
+fn enter(roots: &Roots, args: &EnterArgs) -> anyhow::Result<u8> {
+    hayloft_root::program::protect().map_err(root_failure)?;
+    let command = match args.command.is_empty() {
+        true => vec!["sh".into()],
+        false => args.command.clone(),
+    };
+    let task = Task {
+        command,
+        user: args.user.clone(),
+        folders: vec![args.chdir.clone()],
+        env: environment(&args.env),
+        new_privileges: args.setuid,
+    };
+    match hayloft_root::enter(roots, &args.name, &task) {
+        Ok(end) => Ok(u8::try_from(end.exit_code).unwrap_or(u8::MAX)),
+        Err(error @ (Error::NoCommand(_) | Error::CannotRun(_))) => {
+            eprintln!("hayloft: {error}");
+            Ok(exit_code_of(&error))
+        }
+        Err(error) => Err(root_failure(error)),
+    }
+}

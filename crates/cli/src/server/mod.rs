@@ -1,0 +1,7 @@
+//! Commands for servers and their volumes.
+
+pub(crate) mod admin;
+pub(crate) mod clients;
+pub(crate) mod serve;
+pub(crate) mod stats;
+pub(crate) mod volume;

@@ -1,0 +1,99 @@
+//! `hayloft serve`.
+
+use std::net::{SocketAddr, ToSocketAddrs};
+use std::time::Duration;
+
+use anyhow::Context;
+use hayloft_volume::{Config as ServerSettings, Server, ServerError};
+use tokio::signal::unix::{SignalKind, signal};
+use tracing_subscriber::EnvFilter;
+
+use crate::args::ServeArgs;
+use crate::config::{Config, DEFAULT_SERVER, DEFAULT_STORE};
+use crate::exit::{Exit, failure};
+use crate::notify;
+use crate::sys;
+use crate::units::parse_size;
+
+/// Runs the command until a signal ends it.
+///
+/// # Errors
+/// When the store does not work, or the address is taken.
+pub(crate) fn run(args: ServeArgs, config: &Config) -> anyhow::Result<u8> {
+    init_log("warn");
+    if args.die_with_parent {
+        sys::die_with_parent()?;
+    }
+    let settings = settings(args, config)?;
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    runtime.block_on(serve(settings))?;
+    Ok(0)
+}
+
+fn settings(args: ServeArgs, config: &Config) -> anyhow::Result<ServerSettings> {
+    let store = args.store.or_else(|| config.serve.store.clone()).unwrap_or_else(|| DEFAULT_STORE.to_owned());
+    let listen =
+        args.listen.or_else(|| config.serve.listen.clone()).unwrap_or_else(|| DEFAULT_SERVER.to_owned());
+    let mut settings = ServerSettings::new(store, address(&listen)?);
+    let size = |given: Option<u64>, from_file: &Option<String>, key: &str| match (given, from_file) {
+        (None, Some(text)) => {
+            parse_size(text).map(Some).map_err(|error| failure(Exit::Usage, format!("serve.{key}: {error}")))
+        }
+        (given, _) => Ok(given),
+    };
+    if let Some(bytes) = size(args.cache, &config.serve.cache, "cache")? {
+        settings.cache_bytes = bytes;
+    }
+    settings.reserve_bytes = size(args.reserve, &config.serve.reserve, "reserve")?;
+    if let Some(secs) = args.lease.or(config.serve.lease) {
+        settings.lease = Duration::from_secs(secs);
+    }
+    Ok(settings)
+}
+
+fn address(listen: &str) -> anyhow::Result<SocketAddr> {
+    let wrong =
+        || failure(Exit::Usage, format!("cannot listen on '{listen}': write HOST:PORT, as in 0.0.0.0:7440"));
+    listen.to_socket_addrs().map_err(|_| wrong())?.next().ok_or_else(wrong)
+}
+
+async fn serve(settings: ServerSettings) -> anyhow::Result<()> {
+    let store = settings.store.clone();
+    let mut terminate = signal(SignalKind::terminate()).context("cannot wait for signals")?;
+    let mut interrupt = signal(SignalKind::interrupt()).context("cannot wait for signals")?;
+    let server = Server::start(settings).await.map_err(start_failure)?;
+    println!("serving {store} on {}", server.address());
+    notify::ready();
+    tokio::select! {
+        _ = terminate.recv() => {}
+        _ = interrupt.recv() => {}
+    }
+    server.shutdown().await?;
+    Ok(())
+}
+
+/// The error with a code that says more.
+fn start_failure(error: ServerError) -> anyhow::Error {
+    let kind = match &error {
+        ServerError::Listen { source, .. } => Some(source.kind()),
+        ServerError::Store(_) | ServerError::Close { .. } => None,
+    };
+    let exit = match kind {
+        Some(std::io::ErrorKind::AddrInUse) => Exit::Busy,
+        Some(std::io::ErrorKind::PermissionDenied) => Exit::Denied,
+        _ => Exit::Failed,
+    };
+    failure(exit, format!("{:#}", anyhow::Error::from(error)))
+}
+
+/// Sends events to standard error, those of `level` and worse; `HAYLOFT_LOG` says otherwise, as in
+/// `hayloft_mount=debug`.
+pub(crate) fn init_log(level: &str) {
+    let filter = EnvFilter::try_from_env("HAYLOFT_LOG").unwrap_or_else(|_| EnvFilter::new(level));
+    // A second call in one process keeps the first one's.
+    let _ = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .with_ansi(false)
+        .try_init();
+}

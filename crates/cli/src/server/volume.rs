@@ -1,0 +1,289 @@
+//! `hayloft volume`.
+
+use hayloft_wire::client_message::Body as Ask;
+use hayloft_wire::server_message::Body as Answer;
+use hayloft_wire::{
+    CheckVolume, CreateVolume, DeleteVolume, ListVolumes, SetQuota, ShowVolume, SweepVolume, VolumeInfo,
+    VolumeStatus,
+};
+use serde_json::{Value, json};
+
+use crate::args::{CheckArgs, CreateArgs, SetQuotaArgs, VolumeArgs, VolumeVerb};
+use crate::config::{Config, DEFAULT_SERVER};
+use crate::exit::Exit;
+use crate::server::admin::Admin;
+use crate::sys;
+use crate::units::{show_count, show_size, show_utc};
+
+/// Runs the command.
+///
+/// # Errors
+/// What the server refuses; an unreachable server.
+pub(crate) fn run(args: VolumeArgs, config: &Config) -> anyhow::Result<u8> {
+    let server = args.server.or_else(|| config.server.clone()).unwrap_or_else(|| DEFAULT_SERVER.to_owned());
+    let mut admin = Admin::connect(&server)?;
+    let json = args.json;
+    match args.verb {
+        VolumeVerb::Create(args) => create(&mut admin, &args, json),
+        VolumeVerb::List => list(&mut admin, json),
+        VolumeVerb::Show(args) => show(&mut admin, &args.name, json),
+        VolumeVerb::Delete(args) => delete(&mut admin, &args.name, json),
+        VolumeVerb::Sweep(args) => sweep(&mut admin, &args.name, json),
+        VolumeVerb::Check(args) => check(&mut admin, &args, json),
+        VolumeVerb::SetQuota(args) => set_quota(&mut admin, &args, json),
+    }
+}
+
+/// Creates a volume.
+///
+/// # Errors
+/// As the server says, [`Exit::Exists`] among them.
+pub(crate) fn create_volume(admin: &mut Admin, args: &CreateArgs) -> anyhow::Result<VolumeInfo> {
+    let (uid, gid) = args.owner.unwrap_or_else(sys::user_and_group);
+    let answer = admin.ask(Ask::CreateVolume(CreateVolume {
+        name: args.name.clone(),
+        quota_bytes: args.quota,
+        quota_inodes: args.inodes,
+        mode: args.mode,
+        uid,
+        gid,
+    }))?;
+    one_volume(admin, answer)
+}
+
+/// Deletes a volume.
+///
+/// # Errors
+/// As the server says, [`Exit::Busy`] among them while it is mounted.
+pub(crate) fn delete_volume(admin: &mut Admin, name: &str) -> anyhow::Result<()> {
+    match admin.ask(Ask::DeleteVolume(DeleteVolume { name: name.to_owned() }))? {
+        Answer::Done(_) => Ok(()),
+        _ => Err(admin.unexpected()),
+    }
+}
+
+fn create(admin: &mut Admin, args: &CreateArgs, json: bool) -> anyhow::Result<u8> {
+    let volume = create_volume(admin, args)?;
+    if json {
+        println!("{}", to_json(&volume));
+    } else {
+        println!("created volume {}", volume.name);
+    }
+    Ok(0)
+}
+
+fn list(admin: &mut Admin, json: bool) -> anyhow::Result<u8> {
+    let Answer::Volumes(answer) = admin.ask(Ask::ListVolumes(ListVolumes {}))? else {
+        return Err(admin.unexpected());
+    };
+    let mut volumes = answer.volumes;
+    volumes.sort_by(|a, b| a.name.cmp(&b.name));
+    if json {
+        println!("{}", Value::Array(volumes.iter().map(to_json).collect()));
+        return Ok(0);
+    }
+    if volumes.is_empty() {
+        eprintln!("no volumes yet; make one with `hayloft volume create NAME`");
+        return Ok(0);
+    }
+    let width = volumes.iter().map(|volume| volume.name.len()).max().unwrap_or(0).max("VOLUME".len());
+    println!("{:width$}  {:>10}  {:>12}  {:>10}  MOUNTED BY", "VOLUME", "USED", "INODES", "QUOTA");
+    for volume in &volumes {
+        let status = volume.status.unwrap_or_default();
+        let clients: Vec<&str> = volume.clients.iter().map(|client| client.host_name.as_str()).collect();
+        println!(
+            "{:width$}  {:>10}  {:>12}  {:>10}  {}",
+            volume.name,
+            show_size(status.used_bytes),
+            show_count(status.used_inodes),
+            if status.quota_bytes == 0 { "none".to_owned() } else { show_size(status.quota_bytes) },
+            if clients.is_empty() { "-".to_owned() } else { clients.join(", ") },
+        );
+    }
+    Ok(0)
+}
+
+fn show(admin: &mut Admin, name: &str, json: bool) -> anyhow::Result<u8> {
+    let volume = show_volume(admin, name)?;
+    if json {
+        println!("{}", to_json(&volume));
+        return Ok(0);
+    }
+    let status = volume.status.unwrap_or_default();
+    let limit =
+        |quota: u64, shown: String| if quota == 0 { "no limit".to_owned() } else { format!("limit {shown}") };
+    println!("{:12} {}", "volume", volume.name);
+    println!("{:12} {}", "id", volume.id);
+    println!("{:12} {}", "created", show_utc(volume.created_secs));
+    println!(
+        "{:12} {} ({})",
+        "used",
+        show_size(status.used_bytes),
+        limit(status.quota_bytes, show_size(status.quota_bytes))
+    );
+    println!(
+        "{:12} {} ({})",
+        "inodes",
+        show_count(status.used_inodes),
+        limit(status.quota_inodes, show_count(status.quota_inodes))
+    );
+    if let (Some(free), Some(total)) = (known(status.store_free_bytes), known(status.store_total_bytes)) {
+        println!("{:12} {} free of {}", "store", show_size(free), show_size(total));
+    }
+    if volume.clients.is_empty() {
+        println!("{:12} nobody", "mounted by");
+    }
+    for client in &volume.clients {
+        println!(
+            "{:12} {} on {} (process {}{}; {} directories held, batch {})",
+            "mounted by",
+            client.host_name,
+            client.mount_point,
+            client.pid,
+            if client.connected { "" } else { ", not connected" },
+            show_count(client.grants),
+            client.last_sequence,
+        );
+    }
+    Ok(0)
+}
+
+/// A volume of the server.
+///
+/// # Errors
+/// When there is none of that name.
+pub(crate) fn show_volume(admin: &mut Admin, name: &str) -> anyhow::Result<VolumeInfo> {
+    let answer = admin.ask(Ask::ShowVolume(ShowVolume { name: name.to_owned() }))?;
+    one_volume(admin, answer)
+}
+
+fn one_volume(admin: &Admin, answer: Answer) -> anyhow::Result<VolumeInfo> {
+    match answer {
+        Answer::Volumes(mut answer) if answer.volumes.len() == 1 => Ok(answer.volumes.remove(0)),
+        _ => Err(admin.unexpected()),
+    }
+}
+
+fn delete(admin: &mut Admin, name: &str, json: bool) -> anyhow::Result<u8> {
+    delete_volume(admin, name)?;
+    if json {
+        println!("{}", json!({ "deleted": name }));
+    } else {
+        println!("deleted volume {name}");
+    }
+    Ok(0)
+}
+
+fn sweep(admin: &mut Admin, name: &str, json: bool) -> anyhow::Result<u8> {
+    let Answer::Swept(swept) = admin.ask(Ask::SweepVolume(SweepVolume { name: name.to_owned() }))? else {
+        return Err(admin.unexpected());
+    };
+    if json {
+        println!(
+            "{}",
+            json!({
+                "packs_deleted": swept.packs_deleted,
+                "packs_rewritten": swept.packs_rewritten,
+                "bytes_reclaimed": swept.bytes_reclaimed,
+            })
+        );
+    } else {
+        println!(
+            "gave {} back to the store ({} packs deleted, {} rewritten)",
+            show_size(swept.bytes_reclaimed),
+            show_count(swept.packs_deleted),
+            show_count(swept.packs_rewritten)
+        );
+    }
+    Ok(0)
+}
+
+fn check(admin: &mut Admin, args: &CheckArgs, json: bool) -> anyhow::Result<u8> {
+    let question = CheckVolume { name: args.name.clone(), content: args.content };
+    let Answer::Checked(checked) = admin.ask(Ask::CheckVolume(question))? else {
+        return Err(admin.unexpected());
+    };
+    if json {
+        println!(
+            "{}",
+            json!({
+                "inodes": checked.inodes,
+                "dentries": checked.dentries,
+                "chunks": checked.chunks,
+                "problems": checked.problems,
+            })
+        );
+    } else {
+        let what = format!(
+            "{} inodes, {} names, {} pieces of content",
+            show_count(checked.inodes),
+            show_count(checked.dentries),
+            show_count(checked.chunks)
+        );
+        checked.problems.iter().for_each(|problem| println!("{problem}"));
+        match checked.problems.len() {
+            0 => println!("volume {} is sound: {what}", args.name),
+            count => println!("volume {} is damaged: {count} problems in {what}", args.name),
+        }
+    }
+    Ok(if checked.problems.is_empty() { 0 } else { Exit::Damaged.code() })
+}
+
+fn set_quota(admin: &mut Admin, args: &SetQuotaArgs, json: bool) -> anyhow::Result<u8> {
+    let now = show_volume(admin, &args.name)?.status.unwrap_or_default();
+    let quota_bytes = args.quota.unwrap_or(now.quota_bytes);
+    let quota_inodes = args.inodes.unwrap_or(now.quota_inodes);
+    let question = SetQuota { name: args.name.clone(), quota_bytes, quota_inodes };
+    admin.ask(Ask::SetQuota(question))?;
+    if json {
+        println!(
+            "{}",
+            json!({ "name": args.name, "quota_bytes": quota_bytes, "quota_inodes": quota_inodes })
+        );
+    } else {
+        let shown = |quota: u64, text: String| if quota == 0 { "unlimited".to_owned() } else { text };
+        println!(
+            "volume {} may hold: bytes {}, inodes {}",
+            args.name,
+            shown(quota_bytes, show_size(quota_bytes)),
+            shown(quota_inodes, show_count(quota_inodes))
+        );
+    }
+    Ok(0)
+}
+
+/// A figure that a store may be unable to tell.
+fn known(bytes: u64) -> Option<u64> {
+    (bytes != u64::MAX).then_some(bytes)
+}
+
+fn to_json(volume: &VolumeInfo) -> Value {
+    let status: VolumeStatus = volume.status.unwrap_or_default();
+    let clients: Vec<Value> = volume
+        .clients
+        .iter()
+        .map(|client| {
+            json!({
+                "session": format!("{:016x}", client.session),
+                "host": client.host_name,
+                "pid": client.pid,
+                "mount_point": client.mount_point,
+                "connected": client.connected,
+                "grants": client.grants,
+                "last_sequence": client.last_sequence,
+            })
+        })
+        .collect();
+    json!({
+        "name": volume.name,
+        "id": volume.id,
+        "created": volume.created_secs,
+        "used_bytes": status.used_bytes,
+        "used_inodes": status.used_inodes,
+        "quota_bytes": status.quota_bytes,
+        "quota_inodes": status.quota_inodes,
+        "store_free_bytes": known(status.store_free_bytes),
+        "store_total_bytes": known(status.store_total_bytes),
+        "clients": clients,
+    })
+}
