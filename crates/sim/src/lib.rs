@@ -75,11 +75,13 @@ pub enum Rule {
     RestoreOverOthers,
     /// It is applied while others know what was so before.
     RestoreUnheard,
+    /// The tree shows what another host has changed before the kernel has let go of that.
+    ApplyBeforeForeword,
 }
 
 impl Rule {
     /// All, by name.
-    pub const ALL: [(&'static str, Rule); 29] = [
+    pub const ALL: [(&'static str, Rule); 30] = [
         ("ack-before-apply", Rule::AckBeforeApply),
         ("recall-without-ship", Rule::RecallWithoutShip),
         ("no-claim-grace", Rule::NoClaimGrace),
@@ -109,5 +111,6 @@ impl Rule {
         ("drop-unknown-once", Rule::DropUnknownOnce),
         ("restore-over-others", Rule::RestoreOverOthers),
         ("restore-unheard", Rule::RestoreUnheard),
+        ("apply-before-foreword", Rule::ApplyBeforeForeword),
     ];
 }

@@ -5,9 +5,13 @@
 //! observation may be of any value that was there between its call and its return, and of a value that is being
 //! replaced by an operation which has not returned.
 
+mod views;
+
 use std::collections::{BTreeMap, BTreeSet};
 
 use hayloft_model::{Change, FileKind, InodeRow, SessionId};
+
+use views::Views;
 
 pub(crate) const ROOT: u64 = 1;
 
@@ -113,6 +117,7 @@ pub(crate) struct Reference {
     operations: BTreeMap<u64, Operation>,
     /// What ended sessions had changed and not made durable.
     lost: BTreeMap<u64, Lost>,
+    views: Views,
     /// Changes by request, by who asked.
     pub(crate) requests: BTreeMap<(SessionId, u64), u64>,
 }

@@ -85,6 +85,8 @@ pub(crate) enum What {
     Lease(usize, u64),
     /// Names are expired in the kernel.
     Expire(usize, u64, u64),
+    /// What another host has changed is applied, when the kernel has let go of it.
+    Foreword(usize, u64),
     /// Broken: an event is applied after it was acknowledged.
     Late(usize, u64, Late),
     /// The kernel forgets, rows are evicted.
@@ -345,6 +347,11 @@ impl World {
             What::Expire(client, life, event) => {
                 if self.clients[client].life == life {
                     self.expire_names(client, event);
+                }
+            }
+            What::Foreword(client, life) => {
+                if self.clients[client].life == life {
+                    self.go_on(client);
                 }
             }
             What::Late(client, life, late) => {

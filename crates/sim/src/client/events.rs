@@ -88,10 +88,7 @@ impl World {
             return self.say_acknowledged(at, number, Vec::new());
         }
         match body {
-            Body::Apply { records, own, forget } => {
-                let stale = self.apply(at, &records, &own, &forget);
-                self.acknowledge(at, number, stale);
-            }
+            Body::Apply { records, own, forget } => self.announce(at, number, records, own, forget),
             Body::Drop(ino) => {
                 let stale = self.clients[at].tree.drop_rows(&[ino]);
                 self.acknowledge(at, number, stale);
@@ -138,8 +135,7 @@ impl World {
             stale = self.clients[at].tree.uncover(recall.object);
             if matches!(recall.object, Object::Directory(_)) && !self.is_broken(Rule::KeepAbsentNames) {
                 // Names that it does not have were handed out as well.
-                self.clients[at].kernel.raise_epoch();
-                self.clients[at].unlimited.clear();
+                self.clients[at].drop_names();
                 stale.names.clear();
             }
         }
@@ -167,8 +163,7 @@ impl World {
             .names
             .iter()
             .map(|(dir, name)| (*dir, name.as_bytes()[0]))
-            .filter(|place| client.unlimited.contains(place))
-            .filter(|(dir, _)| !unlimited || !client.hot.contains(dir))
+            .filter(|place| client.keeps(*place, unlimited))
             .collect();
         let since = self.now;
         client.expiries.insert(event, Expiry { names, unknown, in_use: stale.in_use, since });
@@ -179,34 +174,25 @@ impl World {
         let wait_for_locks = self.is_broken(Rule::WaitForLocks);
         let now = self.now;
         let client = &mut self.clients[at];
-        let Some(expiry) = client.expiries.get_mut(&event) else { return };
-        let (kernel, unlimited) = (&mut client.kernel, &mut client.unlimited);
-        expiry.names.retain(|(dir, name)| {
-            let blocked = kernel.is_locked(*dir);
-            if !blocked {
-                kernel.drop_name(*dir, *name);
-                unlimited.remove(&(*dir, *name));
-            }
-            blocked
-        });
-        let tree = &client.tree;
+        let Some(mut expiry) = client.expiries.remove(&event) else { return };
+        expiry.names = client.expire(expiry.names);
+        let (kernel, tree) = (&mut client.kernel, &client.tree);
         expiry.unknown.retain(|ino| !kernel.invalidate(*ino) && tree.lookups(*ino) > 0);
-        if !expiry.unknown.is_empty() {
+        let wait = match expiry.unknown.is_empty() {
+            false => Some(1),
+            true => (!expiry.names.is_empty() && (now - expiry.since < EXPIRY_PATIENCE || wait_for_locks))
+                .then_some(3),
+        };
+        if let Some(wait) = wait {
             let life = client.life;
-            return self.after(1, What::Expire(at, life, event));
-        }
-        if !expiry.names.is_empty() && (now - expiry.since < EXPIRY_PATIENCE || wait_for_locks) {
-            let life = client.life;
-            return self.after(3, What::Expire(at, life, event));
+            client.expiries.insert(event, expiry);
+            return self.after(wait, What::Expire(at, life, event));
         }
         if !expiry.names.is_empty() {
             trace!(self, "c{at} raises the epoch");
-            let client = &mut self.clients[at];
-            client.kernel.raise_epoch();
-            client.unlimited.clear();
+            self.clients[at].drop_names();
         }
-        let client = &mut self.clients[at];
-        let Some(Expiry { mut in_use, .. }) = client.expiries.remove(&event) else { return };
+        let mut in_use = expiry.in_use;
         // The kernel may have forgotten some while names were expired: the server was told, if it knew.
         let used: BTreeSet<Ino> = self.clients[at].tree.in_use().collect();
         in_use.retain(|ino| used.contains(ino));

@@ -28,6 +28,8 @@ impl World {
         client.connection = None;
         client.link = Link::Down;
         client.arrived = 0;
+        client.foreword = None;
+        client.behind.clear();
         // What was not given back is still its own: changes of it may be in the log.
         for recall in client.recalls.drain(..).filter(|recall| recall.owned && !forgets) {
             client.tree.own(recall.object.ino());
@@ -78,7 +80,7 @@ impl World {
         if now >= client.lease_until(relies_on_pings) && !client.lapsed && !no_lease {
             client.lapsed = true;
             client.kernel.expire_all();
-            client.unlimited.clear();
+            client.drop_names();
             trace!(self, "the lease of c{at} has run out");
         }
     }
@@ -140,6 +142,9 @@ impl World {
     }
 
     pub(crate) fn client_receives(&mut self, at: usize, message: ToClient) {
+        if self.clients[at].foreword.is_some() {
+            return self.clients[at].behind.push_back(message);
+        }
         match message {
             ToClient::Welcome { last, numbers } => self.welcome(at, last, numbers),
             ToClient::Ended { last } => {
@@ -220,8 +225,7 @@ impl World {
         let stale = client.tree.uncover_all();
         client.tree.add_numbers(numbers);
         stale.attributes.iter().chain(&stale.data).for_each(|ino| client.kernel.invalidate_also_new(*ino));
-        client.kernel.raise_epoch();
-        client.unlimited.clear();
+        client.drop_names();
         let in_use = if self.is_broken(Rule::ForgetInUse) {
             Vec::new()
         } else {

@@ -3,13 +3,14 @@
 
 mod end;
 mod events;
+mod foreword;
 mod link;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use hayloft_model::grants::Object;
 use hayloft_model::tree::{Cut, Stale, Tree};
-use hayloft_model::{Batch, FileKind, Ino, Missing, Record, Sequence, SessionId, Timestamp, Usage};
+use hayloft_model::{Batch, FileKind, Ino, Missing, Name, Record, Sequence, SessionId, Timestamp, Usage};
 
 use crate::Rule;
 use crate::kernel::Kernel;
@@ -17,6 +18,7 @@ use crate::messages::{Ask, Body, Listing, ToClient, ToServer};
 use crate::operation::{Op, Process};
 use crate::reference::{Attributes, Register, Value};
 use crate::world::{LEASE, What, World, trace};
+use foreword::Foreword;
 
 /// How long a name's directory lock is waited for before the epoch is raised.
 const EXPIRY_PATIENCE: u64 = 10;
@@ -104,6 +106,12 @@ pub(crate) struct Client {
     commit_sent: u64,
     recalls: Vec<Recall>,
     expiries: BTreeMap<u64, Expiry>,
+    /// What is about to be applied.
+    foreword: Option<Foreword>,
+    /// What has come behind it.
+    behind: VecDeque<ToClient>,
+    /// Names that the kernel has not let go of in time, and which are not so any more.
+    pub(crate) left: BTreeSet<(Ino, u8)>,
     /// Directories whose names are handed out for a moment only.
     pub(crate) hot: BTreeSet<Ino>,
     /// Names that the kernel was given without a limit.
@@ -151,8 +159,16 @@ impl Client {
             && self.outstanding.values().all(|outstanding| matches!(outstanding.ask, Ask::Ping))
             && self.recalls.is_empty()
             && self.expiries.is_empty()
+            && self.foreword.is_none()
             && self.in_flight.is_none()
             && !self.tree.is_dirty()
+    }
+
+    /// All names are looked up anew.
+    fn drop_names(&mut self) {
+        self.kernel.raise_epoch();
+        self.unlimited.clear();
+        self.left.clear();
     }
 
     /// The log up to here brings everything that was changed until now.
@@ -213,6 +229,9 @@ impl World {
             commit_sent: 0,
             recalls: Vec::new(),
             expiries: BTreeMap::new(),
+            foreword: None,
+            behind: VecDeque::new(),
+            left: BTreeSet::new(),
             hot: BTreeSet::new(),
             unlimited: BTreeSet::new(),
             leaving: false,

@@ -44,7 +44,7 @@ impl World {
     pub(super) fn unlimited(&mut self, at: usize, dir: Ino, at_name: u8) -> bool {
         let broken = self.is_broken(Rule::UnlimitedWhileChanging);
         let client = &mut self.clients[at];
-        let unlimited = broken || !client.hot.contains(&dir);
+        let unlimited = broken || !client.hot.contains(&dir) && !client.is_changing(dir);
         if unlimited {
             client.unlimited.insert((dir, at_name));
         }
