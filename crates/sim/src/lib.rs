@@ -7,6 +7,7 @@ mod client;
 mod kernel;
 mod messages;
 mod operation;
+mod quota;
 mod reference;
 mod rng;
 mod server;
@@ -77,11 +78,13 @@ pub enum Rule {
     RestoreUnheard,
     /// The tree shows what another host has changed before the kernel has let go of that.
     ApplyBeforeForeword,
+    /// What others wait for is refused like everything else when the quota is used up.
+    RefusePressing,
 }
 
 impl Rule {
     /// All, by name.
-    pub const ALL: [(&'static str, Rule); 30] = [
+    pub const ALL: [(&'static str, Rule); 31] = [
         ("ack-before-apply", Rule::AckBeforeApply),
         ("recall-without-ship", Rule::RecallWithoutShip),
         ("no-claim-grace", Rule::NoClaimGrace),
@@ -112,5 +115,6 @@ impl Rule {
         ("restore-over-others", Rule::RestoreOverOthers),
         ("restore-unheard", Rule::RestoreUnheard),
         ("apply-before-foreword", Rule::ApplyBeforeForeword),
+        ("refuse-pressing", Rule::RefusePressing),
     ];
 }

@@ -38,7 +38,8 @@ pub(crate) enum ToServer {
         forget_below: u64,
         ask: Ask,
     },
-    Commit(Batch),
+    /// Whether others wait for it.
+    Commit(Batch, bool),
     Ack {
         event: u64,
         in_use: Vec<Ino>,
@@ -110,6 +111,8 @@ pub(crate) enum ToClient {
     Committed(Sequence),
     /// Nothing of the batch was applied.
     Refused(Sequence),
+    /// The same for want of room.
+    Full(Sequence),
     /// Nobody knows.
     Uncertain,
     Event {

@@ -17,7 +17,7 @@ pub(crate) const LEASE: u64 = 400;
 /// How far off a clock that is wrong is, in ticks: they are nanoseconds.
 const HOUR: i64 = 3_600_000_000_000;
 /// No operation takes longer after the last fault.
-const PATIENCE: u64 = 8_000;
+pub(crate) const PATIENCE: u64 = 8_000;
 /// How long a stuck client is looked at before it is given up: longer than anybody waits for it.
 const STUCK_FOR: u64 = PATIENCE + 4 * LEASE;
 /// Where the choice of stuck clients begins.
@@ -93,6 +93,12 @@ pub(crate) enum What {
     Upkeep(usize, u64),
     /// A client gets stuck, in its first life; then its user gives it up.
     Stick(usize),
+    /// The quota is so much more than is used, of bytes or of inodes.
+    Quota {
+        bytes: bool,
+        room: u64,
+    },
+    NoQuota,
     Fault,
 }
 
@@ -220,6 +226,7 @@ impl World {
             let (at, when) = (other.below(clients) as usize, other.between(100, 4 * LEASE));
             world.after(when, What::Stick(at));
         }
+        world.plan_quota();
         if world.faults > 0 {
             let first = world.rng.below(2 * world.faults);
             world.after(first, What::Fault);
@@ -365,6 +372,8 @@ impl World {
                 }
             }
             What::Stick(client) => self.stick(client),
+            What::Quota { bytes, room } => self.set_quota(bytes, room),
+            What::NoQuota => self.end_quota(),
             What::Fault => self.fault(),
         }
     }

@@ -12,10 +12,19 @@ impl World {
         until
     }
 
+    /// The same, and somebody else waits for it.
+    pub(crate) fn press(&mut self, at: usize) -> Sequence {
+        self.clients[at].pauses = false;
+        self.flush(at)
+    }
+
     pub(crate) fn ship(&mut self, at: usize) {
         let life = self.clients[at].life;
         let wait = self.rng.between(20, 300);
         self.after(wait, What::Ship(at, life));
+        let client = &mut self.clients[at];
+        client.pauses = false;
+        client.full &= client.tree.is_dirty() || client.in_flight.is_some();
         if self.clients[at].tree.is_dirty() {
             self.flush(at);
         }
@@ -23,26 +32,33 @@ impl World {
     }
 
     pub(super) fn start_batch(&mut self, at: usize) {
-        let now = self.now;
+        let (now, pressed) = (self.now, self.is_pressed(at));
         let client = &mut self.clients[at];
-        if client.link != Link::Up || client.in_flight.is_some() || client.last_cut >= client.ship_to {
+        if client.pauses
+            || client.link != Link::Up
+            || client.in_flight.is_some()
+            || client.last_cut >= client.ship_to
+        {
             return;
         }
         let sequence = client.last_cut.next();
         let cut = client.tree.cut(sequence, false);
         client.last_cut = sequence;
         client.commit_sent = now;
+        client.pressing = client.full && pressed;
+        let pressing = client.pressing;
         let batch = cut.batch.clone();
         client.in_flight = Some((Some(cut), batch.clone()));
         let session = client.session;
         self.reference.cut(session, sequence.0);
-        self.say(at, ToServer::Commit(batch));
+        self.say(at, ToServer::Commit(batch, pressing));
     }
 
     pub(super) fn shipped(&mut self, at: usize) {
         let client = &mut self.clients[at];
         let Some((_, batch)) = client.in_flight.take() else { return };
         client.durable = batch.sequence;
+        client.full = false;
         let durable = client.durable;
         let gone = client.tree.shipped(durable);
         let given = client.recalls.iter_mut();
@@ -57,7 +73,9 @@ impl World {
         self.wake_all(at);
     }
 
-    pub(super) fn refused(&mut self, at: usize, sequence: Sequence) {
+    /// Without room it waits before it tries again, unless somebody else waits.
+    pub(super) fn refused(&mut self, at: usize, sequence: Sequence, full: bool) {
+        let pressed = self.is_pressed(at);
         let client = &mut self.clients[at];
         let Some((cut, _)) = client.in_flight.take_if(|(_, batch)| batch.sequence == sequence) else {
             return;
@@ -67,6 +85,9 @@ impl World {
         }
         client.last_cut = Sequence(sequence.0 - 1);
         let session = client.session;
+        client.full = full;
+        client.refusals += u64::from(full);
+        client.pauses = full && !pressed;
         self.reference.undo_cut(session, sequence.0);
         self.start_batch(at);
     }
@@ -98,7 +119,7 @@ impl World {
                 let owned = tree.owned().iter().any(|own| own.ino() == object.ino());
                 tree.disown(object.ino());
                 let until =
-                    if self.is_broken(Rule::RecallWithoutShip) { Sequence(0) } else { self.flush(at) };
+                    if self.is_broken(Rule::RecallWithoutShip) { Sequence(0) } else { self.press(at) };
                 let recall = Recall { event: number, object, keep_read, owned, until };
                 if recall.until <= self.clients[at].durable {
                     self.give_back(at, recall);

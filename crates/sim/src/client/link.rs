@@ -204,12 +204,13 @@ impl World {
                     self.shipped(at);
                 }
             }
-            ToClient::Refused(sequence) => self.refused(at, sequence),
+            ToClient::Refused(sequence) => self.refused(at, sequence, false),
+            ToClient::Full(sequence) => self.refused(at, sequence, true),
             ToClient::Uncertain => {
                 // The batch stays as it is, and goes out again.
                 if let Some((_, batch)) = &self.clients[at].in_flight {
-                    let batch = batch.clone();
-                    self.say(at, ToServer::Commit(batch));
+                    let (batch, pressing) = (batch.clone(), self.clients[at].pressing);
+                    self.say(at, ToServer::Commit(batch, pressing));
                 }
             }
             ToClient::Event { number, body } => self.event_at_client(at, number, body),
@@ -260,9 +261,9 @@ impl World {
         self.check_lease(at);
         let now = self.now;
         if let Some((_, batch)) = &self.clients[at].in_flight {
-            let batch = batch.clone();
+            let (batch, pressing) = (batch.clone(), self.clients[at].pressing);
             self.clients[at].commit_sent = now;
-            self.say(at, ToServer::Commit(batch));
+            self.say(at, ToServer::Commit(batch, pressing));
         }
         self.clients[at].outstanding.retain(|_, of| !matches!(of.ask, Ask::Restore { .. }));
         let again: Vec<(u64, Ask)> = self.clients[at]

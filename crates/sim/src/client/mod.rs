@@ -104,6 +104,13 @@ pub(crate) struct Client {
     /// What a session of this host had not shipped that was ended.
     unsent: Option<(Batch, SessionId)>,
     commit_sent: u64,
+    /// Its last batch was refused for want of room: it takes no more. How often that was.
+    pub(crate) full: bool,
+    pub(crate) refusals: u64,
+    /// It waits before it tries that again.
+    pauses: bool,
+    /// Others wait for the batch on its way.
+    pressing: bool,
     recalls: Vec<Recall>,
     expiries: BTreeMap<u64, Expiry>,
     /// What is about to be applied.
@@ -162,6 +169,16 @@ impl Client {
             && self.foreword.is_none()
             && self.in_flight.is_none()
             && !self.tree.is_dirty()
+    }
+
+    /// Whether somebody waits for it to give something back.
+    pub(crate) fn gives_back(&self) -> bool {
+        !self.recalls.is_empty()
+    }
+
+    /// Whether an operation waits to ask the server for a change, which comes after all older ones.
+    pub(crate) fn requests(&self) -> bool {
+        self.processes.iter().any(|process| process.op.as_ref().is_some_and(Op::waits_to_request))
     }
 
     /// All names are looked up anew.
@@ -227,6 +244,10 @@ impl World {
             in_flight: None,
             unsent: None,
             commit_sent: 0,
+            full: false,
+            refusals: 0,
+            pauses: false,
+            pressing: false,
             recalls: Vec::new(),
             expiries: BTreeMap::new(),
             foreword: None,
@@ -327,7 +348,7 @@ impl World {
         let inos: Vec<Ino> = self.clients[at].kernel.known.keys().copied().collect();
         inos.into_iter().for_each(|ino| self.kernel_forgets(at, ino));
         if self.clients[at].tree.is_dirty() {
-            self.flush(at);
+            self.press(at);
         }
         if self.clients[at].is_at_rest() {
             let (session, now) = (self.clients[at].session, self.now);

@@ -162,7 +162,15 @@ pub(crate) struct Op {
     listed: Option<Listed>,
     /// The directory that it made.
     made: Option<Ino>,
-    synced: Option<Sequence>,
+    /// What is to be durable, and how often there was no room before.
+    synced: Option<(Sequence, u64)>,
+}
+
+impl Op {
+    /// Whether it asks the server for a change as soon as older ones are durable.
+    pub(crate) fn waits_to_request(&self) -> bool {
+        self.ship.is_some()
+    }
 }
 
 /// Names with their inodes, the place behind the last of them, and when the listing began.
@@ -351,16 +359,21 @@ impl World {
         if !self.answers(at) {
             return Flow::Wait;
         }
-        let until = match op.synced {
-            Some(until) => until,
+        let (until, refusals) = match op.synced {
+            Some(synced) => synced,
             None => {
-                let until = self.flush(at);
-                op.synced = Some(until);
-                until
+                let refusals = self.clients[at].refusals;
+                *op.synced.insert((self.flush(at), refusals))
             }
         };
         if self.clients[at].durable < until {
-            return Flow::Wait;
+            if self.clients[at].refusals == refusals {
+                return Flow::Wait;
+            }
+            if !self.could_be_full(op.call) {
+                self.fail(format!("c{at} op {} had no room", op.id));
+            }
+            return Flow::Ready(Err(TreeError::NoSpace));
         }
         let session = self.clients[at].session;
         let verdict = self.reference.synced(session, op.call);

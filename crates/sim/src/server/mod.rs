@@ -14,6 +14,7 @@ use hayloft_model::{
 
 use crate::Rule;
 use crate::messages::{Ask, Body, Listing, ToClient, ToServer};
+use crate::quota::Quota;
 use crate::reference::Attributes;
 use crate::world::{LEASE, What, World, trace};
 
@@ -98,6 +99,7 @@ pub(crate) struct Server {
     /// The last batches of ended sessions: these are remembered.
     ended: BTreeMap<SessionId, Sequence>,
     estates: Estates,
+    pub(crate) quota: Quota,
     pub(crate) fault: Option<Fault>,
     pub(crate) drain_until: u64,
 }
@@ -119,6 +121,7 @@ impl Server {
             replays: Vec::new(),
             ended: BTreeMap::new(),
             estates: Estates::default(),
+            quota: Quota::default(),
             fault: None,
             drain_until: u64::MAX,
         }
@@ -237,9 +240,8 @@ impl World {
                 }
                 self.asked(connection, session, request, ask);
             }
-            ToServer::Commit(batch) => {
-                live.worked = now;
-                self.commit(connection, session, &batch);
+            ToServer::Commit(batch, pressing) => {
+                self.commit(connection, session, &batch, pressing);
             }
             ToServer::Ack { event, in_use } => {
                 live.sent.remove(&event);
