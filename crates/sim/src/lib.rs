@@ -4,6 +4,7 @@
 //! There is no input or output here, no thread and no clock: time is a counter, and one seed is one schedule.
 
 mod client;
+mod history;
 mod kernel;
 mod messages;
 mod operation;
@@ -80,11 +81,13 @@ pub enum Rule {
     ApplyBeforeForeword,
     /// What others wait for is refused like everything else when the quota is used up.
     RefusePressing,
+    /// A client goes on with a store that was put back to an older state than it has seen.
+    TrustOlderStore,
 }
 
 impl Rule {
     /// All, by name.
-    pub const ALL: [(&'static str, Rule); 31] = [
+    pub const ALL: [(&'static str, Rule); 32] = [
         ("ack-before-apply", Rule::AckBeforeApply),
         ("recall-without-ship", Rule::RecallWithoutShip),
         ("no-claim-grace", Rule::NoClaimGrace),
@@ -116,5 +119,6 @@ impl Rule {
         ("restore-unheard", Rule::RestoreUnheard),
         ("apply-before-foreword", Rule::ApplyBeforeForeword),
         ("refuse-pressing", Rule::RefusePressing),
+        ("trust-older-store", Rule::TrustOlderStore),
     ];
 }

@@ -5,6 +5,8 @@ use hayloft_model::{
     Batch, Change, Dentry, Ino, InoRange, InodeRow, Name, Record, Sequence, SessionId, TreeError,
 };
 
+use crate::history::Heard;
+
 #[derive(Clone, Debug)]
 pub(crate) enum Ask {
     Enter(Ino),
@@ -28,6 +30,7 @@ pub(crate) enum ToServer {
     Hello {
         session: SessionId,
         resume: bool,
+        heard: Heard,
     },
     Claim {
         own: Vec<Object>,
@@ -71,7 +74,10 @@ pub(crate) enum ToClient {
     Welcome {
         last: Sequence,
         numbers: InoRange,
+        opening: u64,
     },
+    /// The store is not the one that the client knows.
+    OtherHistory,
     /// The session is over; its last batch, if that is known.
     Ended {
         last: Option<Sequence>,

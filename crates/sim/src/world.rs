@@ -7,6 +7,7 @@ use hayloft_model::{Ino, SessionId};
 
 use crate::Rule;
 use crate::client::{Client, Late};
+use crate::history::Fate;
 use crate::messages::{Ask, ToClient, ToServer};
 use crate::reference::{Reference, Verdict};
 use crate::rng::Rng;
@@ -93,6 +94,11 @@ pub(crate) enum What {
     Upkeep(usize, u64),
     /// A client gets stuck, in its first life; then its user gives it up.
     Stick(usize),
+    /// The store is copied, and put back later.
+    Copy,
+    PutBack,
+    /// A client that has ended is mounted anew.
+    Remount(usize, u64),
     /// The quota is so much more than is used, of bytes or of inodes.
     Quota {
         bytes: bool,
@@ -109,7 +115,8 @@ pub(crate) struct Connection {
     pub(crate) session: SessionId,
     pub(crate) up: bool,
     to_server: VecDeque<ToServer>,
-    to_client: VecDeque<ToClient>,
+    /// With the mark of the store.
+    to_client: VecDeque<(u64, ToClient)>,
     last_to_server: u64,
     last_to_client: u64,
     stalled_until: u64,
@@ -119,7 +126,7 @@ impl Connection {
     /// Whether nothing is on its way but keep-alives.
     pub(crate) fn is_empty(&self) -> bool {
         let ping = |message: &ToServer| matches!(message, ToServer::Ask { ask: Ask::Ping, .. });
-        let pong = |message: &ToClient| matches!(message, ToClient::Pong { .. });
+        let pong = |(_, message): &(u64, ToClient)| matches!(message, ToClient::Pong { .. });
         self.to_server.iter().all(ping) && self.to_client.iter().all(pong)
     }
 }
@@ -152,6 +159,7 @@ pub(crate) struct World {
     /// Who finds its session ended comes back with what it had not shipped.
     pub(crate) restores: bool,
     last_fault: u64,
+    pub(crate) fate: Fate,
     /// No more operations and faults.
     pub(crate) draining: bool,
 }
@@ -211,6 +219,7 @@ impl World {
             deep,
             restores: Rng::new(config.seed ^ RESTORES).permille(120),
             last_fault: 0,
+            fate: Fate::default(),
             draining: false,
         };
         for at in 0..clients as usize {
@@ -227,6 +236,7 @@ impl World {
             world.after(when, What::Stick(at));
         }
         world.plan_quota();
+        world.plan_copy();
         if world.faults > 0 {
             let first = world.rng.below(2 * world.faults);
             world.after(first, What::Fault);
@@ -325,7 +335,11 @@ impl World {
                 self.check_patience();
                 self.after(20, What::ServerCheck);
             }
-            What::ServerStart => self.start_server(),
+            What::ServerStart => {
+                if !self.is_away() {
+                    self.start_server();
+                }
+            }
             What::Process(client, life, process, token) => {
                 if self.clients[client].life == life {
                     self.step(client, process, token);
@@ -372,6 +386,13 @@ impl World {
                 }
             }
             What::Stick(client) => self.stick(client),
+            What::Copy => self.copy_store(),
+            What::PutBack => self.take_away(),
+            What::Remount(client, life) => {
+                if self.clients[client].life == life {
+                    self.restart_client(client);
+                }
+            }
             What::Quota { bytes, room } => self.set_quota(bytes, room),
             What::NoQuota => self.end_quota(),
             What::Fault => self.fault(),
@@ -421,7 +442,7 @@ impl World {
         };
         let at = (now + delay).max(connection.last_to_client).max(connection.stalled_until);
         connection.last_to_client = at;
-        connection.to_client.push_back(message);
+        connection.to_client.push_back((self.server.stored.history.mark, message));
         self.after(at - now, What::ToClient(number));
     }
 
@@ -449,10 +470,11 @@ impl World {
             let wait = connection.stalled_until - now;
             return self.after(wait, What::ToClient(number));
         }
-        let Some(message) = connection.to_client.pop_front() else { return };
+        let Some((mark, message)) = connection.to_client.pop_front() else { return };
         let (client, life) = (connection.client, connection.life);
         if self.clients[client].life == life && self.clients[client].connection == Some(number) {
             trace!(self, "server -> c{client}: {message:?}");
+            self.clients[client].hears(mark, &message);
             self.client_receives(client, message);
         }
     }
@@ -521,6 +543,10 @@ impl World {
                 self.server.fault = Some(fault);
             }
         }
+    }
+
+    pub(crate) fn has_fault(&mut self) {
+        self.last_fault = self.now;
     }
 
     fn stick(&mut self, at: usize) {

@@ -5,7 +5,7 @@ use super::*;
 impl World {
     pub(crate) fn connect(&mut self, at: usize) {
         let client = &self.clients[at];
-        if client.connection.is_some() {
+        if client.connection.is_some() || client.is_over {
             return;
         }
         let (life, session) = (client.life, client.session);
@@ -18,8 +18,8 @@ impl World {
         client.connection = Some(number);
         client.link = Link::Greeting;
         client.hello_sent = now;
-        let resume = client.greeted;
-        self.say(at, ToServer::Hello { session, resume });
+        let (resume, heard) = (client.greeted, client.history);
+        self.say(at, ToServer::Hello { session, resume, heard });
     }
 
     pub(crate) fn client_loses(&mut self, at: usize) {
@@ -146,7 +146,8 @@ impl World {
             return self.clients[at].behind.push_back(message);
         }
         match message {
-            ToClient::Welcome { last, numbers } => self.welcome(at, last, numbers),
+            ToClient::Welcome { last, numbers, .. } => self.welcome(at, last, numbers),
+            ToClient::OtherHistory => self.end_mount(at),
             ToClient::Ended { last } => {
                 trace!(self, "c{at} was evicted");
                 if let Some(connection) = self.clients[at].connection.take() {

@@ -13,6 +13,7 @@ use hayloft_model::tree::{Cut, Stale, Tree};
 use hayloft_model::{Batch, FileKind, Ino, Missing, Name, Record, Sequence, SessionId, Timestamp, Usage};
 
 use crate::Rule;
+use crate::history::Heard;
 use crate::kernel::Kernel;
 use crate::messages::{Ask, Body, Listing, ToClient, ToServer};
 use crate::operation::{Op, Process};
@@ -88,6 +89,10 @@ pub(crate) struct Client {
     /// When the last batch was sent that has arrived.
     arrived: u64,
     pub(crate) lapsed: bool,
+    /// The store as it knows it.
+    pub(crate) history: Heard,
+    /// That is another one by now: all calls fail.
+    pub(crate) is_over: bool,
     /// It acknowledges nothing, and gives nothing back.
     pub(crate) stuck: bool,
     last_sent: u64,
@@ -171,6 +176,28 @@ impl Client {
             && !self.tree.is_dirty()
     }
 
+    /// A message comes with the mark of the store. Before its session is known there, it is of another opening.
+    pub(crate) fn hears(&mut self, mark: u64, message: &ToClient) {
+        if let ToClient::Welcome { opening, .. } = message {
+            self.history = Heard { opening: *opening, mark };
+        } else if self.link != Link::Greeting {
+            self.history.mark = self.history.mark.max(mark);
+        }
+    }
+
+    /// The store is another one: it is mounted no more.
+    pub(crate) fn end(&mut self) {
+        (self.is_over, self.lapsed, self.link) = (true, true, Link::Down);
+    }
+
+    /// What it has not shipped.
+    pub(crate) fn take_unsent(&mut self) -> Batch {
+        if let Some((Some(cut), _)) = self.in_flight.take() {
+            self.tree.undo_cut(cut);
+        }
+        self.tree.cut(Sequence(1), false).batch
+    }
+
     /// Whether somebody waits for it to give something back.
     pub(crate) fn gives_back(&self) -> bool {
         !self.recalls.is_empty()
@@ -232,6 +259,8 @@ impl World {
             owed: BTreeMap::new(),
             arrived: 0,
             lapsed: true,
+            history: Heard::default(),
+            is_over: false,
             stuck: false,
             last_sent: 0,
             next_request: 1,
@@ -306,8 +335,9 @@ impl World {
             batch.end_unnamed();
             unsent = (!batch.records.is_empty()).then_some((batch, session));
         }
+        let history = client.history;
         self.restart_client(at);
-        self.clients[at].unsent = unsent;
+        (self.clients[at].unsent, self.clients[at].history) = (unsent, history);
     }
 
     /// Whether operations are answered.

@@ -262,6 +262,9 @@ impl World {
     }
 
     fn drive(&mut self, at: usize, process: usize, op: &mut Op) -> Flow<Result<(), TreeError>> {
+        if self.clients[at].is_over {
+            return Flow::Ready(Err(TreeError::Stale));
+        }
         for walk in 0..op.walks.len() {
             if let Err(error) = ready!(self.walk(at, op, walk)) {
                 return Flow::Ready(Err(error));

@@ -57,6 +57,7 @@ impl World {
         let stored = &mut self.server.stored;
         executed.records.iter().for_each(|record| stored.rows.apply(record));
         stored.usage = stored.usage.after(executed.usage);
+        stored.history.mark += 1;
         self.strike(&executed.records);
         self.judge_execution(session, request, &change, &executed);
         for birth in &executed.births {
@@ -135,6 +136,8 @@ impl World {
         }
         // Nobody is waited for because of a batch for which there is no room.
         self.server.live.entry(session).or_default().worked = self.now;
+        let is_written = !matches!(self.server.fault, Some(Fault::Refuse | Fault::UncertainLost));
+        self.server.stored.history.mark += u64::from(is_written);
         match self.server.fault.take() {
             Some(Fault::Refuse) => {
                 return self.send_to_client(connection, ToClient::Refused(batch.sequence));
@@ -215,6 +218,7 @@ impl World {
             && !self.is_refused(batch.usage, false)
             && self.server.fault.take() != Some(Fault::Refuse);
         if applied {
+            self.server.stored.history.mark += 1;
             let verdict = self.reference.restored(of, self.now);
             self.judge(&format!("{session} restores what {of} had"), verdict);
             self.apply_batch(session, &batch);
