@@ -4,9 +4,11 @@
 //! There is no input or output here, no thread and no clock: time is a counter, and one seed is one schedule.
 
 mod client;
+mod history;
 mod kernel;
 mod messages;
 mod operation;
+mod quota;
 mod reference;
 mod rng;
 mod server;
@@ -75,11 +77,17 @@ pub enum Rule {
     RestoreOverOthers,
     /// It is applied while others know what was so before.
     RestoreUnheard,
+    /// The tree shows what another host has changed before the kernel has let go of that.
+    ApplyBeforeForeword,
+    /// What others wait for is refused like everything else when the quota is used up.
+    RefusePressing,
+    /// A client goes on with a store that was put back to an older state than it has seen.
+    TrustOlderStore,
 }
 
 impl Rule {
     /// All, by name.
-    pub const ALL: [(&'static str, Rule); 29] = [
+    pub const ALL: [(&'static str, Rule); 32] = [
         ("ack-before-apply", Rule::AckBeforeApply),
         ("recall-without-ship", Rule::RecallWithoutShip),
         ("no-claim-grace", Rule::NoClaimGrace),
@@ -109,5 +117,8 @@ impl Rule {
         ("drop-unknown-once", Rule::DropUnknownOnce),
         ("restore-over-others", Rule::RestoreOverOthers),
         ("restore-unheard", Rule::RestoreUnheard),
+        ("apply-before-foreword", Rule::ApplyBeforeForeword),
+        ("refuse-pressing", Rule::RefusePressing),
+        ("trust-older-store", Rule::TrustOlderStore),
     ];
 }

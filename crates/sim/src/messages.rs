@@ -5,6 +5,8 @@ use hayloft_model::{
     Batch, Change, Dentry, Ino, InoRange, InodeRow, Name, Record, Sequence, SessionId, TreeError,
 };
 
+use crate::history::Heard;
+
 #[derive(Clone, Debug)]
 pub(crate) enum Ask {
     Enter(Ino),
@@ -28,6 +30,7 @@ pub(crate) enum ToServer {
     Hello {
         session: SessionId,
         resume: bool,
+        heard: Heard,
     },
     Claim {
         own: Vec<Object>,
@@ -38,7 +41,8 @@ pub(crate) enum ToServer {
         forget_below: u64,
         ask: Ask,
     },
-    Commit(Batch),
+    /// Whether others wait for it.
+    Commit(Batch, bool),
     Ack {
         event: u64,
         in_use: Vec<Ino>,
@@ -70,7 +74,10 @@ pub(crate) enum ToClient {
     Welcome {
         last: Sequence,
         numbers: InoRange,
+        opening: u64,
     },
+    /// The store is not the one that the client knows.
+    OtherHistory,
     /// The session is over; its last batch, if that is known.
     Ended {
         last: Option<Sequence>,
@@ -110,6 +117,8 @@ pub(crate) enum ToClient {
     Committed(Sequence),
     /// Nothing of the batch was applied.
     Refused(Sequence),
+    /// The same for want of room.
+    Full(Sequence),
     /// Nobody knows.
     Uncertain,
     Event {

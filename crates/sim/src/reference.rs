@@ -5,9 +5,17 @@
 //! observation may be of any value that was there between its call and its return, and of a value that is being
 //! replaced by an operation which has not returned.
 
+mod lost;
+mod older;
+mod views;
+
 use std::collections::{BTreeMap, BTreeSet};
 
 use hayloft_model::{Change, FileKind, InodeRow, SessionId};
+
+use lost::Lost;
+pub(crate) use older::Kept;
+use views::Views;
 
 pub(crate) const ROOT: u64 = 1;
 
@@ -68,14 +76,6 @@ struct Operation {
     writes: Vec<Register>,
 }
 
-/// What a session had changed that was ended, and how many versions there were of each register without that.
-#[derive(Default)]
-struct Lost {
-    operations: BTreeMap<u64, Operation>,
-    versions: BTreeMap<Register, (usize, Vec<Version>)>,
-    kinds: BTreeMap<u64, FileKind>,
-}
-
 /// What is wrong.
 pub(crate) type Verdict = Result<(), String>;
 
@@ -113,6 +113,7 @@ pub(crate) struct Reference {
     operations: BTreeMap<u64, Operation>,
     /// What ended sessions had changed and not made durable.
     lost: BTreeMap<u64, Lost>,
+    views: Views,
     /// Changes by request, by who asked.
     pub(crate) requests: BTreeMap<(SessionId, u64), u64>,
 }
@@ -498,75 +499,6 @@ impl Reference {
             }
             None => Ok(()),
         }
-    }
-
-    /// A session is over: what it had not made durable has not happened, and nobody may have built on it.
-    pub(crate) fn ended(&mut self, session: SessionId) -> Verdict {
-        let lost: Vec<u64> = self
-            .operations
-            .iter()
-            .filter(|(_, operation)| {
-                operation.session == session.0 && !operation.durable && !operation.writes.is_empty()
-            })
-            .map(|(op, _)| *op)
-            .collect();
-        let mut left = Lost::default();
-        let mut registers = BTreeSet::new();
-        for op in &lost {
-            registers.extend(self.operations[op].writes.iter().copied());
-        }
-        for register in registers {
-            let Some(all) = self.history.get_mut(&register) else { continue };
-            let keep = all.iter().position(|version| lost.contains(&version.op)).unwrap_or(all.len());
-            if let Some(built) = all[keep..].iter().find(|version| !lost.contains(&version.op)) {
-                return Err(format!(
-                    "{register:?} was changed by op {} after a change of a session that was lost",
-                    built.op
-                ));
-            }
-            let versions = all.split_off(keep);
-            left.versions.insert(register, (keep, versions));
-            match (register, self.value(register)) {
-                (Register::Name(dir, name), Value::Name(Some(ino))) => {
-                    self.names.insert((dir, name), ino);
-                }
-                (Register::Name(dir, name), _) => drop(self.names.remove(&(dir, name))),
-                (Register::Attributes(ino), Value::Nothing) => {
-                    left.kinds.extend(self.kinds.remove(&ino).map(|kind| (ino, kind)));
-                }
-                _ => {}
-            }
-        }
-        for op in lost {
-            left.operations.extend(self.operations.remove(&op).map(|operation| (op, operation)));
-        }
-        self.lost.insert(session.0, left);
-        Ok(())
-    }
-
-    /// What a session had changed that was ended has happened now: nobody may have changed anything of it since.
-    pub(crate) fn restored(&mut self, session: SessionId, now: u64) -> Verdict {
-        let Some(lost) = self.lost.remove(&session.0) else { return Ok(()) };
-        self.kinds.extend(lost.kinds);
-        for (register, (before, versions)) in lost.versions {
-            let all = self.history.entry(register).or_default();
-            if all.len() != before {
-                return Err(format!("{register:?} was changed by others, and is as {session} had it"));
-            }
-            if let (Register::Name(dir, name), Some(Version { value: Value::Name(to), .. })) =
-                (register, versions.last())
-            {
-                match to {
-                    Some(ino) => self.names.insert((dir, name), *ino),
-                    None => self.names.remove(&(dir, name)),
-                };
-            }
-            all.extend(versions.into_iter().map(|version| Version { from: now, ..version }));
-        }
-        for (op, operation) in lost.operations {
-            self.operations.insert(op, Operation { durable: true, returned: Some(now), ..operation });
-        }
-        Ok(())
     }
 
     /// Names of directories in a directory.

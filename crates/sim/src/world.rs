@@ -7,6 +7,7 @@ use hayloft_model::{Ino, SessionId};
 
 use crate::Rule;
 use crate::client::{Client, Late};
+use crate::history::Fate;
 use crate::messages::{Ask, ToClient, ToServer};
 use crate::reference::{Reference, Verdict};
 use crate::rng::Rng;
@@ -17,7 +18,7 @@ pub(crate) const LEASE: u64 = 400;
 /// How far off a clock that is wrong is, in ticks: they are nanoseconds.
 const HOUR: i64 = 3_600_000_000_000;
 /// No operation takes longer after the last fault.
-const PATIENCE: u64 = 8_000;
+pub(crate) const PATIENCE: u64 = 8_000;
 /// How long a stuck client is looked at before it is given up: longer than anybody waits for it.
 const STUCK_FOR: u64 = PATIENCE + 4 * LEASE;
 /// Where the choice of stuck clients begins.
@@ -85,12 +86,25 @@ pub(crate) enum What {
     Lease(usize, u64),
     /// Names are expired in the kernel.
     Expire(usize, u64, u64),
+    /// What another host has changed is applied, when the kernel has let go of it.
+    Foreword(usize, u64),
     /// Broken: an event is applied after it was acknowledged.
     Late(usize, u64, Late),
     /// The kernel forgets, rows are evicted.
     Upkeep(usize, u64),
     /// A client gets stuck, in its first life; then its user gives it up.
     Stick(usize),
+    /// The store is copied, and put back later.
+    Copy,
+    PutBack,
+    /// A client that has ended is mounted anew.
+    Remount(usize, u64),
+    /// The quota is so much more than is used, of bytes or of inodes.
+    Quota {
+        bytes: bool,
+        room: u64,
+    },
+    NoQuota,
     Fault,
 }
 
@@ -101,7 +115,8 @@ pub(crate) struct Connection {
     pub(crate) session: SessionId,
     pub(crate) up: bool,
     to_server: VecDeque<ToServer>,
-    to_client: VecDeque<ToClient>,
+    /// With the mark of the store.
+    to_client: VecDeque<(u64, ToClient)>,
     last_to_server: u64,
     last_to_client: u64,
     stalled_until: u64,
@@ -111,7 +126,7 @@ impl Connection {
     /// Whether nothing is on its way but keep-alives.
     pub(crate) fn is_empty(&self) -> bool {
         let ping = |message: &ToServer| matches!(message, ToServer::Ask { ask: Ask::Ping, .. });
-        let pong = |message: &ToClient| matches!(message, ToClient::Pong { .. });
+        let pong = |(_, message): &(u64, ToClient)| matches!(message, ToClient::Pong { .. });
         self.to_server.iter().all(ping) && self.to_client.iter().all(pong)
     }
 }
@@ -144,6 +159,7 @@ pub(crate) struct World {
     /// Who finds its session ended comes back with what it had not shipped.
     pub(crate) restores: bool,
     last_fault: u64,
+    pub(crate) fate: Fate,
     /// No more operations and faults.
     pub(crate) draining: bool,
 }
@@ -203,6 +219,7 @@ impl World {
             deep,
             restores: Rng::new(config.seed ^ RESTORES).permille(120),
             last_fault: 0,
+            fate: Fate::default(),
             draining: false,
         };
         for at in 0..clients as usize {
@@ -218,6 +235,8 @@ impl World {
             let (at, when) = (other.below(clients) as usize, other.between(100, 4 * LEASE));
             world.after(when, What::Stick(at));
         }
+        world.plan_quota();
+        world.plan_copy();
         if world.faults > 0 {
             let first = world.rng.below(2 * world.faults);
             world.after(first, What::Fault);
@@ -316,7 +335,11 @@ impl World {
                 self.check_patience();
                 self.after(20, What::ServerCheck);
             }
-            What::ServerStart => self.start_server(),
+            What::ServerStart => {
+                if !self.is_away() {
+                    self.start_server();
+                }
+            }
             What::Process(client, life, process, token) => {
                 if self.clients[client].life == life {
                     self.step(client, process, token);
@@ -347,6 +370,11 @@ impl World {
                     self.expire_names(client, event);
                 }
             }
+            What::Foreword(client, life) => {
+                if self.clients[client].life == life {
+                    self.go_on(client);
+                }
+            }
             What::Late(client, life, late) => {
                 if self.clients[client].life == life {
                     self.apply_late(client, late);
@@ -358,6 +386,15 @@ impl World {
                 }
             }
             What::Stick(client) => self.stick(client),
+            What::Copy => self.copy_store(),
+            What::PutBack => self.take_away(),
+            What::Remount(client, life) => {
+                if self.clients[client].life == life {
+                    self.restart_client(client);
+                }
+            }
+            What::Quota { bytes, room } => self.set_quota(bytes, room),
+            What::NoQuota => self.end_quota(),
             What::Fault => self.fault(),
         }
     }
@@ -405,7 +442,7 @@ impl World {
         };
         let at = (now + delay).max(connection.last_to_client).max(connection.stalled_until);
         connection.last_to_client = at;
-        connection.to_client.push_back(message);
+        connection.to_client.push_back((self.server.stored.history.mark, message));
         self.after(at - now, What::ToClient(number));
     }
 
@@ -433,10 +470,11 @@ impl World {
             let wait = connection.stalled_until - now;
             return self.after(wait, What::ToClient(number));
         }
-        let Some(message) = connection.to_client.pop_front() else { return };
+        let Some((mark, message)) = connection.to_client.pop_front() else { return };
         let (client, life) = (connection.client, connection.life);
         if self.clients[client].life == life && self.clients[client].connection == Some(number) {
             trace!(self, "server -> c{client}: {message:?}");
+            self.clients[client].hears(mark, &message);
             self.client_receives(client, message);
         }
     }
@@ -505,6 +543,10 @@ impl World {
                 self.server.fault = Some(fault);
             }
         }
+    }
+
+    pub(crate) fn has_fault(&mut self) {
+        self.last_fault = self.now;
     }
 
     fn stick(&mut self, at: usize) {

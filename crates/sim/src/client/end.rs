@@ -26,7 +26,7 @@ impl World {
         dead.into_iter().for_each(|session| self.end_session(session));
         for at in 0..self.clients.len() {
             if self.clients[at].link == Link::Up && self.clients[at].tree.is_dirty() {
-                self.flush(at);
+                self.press(at);
             }
         }
         self.clients.iter().all(Client::is_at_rest)

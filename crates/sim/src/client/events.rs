@@ -12,10 +12,19 @@ impl World {
         until
     }
 
+    /// The same, and somebody else waits for it.
+    pub(crate) fn press(&mut self, at: usize) -> Sequence {
+        self.clients[at].pauses = false;
+        self.flush(at)
+    }
+
     pub(crate) fn ship(&mut self, at: usize) {
         let life = self.clients[at].life;
         let wait = self.rng.between(20, 300);
         self.after(wait, What::Ship(at, life));
+        let client = &mut self.clients[at];
+        client.pauses = false;
+        client.full &= client.tree.is_dirty() || client.in_flight.is_some();
         if self.clients[at].tree.is_dirty() {
             self.flush(at);
         }
@@ -23,26 +32,33 @@ impl World {
     }
 
     pub(super) fn start_batch(&mut self, at: usize) {
-        let now = self.now;
+        let (now, pressed) = (self.now, self.is_pressed(at));
         let client = &mut self.clients[at];
-        if client.link != Link::Up || client.in_flight.is_some() || client.last_cut >= client.ship_to {
+        if client.pauses
+            || client.link != Link::Up
+            || client.in_flight.is_some()
+            || client.last_cut >= client.ship_to
+        {
             return;
         }
         let sequence = client.last_cut.next();
         let cut = client.tree.cut(sequence, false);
         client.last_cut = sequence;
         client.commit_sent = now;
+        client.pressing = client.full && pressed;
+        let pressing = client.pressing;
         let batch = cut.batch.clone();
         client.in_flight = Some((Some(cut), batch.clone()));
         let session = client.session;
         self.reference.cut(session, sequence.0);
-        self.say(at, ToServer::Commit(batch));
+        self.say(at, ToServer::Commit(batch, pressing));
     }
 
     pub(super) fn shipped(&mut self, at: usize) {
         let client = &mut self.clients[at];
         let Some((_, batch)) = client.in_flight.take() else { return };
         client.durable = batch.sequence;
+        client.full = false;
         let durable = client.durable;
         let gone = client.tree.shipped(durable);
         let given = client.recalls.iter_mut();
@@ -57,7 +73,9 @@ impl World {
         self.wake_all(at);
     }
 
-    pub(super) fn refused(&mut self, at: usize, sequence: Sequence) {
+    /// Without room it waits before it tries again, unless somebody else waits.
+    pub(super) fn refused(&mut self, at: usize, sequence: Sequence, full: bool) {
+        let pressed = self.is_pressed(at);
         let client = &mut self.clients[at];
         let Some((cut, _)) = client.in_flight.take_if(|(_, batch)| batch.sequence == sequence) else {
             return;
@@ -67,6 +85,9 @@ impl World {
         }
         client.last_cut = Sequence(sequence.0 - 1);
         let session = client.session;
+        client.full = full;
+        client.refusals += u64::from(full);
+        client.pauses = full && !pressed;
         self.reference.undo_cut(session, sequence.0);
         self.start_batch(at);
     }
@@ -88,10 +109,7 @@ impl World {
             return self.say_acknowledged(at, number, Vec::new());
         }
         match body {
-            Body::Apply { records, own, forget } => {
-                let stale = self.apply(at, &records, &own, &forget);
-                self.acknowledge(at, number, stale);
-            }
+            Body::Apply { records, own, forget } => self.announce(at, number, records, own, forget),
             Body::Drop(ino) => {
                 let stale = self.clients[at].tree.drop_rows(&[ino]);
                 self.acknowledge(at, number, stale);
@@ -101,7 +119,7 @@ impl World {
                 let owned = tree.owned().iter().any(|own| own.ino() == object.ino());
                 tree.disown(object.ino());
                 let until =
-                    if self.is_broken(Rule::RecallWithoutShip) { Sequence(0) } else { self.flush(at) };
+                    if self.is_broken(Rule::RecallWithoutShip) { Sequence(0) } else { self.press(at) };
                 let recall = Recall { event: number, object, keep_read, owned, until };
                 if recall.until <= self.clients[at].durable {
                     self.give_back(at, recall);
@@ -138,8 +156,7 @@ impl World {
             stale = self.clients[at].tree.uncover(recall.object);
             if matches!(recall.object, Object::Directory(_)) && !self.is_broken(Rule::KeepAbsentNames) {
                 // Names that it does not have were handed out as well.
-                self.clients[at].kernel.raise_epoch();
-                self.clients[at].unlimited.clear();
+                self.clients[at].drop_names();
                 stale.names.clear();
             }
         }
@@ -167,8 +184,7 @@ impl World {
             .names
             .iter()
             .map(|(dir, name)| (*dir, name.as_bytes()[0]))
-            .filter(|place| client.unlimited.contains(place))
-            .filter(|(dir, _)| !unlimited || !client.hot.contains(dir))
+            .filter(|place| client.keeps(*place, unlimited))
             .collect();
         let since = self.now;
         client.expiries.insert(event, Expiry { names, unknown, in_use: stale.in_use, since });
@@ -179,34 +195,25 @@ impl World {
         let wait_for_locks = self.is_broken(Rule::WaitForLocks);
         let now = self.now;
         let client = &mut self.clients[at];
-        let Some(expiry) = client.expiries.get_mut(&event) else { return };
-        let (kernel, unlimited) = (&mut client.kernel, &mut client.unlimited);
-        expiry.names.retain(|(dir, name)| {
-            let blocked = kernel.is_locked(*dir);
-            if !blocked {
-                kernel.drop_name(*dir, *name);
-                unlimited.remove(&(*dir, *name));
-            }
-            blocked
-        });
-        let tree = &client.tree;
+        let Some(mut expiry) = client.expiries.remove(&event) else { return };
+        expiry.names = client.expire(expiry.names);
+        let (kernel, tree) = (&mut client.kernel, &client.tree);
         expiry.unknown.retain(|ino| !kernel.invalidate(*ino) && tree.lookups(*ino) > 0);
-        if !expiry.unknown.is_empty() {
+        let wait = match expiry.unknown.is_empty() {
+            false => Some(1),
+            true => (!expiry.names.is_empty() && (now - expiry.since < EXPIRY_PATIENCE || wait_for_locks))
+                .then_some(3),
+        };
+        if let Some(wait) = wait {
             let life = client.life;
-            return self.after(1, What::Expire(at, life, event));
-        }
-        if !expiry.names.is_empty() && (now - expiry.since < EXPIRY_PATIENCE || wait_for_locks) {
-            let life = client.life;
-            return self.after(3, What::Expire(at, life, event));
+            client.expiries.insert(event, expiry);
+            return self.after(wait, What::Expire(at, life, event));
         }
         if !expiry.names.is_empty() {
             trace!(self, "c{at} raises the epoch");
-            let client = &mut self.clients[at];
-            client.kernel.raise_epoch();
-            client.unlimited.clear();
+            self.clients[at].drop_names();
         }
-        let client = &mut self.clients[at];
-        let Some(Expiry { mut in_use, .. }) = client.expiries.remove(&event) else { return };
+        let mut in_use = expiry.in_use;
         // The kernel may have forgotten some while names were expired: the server was told, if it knew.
         let used: BTreeSet<Ino> = self.clients[at].tree.in_use().collect();
         in_use.retain(|ino| used.contains(ino));

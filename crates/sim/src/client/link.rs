@@ -5,7 +5,7 @@ use super::*;
 impl World {
     pub(crate) fn connect(&mut self, at: usize) {
         let client = &self.clients[at];
-        if client.connection.is_some() {
+        if client.connection.is_some() || client.is_over {
             return;
         }
         let (life, session) = (client.life, client.session);
@@ -18,8 +18,8 @@ impl World {
         client.connection = Some(number);
         client.link = Link::Greeting;
         client.hello_sent = now;
-        let resume = client.greeted;
-        self.say(at, ToServer::Hello { session, resume });
+        let (resume, heard) = (client.greeted, client.history);
+        self.say(at, ToServer::Hello { session, resume, heard });
     }
 
     pub(crate) fn client_loses(&mut self, at: usize) {
@@ -28,6 +28,8 @@ impl World {
         client.connection = None;
         client.link = Link::Down;
         client.arrived = 0;
+        client.foreword = None;
+        client.behind.clear();
         // What was not given back is still its own: changes of it may be in the log.
         for recall in client.recalls.drain(..).filter(|recall| recall.owned && !forgets) {
             client.tree.own(recall.object.ino());
@@ -78,7 +80,7 @@ impl World {
         if now >= client.lease_until(relies_on_pings) && !client.lapsed && !no_lease {
             client.lapsed = true;
             client.kernel.expire_all();
-            client.unlimited.clear();
+            client.drop_names();
             trace!(self, "the lease of c{at} has run out");
         }
     }
@@ -140,8 +142,12 @@ impl World {
     }
 
     pub(crate) fn client_receives(&mut self, at: usize, message: ToClient) {
+        if self.clients[at].foreword.is_some() {
+            return self.clients[at].behind.push_back(message);
+        }
         match message {
-            ToClient::Welcome { last, numbers } => self.welcome(at, last, numbers),
+            ToClient::Welcome { last, numbers, .. } => self.welcome(at, last, numbers),
+            ToClient::OtherHistory => self.end_mount(at),
             ToClient::Ended { last } => {
                 trace!(self, "c{at} was evicted");
                 if let Some(connection) = self.clients[at].connection.take() {
@@ -199,12 +205,13 @@ impl World {
                     self.shipped(at);
                 }
             }
-            ToClient::Refused(sequence) => self.refused(at, sequence),
+            ToClient::Refused(sequence) => self.refused(at, sequence, false),
+            ToClient::Full(sequence) => self.refused(at, sequence, true),
             ToClient::Uncertain => {
                 // The batch stays as it is, and goes out again.
                 if let Some((_, batch)) = &self.clients[at].in_flight {
-                    let batch = batch.clone();
-                    self.say(at, ToServer::Commit(batch));
+                    let (batch, pressing) = (batch.clone(), self.clients[at].pressing);
+                    self.say(at, ToServer::Commit(batch, pressing));
                 }
             }
             ToClient::Event { number, body } => self.event_at_client(at, number, body),
@@ -220,8 +227,7 @@ impl World {
         let stale = client.tree.uncover_all();
         client.tree.add_numbers(numbers);
         stale.attributes.iter().chain(&stale.data).for_each(|ino| client.kernel.invalidate_also_new(*ino));
-        client.kernel.raise_epoch();
-        client.unlimited.clear();
+        client.drop_names();
         let in_use = if self.is_broken(Rule::ForgetInUse) {
             Vec::new()
         } else {
@@ -256,9 +262,9 @@ impl World {
         self.check_lease(at);
         let now = self.now;
         if let Some((_, batch)) = &self.clients[at].in_flight {
-            let batch = batch.clone();
+            let (batch, pressing) = (batch.clone(), self.clients[at].pressing);
             self.clients[at].commit_sent = now;
-            self.say(at, ToServer::Commit(batch));
+            self.say(at, ToServer::Commit(batch, pressing));
         }
         self.clients[at].outstanding.retain(|_, of| !matches!(of.ask, Ask::Restore { .. }));
         let again: Vec<(u64, Ask)> = self.clients[at]

@@ -3,20 +3,23 @@
 
 mod end;
 mod events;
+mod foreword;
 mod link;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use hayloft_model::grants::Object;
 use hayloft_model::tree::{Cut, Stale, Tree};
-use hayloft_model::{Batch, FileKind, Ino, Missing, Record, Sequence, SessionId, Timestamp, Usage};
+use hayloft_model::{Batch, FileKind, Ino, Missing, Name, Record, Sequence, SessionId, Timestamp, Usage};
 
 use crate::Rule;
+use crate::history::Heard;
 use crate::kernel::Kernel;
 use crate::messages::{Ask, Body, Listing, ToClient, ToServer};
 use crate::operation::{Op, Process};
 use crate::reference::{Attributes, Register, Value};
 use crate::world::{LEASE, What, World, trace};
+use foreword::Foreword;
 
 /// How long a name's directory lock is waited for before the epoch is raised.
 const EXPIRY_PATIENCE: u64 = 10;
@@ -86,6 +89,10 @@ pub(crate) struct Client {
     /// When the last batch was sent that has arrived.
     arrived: u64,
     pub(crate) lapsed: bool,
+    /// The store as it knows it.
+    pub(crate) history: Heard,
+    /// That is another one by now: all calls fail.
+    pub(crate) is_over: bool,
     /// It acknowledges nothing, and gives nothing back.
     pub(crate) stuck: bool,
     last_sent: u64,
@@ -102,8 +109,21 @@ pub(crate) struct Client {
     /// What a session of this host had not shipped that was ended.
     unsent: Option<(Batch, SessionId)>,
     commit_sent: u64,
+    /// Its last batch was refused for want of room: it takes no more. How often that was.
+    pub(crate) full: bool,
+    pub(crate) refusals: u64,
+    /// It waits before it tries that again.
+    pauses: bool,
+    /// Others wait for the batch on its way.
+    pressing: bool,
     recalls: Vec<Recall>,
     expiries: BTreeMap<u64, Expiry>,
+    /// What is about to be applied.
+    foreword: Option<Foreword>,
+    /// What has come behind it.
+    behind: VecDeque<ToClient>,
+    /// Names that the kernel has not let go of in time, and which are not so any more.
+    pub(crate) left: BTreeSet<(Ino, u8)>,
     /// Directories whose names are handed out for a moment only.
     pub(crate) hot: BTreeSet<Ino>,
     /// Names that the kernel was given without a limit.
@@ -151,8 +171,48 @@ impl Client {
             && self.outstanding.values().all(|outstanding| matches!(outstanding.ask, Ask::Ping))
             && self.recalls.is_empty()
             && self.expiries.is_empty()
+            && self.foreword.is_none()
             && self.in_flight.is_none()
             && !self.tree.is_dirty()
+    }
+
+    /// A message comes with the mark of the store. Before its session is known there, it is of another opening.
+    pub(crate) fn hears(&mut self, mark: u64, message: &ToClient) {
+        if let ToClient::Welcome { opening, .. } = message {
+            self.history = Heard { opening: *opening, mark };
+        } else if self.link != Link::Greeting {
+            self.history.mark = self.history.mark.max(mark);
+        }
+    }
+
+    /// The store is another one: it is mounted no more.
+    pub(crate) fn end(&mut self) {
+        (self.is_over, self.lapsed, self.link) = (true, true, Link::Down);
+    }
+
+    /// What it has not shipped.
+    pub(crate) fn take_unsent(&mut self) -> Batch {
+        if let Some((Some(cut), _)) = self.in_flight.take() {
+            self.tree.undo_cut(cut);
+        }
+        self.tree.cut(Sequence(1), false).batch
+    }
+
+    /// Whether somebody waits for it to give something back.
+    pub(crate) fn gives_back(&self) -> bool {
+        !self.recalls.is_empty()
+    }
+
+    /// Whether an operation waits to ask the server for a change, which comes after all older ones.
+    pub(crate) fn requests(&self) -> bool {
+        self.processes.iter().any(|process| process.op.as_ref().is_some_and(Op::waits_to_request))
+    }
+
+    /// All names are looked up anew.
+    fn drop_names(&mut self) {
+        self.kernel.raise_epoch();
+        self.unlimited.clear();
+        self.left.clear();
     }
 
     /// The log up to here brings everything that was changed until now.
@@ -199,6 +259,8 @@ impl World {
             owed: BTreeMap::new(),
             arrived: 0,
             lapsed: true,
+            history: Heard::default(),
+            is_over: false,
             stuck: false,
             last_sent: 0,
             next_request: 1,
@@ -211,8 +273,15 @@ impl World {
             in_flight: None,
             unsent: None,
             commit_sent: 0,
+            full: false,
+            refusals: 0,
+            pauses: false,
+            pressing: false,
             recalls: Vec::new(),
             expiries: BTreeMap::new(),
+            foreword: None,
+            behind: VecDeque::new(),
+            left: BTreeSet::new(),
             hot: BTreeSet::new(),
             unlimited: BTreeSet::new(),
             leaving: false,
@@ -266,8 +335,9 @@ impl World {
             batch.end_unnamed();
             unsent = (!batch.records.is_empty()).then_some((batch, session));
         }
+        let history = client.history;
         self.restart_client(at);
-        self.clients[at].unsent = unsent;
+        (self.clients[at].unsent, self.clients[at].history) = (unsent, history);
     }
 
     /// Whether operations are answered.
@@ -308,7 +378,7 @@ impl World {
         let inos: Vec<Ino> = self.clients[at].kernel.known.keys().copied().collect();
         inos.into_iter().for_each(|ino| self.kernel_forgets(at, ino));
         if self.clients[at].tree.is_dirty() {
-            self.flush(at);
+            self.press(at);
         }
         if self.clients[at].is_at_rest() {
             let (session, now) = (self.clients[at].session, self.now);

@@ -44,7 +44,7 @@ impl World {
     pub(super) fn unlimited(&mut self, at: usize, dir: Ino, at_name: u8) -> bool {
         let broken = self.is_broken(Rule::UnlimitedWhileChanging);
         let client = &mut self.clients[at];
-        let unlimited = broken || !client.hot.contains(&dir);
+        let unlimited = broken || !client.hot.contains(&dir) && !client.is_changing(dir);
         if unlimited {
             client.unlimited.insert((dir, at_name));
         }
@@ -141,6 +141,9 @@ impl World {
             Err(_) if self.is_gone(at, op, ino) => return Flow::Ready(Answer::Error(TreeError::Stale)),
             Err(_) => return self.wait_for(at, op, Missing::Inode(ino)),
         };
+        if self.clients[at].full && how != How::Truncate {
+            return Flow::Ready(Answer::Error(TreeError::NoSpace));
+        }
         let known_end = *op.end.get_or_insert(before.len());
         let data = match how {
             How::Append if self.is_broken(Rule::AppendAtKnownEnd) => How::write_at(known_end, before, op.id),
@@ -196,6 +199,9 @@ impl World {
             (op.requested, op.waits) = (Some(request), Some(request));
             return Flow::Wait;
         }
+        if self.clients[at].full && matches!(change, Change::Create(..)) {
+            return Flow::Ready(Answer::Error(TreeError::NoSpace));
+        }
         let now = self.client_now(at);
         let done = change.apply(&mut self.clients[at].tree, now);
         match done {
@@ -235,7 +241,7 @@ impl World {
         let execute = execute || op.was_yours && !self.is_broken(Rule::YoursForEver);
         let client = &mut self.clients[at];
         client.hot.extend(change.directories());
-        let until = self.flush(at);
+        let until = self.press(at);
         op.ship = Some((until, execute));
         self.answer_change(at, op, change)
     }
@@ -287,6 +293,10 @@ impl World {
 
     /// Whether an error may be right: something that it says was so between the call and now.
     pub(super) fn explains(&self, act: &Act, error: TreeError, call: u64) -> bool {
+        if error == TreeError::NoSpace {
+            let adds = matches!(act, Act::Write(..) | Act::Change(Change::Create(..)));
+            return adds && self.could_be_full(call);
+        }
         let reference = &self.reference;
         let change = match act {
             Act::Change(change) => change,

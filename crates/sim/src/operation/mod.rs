@@ -12,6 +12,7 @@ macro_rules! ready {
 }
 
 mod answers;
+mod looks;
 mod workload;
 
 use std::collections::BTreeSet;
@@ -161,7 +162,15 @@ pub(crate) struct Op {
     listed: Option<Listed>,
     /// The directory that it made.
     made: Option<Ino>,
-    synced: Option<Sequence>,
+    /// What is to be durable, and how often there was no room before.
+    synced: Option<(Sequence, u64)>,
+}
+
+impl Op {
+    /// Whether it asks the server for a change as soon as older ones are durable.
+    pub(crate) fn waits_to_request(&self) -> bool {
+        self.ship.is_some()
+    }
 }
 
 /// Names with their inodes, the place behind the last of them, and when the listing began.
@@ -220,7 +229,7 @@ impl World {
                 trace!(self, "c{at}.{process} op {} returns {result:?}", op.id);
                 let now = self.now;
                 self.reference.returned(op.id, now);
-                op.locked.iter().for_each(|dir| self.clients[at].kernel.unlock(*dir));
+                op.locked.iter().for_each(|dir| self.clients[at].unlock(*dir));
                 self.outcome.ops += 1;
                 if let Some(dir) = op.made {
                     self.hold_open(at, process, dir);
@@ -253,6 +262,9 @@ impl World {
     }
 
     fn drive(&mut self, at: usize, process: usize, op: &mut Op) -> Flow<Result<(), TreeError>> {
+        if self.clients[at].is_over {
+            return Flow::Ready(Err(TreeError::Stale));
+        }
         for walk in 0..op.walks.len() {
             if let Err(error) = ready!(self.walk(at, op, walk)) {
                 return Flow::Ready(Err(error));
@@ -350,185 +362,26 @@ impl World {
         if !self.answers(at) {
             return Flow::Wait;
         }
-        let until = match op.synced {
-            Some(until) => until,
+        let (until, refusals) = match op.synced {
+            Some(synced) => synced,
             None => {
-                let until = self.flush(at);
-                op.synced = Some(until);
-                until
+                let refusals = self.clients[at].refusals;
+                *op.synced.insert((self.flush(at), refusals))
             }
         };
         if self.clients[at].durable < until {
-            return Flow::Wait;
+            if self.clients[at].refusals == refusals {
+                return Flow::Wait;
+            }
+            if !self.could_be_full(op.call) {
+                self.fail(format!("c{at} op {} had no room", op.id));
+            }
+            return Flow::Ready(Err(TreeError::NoSpace));
         }
         let session = self.clients[at].session;
         let verdict = self.reference.synced(session, op.call);
         self.judge(&format!("c{at} op {} has synced", op.id), verdict);
         Flow::Ready(Ok(()))
-    }
-
-    /// Goes along a path as far as it is not known yet.
-    fn walk(&mut self, at: usize, op: &mut Op, walk: usize) -> Flow<Result<(), TreeError>> {
-        loop {
-            let (path, done, cur, kind) = &op.walks[walk];
-            let (cur, done) = (*cur, *done);
-            let Some(next) = path.get(done).copied() else {
-                // Directories come before the last name of a path.
-                let wants_dir = match &op.kind {
-                    Kind::Link(..) => walk == 1,
-                    Kind::Make(..) | Kind::Remove(..) | Kind::Rename(..) | Kind::List(..) => true,
-                    _ => false,
-                };
-                let fits = !wants_dir || *kind == FileKind::Directory;
-                return Flow::Ready(if fits { Ok(()) } else { Err(TreeError::NotDirectory) });
-            };
-            if *kind != FileKind::Directory {
-                return Flow::Ready(Err(TreeError::NotDirectory));
-            }
-            match ready!(self.look_up(at, op, cur, next, false)) {
-                None => return Flow::Ready(Err(TreeError::NotFound)),
-                Some((ino, kind)) => {
-                    let walk = &mut op.walks[walk];
-                    (walk.1, walk.2, walk.3) = (done + 1, ino, kind);
-                }
-            }
-        }
-    }
-
-    /// The locks of the directories whose names change.
-    fn lock(&mut self, at: usize, op: &mut Op) -> Flow<()> {
-        if op.locking {
-            return Flow::Ready(());
-        }
-        let first = usize::from(matches!(op.kind, Kind::Link(..)));
-        let dirs: BTreeSet<Ino> = op.walks[first..].iter().map(|walk| walk.2).collect();
-        if !self.clients[at].kernel.lock_all(&dirs) {
-            return Flow::Wait;
-        }
-        op.locked = dirs;
-        op.locking = true;
-        Flow::Ready(())
-    }
-
-    /// A name under the lock, looked up once.
-    fn look(&mut self, at: usize, op: &mut Op, dir: Ino, at_name: u8) -> Flow<Target> {
-        if op.looked_up.is_empty() {
-            let target = ready!(self.look_up(at, op, dir, at_name, true));
-            op.looked_up.push(target);
-        }
-        Flow::Ready(op.looked_up[0])
-    }
-
-    fn see(&mut self, at: usize, op: &Op, register: Register, value: Value, call: u64) {
-        let verdict = self.reference.observed(register, &value, call);
-        self.judge(&format!("c{at} op {}", op.id), verdict);
-    }
-
-    /// Where a name leads: by the kernel's cache, or by a request.
-    fn look_up(&mut self, at: usize, op: &mut Op, dir: Ino, at_name: u8, locked: bool) -> Flow<Target> {
-        let now = self.now;
-        if op.fuse.is_none() {
-            if let Some(target) = self.clients[at].kernel.name(dir, at_name) {
-                self.see(
-                    at,
-                    op,
-                    Register::Name(dir.0, at_name),
-                    Value::Name(target.map(|(ino, _)| ino.0)),
-                    now,
-                );
-                op.pins.extend(target.map(|(ino, _)| ino));
-                return Flow::Ready(target);
-            }
-            let kernel = &mut self.clients[at].kernel;
-            if !locked && !kernel.lock_shared(dir) {
-                return Flow::Wait;
-            }
-            op.pins.insert(dir);
-            let lock = (!locked).then_some(dir);
-            op.fuse = Some(Fuse { call: now, moment: kernel.moment(), answer: None, lock });
-        }
-        let answer = ready!(self.answer(at, op, |world, op| world.answer_lookup(at, op, dir, at_name)));
-        let fuse = op.fuse.take().expect("just answered");
-        if let Some(lock) = fuse.lock {
-            self.clients[at].kernel.unlock(lock);
-        }
-        let Answer::Entry(target, attributes, unlimited) = answer else {
-            // The directory is gone.
-            return Flow::Ready(None);
-        };
-        self.see(
-            at,
-            op,
-            Register::Name(dir.0, at_name),
-            Value::Name(target.map(|(ino, _)| ino.0)),
-            fuse.call,
-        );
-        let kernel = &mut self.clients[at].kernel;
-        kernel.put_name(dir, at_name, target, unlimited, fuse.moment);
-        if let (Some((ino, _)), Some(attributes)) = (target, attributes) {
-            kernel.put_attributes(ino, attributes, fuse.moment);
-            op.pins.insert(ino);
-            self.see(at, op, Register::Attributes(ino.0), Value::Attributes(attributes), fuse.call);
-        }
-        Flow::Ready(target)
-    }
-
-    fn stat(&mut self, at: usize, op: &mut Op, ino: Ino) -> Flow<Result<(), TreeError>> {
-        let now = self.now;
-        if op.fuse.is_none()
-            && let Some(attributes) = self.clients[at].kernel.attributes(ino)
-        {
-            self.see(at, op, Register::Attributes(ino.0), Value::Attributes(attributes), now);
-            return Flow::Ready(Ok(()));
-        }
-        self.act(at, op, Act::Attributes(ino))
-    }
-
-    fn read(&mut self, at: usize, op: &mut Op, ino: Ino) -> Flow<Result<(), TreeError>> {
-        let now = self.now;
-        if op.fuse.is_none()
-            && let Some(data) = self.clients[at].kernel.data(ino)
-        {
-            let data = data.clone();
-            self.see(at, op, Register::Data(ino.0), Value::Data(data), now);
-            return Flow::Ready(Ok(()));
-        }
-        self.act(at, op, Act::Read(ino))
-    }
-
-    fn list(&mut self, at: usize, op: &mut Op, dir: Ino) -> Flow<Result<(), TreeError>> {
-        let now = self.now;
-        if op.fuse.is_none()
-            && op.listed.is_none()
-            && let Some(list) = self.clients[at].kernel.listing(dir)
-        {
-            let list = list.clone();
-            self.see_list(at, op, dir, &list, now);
-            return Flow::Ready(Ok(()));
-        }
-        loop {
-            let from = op.listed.as_ref().map_or(0, |(_, cookie, _)| *cookie);
-            let done = ready!(self.act(at, op, Act::List(dir, from)));
-            if done.is_err() || op.listed.is_none() {
-                return Flow::Ready(done);
-            }
-        }
-    }
-
-    fn see_list(&mut self, at: usize, op: &Op, dir: Ino, list: &[(u8, Ino)], call: u64) {
-        for at_name in *b"abcd" {
-            let found: Vec<_> = list.iter().filter(|(name, _)| *name == at_name).collect();
-            // What was removed and made anew meanwhile may come with both.
-            if found.len() > 1 && !self.reference.could_be(dir.0, at_name, call).contains(&None) {
-                self.fail(format!("c{at} op {}: {} comes twice in {dir}: {list:?}", op.id, at_name as char));
-            }
-            if found.is_empty() {
-                self.see(at, op, Register::Name(dir.0, at_name), Value::Name(None), call);
-            }
-            for (_, ino) in found {
-                self.see(at, op, Register::Name(dir.0, at_name), Value::Name(Some(ino.0)), call);
-            }
-        }
     }
 
     /// Asks the client for something that is no lookup.

@@ -4,7 +4,7 @@ use super::*;
 
 impl World {
     pub(super) fn run_change(&mut self, change: &Change) -> Result<Executed, TreeError> {
-        let mut execution = Execution::new(change.clone(), self.server.stored.usage, Usage::default());
+        let mut execution = Execution::new(change.clone(), self.server.stored.usage, self.server.quota.most);
         let now = Timestamp::from_nanos(i128::from(self.now as i64 + self.server.skew));
         let server = &mut self.server;
         loop {
@@ -57,6 +57,7 @@ impl World {
         let stored = &mut self.server.stored;
         executed.records.iter().for_each(|record| stored.rows.apply(record));
         stored.usage = stored.usage.after(executed.usage);
+        stored.history.mark += 1;
         self.strike(&executed.records);
         self.judge_execution(session, request, &change, &executed);
         for birth in &executed.births {
@@ -122,7 +123,7 @@ impl World {
         }
     }
 
-    pub(super) fn commit(&mut self, connection: u64, session: SessionId, batch: &Batch) {
+    pub(super) fn commit(&mut self, connection: u64, session: SessionId, batch: &Batch, pressing: bool) {
         let last = self.server.stored.sessions[&session].last;
         if batch.sequence <= last && !self.is_broken(Rule::ReplayTwice) {
             return self.send_to_client(connection, ToClient::Committed(batch.sequence));
@@ -130,6 +131,13 @@ impl World {
         if batch.sequence > last.next() {
             return self.fail(format!("{session} commits {:?} after {last:?}", batch.sequence));
         }
+        if self.is_refused(batch.usage, pressing) {
+            return self.send_to_client(connection, ToClient::Full(batch.sequence));
+        }
+        // Nobody is waited for because of a batch for which there is no room.
+        self.server.live.entry(session).or_default().worked = self.now;
+        let is_written = !matches!(self.server.fault, Some(Fault::Refuse | Fault::UncertainLost));
+        self.server.stored.history.mark += u64::from(is_written);
         match self.server.fault.take() {
             Some(Fault::Refuse) => {
                 return self.send_to_client(connection, ToClient::Refused(batch.sequence));
@@ -207,8 +215,10 @@ impl World {
         let stored = |ino| rows.get(&ino).cloned();
         let applied = self.server.estates.contradicted(of, &batch.records, stored).is_none()
             && (unheard || self.check_batch(session, &batch).is_ok())
+            && !self.is_refused(batch.usage, false)
             && self.server.fault.take() != Some(Fault::Refuse);
         if applied {
+            self.server.stored.history.mark += 1;
             let verdict = self.reference.restored(of, self.now);
             self.judge(&format!("{session} restores what {of} had"), verdict);
             self.apply_batch(session, &batch);

@@ -13,7 +13,9 @@ use hayloft_model::{
 };
 
 use crate::Rule;
+use crate::history::{Heard, History};
 use crate::messages::{Ask, Body, Listing, ToClient, ToServer};
+use crate::quota::Quota;
 use crate::reference::Attributes;
 use crate::world::{LEASE, What, World, trace};
 
@@ -38,12 +40,13 @@ pub(crate) struct StoredSession {
 }
 
 /// What is durable.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Stored {
     pub(crate) rows: Rows,
     pub(crate) usage: Usage,
     pub(crate) next_ino: u64,
     pub(crate) sessions: BTreeMap<SessionId, StoredSession>,
+    pub(crate) history: History,
 }
 
 #[derive(Debug, Default)]
@@ -96,8 +99,9 @@ pub(crate) struct Server {
     /// Changes that were carried out before, to be answered when everybody has claimed.
     replays: Vec<(u64, u64, Option<Ino>)>,
     /// The last batches of ended sessions: these are remembered.
-    ended: BTreeMap<SessionId, Sequence>,
+    pub(crate) ended: BTreeMap<SessionId, Sequence>,
     estates: Estates,
+    pub(crate) quota: Quota,
     pub(crate) fault: Option<Fault>,
     pub(crate) drain_until: u64,
 }
@@ -119,6 +123,7 @@ impl Server {
             replays: Vec::new(),
             ended: BTreeMap::new(),
             estates: Estates::default(),
+            quota: Quota::default(),
             fault: None,
             drain_until: u64::MAX,
         }
@@ -147,6 +152,7 @@ impl Server {
             self.stored.rows.inodes.iter().filter(|(_, row)| row.nlink == 0).map(|(ino, _)| *ino).collect();
         for ino in unnamed {
             if !self.is_used(ino) {
+                self.stored.history.mark += 1;
                 self.stored.rows.apply(&Record::DeleteInode(ino));
                 self.grants.forget(ino);
             }
@@ -203,6 +209,7 @@ impl World {
             return;
         }
         trace!(self, "the server starts");
+        self.open_store();
         let sessions: Vec<SessionId> = self.server.stored.sessions.keys().copied().collect();
         for session in sessions {
             self.server.grants.join(session, false);
@@ -221,8 +228,8 @@ impl World {
         if !self.server.up {
             return self.cut_connection(connection);
         }
-        if let ToServer::Hello { session, resume } = message {
-            return self.hello(connection, session, resume);
+        if let ToServer::Hello { session, resume, heard } = message {
+            return self.hello(connection, session, resume, heard);
         }
         let now = self.now;
         let known = self.server.live.get_mut(&session).filter(|live| live.connection == Some(connection));
@@ -237,9 +244,8 @@ impl World {
                 }
                 self.asked(connection, session, request, ask);
             }
-            ToServer::Commit(batch) => {
-                live.worked = now;
-                self.commit(connection, session, &batch);
+            ToServer::Commit(batch, pressing) => {
+                self.commit(connection, session, &batch, pressing);
             }
             ToServer::Ack { event, in_use } => {
                 live.sent.remove(&event);
@@ -265,13 +271,17 @@ impl World {
         self.pump();
     }
 
-    fn hello(&mut self, connection: u64, session: SessionId, resume: bool) {
+    fn hello(&mut self, connection: u64, session: SessionId, resume: bool, heard: Heard) {
+        if self.is_astray(heard) {
+            return self.send_to_client(connection, ToClient::OtherHistory);
+        }
         let known = self.server.stored.sessions.contains_key(&session);
         if resume && !known {
             let last = self.server.ended.get(&session).copied();
             return self.send_to_client(connection, ToClient::Ended { last });
         }
         if !known {
+            self.server.stored.history.mark += 1;
             self.server.stored.sessions.insert(session, StoredSession::default());
             self.server.grants.join(session, false);
             self.server.live.insert(session, Live::default());
@@ -298,13 +308,15 @@ impl World {
         }
         let numbers = self.numbers();
         let last = self.server.stored.sessions[&session].last;
-        self.send_to_client(connection, ToClient::Welcome { last, numbers });
+        let opening = self.server.stored.history.opening();
+        self.send_to_client(connection, ToClient::Welcome { last, numbers, opening });
         self.pump();
     }
 
     fn numbers(&mut self) -> InoRange {
         let next = self.server.stored.next_ino;
         self.server.stored.next_ino += 20;
+        self.server.stored.history.mark += 1;
         InoRange { next, end: next + 20 }
     }
 
@@ -522,6 +534,7 @@ impl World {
         let verdict = self.reference.ended(session);
         self.judge(&format!("{session} ends"), verdict);
         let live = self.server.live.remove(&session);
+        self.server.stored.history.mark += 1;
         let last = self.server.stored.sessions.remove(&session).map(|stored| stored.last);
         self.server.ended.extend(last.map(|last| (session, last)));
         let owned = self.server.grants.owned_by(session);

@@ -1,0 +1,111 @@
+//! What the kernel lets go of before the tree shows what another host has changed. Until then the stream waits, but not
+//! for long: who has the lock of a directory may wait for what comes next in it.
+
+use super::*;
+
+/// How long the stream waits for the kernel: longer than an answer takes that is on its way.
+const PATIENCE: u64 = 4;
+/// And where this host changes the directory by request.
+const BUSY_PATIENCE: u64 = 1;
+
+/// A change that is about to be applied.
+#[derive(Debug)]
+pub(super) struct Foreword {
+    event: u64,
+    records: Vec<Record>,
+    own: Vec<Object>,
+    forget: Vec<Ino>,
+    dirs: BTreeSet<Ino>,
+    /// Names that the kernel has not let go of yet.
+    names: Vec<(Ino, u8)>,
+    until: u64,
+}
+
+impl Client {
+    /// Whether others are just changing a directory: its names are for one use.
+    pub(crate) fn is_changing(&self, dir: Ino) -> bool {
+        self.foreword.as_ref().is_some_and(|foreword| foreword.dirs.contains(&dir))
+    }
+
+    /// Whether the kernel may keep a name. Broken: those of directories that are changed by request are not thought of.
+    pub(super) fn keeps(&self, place: (Ino, u8), broken: bool) -> bool {
+        self.unlimited.contains(&place) && !(broken && self.hot.contains(&place.0))
+    }
+
+    /// Who waits to expire names gets the lock first.
+    pub(crate) fn unlock(&mut self, dir: Ino) {
+        self.kernel.unlock(dir);
+        let names = self.left.iter().filter(|(of, _)| *of == dir).copied().collect();
+        self.expire(names);
+    }
+
+    /// The kernel lets go of names, but not of those in locked directories. Returns the latter.
+    pub(super) fn expire(&mut self, mut names: Vec<(Ino, u8)>) -> Vec<(Ino, u8)> {
+        names.retain(|(dir, name)| {
+            let blocked = self.kernel.is_locked(*dir);
+            if !blocked {
+                self.kernel.drop_name(*dir, *name);
+                self.unlimited.remove(&(*dir, *name));
+                self.left.remove(&(*dir, *name));
+            }
+            blocked
+        });
+        names
+    }
+}
+
+impl World {
+    /// Has the kernel let go of what these records change, before they are applied.
+    pub(super) fn announce(
+        &mut self,
+        at: usize,
+        event: u64,
+        records: Vec<Record>,
+        own: Vec<Object>,
+        forget: Vec<Ino>,
+    ) {
+        let unlimited = self.is_broken(Rule::UnlimitedWhileChanging);
+        let at_once = self.is_broken(Rule::ApplyBeforeForeword);
+        let client = &mut self.clients[at];
+        let names: Vec<(Ino, u8)> = records
+            .iter()
+            .filter_map(|record| match record {
+                Record::PutDentry(dir, name, _) | Record::DeleteDentry(dir, name) => {
+                    Some((*dir, name.as_bytes()[0]))
+                }
+                _ => None,
+            })
+            .filter(|_| !at_once)
+            .collect();
+        let dirs: BTreeSet<Ino> = names.iter().map(|(dir, _)| *dir).collect();
+        let is_busy = dirs.iter().any(|dir| client.hot.contains(dir));
+        let until = self.now + if is_busy { BUSY_PATIENCE } else { PATIENCE };
+        let names = names.into_iter().filter(|place| client.keeps(*place, unlimited)).collect();
+        client.foreword = Some(Foreword { event, records, own, forget, dirs, names, until });
+        self.go_on(at);
+    }
+
+    /// Applies what was announced, if the kernel has let go of it, or takes too long.
+    pub(crate) fn go_on(&mut self, at: usize) {
+        let now = self.now;
+        let client = &mut self.clients[at];
+        let Some(mut foreword) = client.foreword.take() else { return };
+        foreword.names = client.expire(foreword.names);
+        if !foreword.names.is_empty() && now < foreword.until {
+            client.foreword = Some(foreword);
+            let life = client.life;
+            return self.after(1, What::Foreword(at, life));
+        }
+        let Foreword { event, records, own, forget, names, .. } = foreword;
+        // Attributes and listings go in the same moment.
+        let mut stale = self.apply(at, &records, &own, &forget);
+        stale.names.extend(names.iter().map(|(dir, name)| (*dir, Name::new(&[*name]))));
+        self.clients[at].left.extend(names);
+        self.acknowledge(at, event, stale);
+        while self.clients[at].foreword.is_none()
+            && let Some(message) = self.clients[at].behind.pop_front()
+        {
+            self.client_receives(at, message);
+        }
+    }
+}

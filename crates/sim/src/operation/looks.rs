@@ -1,0 +1,199 @@
+//! What programs see: names along paths, attributes, data and listings, from the kernel's caches or through the client.
+
+use super::*;
+
+impl World {
+    /// Goes along a path as far as it is not known yet.
+    pub(super) fn walk(&mut self, at: usize, op: &mut Op, walk: usize) -> Flow<Result<(), TreeError>> {
+        loop {
+            let (path, done, cur, kind) = &op.walks[walk];
+            let (cur, done) = (*cur, *done);
+            let Some(next) = path.get(done).copied() else {
+                // Directories come before the last name of a path.
+                let wants_dir = match &op.kind {
+                    Kind::Link(..) => walk == 1,
+                    Kind::Make(..) | Kind::Remove(..) | Kind::Rename(..) | Kind::List(..) => true,
+                    _ => false,
+                };
+                let fits = !wants_dir || *kind == FileKind::Directory;
+                return Flow::Ready(if fits { Ok(()) } else { Err(TreeError::NotDirectory) });
+            };
+            if *kind != FileKind::Directory {
+                return Flow::Ready(Err(TreeError::NotDirectory));
+            }
+            match ready!(self.look_up(at, op, cur, next, false)) {
+                None => return Flow::Ready(Err(TreeError::NotFound)),
+                Some((ino, kind)) => {
+                    let walk = &mut op.walks[walk];
+                    (walk.1, walk.2, walk.3) = (done + 1, ino, kind);
+                }
+            }
+        }
+    }
+
+    /// The locks of the directories whose names change.
+    pub(super) fn lock(&mut self, at: usize, op: &mut Op) -> Flow<()> {
+        if op.locking {
+            return Flow::Ready(());
+        }
+        let first = usize::from(matches!(op.kind, Kind::Link(..)));
+        let dirs: BTreeSet<Ino> = op.walks[first..].iter().map(|walk| walk.2).collect();
+        if !self.clients[at].kernel.lock_all(&dirs) {
+            return Flow::Wait;
+        }
+        op.locked = dirs;
+        op.locking = true;
+        Flow::Ready(())
+    }
+
+    /// A name under the lock, looked up once.
+    pub(super) fn look(&mut self, at: usize, op: &mut Op, dir: Ino, at_name: u8) -> Flow<Target> {
+        if op.looked_up.is_empty() {
+            let target = ready!(self.look_up(at, op, dir, at_name, true));
+            op.looked_up.push(target);
+        }
+        Flow::Ready(op.looked_up[0])
+    }
+
+    pub(super) fn see(&mut self, at: usize, op: &Op, register: Register, value: Value, call: u64) {
+        let now = self.now;
+        let client = &self.clients[at];
+        // What a name leads to is known when it has been looked up, all else when the call returns.
+        let (since, is_left) = match register {
+            Register::Name(dir, name) => (call, client.left.contains(&(Ino(dir), name))),
+            _ => (op.call, false),
+        };
+        let mut verdict = self.reference.observed(register, &value, call);
+        if !is_left {
+            let session = client.session;
+            verdict =
+                verdict.and_then(|()| self.reference.seen(session, register, &value, (call, since), now));
+        }
+        self.judge(&format!("c{at} op {}", op.id), verdict);
+    }
+
+    /// Where a name leads: by the kernel's cache, or by a request.
+    pub(super) fn look_up(
+        &mut self,
+        at: usize,
+        op: &mut Op,
+        dir: Ino,
+        at_name: u8,
+        locked: bool,
+    ) -> Flow<Target> {
+        let now = self.now;
+        if op.fuse.is_none() {
+            if let Some(target) = self.clients[at].kernel.name(dir, at_name) {
+                self.see(
+                    at,
+                    op,
+                    Register::Name(dir.0, at_name),
+                    Value::Name(target.map(|(ino, _)| ino.0)),
+                    now,
+                );
+                op.pins.extend(target.map(|(ino, _)| ino));
+                return Flow::Ready(target);
+            }
+            let kernel = &mut self.clients[at].kernel;
+            if !locked && !kernel.lock_shared(dir) {
+                return Flow::Wait;
+            }
+            op.pins.insert(dir);
+            let lock = (!locked).then_some(dir);
+            op.fuse = Some(Fuse { call: now, moment: kernel.moment(), answer: None, lock });
+        }
+        let answer = ready!(self.answer(at, op, |world, op| world.answer_lookup(at, op, dir, at_name)));
+        let fuse = op.fuse.take().expect("just answered");
+        let target = self.looked_up(at, op, (dir, at_name), answer, &fuse);
+        if let Some(lock) = fuse.lock {
+            self.clients[at].unlock(lock);
+        }
+        Flow::Ready(target)
+    }
+
+    /// The kernel learns where a name leads.
+    pub(super) fn looked_up(
+        &mut self,
+        at: usize,
+        op: &mut Op,
+        (dir, at_name): (Ino, u8),
+        answer: Answer,
+        fuse: &Fuse,
+    ) -> Target {
+        // Else the directory is gone.
+        let Answer::Entry(target, attributes, unlimited) = answer else { return None };
+        self.see(
+            at,
+            op,
+            Register::Name(dir.0, at_name),
+            Value::Name(target.map(|(ino, _)| ino.0)),
+            fuse.call,
+        );
+        let kernel = &mut self.clients[at].kernel;
+        kernel.put_name(dir, at_name, target, unlimited, fuse.moment);
+        if let (Some((ino, _)), Some(attributes)) = (target, attributes) {
+            kernel.put_attributes(ino, attributes, fuse.moment);
+            op.pins.insert(ino);
+            self.see(at, op, Register::Attributes(ino.0), Value::Attributes(attributes), fuse.call);
+        }
+        target
+    }
+
+    pub(super) fn stat(&mut self, at: usize, op: &mut Op, ino: Ino) -> Flow<Result<(), TreeError>> {
+        let now = self.now;
+        if op.fuse.is_none()
+            && let Some(attributes) = self.clients[at].kernel.attributes(ino)
+        {
+            self.see(at, op, Register::Attributes(ino.0), Value::Attributes(attributes), now);
+            return Flow::Ready(Ok(()));
+        }
+        self.act(at, op, Act::Attributes(ino))
+    }
+
+    pub(super) fn read(&mut self, at: usize, op: &mut Op, ino: Ino) -> Flow<Result<(), TreeError>> {
+        let now = self.now;
+        if op.fuse.is_none()
+            && let Some(data) = self.clients[at].kernel.data(ino)
+        {
+            let data = data.clone();
+            self.see(at, op, Register::Data(ino.0), Value::Data(data), now);
+            return Flow::Ready(Ok(()));
+        }
+        self.act(at, op, Act::Read(ino))
+    }
+
+    pub(super) fn list(&mut self, at: usize, op: &mut Op, dir: Ino) -> Flow<Result<(), TreeError>> {
+        let now = self.now;
+        if op.fuse.is_none()
+            && op.listed.is_none()
+            && let Some(list) = self.clients[at].kernel.listing(dir)
+        {
+            let list = list.clone();
+            self.see_list(at, op, dir, &list, now);
+            return Flow::Ready(Ok(()));
+        }
+        loop {
+            let from = op.listed.as_ref().map_or(0, |(_, cookie, _)| *cookie);
+            let done = ready!(self.act(at, op, Act::List(dir, from)));
+            if done.is_err() || op.listed.is_none() {
+                return Flow::Ready(done);
+            }
+        }
+    }
+
+    pub(super) fn see_list(&mut self, at: usize, op: &Op, dir: Ino, list: &[(u8, Ino)], call: u64) {
+        for at_name in *b"abcd" {
+            let found: Vec<_> = list.iter().filter(|(name, _)| *name == at_name).collect();
+            // What was removed and made anew meanwhile may come with both.
+            if found.len() > 1 && !self.reference.could_be(dir.0, at_name, call).contains(&None) {
+                self.fail(format!("c{at} op {}: {} comes twice in {dir}: {list:?}", op.id, at_name as char));
+            }
+            if found.is_empty() {
+                self.see(at, op, Register::Name(dir.0, at_name), Value::Name(None), call);
+            }
+            for (_, ino) in found {
+                self.see(at, op, Register::Name(dir.0, at_name), Value::Name(Some(ino.0)), call);
+            }
+        }
+    }
+}

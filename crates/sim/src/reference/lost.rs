@@ -1,0 +1,88 @@
+//! What has not happened: changes of sessions that were ended.
+
+use super::*;
+
+/// What a session had changed that was ended, and how many versions there were of each register without that.
+#[derive(Default)]
+pub(super) struct Lost {
+    pub(super) operations: BTreeMap<u64, Operation>,
+    versions: BTreeMap<Register, (usize, Vec<Version>)>,
+    kinds: BTreeMap<u64, FileKind>,
+}
+
+impl Reference {
+    /// A session is over: what it had not made durable has not happened, and nobody may have built on it.
+    pub(crate) fn ended(&mut self, session: SessionId) -> Verdict {
+        let lost: Vec<u64> = self
+            .operations
+            .iter()
+            .filter(|(_, operation)| {
+                operation.session == session.0 && !operation.durable && !operation.writes.is_empty()
+            })
+            .map(|(op, _)| *op)
+            .collect();
+        let left = self.lose(lost)?;
+        self.lost.insert(session.0, left);
+        Ok(())
+    }
+
+    /// These have not happened, and nobody may have built on them.
+    pub(super) fn lose(&mut self, lost: Vec<u64>) -> Result<Lost, String> {
+        let mut left = Lost::default();
+        let mut registers = BTreeSet::new();
+        for op in &lost {
+            registers.extend(self.operations[op].writes.iter().copied());
+        }
+        for register in registers {
+            let Some(all) = self.history.get_mut(&register) else { continue };
+            let keep = all.iter().position(|version| lost.contains(&version.op)).unwrap_or(all.len());
+            if let Some(built) = all[keep..].iter().find(|version| !lost.contains(&version.op)) {
+                return Err(format!(
+                    "{register:?} was changed by op {} after a change of a session that was lost",
+                    built.op
+                ));
+            }
+            let versions = all.split_off(keep);
+            left.versions.insert(register, (keep, versions));
+            match (register, self.value(register)) {
+                (Register::Name(dir, name), Value::Name(Some(ino))) => {
+                    self.names.insert((dir, name), ino);
+                }
+                (Register::Name(dir, name), _) => drop(self.names.remove(&(dir, name))),
+                (Register::Attributes(ino), Value::Nothing) => {
+                    left.kinds.extend(self.kinds.remove(&ino).map(|kind| (ino, kind)));
+                }
+                _ => {}
+            }
+        }
+        for op in lost {
+            left.operations.extend(self.operations.remove(&op).map(|operation| (op, operation)));
+        }
+        Ok(left)
+    }
+
+    /// What a session had changed that was ended has happened now: nobody may have changed anything of it since.
+    pub(crate) fn restored(&mut self, session: SessionId, now: u64) -> Verdict {
+        let Some(lost) = self.lost.remove(&session.0) else { return Ok(()) };
+        self.kinds.extend(lost.kinds);
+        for (register, (before, versions)) in lost.versions {
+            let all = self.history.entry(register).or_default();
+            if all.len() != before {
+                return Err(format!("{register:?} was changed by others, and is as {session} had it"));
+            }
+            if let (Register::Name(dir, name), Some(Version { value: Value::Name(to), .. })) =
+                (register, versions.last())
+            {
+                match to {
+                    Some(ino) => self.names.insert((dir, name), *ino),
+                    None => self.names.remove(&(dir, name)),
+                };
+            }
+            all.extend(versions.into_iter().map(|version| Version { from: now, ..version }));
+        }
+        for (op, operation) in lost.operations {
+            self.operations.insert(op, Operation { durable: true, returned: Some(now), ..operation });
+        }
+        Ok(())
+    }
+}
