@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Instant;
 
 use hayloft_model::SessionId;
+use hayloft_wire::FailureCode;
 use hayloft_wire::client_message::Body;
 use hayloft_wire::server_message::Body as Answer;
 use tokio::sync::{Notify, mpsc};
@@ -27,25 +28,31 @@ pub(crate) struct Intake {
 }
 
 /// While something is worked on, it is not its session that others wait for.
-struct Work<'a>(&'a Intake);
+struct Work<'a> {
+    intake: &'a Intake,
+    /// It came to nothing: when the last work ended that did not.
+    useless_since: Option<u64>,
+}
 
 impl Drop for Work<'_> {
     fn drop(&mut self) {
-        self.0.worked.store(self.0.volume.shared.uptime_ms(), Relaxed);
+        let ended = self.useless_since.unwrap_or_else(|| self.intake.volume.shared.uptime_ms());
+        self.intake.worked.store(ended, Relaxed);
     }
 }
 
 impl Intake {
     fn works(&self) -> Work<'_> {
         self.worked.store(u64::MAX, Relaxed);
-        Work(self)
+        Work { intake: self, useless_since: None }
     }
 
     pub(crate) async fn run(self, mut queue: mpsc::Receiver<(u64, Body, Instant)>) {
         let mut pending = Pending::new(Arc::clone(&self.volume));
+        let mut useful = 0;
         while let Some((request, body, started)) = queue.recv().await {
             let kind = type_of(&body);
-            let _work = self.works();
+            let mut work = self.works();
             let answer = match body {
                 Body::Content(chunk) => {
                     pending.push(chunk).await;
@@ -64,7 +71,15 @@ impl Intake {
                 }
                 Body::Commit(commit) => {
                     let content = std::mem::replace(&mut pending, Pending::new(Arc::clone(&self.volume)));
+                    let is_pressing = content.is_pressing();
                     let done = self.volume.commit(self.session, self.connection, commit, content).await;
+                    // Whom others wait for can send it as one that they wait for, which is not refused.
+                    match &done {
+                        Err(error) if error.code() == FailureCode::NoSpace && !is_pressing => {
+                            work.useless_since = Some(useful)
+                        }
+                        _ => useful = self.volume.shared.uptime_ms(),
+                    }
                     done.map(Answer::Committed)
                 }
                 Body::AllocateInos(allocate) => {

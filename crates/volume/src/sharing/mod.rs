@@ -97,8 +97,8 @@ impl Stream {
         let late =
             *self.late.insert(seen.unwrap_or(Late { event: *event, since_ms: now_ms, batch: work.batch }));
         let patience_ms = if work.is_refused { lease_ms + REFUSED_PATIENCE_MS } else { lease_ms };
-        let is_idle = now_ms.saturating_sub(work.at_ms) > patience_ms;
-        now_ms - late.since_ms > lease_ms && (is_idle || work.batch - late.batch > BATCHES_MAX)
+        let is_idle = now_ms.saturating_sub(work.at_ms.max(late.since_ms)) > patience_ms;
+        is_idle || (now_ms - late.since_ms > lease_ms && work.batch - late.batch > BATCHES_MAX)
     }
 }
 

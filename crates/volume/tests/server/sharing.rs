@@ -11,7 +11,8 @@ use hayloft_wire::event::Body as Event;
 use hayloft_wire::server_message::Body as Answer;
 use hayloft_wire::{
     Acquire, Apply, ChangeRequest, Changed, Claim, DeleteVolume, Enter, EvictClient, FailureCode, FetchInode,
-    Hello, LetGo, ListClients, Listings, ObjectMessage, Ping, StatsRequest, StatusRequest, error_of,
+    Hello, LetGo, ListClients, Listings, ObjectMessage, Ping, SetQuota, StatsRequest, StatusRequest,
+    error_of,
 };
 
 const ROOT: Object = Object::Directory(Ino::ROOT);
@@ -248,6 +249,16 @@ fn who_ships_for_ever_and_never_acknowledges_is_ended_too() {
         one.send(Ask::Commit(commit(sequence, &[], (0, 0))))
     });
     assert!((20..200).contains(&times), "ended after {times} batches");
+    assert_eq!(names(&two.listings(asked).unwrap()), [""; 0]);
+    running.shutdown();
+}
+
+#[test]
+fn who_tries_for_ever_what_there_is_no_room_for_and_never_acknowledges_is_ended_too() {
+    let (_folder, running, mut one, mut two, _, asked) = recalled();
+    let quota = SetQuota { name: "vol".into(), quota_bytes: 1000, quota_inodes: 0 };
+    Client::connect(running.address).ask(Ask::SetQuota(quota)).unwrap();
+    until_ended(&mut one, |one| one.send(Ask::Commit(commit(1, &[], (2000, 0)))));
     assert_eq!(names(&two.listings(asked).unwrap()), [""; 0]);
     running.shutdown();
 }
