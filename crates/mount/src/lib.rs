@@ -8,6 +8,7 @@
 mod abandoned;
 mod appends;
 mod aside;
+mod births;
 mod clock;
 mod committer;
 pub mod control;
