@@ -71,6 +71,8 @@ pub enum Rule {
     KeepMadeAttributes,
     /// Inodes that the kernel does not have are not dropped again when the answer that brings them has arrived.
     DropUnknownOnce,
+    /// Whether the answer that makes a file has arrived matters to nobody.
+    BirthWithoutBarrier,
     /// What an ended session had not shipped is applied, whatever others have changed since.
     RestoreOverOthers,
     /// It is applied while others know what was so before.
@@ -79,7 +81,7 @@ pub enum Rule {
 
 impl Rule {
     /// All, by name.
-    pub const ALL: [(&'static str, Rule); 29] = [
+    pub const ALL: [(&'static str, Rule); 30] = [
         ("ack-before-apply", Rule::AckBeforeApply),
         ("recall-without-ship", Rule::RecallWithoutShip),
         ("no-claim-grace", Rule::NoClaimGrace),
@@ -107,6 +109,7 @@ impl Rule {
         ("revive-removed", Rule::ReviveRemoved),
         ("keep-made-attributes", Rule::KeepMadeAttributes),
         ("drop-unknown-once", Rule::DropUnknownOnce),
+        ("birth-without-barrier", Rule::BirthWithoutBarrier),
         ("restore-over-others", Rule::RestoreOverOthers),
         ("restore-unheard", Rule::RestoreUnheard),
     ];

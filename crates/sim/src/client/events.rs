@@ -155,11 +155,12 @@ impl World {
     pub(super) fn acknowledge(&mut self, at: usize, event: u64, stale: Stale) {
         let unlimited = self.is_broken(Rule::UnlimitedWhileChanging);
         let once = self.is_broken(Rule::DropUnknownOnce);
+        let barrier = !self.is_broken(Rule::BirthWithoutBarrier);
         let client = &mut self.clients[at];
         let inodes: BTreeSet<Ino> = stale.attributes.iter().chain(&stale.data).copied().collect();
         let (kernel, tree) = (&mut client.kernel, &client.tree);
         let mut unknown: Vec<Ino> =
-            inodes.into_iter().filter(|ino| !kernel.invalidate(*ino) && tree.lookups(*ino) > 0).collect();
+            inodes.into_iter().filter(|ino| !is_heard(kernel, tree, *ino, barrier)).collect();
         if once {
             unknown.clear();
         }
@@ -177,6 +178,7 @@ impl World {
 
     pub(crate) fn expire_names(&mut self, at: usize, event: u64) {
         let wait_for_locks = self.is_broken(Rule::WaitForLocks);
+        let barrier = !self.is_broken(Rule::BirthWithoutBarrier);
         let now = self.now;
         let client = &mut self.clients[at];
         let Some(expiry) = client.expiries.get_mut(&event) else { return };
@@ -190,7 +192,7 @@ impl World {
             blocked
         });
         let tree = &client.tree;
-        expiry.unknown.retain(|ino| !kernel.invalidate(*ino) && tree.lookups(*ino) > 0);
+        expiry.unknown.retain(|ino| !is_heard(kernel, tree, *ino, barrier));
         if !expiry.unknown.is_empty() {
             let life = client.life;
             return self.after(1, What::Expire(at, life, event));
@@ -225,4 +227,10 @@ impl World {
         }
         self.say(at, ToServer::Ack { event, in_use });
     }
+}
+
+/// Drops what a kernel has of an inode. Whether nothing older can arrive there afterwards.
+fn is_heard(kernel: &mut Kernel, tree: &Tree, ino: Ino, barrier: bool) -> bool {
+    let is_arriving = barrier && kernel.is_arriving(ino);
+    (kernel.invalidate(ino) || tree.lookups(ino) == 0) && !is_arriving
 }
