@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, AtomicUsize, Ordering}
 use std::sync::mpsc::Sender;
 use std::time::{Duration, Instant};
 
+use hayloft_fuse::Request;
 use hayloft_model::grants::Object;
 use hayloft_model::tree::Tree;
 use hayloft_model::{Content, FileKind, Ino, Name, Record, Sequence, TreeError, Usage};
@@ -17,6 +18,7 @@ use rustc_hash::FxBuildHasher;
 use crate::cache::data::{File, FileData};
 use crate::cache::memory::Memory;
 use crate::host::clock::Clock;
+use crate::kernel::births::{Births, locked};
 use crate::kernel::foreword::{Excused, Foreword};
 use crate::kernel::moved::Moved;
 use crate::kernel::nodes::{Left, NodeId, Nodes};
@@ -49,6 +51,8 @@ pub(crate) struct Core {
     /// By which numbers the kernel knows directories.
     pub(crate) nodes: Nodes,
     pub(crate) moved: Moved,
+    /// Files just made, of which the kernel may not have come to the answer.
+    pub(crate) births: Births,
     /// Threads that were told to look at a name again.
     pub(crate) excused: Excused,
     /// What the server has made for a call that the kernel has no answer of yet: counted as known to the kernel, so that
@@ -166,10 +170,26 @@ impl Core {
         let ino = node.ino();
         if self.nodes.forget(node, count) {
             self.tree.note_other(ino, Ino(node.0), false);
+            self.births.was_locked(node);
         }
         self.tree.forget(ino, count);
         if self.tree.lookups(ino) == 0 {
             self.forgotten(ino);
+        }
+    }
+
+    /// The kernel has asked for something by a number. That of a file just made it has by one answer.
+    pub(crate) fn asked_for(&mut self, number: NodeId) {
+        if self.births.is_arriving(number) && self.tree.lookups(number.ino()) == 1 {
+            self.births.arrived(number);
+        }
+    }
+
+    /// What a request, which is not answered yet, says about files just made. `has_made`: the last of them is its own.
+    pub(crate) fn note_arrivals(&mut self, request: &Request<'_>, has_made: bool) {
+        self.asked_for(NodeId(request.nodeid));
+        if !has_made {
+            locked(request).for_each(|dir| self.births.was_locked(dir));
         }
     }
 
@@ -213,6 +233,7 @@ impl Core {
     fn shrink(&mut self) {
         self.tree.shrink();
         self.names.shrink();
+        self.births.shrink();
         if self.files.capacity() / 4 > self.files.len() {
             self.files.shrink_to_fit();
         }

@@ -122,6 +122,8 @@ pub(crate) struct Stats {
     pub(crate) recalls: Counter,
     /// How often the kernel was told to look all names up anew, since one of them could not be dropped.
     pub(crate) epochs: Counter,
+    /// Names that the kernel had still when another host's change of them was applied here.
+    pub(crate) late_names: Counter,
     /// Answers to what the server said first, and keep-alives: of no operation's account.
     pub(crate) acknowledgements: Counter,
     pub(crate) keep_alives: Counter,
@@ -166,6 +168,7 @@ impl Stats {
             "events_applied": self.events_applied.get(),
             "recalls": self.recalls.get(),
             "epochs": self.epochs.get(),
+            "late_names": self.late_names.get(),
             "acknowledgements": self.acknowledgements.get(),
             "keep_alives": self.keep_alives.get(),
         })

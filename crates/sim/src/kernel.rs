@@ -48,6 +48,8 @@ pub(crate) struct Kernel {
     pub(crate) inodes: BTreeSet<Ino>,
     /// Inodes whose first answer is on its way, and not to be relied upon.
     owed: BTreeSet<Ino>,
+    /// Files made where the client is the owner, whose answers are on their way; whether these do not count any more.
+    births: BTreeMap<Ino, bool>,
     locks: BTreeMap<Ino, Lock>,
 }
 
@@ -91,10 +93,20 @@ impl Kernel {
         }
     }
 
+    /// The answer that makes a file goes out, and counts however late it arrives.
+    pub(crate) fn begin_birth(&mut self, ino: Ino) {
+        self.births.insert(ino, false);
+    }
+
+    pub(crate) fn is_arriving(&self, ino: Ino) -> bool {
+        self.births.contains_key(&ino)
+    }
+
     /// An inode was made, or its attributes set: what the answer says counts, however late that is; or it does not count
     /// at all.
     pub(crate) fn put_changed(&mut self, ino: Ino, attributes: Attributes, keep: bool) {
         self.inodes.insert(ino);
+        let keep = keep || self.births.remove(&ino) == Some(false);
         if !self.owed.remove(&ino) && keep {
             self.attributes.insert(ino, attributes);
         } else {
@@ -132,6 +144,7 @@ impl Kernel {
         if !self.invalidate(ino) && self.known.contains_key(&ino) {
             self.owed.insert(ino);
         }
+        self.births.entry(ino).and_modify(|is_over| *is_over = true);
     }
 
     pub(crate) fn drop_name(&mut self, dir: Ino, name: u8) {
@@ -149,6 +162,7 @@ impl Kernel {
         self.version += 1;
         self.all_invalidated = self.version;
         self.owed.extend(self.known.keys().filter(|ino| !self.inodes.contains(ino)));
+        self.births.values_mut().for_each(|is_over| *is_over = true);
         self.attributes.clear();
         self.data.clear();
         self.listings.clear();
@@ -192,6 +206,7 @@ impl Kernel {
         self.invalidate(ino);
         self.inodes.remove(&ino);
         self.owed.remove(&ino);
+        self.births.remove(&ino);
         self.known.remove(&ino).unwrap_or(0)
     }
 

@@ -73,6 +73,8 @@ pub enum Rule {
     KeepMadeAttributes,
     /// Inodes that the kernel does not have are not dropped again when the answer that brings them has arrived.
     DropUnknownOnce,
+    /// Whether the answer that makes a file has arrived matters to nobody.
+    BirthWithoutBarrier,
     /// What an ended session had not shipped is applied, whatever others have changed since.
     RestoreOverOthers,
     /// It is applied while others know what was so before.
@@ -87,7 +89,7 @@ pub enum Rule {
 
 impl Rule {
     /// All, by name.
-    pub const ALL: [(&'static str, Rule); 32] = [
+    pub const ALL: [(&'static str, Rule); 33] = [
         ("ack-before-apply", Rule::AckBeforeApply),
         ("recall-without-ship", Rule::RecallWithoutShip),
         ("no-claim-grace", Rule::NoClaimGrace),
@@ -115,6 +117,7 @@ impl Rule {
         ("revive-removed", Rule::ReviveRemoved),
         ("keep-made-attributes", Rule::KeepMadeAttributes),
         ("drop-unknown-once", Rule::DropUnknownOnce),
+        ("birth-without-barrier", Rule::BirthWithoutBarrier),
         ("restore-over-others", Rule::RestoreOverOthers),
         ("restore-unheard", Rule::RestoreUnheard),
         ("apply-before-foreword", Rule::ApplyBeforeForeword),

@@ -148,6 +148,15 @@ pub(crate) fn set_times(path: &Path, times: [(i64, i64); 2]) -> io::Result<()> {
     check(result.into()).map(drop)
 }
 
+/// The calling thread runs when nobody else on its processors wants to, or as before.
+pub(crate) fn be_idle(idle: bool) {
+    let policy = if idle { libc::SCHED_IDLE } else { libc::SCHED_OTHER };
+    let priority = libc::sched_param { sched_priority: 0 };
+    // SAFETY: the structure lives until the call returns.
+    let result = unsafe { libc::sched_setscheduler(0, policy, &raw const priority) };
+    assert_eq!(result, 0);
+}
+
 pub(crate) fn statfs(path: &Path) -> libc::statvfs {
     // SAFETY: zero is a valid statvfs; the call fills it.
     unsafe {

@@ -10,7 +10,7 @@ use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
 use crate::calls;
-use crate::farm::{Farm, rounds, seed};
+use crate::farm::{Farm, number, rounds, seed};
 use crate::model::Random;
 use crate::watchdog::Watchdog;
 
@@ -160,6 +160,70 @@ fn attributes_are_new_however_soon_another_mount_changes_what_was_just_made() {
             let info = file.metadata().unwrap();
             if !is_seen(&info) {
                 unseen.push((at, what, info.mode(), info.size(), info.nlink()));
+            }
+        }
+    });
+    assert!(unseen.is_empty(), "{} of {files} changes are not seen: {unseen:?}", unseen.len());
+}
+
+#[test]
+fn attributes_are_new_although_their_maker_gets_no_processor_meanwhile() {
+    let store = tempfile::tempdir_in("/dev/shm").unwrap();
+    let farm = Farm::with(Some(store.path()), &[]);
+    farm.create("v");
+    let mounts = farm.mounts("v", 2, "");
+    let _watchdog = Watchdog::over(&mounts);
+    fs::create_dir(mounts[0].join("shared")).unwrap();
+    // From now on both change it, by request.
+    (0..2).for_each(|at| drop(File::create(mounts[at].join(&format!("shared/first-{at}"))).unwrap()));
+    let asked = || number(&mounts[0].stats(), "fuse.requests.CREATE");
+    let (over, mut unseen) = (AtomicBool::new(false), Vec::new());
+    let processors = std::thread::available_parallelism().unwrap().get();
+    let files = rounds(10, 60);
+    std::thread::scope(|scope| {
+        let _over = Over(&over);
+        for _ in 0..4 * processors {
+            scope.spawn(|| {
+                while !over.load(Ordering::Relaxed) {
+                    std::hint::spin_loop();
+                }
+            });
+        }
+        for at in 0..files {
+            // The maker's host owns it, and its kernel knows that the name is free: it asks for nothing else.
+            let path = |mount: usize, name: &str| mounts[mount].join(&format!("own-{at}{name}"));
+            let linked = |mount: usize| mounts[mount].join(&format!("shared/{at}"));
+            fs::create_dir(path(0, "")).unwrap();
+            assert!(!path(0, "/file").exists());
+            let before = asked();
+            let (made, done) = (channel(), AtomicBool::new(false));
+            std::thread::scope(|scope| {
+                let done = &done;
+                scope.spawn(move || {
+                    calls::be_idle(true);
+                    let file = File::options().create_new(true).write(true).open(path(0, "/file")).unwrap();
+                    calls::be_idle(false);
+                    made.0.send(file).unwrap();
+                });
+                scope.spawn(move || {
+                    while !done.load(Ordering::Relaxed) {
+                        let _ = fs::symlink_metadata(linked(0));
+                    }
+                });
+                // It is answered, and its maker does not know yet.
+                while asked() == before {}
+                while let Err(error) = fs::hard_link(path(1, "/file"), linked(1)) {
+                    assert_eq!(error.kind(), ErrorKind::NotFound, "{at}");
+                }
+                fs::set_permissions(linked(1), fs::Permissions::from_mode(0o600)).unwrap();
+                done.store(true, Ordering::Relaxed);
+            });
+            let file = made.1.recv().unwrap();
+            // Who is kept waiting for longer than anybody waits for gets word again.
+            std::thread::sleep(Duration::from_millis(100));
+            let info = file.metadata().unwrap();
+            if info.mode() & 0o777 != 0o600 || info.nlink() != 2 {
+                unseen.push((at, info.mode(), info.nlink()));
             }
         }
     });

@@ -84,7 +84,11 @@ impl FileSystem for VolumeFs {
         // When it has ended, the core may be held for long by who keeps what was not sent.
         let is_live = self.client.link.condition() == Condition::Live;
         if is_live && !matches!(handled, Err(Failure::Again)) {
-            let hold = self.client.core().hold(ino_of(request));
+            let mut core = self.client.core();
+            // It is not answered before this: whoever has its locks next comes later.
+            core.note_arrivals(request, matches!(request.op, Operation::Create { .. }));
+            let hold = core.hold(ino_of(request));
+            drop(core);
             self.client.stats.count_operation(hold, sent_here() - sent);
         }
         handled
@@ -157,6 +161,8 @@ impl VolumeFs {
                     }
                     Pace::Patient(interrupt) => {
                         self.client.calls.note(request, true);
+                        // It may have the lock that a word waits for.
+                        self.client.core().note_arrivals(request, false);
                         if let Need::Row(missing @ (Missing::Own(_) | Missing::Executor)) = need {
                             match self.obtain(request, missing, &mut asked, reply, interrupt) {
                                 Ok(true) => return Ok(()),
@@ -477,7 +483,7 @@ fn entry(node: NodeId, row: &InodeRow, entry_valid: Validity) -> Entry {
 
 /// The answer to what makes a name. The kernel takes its attributes for what is so however late the caller goes on, even
 /// after the word that they have changed: so they are for one use, as those in answers to SETATTR are. It asks for them
-/// once more, and keeps that.
+/// once more, and keeps that. (Files made in directories that this host owns: [`crate::kernel::births`].)
 fn made_entry(node: NodeId, row: &InodeRow, entry_valid: Validity) -> Entry {
     Entry { attr_valid: Validity::ZERO, ..entry(node, row, entry_valid) }
 }

@@ -1,9 +1,9 @@
 //! Requests about names and directories.
 
 use bytes::Bytes;
-use hayloft_fuse::{Entry, Pace, Reply, Request, Validity, open_flags};
+use hayloft_fuse::{Entry, Operation, Pace, Reply, Request, Validity, open_flags};
 use hayloft_model::tree::{NewNode, RenameFlags};
-use hayloft_model::{Content, FileKind, Ino, TreeError};
+use hayloft_model::{Content, FileKind, Ino, Name, TreeError};
 use parking_lot::MutexGuard;
 
 use super::error::FsError;
@@ -51,6 +51,9 @@ impl VolumeFs {
         match found {
             Some(ino) => {
                 core.tree.inode(ino)?;
+                if core.births.holds_back(NodeId::of_file(ino), at, name) {
+                    return Err(Stop::Need(Need::Changed));
+                }
                 let validity = core.validity(dir, pace);
                 let node = self.hand_out(&mut core, at, name, ino);
                 let entry = if core.names.changing.contains(ino) { made_entry } else { entry };
@@ -122,9 +125,27 @@ impl VolumeFs {
         core.names.exists(dir, name);
         let node = self.hand_out(&mut core, at, name, ino);
         let validity = core.validity(dir, pace);
-        let entry = made_entry(node, core.tree.inode(ino)?, validity);
+        let is_file = matches!(request.op, Operation::Create { .. });
+        let lasts = is_file && core.births.begin(at, name, node);
+        if is_file && !lasts {
+            self.settle_births(&mut core);
+        }
+        let entry = if lasts { entry } else { made_entry }(node, core.tree.inode(ino)?, validity);
         self.changed(&mut core);
         Ok(entry)
+    }
+
+    /// There are too many files of which the kernel may not have come to the answer: it has, when it has heard of them.
+    fn settle_births(&self, core: &mut Core) {
+        if let Some(attributes) = core.births.take_excess() {
+            self.client.tell_kernel(Word::Stale {
+                names: Vec::new(),
+                attributes,
+                data: Vec::new(),
+                in_use: Vec::new(),
+                ack: None,
+            });
+        }
     }
 
     pub(super) fn symlink(
@@ -234,6 +255,7 @@ impl VolumeFs {
     ) -> Done {
         self.check_not_full()?;
         let mut core = self.client.core();
+        core.asked_for(NodeId::of_file(ino));
         core.tree.link(ino, dir, name, self.now())?;
         core.names.exists(dir, name);
         // No directory: it has one number wherever its names are.
@@ -302,7 +324,7 @@ impl VolumeFs {
         let validity = core.validity(dir, pace);
         let mut known = Vec::new();
         {
-            let Core { tree, nodes, made, names, .. } = &mut *core;
+            let Core { tree, nodes, made, names, births, .. } = &mut *core;
             let mut writer = reply.directory();
             let kind = FileKind::Directory.bits() >> 12;
             let dots = [(1, &b"."[..], dir), (2, &b".."[..], parent)];
@@ -326,8 +348,11 @@ impl VolumeFs {
                 .collect();
             for (name, dentry) in entries {
                 let kind = dentry.kind.bits() >> 12;
-                // A row that is not here (others own it) is looked up when it is asked for.
-                let row = tree.inode(dentry.ino).ok().filter(|_| plus);
+                // A row that is not here (others own it), or has just been made under another name, is looked up when it is
+                // asked for.
+                let mut is_born =
+                    |name: &Name| births.holds_back(NodeId::of_file(dentry.ino), at, name.as_bytes());
+                let row = tree.inode(dentry.ino).ok().filter(|_| plus && !is_born(&name));
                 let added = match row {
                     Some(row) => {
                         let node = match dentry.kind {

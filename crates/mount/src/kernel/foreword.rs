@@ -93,6 +93,8 @@ struct Kept {
     /// The same of anything else.
     files: Vec<Ino>,
     listings: Vec<Ino>,
+    /// Names of files that were just made: who has their directories' locks has come to the answer.
+    births: Vec<(Ino, Name)>,
     /// Calls may have a directory's lock for long.
     is_busy: bool,
 }
@@ -131,6 +133,8 @@ impl Core {
         kept.dirs = self.nodes.each(kept.dirs);
         kept.files = self.nodes.each(kept.files);
         kept.listings = self.nodes.each(kept.listings);
+        let births = self.births.among(kept.files.iter());
+        kept.births = births.into_iter().map(|(_, place)| place).collect();
         kept
     }
 }
@@ -142,13 +146,18 @@ impl Client {
         let mut foreword = self.foreword.lock();
         // Nobody sees anything before it is mounted.
         let Some(Foreword { control, speaker }) = foreword.as_mut() else { return Vec::new() };
-        let Kept { names, by_number, dirs, files, listings, is_busy } = self.core().begin_change(records);
+        let Kept { names, by_number, dirs, files, listings, births, is_busy } =
+            self.core().begin_change(records);
         let mut left = Vec::new();
+        let patience = if is_busy { BUSY_PATIENCE } else { PATIENCE };
+        if !births.is_empty() {
+            speaker.try_expire(births, patience);
+        }
         if !names.is_empty() {
             // Answers that let the kernel keep names are not to arrive afterwards.
             control.settle();
-            let patience = if is_busy { BUSY_PATIENCE } else { PATIENCE };
             if !speaker.try_expire(by_number, patience) {
+                self.stats.late_names.add(names.len() as u64);
                 left = names;
             }
             // Not before: a listing has the directory's lock as well.

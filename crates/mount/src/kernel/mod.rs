@@ -5,6 +5,7 @@
 //! words are spoken by threads that hold no lock of ours, and one that does not come through is replaced by raising
 //! the epoch, which needs no lock (`docs/sharing.md`).
 
+pub(crate) mod births;
 pub(crate) mod foreword;
 pub(crate) mod moved;
 pub(crate) mod nodes;
@@ -32,6 +33,8 @@ const PATIENCE: Duration = Duration::from_millis(100);
 const PATIENCE_EACH: Duration = Duration::from_micros(20);
 /// How long after the last change by request the names of a directory may be kept again.
 const COOLING: Duration = Duration::from_secs(1);
+/// How long a directory's lock is waited for before others speak.
+const LOCK_AT_ONCE: Duration = Duration::from_millis(1);
 /// So many names of a directory are expired together at most; in larger ones each goes by itself.
 const WARM_MAX: usize = 4096;
 /// Most absent names of one directory that the kernel is told without a time limit.
@@ -160,6 +163,7 @@ impl Core {
         self.names.absent.remove(&ino);
         self.names.hot.remove(&ino);
         self.names.changing.forget(ino);
+        self.births.arrived(NodeId::of_file(ino));
         self.appending.remove(&ino);
         self.failed.remove(&ino);
     }
@@ -334,8 +338,27 @@ struct Slow {
     attributes: Vec<Ino>,
     /// Inodes with offsets and lengths of data, bytes; length 0 is up to the end.
     ranges: Vec<(Ino, u64, u64)>,
-    /// Is told which of the inodes the kernel does not have.
+    /// Is told which of the inodes the kernel does not have, and directories that do not have a name.
     done: Sender<Vec<Ino>>,
+}
+
+/// What came of taking the lock of a directory.
+pub(crate) enum Lock {
+    Taken,
+    /// The name is not there, or nobody could ask.
+    Unknown,
+    Awaited(Receiver<Vec<Ino>>),
+}
+
+impl Lock {
+    /// Whether somebody who had it before has let go of it.
+    pub(crate) fn is_taken(&self) -> bool {
+        match self {
+            Lock::Taken => true,
+            Lock::Unknown => false,
+            Lock::Awaited(wait) => wait.try_recv().is_ok_and(|missing| missing.is_empty()),
+        }
+    }
 }
 
 /// Has threads say what may have to wait for a lock.
@@ -387,6 +410,20 @@ impl Speaker {
             self.thread = None;
         }
         is_done
+    }
+
+    /// Has a thread expire a name, for which the kernel takes the lock of its directory if it has the name. Returns what tells
+    /// that it is done, with nothing in it if so; waits a moment for that itself.
+    pub(crate) fn take_lock(&mut self, place: (Ino, Name)) -> Lock {
+        let Ok(wait) = self.entrust(vec![place], Vec::new(), Vec::new()) else { return Lock::Unknown };
+        match wait.recv_timeout(LOCK_AT_ONCE) {
+            Ok(missing) if missing.is_empty() => Lock::Taken,
+            Ok(_) => Lock::Unknown,
+            Err(_) => {
+                self.thread = None;
+                Lock::Awaited(wait)
+            }
+        }
     }
 
     /// The same for all these. A directory whose lock is held is in use by a call that waits for the server: others do
@@ -484,12 +521,14 @@ impl Leaving {
 }
 
 fn say(notifier: &Notifier, slow: Slow) {
-    for (dir, name) in slow.names {
-        let _ = notifier.expire_entry(dir.0, name.as_bytes());
-    }
     let attributes = slow.attributes.into_iter().map(|ino| (ino, -1, 0));
     let ranges = slow.ranges.into_iter().map(|(ino, offset, length)| (ino, offset as i64, length as i64));
     let mut unknown = Vec::new();
+    for (dir, name) in slow.names {
+        if matches!(notifier.expire_entry(dir.0, name.as_bytes()), Ok(false)) {
+            unknown.push(dir);
+        }
+    }
     for (ino, offset, length) in attributes.chain(ranges) {
         if matches!(notifier.inval_inode(ino.0, offset, length), Ok(false)) {
             unknown.push(ino);

@@ -6,7 +6,8 @@
 //!
 //! An answer may reach its caller after the word that what it says is no longer so. Of an inode that the kernel has, it
 //! notices that by itself. One that is new to it is told again until it is there, or forgotten. Answers about what was
-//! made or changed count however late they are: their attributes are for one use (`fs`).
+//! made or changed count however late they are: their attributes are for one use (`fs`), unless it is known when they
+//! have arrived (`births`), which is waited for first.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -18,9 +19,9 @@ use hayloft_model::Ino;
 use parking_lot::Mutex;
 
 use crate::core::Client;
-use crate::kernel::Speaker;
 use crate::kernel::nodes::NodeId;
 use crate::kernel::pages::Pages;
+use crate::kernel::{Lock, Speaker};
 
 /// How long the words that follow wait for one.
 const AT_ONCE: Duration = Duration::from_millis(10);
@@ -103,6 +104,7 @@ impl Words<'_> {
         arrival: Duration,
     ) -> Heard {
         let begun = Instant::now();
+        let late = self.await_births(speaker, inodes, arrival);
         while !inodes.is_empty() {
             let (attributes, data) = (&inodes.attributes, &inodes.data);
             let calls = &self.client.calls;
@@ -111,12 +113,37 @@ impl Words<'_> {
             inodes.keep_arriving(self.client, &unknown);
             if !inodes.is_empty() {
                 if begun.elapsed() > arrival {
+                    inodes.say_again(&late);
                     return Heard::Arriving;
                 }
                 std::thread::sleep(ARRIVAL_PAUSE);
             }
         }
-        Heard::All
+        inodes.say_again(&late);
+        if late.is_empty() { Heard::All } else { Heard::Arriving }
+    }
+
+    /// Waits until answers about files that were just made have arrived. Returns those of which that is not certain.
+    fn await_births(&self, speaker: &mut Speaker, inodes: &Inodes, patience: Duration) -> Vec<NodeId> {
+        let births = self.client.core().births.among(inodes.attributes.iter().chain(&inodes.data));
+        let begun = Instant::now();
+        let take = |(file, place)| (file, speaker.take_lock(place));
+        let mut late: Vec<(NodeId, Lock)> = births.into_iter().map(take).collect();
+        while !late.is_empty() {
+            let mut core = self.client.core();
+            late.retain(|(file, lock)| {
+                if lock.is_taken() {
+                    core.births.arrived(*file);
+                }
+                core.births.is_arriving(*file)
+            });
+            drop(core);
+            if late.is_empty() || begun.elapsed() > patience {
+                break;
+            }
+            std::thread::sleep(ARRIVAL_PAUSE);
+        }
+        late.into_iter().map(|(file, _)| file).collect()
     }
 
     fn insist(&mut self, speaker: &mut Speaker, mut inodes: Inodes) {
@@ -125,6 +152,8 @@ impl Words<'_> {
             Heard::Arriving => {
                 inodes.acknowledge(self.client);
                 self.try_say(speaker, &mut inodes, LIMIT, LIMIT);
+                let mut core = self.client.core();
+                inodes.attributes.iter().for_each(|ino| core.births.arrived(NodeId(ino.0)));
             }
             Heard::Stuck => {
                 tracing::error!(?inodes, "the kernel does not let go of what has changed");
@@ -182,6 +211,11 @@ impl Inodes {
         }
         self.attributes.retain(|ino| arriving.contains(ino));
         self.data.retain(|ino| arriving.contains(ino));
+    }
+
+    /// What was said of these may be said too early.
+    fn say_again(&mut self, late: &[NodeId]) {
+        self.attributes.extend(late.iter().map(|file| Ino(file.0)));
     }
 
     fn acknowledge(&mut self, client: &Client) {

@@ -172,11 +172,12 @@ impl World {
     pub(super) fn acknowledge(&mut self, at: usize, event: u64, stale: Stale) {
         let unlimited = self.is_broken(Rule::UnlimitedWhileChanging);
         let once = self.is_broken(Rule::DropUnknownOnce);
+        let barrier = !self.is_broken(Rule::BirthWithoutBarrier);
         let client = &mut self.clients[at];
         let inodes: BTreeSet<Ino> = stale.attributes.iter().chain(&stale.data).copied().collect();
         let (kernel, tree) = (&mut client.kernel, &client.tree);
         let mut unknown: Vec<Ino> =
-            inodes.into_iter().filter(|ino| !kernel.invalidate(*ino) && tree.lookups(*ino) > 0).collect();
+            inodes.into_iter().filter(|ino| !is_heard(kernel, tree, *ino, barrier)).collect();
         if once {
             unknown.clear();
         }
@@ -193,12 +194,13 @@ impl World {
 
     pub(crate) fn expire_names(&mut self, at: usize, event: u64) {
         let wait_for_locks = self.is_broken(Rule::WaitForLocks);
+        let barrier = !self.is_broken(Rule::BirthWithoutBarrier);
         let now = self.now;
         let client = &mut self.clients[at];
         let Some(mut expiry) = client.expiries.remove(&event) else { return };
         expiry.names = client.expire(expiry.names);
         let (kernel, tree) = (&mut client.kernel, &client.tree);
-        expiry.unknown.retain(|ino| !kernel.invalidate(*ino) && tree.lookups(*ino) > 0);
+        expiry.unknown.retain(|ino| !is_heard(kernel, tree, *ino, barrier));
         let wait = match expiry.unknown.is_empty() {
             false => Some(1),
             true => (!expiry.names.is_empty() && (now - expiry.since < EXPIRY_PATIENCE || wait_for_locks))
@@ -232,4 +234,10 @@ impl World {
         }
         self.say(at, ToServer::Ack { event, in_use });
     }
+}
+
+/// Drops what a kernel has of an inode. Whether nothing older can arrive there afterwards.
+fn is_heard(kernel: &mut Kernel, tree: &Tree, ino: Ino, barrier: bool) -> bool {
+    let is_arriving = barrier && kernel.is_arriving(ino);
+    (kernel.invalidate(ino) || tree.lookups(ino) == 0) && !is_arriving
 }
