@@ -412,6 +412,8 @@ pub(crate) struct Client {
     pub(crate) recalls: Sender<Recalled>,
     /// Answers of which parts are still to come, by request; only the thread that reads the stream uses it.
     pub(crate) partial: Mutex<HashMap<u64, Bundle>>,
+    /// Somebody has read a file since a directory was fetched.
+    pub(crate) is_reading: AtomicBool,
     /// Reads and writes under way, see [`crate::kernel::pages`].
     pub(crate) calls: crate::kernel::pages::Calls,
     /// Objects that calls are waiting to own, and how many calls.
@@ -460,6 +462,7 @@ impl Client {
             foreword: Mutex::default(),
             recalls,
             partial: Mutex::default(),
+            is_reading: AtomicBool::new(false),
             calls: crate::kernel::pages::Calls::default(),
             wanted: Mutex::default(),
             uses_told: Mutex::default(),

@@ -63,7 +63,7 @@ mod tests {
         let messages: Vec<ClientMessage> = (0..20)
             .map(|dir| ClientMessage {
                 request: dir,
-                body: Some(Body::Enter(Enter { dir, budget_bytes: dir * 1000 })),
+                body: Some(Body::Enter(Enter { dir, budget_bytes: dir * 1000, names_only: false })),
             })
             .collect();
         let mut bytes = Vec::new();

@@ -358,6 +358,9 @@ pub struct Enter {
     /// How many bytes of content and neighbours may come along; the listing itself comes whole.
     #[prost(uint64, tag = "2")]
     pub budget_bytes: u64,
+    /// No content is wanted but what rows hold themselves: nobody seems to be reading files.
+    #[prost(bool, tag = "3")]
+    pub names_only: bool,
 }
 
 /// Some directories.

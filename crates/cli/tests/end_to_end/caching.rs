@@ -55,6 +55,24 @@ fn a_second_pass_sends_nothing() {
 }
 
 #[test]
+fn contents_come_ahead_of_need_when_files_are_read_and_not_for_a_walk() {
+    let (farm, mount) = Farm::mounted("v");
+    tree(mount.path(), 1200);
+    mount.unmount();
+    let mount = farm.mount("v", "");
+    let blocks = |key: &str| number(&mount.stats(), key);
+    assert_eq!(run(sh("find . -type f -size +0 | wc -l").current_dir(mount.path())).trim(), "1200");
+    assert_eq!(blocks("cache.blocks_prefetched"), 0);
+    mount.unmount();
+    let mount = farm.mount("v", "");
+    let blocks = |key: &str| number(&mount.stats(), key);
+    run(sh("cat part-0/sub-0/*.c part-1/sub-0/*.c >/dev/null").current_dir(mount.path()));
+    let ahead = blocks("cache.blocks_prefetched");
+    run(sh("cat part-1/sub-1/*.c part-2/sub-0/*.c >/dev/null").current_dir(mount.path()));
+    assert!(ahead > 0 && blocks("cache.block_misses") < 20, "{}", mount.stats()["cache"]);
+}
+
+#[test]
 fn a_second_pass_sends_nothing_in_a_chroot_with_a_bind_mount() {
     let (farm, mount) = Farm::mounted("v");
     tree(mount.path(), 1200);

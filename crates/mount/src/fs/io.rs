@@ -90,6 +90,7 @@ impl VolumeFs {
             }
             (core.file(ino)?, length)
         };
+        self.client.note_reading();
         let wanted = u64::from(size).min(length.saturating_sub(offset));
         let ahead = file.ahead(offset, wanted);
         let buffer = &mut reply.buffer()[..wanted as usize];

@@ -21,6 +21,9 @@ use crate::session::link::CallError;
 
 /// Bytes of neighbours and contents that may come with a listing.
 const ENTER_BUDGET: u64 = 4 << 20;
+/// The same where contents are not wanted. Should files be read after all, those of what has come are fetched by
+/// themselves, so it is not too much.
+const ENTER_NAMES: u64 = 512 << 10;
 /// The same while a lot is on its way already.
 const ENTER_LEAST: u64 = 256 << 10;
 /// How often a waiting caller looks whether it was interrupted.
@@ -248,14 +251,25 @@ impl Client {
         Ok(())
     }
 
-    /// Fetches a directory, its children's rows, small contents, and directories below it that come along. They
-    /// come in the stream, see [`Client::receive_listings`].
+    /// A file is read whose content is not in its row.
+    pub(crate) fn note_reading(&self) {
+        // Most of the time it is known, and then no other core loses the line.
+        if !self.is_reading.load(Ordering::Relaxed) {
+            self.is_reading.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// Fetches a directory, its children's rows, and directories below it that come along; small contents as well when
+    /// files are being read: who only walks does not wait for these. They come in the stream, see
+    /// [`Client::receive_listings`].
     fn enter(&self, dir: Ino, interrupt: Option<&Interrupt>) -> Result<(), FaultError> {
-        let whole = ENTER_BUDGET.min(self.memory.content());
+        let names_only = !self.is_reading.swap(false, Ordering::Relaxed);
+        let whole = if names_only { ENTER_NAMES } else { ENTER_BUDGET }.min(self.memory.content());
         // Twice: as it comes, and decoded. What only comes along does not wait for room.
         let along = self.budget.fetch_now(2 * whole, self.memory.fetched());
         let budget_bytes = if along.is_some() { whole } else { whole.min(ENTER_LEAST) };
-        self.ask_marked(Ask::Enter(Enter { dir: dir.0, budget_bytes }), interrupt, self.mark())?;
+        let enter = Enter { dir: dir.0, budget_bytes, names_only };
+        self.ask_marked(Ask::Enter(enter), interrupt, self.mark())?;
         self.core().tree.touch(dir);
         self.trim();
         Ok(())

@@ -343,9 +343,7 @@ impl Connection {
         self.tasks.spawn(async move {
             let kind = type_of(&body);
             let answered = match body {
-                Body::Enter(enter) => {
-                    volume.enter(session, Ino(enter.dir), enter.budget_bytes, &replies, request).await
-                }
+                Body::Enter(enter) => volume.enter(session, &enter, &replies, request).await,
                 Body::FetchInode(fetch) => {
                     volume.fetch_inode(session, Ino(fetch.ino), &replies, request).await
                 }

@@ -2,7 +2,7 @@
 //!
 //! Behind the directory that was asked for come others in the order in which `find` and `tar` meet
 //! them: its subdirectories depth first, then what follows it in its parent, and so on upwards. Each
-//! comes whole, with the contents of its small files, as long as the budget lasts.
+//! comes whole, as long as the budget lasts, and with the contents of its small files if these are wanted.
 //!
 //! Whatever is sent was read after the request had claimed it, so that nobody changes it before it is in the stream:
 //! first a directory, then its names are read; then what its names lead to, then the rows.
@@ -12,7 +12,9 @@ use std::sync::Arc;
 
 use hayloft_model::grants::{Grant, Object, Request};
 use hayloft_model::{BLOCK_SIZE, ContentHash, FileKind, Ino, SessionId};
-use hayloft_wire::{InodeRowMessage, ListedEntry, Listing, Listings, decode_blocks, server_message::Body};
+use hayloft_wire::{
+    Enter, InodeRowMessage, ListedEntry, Listing, Listings, decode_blocks, server_message::Body,
+};
 use prost::Message;
 use slatedb::Db;
 
@@ -55,6 +57,8 @@ struct Walk<'a> {
     replies: &'a Replies,
     request: u64,
     budget: u64,
+    /// Contents do not come along.
+    names_only: bool,
     walked: usize,
     /// The client had this directory already and asks again: it has forgotten it, and so most likely
     /// its neighbours.
@@ -71,11 +75,11 @@ impl Volume {
     pub(crate) async fn enter(
         self: &Arc<Self>,
         session: SessionId,
-        dir: Ino,
-        budget: u64,
+        asked: &Enter,
         replies: &Replies,
         request: u64,
     ) -> Result<(), VolumeError> {
+        let dir = Ino(asked.dir);
         replies.room().await;
         let mut pass = self.request(session, Request::Read(vec![Object::Directory(dir)]))?;
         pass.ready().await?;
@@ -92,7 +96,8 @@ impl Volume {
             db,
             replies,
             request,
-            budget: budget.min(BUDGET_MAX),
+            budget: asked.budget_bytes.min(BUDGET_MAX),
+            names_only: asked.names_only,
             walked: 0,
             again,
             part: Listings::default(),
@@ -140,7 +145,7 @@ impl Walk<'_> {
         let slices = entries.chunks(SLICE).len();
         for (at, slice) in entries.chunks(SLICE).enumerate() {
             let listed = self.listed(dir, slice).await?;
-            for (hash, len) in listed.iter().filter_map(|entry| small_content(entry.inode.as_ref()?)) {
+            for (hash, len) in self.contents_of(&listed) {
                 if u64::from(len) <= self.budget && self.seen.insert(hash) {
                     self.want(hash, len);
                 }
@@ -261,13 +266,9 @@ impl Walk<'_> {
         };
         let listed = self.listed(dir, &entries).await?;
         let mut bytes: u64 = listed.iter().map(|entry| entry.encoded_len() as u64).sum::<u64>() + ENTRY_MIN;
-        let mut contents = Vec::new();
-        for (hash, len) in listed.iter().filter_map(|entry| small_content(entry.inode.as_ref()?)) {
-            if !self.seen.contains(&hash) {
-                bytes += u64::from(len);
-                contents.push((hash, len));
-            }
-        }
+        let mut contents = self.contents_of(&listed);
+        contents.retain(|(hash, _)| !self.seen.contains(hash));
+        bytes += contents.iter().map(|(_, len)| u64::from(*len)).sum::<u64>();
         if bytes > self.budget {
             return Ok(None);
         }
@@ -280,6 +281,12 @@ impl Walk<'_> {
         }
         self.list(dir, listed, true).await?;
         Ok(Some(directories(&entries)))
+    }
+
+    /// Contents of small files that may come along.
+    fn contents_of(&self, listed: &[ListedEntry]) -> Vec<(ContentHash, u32)> {
+        let rows = listed.iter().filter(|_| !self.names_only).filter_map(|entry| entry.inode.as_ref());
+        rows.filter_map(small_content).collect()
     }
 
     fn note_listed(&self, dir: Ino) {

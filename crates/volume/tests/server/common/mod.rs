@@ -286,7 +286,7 @@ impl Client {
 
     /// All parts of the answer to an `Enter`, put together.
     pub(crate) fn enter(&mut self, dir: u64, budget_bytes: u64) -> Result<Listings, Failed> {
-        let request = self.send(Ask::Enter(Enter { dir, budget_bytes }));
+        let request = self.send(Ask::Enter(Enter { dir, budget_bytes, names_only: false }));
         self.listings(request)
     }
 
