@@ -3,7 +3,7 @@
 //! [`Server::start`] opens a store and listens; each volume is opened when it is first asked for. The
 //! layout of a volume's tables is described in `database/tables.rs`, that of its content in `hayloft-store`.
 //!
-//! An open [`volume::Volume`] holds what all rooms work on; what they do is in `impl Volume` there. A room uses only those
+//! An open `volume::Volume` holds what all rooms work on; what they do is in `impl Volume` there. A room uses only those
 //! above it (`crates/cli/tests/layers.rs` checks that):
 //!
 //! | room | what is there |
