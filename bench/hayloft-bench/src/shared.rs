@@ -53,6 +53,14 @@ struct Line {
 /// The calls of one worker, by kind, in seconds.
 type Calls = Vec<(&'static str, Vec<f64>)>;
 
+/// Adds calls to those of their kind. Kinds stay in the order in which they came.
+fn add(calls: &mut Calls, call: &'static str, times: impl IntoIterator<Item = f64>) {
+    match calls.iter_mut().find(|(known, _)| *known == call) {
+        Some((_, all)) => all.extend(times),
+        None => calls.push((call, times.into_iter().collect())),
+    }
+}
+
 struct Worker<'a> {
     number: usize,
     all: usize,
@@ -65,73 +73,60 @@ impl Worker<'_> {
     fn timed<T>(&mut self, call: &'static str, what: impl FnOnce() -> io::Result<T>) -> Result<T> {
         let begun = Instant::now();
         let done = what().with_context(|| format!("{call} in {}", self.dir.display()))?;
-        let took = begun.elapsed().as_secs_f64();
-        match self.calls.iter_mut().find(|(known, _)| *known == call) {
-            Some((_, calls)) => calls.push(took),
-            None => self.calls.push((call, vec![took])),
-        }
+        add(&mut self.calls, call, [begun.elapsed().as_secs_f64()]);
         Ok(done)
     }
 
-    fn goes_on(&self) -> Result<bool> {
-        sys::check_interrupted()?;
-        Ok(Instant::now() < self.until)
+    /// Goes on until the time is over. Returns how often.
+    fn repeat(&mut self, once: impl Fn(&mut Self, usize) -> Result<()>) -> Result<usize> {
+        let mut done = 0;
+        while Instant::now() < self.until {
+            sys::check_interrupted()?;
+            once(self, done)?;
+            done += 1;
+        }
+        Ok(done)
     }
 
     fn create(&mut self, path: &Path, bytes: usize) -> Result<()> {
         self.timed("create", || File::create_new(path)?.write_all(&vec![b'x'; bytes]))
     }
 
+    fn own_directory(&self) -> Result<PathBuf> {
+        let own = self.dir.join(format!("own{}", self.number));
+        fs::create_dir(&own)?;
+        Ok(own)
+    }
+
     /// Compilers with libtool: a temporary file beside the others, then its name.
-    fn depend(&mut self) -> Result<()> {
-        for n in 0.. {
-            if !self.goes_on()? {
-                break;
-            }
-            let [from, to] = ["Tpo", "Po"].map(|end| self.dir.join(format!("w{}-{n}.{end}", self.number)));
-            self.create(&from, DEPENDENCIES)?;
-            self.timed("rename", || fs::rename(&from, &to))?;
-        }
-        Ok(())
+    fn depend(&mut self) -> Result<usize> {
+        self.repeat(|worker, n| {
+            let number = worker.number;
+            let [from, to] = ["Tpo", "Po"].map(|end| worker.dir.join(format!("w{number}-{n}.{end}")));
+            worker.create(&from, DEPENDENCIES)?;
+            worker.timed("rename", || fs::rename(&from, &to))
+        })
     }
 
     /// Each in a directory of its own.
-    fn easy(&mut self) -> Result<()> {
-        let own = self.dir.join(format!("own{}", self.number));
-        fs::create_dir(&own)?;
-        for n in 0.. {
-            if !self.goes_on()? {
-                break;
-            }
-            self.create(&own.join(n.to_string()), 0)?;
-        }
-        Ok(())
+    fn easy(&mut self) -> Result<usize> {
+        let own = self.own_directory()?;
+        self.repeat(|worker, n| worker.create(&own.join(n.to_string()), 0))
     }
 
     /// Each in a directory of its own, and made durable.
-    fn durable(&mut self) -> Result<()> {
-        let own = self.dir.join(format!("own{}", self.number));
-        fs::create_dir(&own)?;
-        for n in 0.. {
-            if !self.goes_on()? {
-                break;
-            }
+    fn durable(&mut self) -> Result<usize> {
+        let own = self.own_directory()?;
+        self.repeat(|worker, n| {
             let mut file = File::create_new(own.join(n.to_string()))?;
             file.write_all(&[b'x'; HARD])?;
-            self.timed("fsync", || file.sync_all())?;
-        }
-        Ok(())
+            worker.timed("fsync", || file.sync_all())
+        })
     }
 
     /// All in one directory.
     fn hard(&mut self) -> Result<usize> {
-        for n in 0.. {
-            if !self.goes_on()? {
-                return Ok(n);
-            }
-            self.create(&self.dir.join(format!("f{}-{n}", self.number)), HARD)?;
-        }
-        unreachable!("time ends")
+        self.repeat(|worker, n| worker.create(&worker.dir.join(format!("f{}-{n}", worker.number)), HARD))
     }
 
     /// What the next worker has made.
@@ -192,12 +187,7 @@ fn part<T: Send>(
     for done in done {
         let (one, calls) = done?;
         given.push(one);
-        for (call, times) in calls {
-            match by_call.iter_mut().find(|(known, _)| *known == call) {
-                Some((_, all)) => all.extend(times),
-                None => by_call.push((call, times)),
-            }
-        }
+        calls.into_iter().for_each(|(call, times)| add(&mut by_call, call, times));
     }
     Ok((given, by_call.into_iter().map(|(call, times)| line(part, call, times, seconds, all)).collect()))
 }

@@ -33,6 +33,15 @@ pub(crate) fn lookups(stats: &Value) -> u64 {
     number(stats, "fuse.requests.LOOKUP")
 }
 
+/// A tree of which the mount has nothing yet.
+fn cold_tree() -> (Farm, Mount) {
+    let (farm, mount) = Farm::mounted("v");
+    tree(mount.path(), 1200);
+    mount.unmount();
+    let mount = farm.mount("v", "");
+    (farm, mount)
+}
+
 /// Runs something twice; the second time sends nothing to the server and no LOOKUP to the client.
 fn second_is_silent(mount: &Mount, mut pass: impl FnMut()) {
     pass();
@@ -47,19 +56,13 @@ fn second_is_silent(mount: &Mount, mut pass: impl FnMut()) {
 
 #[test]
 fn a_second_pass_sends_nothing() {
-    let (farm, mount) = Farm::mounted("v");
-    tree(mount.path(), 1200);
-    mount.unmount();
-    let mount = farm.mount("v", "");
+    let (_farm, mount) = cold_tree();
     second_is_silent(&mount, || drop(run(sh(PASS).current_dir(mount.path()))));
 }
 
 #[test]
 fn contents_come_ahead_of_need_when_files_are_read_and_not_for_a_walk() {
-    let (farm, mount) = Farm::mounted("v");
-    tree(mount.path(), 1200);
-    mount.unmount();
-    let mount = farm.mount("v", "");
+    let (farm, mount) = cold_tree();
     let blocks = |key: &str| number(&mount.stats(), key);
     assert_eq!(run(sh("find . -type f -size +0 | wc -l").current_dir(mount.path())).trim(), "1200");
     assert_eq!(blocks("cache.blocks_prefetched"), 0);
@@ -74,10 +77,7 @@ fn contents_come_ahead_of_need_when_files_are_read_and_not_for_a_walk() {
 
 #[test]
 fn a_second_pass_sends_nothing_in_a_chroot_with_a_bind_mount() {
-    let (farm, mount) = Farm::mounted("v");
-    tree(mount.path(), 1200);
-    mount.unmount();
-    let mount = farm.mount("v", "");
+    let (farm, mount) = cold_tree();
     let script = format!(
         "mkdir -p {dir}/root; mount --bind / {dir}/root; mount --bind {mnt} {dir}/root/mnt
         exec chroot {dir}/root sh -euc 'cd /mnt; {PASS}'",

@@ -10,7 +10,7 @@ use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
 use crate::calls;
-use crate::farm::{Farm, number, rounds, seed};
+use crate::farm::{Farm, Mount, number, rounds, seed};
 use crate::model::Random;
 use crate::watchdog::Watchdog;
 
@@ -107,16 +107,21 @@ impl Drop for Over<'_> {
     }
 }
 
-#[test]
-fn attributes_are_new_however_soon_another_mount_changes_what_was_just_made() {
+/// Two mounts that change one directory, by request.
+fn shared_directory() -> (tempfile::TempDir, Farm, Vec<Mount>) {
     let store = tempfile::tempdir_in("/dev/shm").unwrap();
     let farm = Farm::with(Some(store.path()), &[]);
     farm.create("v");
     let mounts = farm.mounts("v", 2, "");
-    let _watchdog = Watchdog::over(&mounts);
     fs::create_dir(mounts[0].join("shared")).unwrap();
-    // From now on both change it, by request.
     (0..2).for_each(|at| drop(File::create(mounts[at].join(&format!("shared/first-{at}"))).unwrap()));
+    (store, farm, mounts)
+}
+
+#[test]
+fn attributes_are_new_however_soon_another_mount_changes_what_was_just_made() {
+    let (_store, _farm, mounts) = shared_directory();
+    let _watchdog = Watchdog::over(&mounts);
     let files = rounds(1500, 40_000);
     let path = |mount: usize, at: usize| mounts[mount].join(&format!("shared/{at}"));
     let ((made, is_made), (changed, is_changed)) = (channel(), channel());
@@ -168,14 +173,8 @@ fn attributes_are_new_however_soon_another_mount_changes_what_was_just_made() {
 
 #[test]
 fn attributes_are_new_although_their_maker_gets_no_processor_meanwhile() {
-    let store = tempfile::tempdir_in("/dev/shm").unwrap();
-    let farm = Farm::with(Some(store.path()), &[]);
-    farm.create("v");
-    let mounts = farm.mounts("v", 2, "");
+    let (_store, _farm, mounts) = shared_directory();
     let _watchdog = Watchdog::over(&mounts);
-    fs::create_dir(mounts[0].join("shared")).unwrap();
-    // From now on both change it, by request.
-    (0..2).for_each(|at| drop(File::create(mounts[at].join(&format!("shared/first-{at}"))).unwrap()));
     let asked = || number(&mounts[0].stats(), "fuse.requests.CREATE");
     let (over, mut unseen) = (AtomicBool::new(false), Vec::new());
     let processors = std::thread::available_parallelism().unwrap().get();

@@ -197,7 +197,6 @@ impl Excused {
 
 #[cfg(test)]
 mod tests {
-
     use hayloft_model::InodeRow;
 
     use super::*;

@@ -35,8 +35,6 @@ struct State {
     opening: u64,
     /// The last number that was given.
     last: u64,
-    /// Everything up to this number is durable.
-    durable: u64,
     /// The last one that was written.
     written: Option<(u64, WriteHandle)>,
 }
@@ -45,7 +43,7 @@ impl Order {
     /// A database was opened that is so far.
     pub(crate) fn begin(&self, mark: u64) {
         let mut state = self.state.lock();
-        *state = State { opening: state.opening + 1, last: mark, durable: mark, written: None };
+        *state = State { opening: state.opening + 1, last: mark, written: None };
     }
 
     /// The place of all that has one.
@@ -67,22 +65,15 @@ impl Order {
         }
     }
 
-    fn is_durable(&self, place: &Ordered) -> bool {
-        let state = self.state.lock();
-        state.opening == place.opening && state.durable >= place.number
+    /// Whether the database of a place is open still.
+    fn is_of_now(&self, place: &Ordered) -> bool {
+        self.state.lock().opening == place.opening
     }
 
     /// What the next flush makes durable. `None`: the database is another one.
     fn gathered(&self, place: &Ordered) -> Option<(u64, WriteHandle)> {
         let state = self.state.lock();
         state.written.clone().filter(|_| state.opening == place.opening)
-    }
-
-    fn flushed(&self, place: &Ordered, upto: u64) {
-        let mut state = self.state.lock();
-        if state.opening == place.opening {
-            state.durable = state.durable.max(upto);
-        }
     }
 }
 
@@ -109,7 +100,7 @@ impl Volume {
     /// As [`Volume::order`].
     pub(crate) async fn durable(self: &Arc<Self>, place: &Ordered) -> Result<(), VolumeError> {
         let _one = self.order.flushing.lock().await;
-        if self.order.is_durable(place) {
+        if self.order.is_of_now(place) && self.mark() >= place.number {
             return Ok(());
         }
         let gathered = self.order.gathered(place);
@@ -120,7 +111,6 @@ impl Volume {
             handle.await_durable().await
         };
         flushed.await.map_err(|error| self.write_failed(error))?;
-        self.order.flushed(place, upto);
         self.counted(upto);
         Ok(())
     }
