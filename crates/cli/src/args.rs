@@ -98,6 +98,9 @@ pub(crate) struct ServeArgs {
     /// How long a client may be silent before another may take its place [default: 10]
     #[arg(long, value_name = "SECONDS", env = "HAYLOFT_LEASE")]
     pub lease: Option<u64>,
+    /// How long what was answered may not be durable yet; 0: every answer waits for the store [default: 100]
+    #[arg(long, value_name = "MILLISECONDS", env = "HAYLOFT_WINDOW")]
+    pub window: Option<u64>,
     /// End when the parent process ends.
     #[arg(long, hide = true)]
     pub die_with_parent: bool,

@@ -43,6 +43,8 @@ pub(crate) struct ServeConfig {
     pub reserve: Option<String>,
     /// Seconds that a client may be silent.
     pub lease: Option<u64>,
+    /// Milliseconds that what was answered may not be durable yet.
+    pub window: Option<u64>,
 }
 
 /// The table `[mount]`.
@@ -109,6 +111,7 @@ impl Config {
                 cache: self.serve.cache.or(below.serve.cache),
                 reserve: self.serve.reserve.or(below.serve.reserve),
                 lease: self.serve.lease.or(below.serve.lease),
+                window: self.serve.window.or(below.serve.window),
             },
             mount: MountConfig {
                 options: self.mount.options.or(below.mount.options),

@@ -634,6 +634,11 @@ impl Grants {
         self.peers.iter().filter(|(_, peer)| !peer.claimed).map(|(session, _)| *session).collect()
     }
 
+    /// Whether all sessions have said what they own.
+    pub fn all_claimed(&self) -> bool {
+        self.peers.values().all(|peer| peer.claimed)
+    }
+
     /// Who owns an object.
     pub fn owner(&self, ino: Ino) -> Option<SessionId> {
         self.objects.get(&ino)?.owner

@@ -13,6 +13,7 @@ mod execute;
 pub mod grants;
 mod id;
 pub mod locks;
+pub mod replay;
 mod row;
 mod rows;
 mod time;

@@ -121,7 +121,7 @@ fn serve(stream: UnixStream, client: &Client, control: &Control, farewell: &Fare
         return;
     }
     let request: Value = serde_json::from_str(&line).unwrap_or_default();
-    let flushed = || match client.ledger.flush_all() {
+    let flushed = || match client.flush_all() {
         Ok(()) => Ok(()),
         Err(FlushError::NoSpace) => Err("the store is full, or the volume's quota used up".to_string()),
         Err(FlushError::Store(reason) | FlushError::Ended(reason) | FlushError::Lost(reason)) => Err(reason),

@@ -285,7 +285,7 @@ impl Mount {
             locks.end();
         }
         let shipped = loop {
-            match self.client.ledger.flush_all() {
+            match self.client.flush_all() {
                 Ok(()) => break Ok(()),
                 Err(committer::FlushError::Ended(reason) | committer::FlushError::Lost(reason)) => {
                     break Err(reason);

@@ -12,6 +12,9 @@ pub struct Config {
     pub listen: SocketAddr,
     /// How long a client may be silent before another may take its place.
     pub lease: Duration,
+    /// What is answered before it is durable becomes durable within about this time, or nothing more is answered so; zero:
+    /// every answer waits for the store.
+    pub window: Duration,
     /// How often to look whether enough was deleted for a sweep to be worth it.
     pub sweep_interval: Duration,
     /// Memory for cached database blocks, bytes, all volumes together.
@@ -34,6 +37,7 @@ impl Config {
             store: store.into(),
             listen,
             lease: Duration::from_secs(10),
+            window: Duration::from_millis(100),
             sweep_interval: Duration::from_secs(60),
             cache_bytes: 128 << 20,
             unflushed_bytes: 128 << 20,

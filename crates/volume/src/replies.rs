@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicU64, Ordering::Acquire, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock};
 
-use hayloft_wire::{Failed, ServerMessage, frame, server_message::Body};
+use hayloft_wire::{Entry, Failed, ServerMessage, frame, server_message::Body};
 use tokio::io::AsyncWriteExt;
 use tokio::net::tcp::OwnedWriteHalf;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
@@ -92,20 +92,30 @@ impl Replies {
         let _ = self.mark.set(Arc::clone(mark));
     }
 
-    fn message(&self, request: u64, body: Body) -> ServerMessage {
+    fn message(&self, request: u64, body: Body, entries: Vec<Entry>) -> ServerMessage {
         let mark = self.mark.get().map_or(0, |mark| mark.load(Acquire));
-        ServerMessage { request, body: Some(body), mark }
+        ServerMessage { request, body: Some(body), mark, entries }
     }
 
     /// Queues a message at once. When the client is gone it is dropped: the client will ask again.
     pub(crate) fn push(&self, request: u64, body: Body) {
-        self.queue(self.message(request, body), None);
+        self.push_with(request, body, Vec::new());
+    }
+
+    /// As [`Replies::push`], with what the client has to keep.
+    pub(crate) fn push_with(&self, request: u64, body: Body, entries: Vec<Entry>) {
+        self.queue(self.message(request, body, entries), None);
     }
 
     /// Queues an answer when there is room.
     pub(crate) async fn send(&self, request: u64, body: Body) {
+        self.send_with(request, body, Vec::new()).await;
+    }
+
+    /// As [`Replies::send`], with what the client has to keep.
+    pub(crate) async fn send_with(&self, request: u64, body: Body, entries: Vec<Entry>) {
         let Ok(place) = Arc::clone(&self.places).acquire_owned().await else { return };
-        self.queue(self.message(request, body), Some(place));
+        self.queue(self.message(request, body, entries), Some(place));
     }
 
     /// Waits until the client has taken most of what it asked for.

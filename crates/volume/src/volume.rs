@@ -5,7 +5,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
-use hayloft_model::{ContentHash, FileKind, Ino, SessionId, Timestamp, Usage};
+use hayloft_model::replay::BroughtBack;
+use hayloft_model::{ContentHash, FileKind, Ino, InoRange, SessionId, Timestamp, Usage};
 use hayloft_wire::{Changed, InodeRowMessage, VolumeStatus};
 use parking_lot::{Mutex, RwLock};
 use prost::Message;
@@ -14,7 +15,7 @@ use slatedb::{CloseReason, Db, ErrorKind, WriteBatch};
 use crate::database;
 use crate::database::compaction::Wish;
 use crate::database::registry::Registered;
-use crate::database::tables::{self, EndedRow, PackId, SessionRow, VolumeRow};
+use crate::database::tables::{self, BroughtRow, EndedRow, PackId, SessionRow, VolumeRow};
 use crate::error::{VolumeError, chain};
 use crate::order::Order;
 use crate::order::history::History;
@@ -54,6 +55,10 @@ pub(crate) struct State {
     pub(crate) sweeps: u64,
     /// A batch was refused because the store is full, and no sweep has begun since.
     pub(crate) wants_room: bool,
+    /// Inode numbers for what is made by changes: that they were given is durable.
+    pub(crate) births: InoRange,
+    /// What sessions have brought back that earlier openings had lost.
+    pub(crate) brought: BroughtBack,
 }
 
 impl State {
@@ -166,7 +171,7 @@ impl Volume {
         Ok(volume)
     }
 
-    async fn open_database(&self) -> Result<(), VolumeError> {
+    async fn open_database(self: &Arc<Self>) -> Result<(), VolumeError> {
         let config = &self.shared.config;
         let cache = Arc::clone(&self.shared.cache);
         let (store, unflushed) = (&self.shared.store, config.unflushed_bytes);
@@ -175,12 +180,21 @@ impl Volume {
             Ok(()) => self.open_history(&db).await,
             Err(error) => Err(error),
         };
+        let loaded = match loaded {
+            Ok(was_taken) => self.redo_own(&db, was_taken).await.map(|()| was_taken),
+            Err(error) => Err(error),
+        };
         match loaded {
             Ok(was_taken) => {
                 *self.slot.write() = Slot::Open(db);
                 if was_taken {
-                    // They hear of the new opening when they are back.
-                    self.state.lock().sessions.values().for_each(Session::hang_up);
+                    // They hear of the new opening when they are back, and bring what it has lost.
+                    let (mut sharing, mut state) = (self.sharing.lock(), self.state.lock());
+                    for (id, session) in &mut state.sessions {
+                        sharing.join(*id, session.row.read_only);
+                        session.may_bring = true;
+                        session.hang_up();
+                    }
                 }
                 Ok(())
             }
@@ -236,6 +250,10 @@ impl Volume {
             packs += 1;
             pack_bytes += found.value.first_chunk().map_or(0, |size| u64::from_le_bytes(*size));
         }
+        let brought = match db.get(tables::BROUGHT).await? {
+            Some(row) => database::decode::<BroughtRow>(row, "what was brought back")?,
+            None => BroughtRow::default(),
+        };
         let now_ms = self.shared.uptime_ms();
         let (mut sharing, mut state) = (self.sharing.lock(), self.state.lock());
         let mut old = std::mem::take(&mut state.sessions);
@@ -243,7 +261,7 @@ impl Volume {
             let mut session = old.remove(&id).unwrap_or_else(|| {
                 sharing.join(id, row.read_only);
                 self.locks.await_claims([id]);
-                Session::found(&row, now_ms)
+                Session::may_bring(&row, now_ms)
             });
             session.row = row;
             session.orphans = orphans.remove(&id).unwrap_or_default();
@@ -259,6 +277,7 @@ impl Volume {
             sharing.changes.entry(key).or_insert(Progress::Done(outcome));
         }
         state.ended = ended;
+        state.brought = brought.into();
         state.usage = Usage { bytes: row.bytes, inodes: row.inodes };
         state.next_ino = row.next_ino.max(state.next_ino);
         (state.packs, state.pack_bytes) = (packs, pack_bytes);

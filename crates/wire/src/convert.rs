@@ -231,6 +231,7 @@ impl From<&Batch> for Commit {
             inodes: batch.usage.inodes,
             orphans: batch.orphans.iter().map(|ino| ino.0).collect(),
             restores: 0,
+            durable: false,
         }
     }
 }

@@ -15,11 +15,11 @@ mod sharing;
 pub use convert::{InvalidMessage, decode_blocks, encode_blocks, error_code, error_of};
 pub use locks::LockKind;
 pub use messages::*;
-pub use rows::{DentryRow, InodeRowMessage, Xattr};
+pub use rows::{DentryRow, InodeRowMessage, NotedRow, WrittenEntry, Xattr};
 pub use sharing::*;
 
 /// The version of the protocol that this crate speaks; a server refuses any other.
-pub const PROTOCOL: u32 = 3;
+pub const PROTOCOL: u32 = 4;
 
 /// Largest frame that a peer accepts, bytes. Larger answers are sent in parts.
 pub const FRAME_MAX: usize = 64 << 20;

@@ -16,7 +16,7 @@ pub struct ClientMessage {
     /// What is said.
     #[prost(
         oneof = "client_message::Body",
-        tags = "2,3,4,5,6,7,8,9,10,11,12,13,14,15,16,17,18,19,20,21,22,23,24,25,26,27,28,29,30,31,32,33"
+        tags = "2,3,4,5,6,7,8,9,10,11,12,13,14,15,16,17,18,19,20,21,22,23,24,25,26,27,28,29,30,31,32,33,34"
     )]
     pub body: Option<client_message::Body>,
 }
@@ -46,7 +46,7 @@ pub mod client_message {
         /// Brings a piece of content that the next commit names.
         #[prost(message, tag = "7")]
         Content(Chunk),
-        /// Brings the next batch of the log; answered when it is durable.
+        /// Brings the next batch of the log; answered when it is applied.
         #[prost(message, tag = "8")]
         Commit(Commit),
         /// Wants more inode numbers.
@@ -119,6 +119,9 @@ pub mod client_message {
         /// Files that the session would rather not own by themselves.
         #[prost(message, tag = "33")]
         Release(Release),
+        /// Waits until what the session has heard of is durable.
+        #[prost(message, tag = "34")]
+        Sync(Sync),
     }
 }
 
@@ -129,11 +132,14 @@ pub struct ServerMessage {
     #[prost(uint64, tag = "1")]
     pub request: u64,
     /// What is said.
-    #[prost(oneof = "server_message::Body", tags = "2,3,4,5,6,7,8,9,10,11,12,13,14,15,20,21,22,23,24,25")]
+    #[prost(oneof = "server_message::Body", tags = "2,3,4,5,6,7,8,9,10,11,12,13,14,15,20,21,22,23,24,25,26")]
     pub body: Option<server_message::Body>,
-    /// To a session: how far the volume's history is, see [`Welcome::opening`].
+    /// To a session: how far the volume's history is durable, see [`Welcome::opening`].
     #[prost(uint64, tag = "16")]
     pub mark: u64,
+    /// To a session: what it keeps until that is durable, since the message builds on it.
+    #[prost(message, repeated, tag = "17")]
+    pub entries: Vec<Entry>,
 }
 
 /// See [`ServerMessage`].
@@ -161,7 +167,7 @@ pub mod server_message {
         /// Answers `FetchContent`: the chunks in the order asked.
         #[prost(message, tag = "7")]
         Contents(Contents),
-        /// Answers `Commit`: everything up to this sequence is durable.
+        /// Answers `Commit`: everything up to this sequence is applied.
         #[prost(message, tag = "8")]
         Committed(Committed),
         /// Answers `AllocateInos`.
@@ -203,6 +209,9 @@ pub mod server_message {
         /// Answers `ListClients` and `EvictClient`.
         #[prost(message, tag = "25")]
         Clients(Clients),
+        /// Answers `Claim`.
+        #[prost(message, tag = "26")]
+        Claimed(Claimed),
     }
 }
 
@@ -510,6 +519,9 @@ pub struct Commit {
     /// is of the present session.
     #[prost(uint64, tag = "6")]
     pub restores: u64,
+    /// Answered when it is durable, and not before.
+    #[prost(bool, tag = "7")]
+    pub durable: bool,
 }
 
 /// Begins a batch: whatever came since the last commit and was not committed is forgotten. Gets no answer.
@@ -607,7 +619,7 @@ pub struct DeletePages {
     pub from: u64,
 }
 
-/// Everything up to `sequence` is durable.
+/// Everything up to `sequence` is applied: what comes with the answer brings it back until it is durable.
 #[derive(Clone, PartialEq, Message)]
 pub struct Committed {
     #[prost(uint64, tag = "1")]

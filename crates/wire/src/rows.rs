@@ -66,3 +66,38 @@ pub struct InodeRowMessage {
     #[prost(bool, tag = "16")]
     pub unnamed: bool,
 }
+
+/// What one mark has written: all that it takes to write it once more. Not a row; [`crate::Entry`] brings it.
+#[derive(Clone, PartialEq, Message)]
+pub struct WrittenEntry {
+    /// Whose change, or batch, it was.
+    #[prost(uint64, tag = "1")]
+    pub session: u64,
+    /// The number of the batch; 0 for a change.
+    #[prost(uint64, tag = "2")]
+    pub sequence: u64,
+    /// How the usage changed, bytes and inodes.
+    #[prost(sint64, tag = "3")]
+    pub bytes: i64,
+    #[prost(sint64, tag = "4")]
+    pub inodes: i64,
+    #[prost(message, repeated, tag = "5")]
+    pub rows: Vec<NotedRow>,
+}
+
+/// A row that was written, or deleted.
+#[derive(Clone, PartialEq, Eq, Message)]
+pub struct NotedRow {
+    #[prost(bytes = "bytes", tag = "1")]
+    pub key: Bytes,
+    #[prost(bytes = "bytes", optional, tag = "2")]
+    pub value: Option<Bytes>,
+}
+
+impl WrittenEntry {
+    /// The names that it gives, without the directories that they are in.
+    pub fn names(&self) -> impl Iterator<Item = &[u8]> {
+        let puts = self.rows.iter().filter(|row| row.value.is_some() && row.key.first() == Some(&b'D'));
+        puts.filter_map(|row| row.key.get(9..))
+    }
+}

@@ -268,7 +268,7 @@ pub struct Release {
 }
 
 /// The first message after a welcome: what the session owns; everything else it has forgotten. Answered by
-/// [`crate::Done`] when requests are served.
+/// [`Claimed`] when requests are served.
 #[derive(Clone, PartialEq, Message)]
 pub struct Claim {
     #[prost(message, repeated, tag = "1")]
@@ -279,6 +279,43 @@ pub struct Claim {
     /// Locks that programs hold.
     #[prost(message, repeated, tag = "3")]
     pub locks: Vec<LockMessage>,
+    /// Entries of other openings of the volume that the session keeps.
+    #[prost(message, repeated, tag = "4")]
+    pub entries: Vec<Entry>,
+}
+
+/// Answers [`Claim`]: what was brought with it is durable.
+#[derive(Clone, Copy, PartialEq, Message)]
+pub struct Claimed {
+    /// The last batch of the session that is applied, also if only others have brought it back.
+    #[prost(uint64, tag = "1")]
+    pub last_sequence: u64,
+}
+
+/// What one mark has written, see `hayloft_model::replay`: kept by clients, read by servers.
+#[derive(Clone, PartialEq, Message)]
+pub struct Entry {
+    /// In which opening of the volume.
+    #[prost(fixed64, tag = "1")]
+    pub opening: u64,
+    /// Its mark.
+    #[prost(uint64, tag = "2")]
+    pub mark: u64,
+    /// What was written, as only servers read it.
+    #[prost(bytes = "bytes", tag = "3")]
+    pub written: Bytes,
+    /// Proves that a server of the volume has made it.
+    #[prost(bytes = "bytes", tag = "4")]
+    pub seal: Bytes,
+}
+
+/// Waits until everything up to a mark of an opening is durable. Answered by [`crate::Done`].
+#[derive(Clone, Copy, PartialEq, Message)]
+pub struct Sync {
+    #[prost(fixed64, tag = "1")]
+    pub opening: u64,
+    #[prost(uint64, tag = "2")]
+    pub mark: u64,
 }
 
 /// A keep-alive, answered by [`Pong`].

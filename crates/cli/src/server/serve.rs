@@ -48,6 +48,9 @@ fn settings(args: ServeArgs, config: &Config) -> anyhow::Result<ServerSettings> 
     if let Some(secs) = args.lease.or(config.serve.lease) {
         settings.lease = Duration::from_secs(secs);
     }
+    if let Some(millis) = args.window.or(config.serve.window) {
+        settings.window = Duration::from_millis(millis);
+    }
     Ok(settings)
 }
 

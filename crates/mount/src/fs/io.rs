@@ -296,10 +296,10 @@ impl VolumeFs {
             Pace::Fast => return Err(Stop::Need(Need::Room)),
             Pace::Patient(interrupt) => interrupt,
         };
-        let flushed = self.client.ledger.flush(Some(interrupt));
+        let flushed = self.client.flush_durably(Some(interrupt));
         let is_lost = match ino {
             Some(ino) => self.client.take_failed(ino),
-            None => self.client.ledger.take_untold(),
+            None => self.client.ledger.take_untold().is_some(),
         };
         match flushed {
             Ok(()) if is_lost => Err(Stop::Error(FsError::Lost)),

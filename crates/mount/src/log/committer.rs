@@ -1,4 +1,4 @@
-//! The log on its way to the server: cuts it, ships content and records, and keeps account of what is durable.
+//! The log on its way to the server: cuts it, ships content and records, and keeps account of what has arrived there.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -55,9 +55,11 @@ struct Account {
     dirty_since: Option<Instant>,
     /// When the oldest change in the cut under way was made.
     shipping_since: Option<Instant>,
-    /// Flushes asked for, and up to which of them everything is durable.
+    /// Flushes asked for, and up to which of them the server has everything.
     asked: u64,
-    durable: u64,
+    arrived: u64,
+    /// The next batch is to be answered when it is durable.
+    wants_durable: bool,
     /// Up to which flush the last attempt went, and why it failed.
     failed: Option<(u64, FlushError)>,
     /// Flushes of changes that could not be applied: from, up to, and what has become of the changes.
@@ -75,13 +77,13 @@ struct Account {
     durable_sequence: Sequence,
 }
 
-/// Account of the log: what is dirty, under way and durable.
+/// Account of the log: what is dirty, under way, and at the server.
 #[derive(Debug, Default)]
 pub(crate) struct Ledger {
     account: Mutex<Account>,
     /// Wakes the committer.
     work: Condvar,
-    /// Wakes those who wait for durability or room.
+    /// Wakes those who wait for what is shipped, or for room.
     progress: Condvar,
     dirty: AtomicBool,
     full: AtomicBool,
@@ -131,13 +133,18 @@ impl Ledger {
         self.account.lock().shipping_since.is_some()
     }
 
-    /// Age of the oldest change that is not known to be durable.
+    /// Age of the oldest change that the server is not known to have.
     pub(crate) fn oldest_age(&self) -> Duration {
         let account = self.account.lock();
         account.shipping_since.or(account.dirty_since).map_or(Duration::ZERO, |since| since.elapsed())
     }
 
-    /// Waits until everything up to now is durable, or an attempt has failed.
+    /// Somebody waits until everything up to now is durable.
+    pub(crate) fn want_durable(&self) {
+        self.account.lock().wants_durable = true;
+    }
+
+    /// Waits until the server has everything up to now, or an attempt has failed.
     pub(crate) fn flush(&self, interrupt: Option<&Interrupt>) -> Result<(), FlushError> {
         let mut account = self.account.lock();
         account.asked += 1;
@@ -155,7 +162,7 @@ impl Ledger {
                 self.progress.wait_for(&mut account, Duration::from_millis(100));
                 continue;
             }
-            if account.durable >= ticket {
+            if account.arrived >= ticket {
                 return Ok(());
             }
             if let Some((upto, error)) = &account.failed
@@ -177,16 +184,14 @@ impl Ledger {
         }
     }
 
-    /// As [`Ledger::flush`], for everything: changes that could not be applied, and that nobody has been told of, are
-    /// told once.
-    pub(crate) fn flush_all(&self) -> Result<(), FlushError> {
-        self.flush(None)?;
-        self.account.lock().untold.take().map_or(Ok(()), |kept| Err(FlushError::Lost(kept)))
+    /// What has become of changes that could not be applied, if nobody has been told; it is told now.
+    pub(crate) fn take_untold(&self) -> Option<String> {
+        self.account.lock().untold.take()
     }
 
-    /// Whether there are such changes; they are told.
-    pub(crate) fn take_untold(&self) -> bool {
-        self.account.lock().untold.take().is_some()
+    /// Something is lost: whoever asks for everything next is told.
+    pub(crate) fn tell_lost(&self, message: &str) {
+        self.account.lock().untold = Some(message.to_string());
     }
 
     /// Whether a batch is being made, or under way.
@@ -202,7 +207,7 @@ impl Ledger {
             let from = match account.lost {
                 // What another one has left is not kept yet.
                 Some((from, _, None)) => from,
-                _ => account.durable,
+                _ => account.arrived,
             };
             account.lost = Some((from, account.asked, None));
             account.kicked = true;
@@ -211,7 +216,7 @@ impl Ledger {
         account.sequence
     }
 
-    /// It is durable after all, by this batch.
+    /// The server has it after all, by this batch.
     pub(crate) fn restored(&self, sequence: Sequence) {
         let mut account = self.account.lock();
         (account.sequence, account.durable_sequence) = (sequence, sequence);
@@ -247,9 +252,8 @@ impl Ledger {
         while !account.pressed && !account.stop && !self.work.wait_until(&mut account, until).timed_out() {}
     }
 
-    /// Waits until there is something to ship; `None` to end, else up to which flush it will be, and whether it is pressed
-    /// for.
-    fn await_work(&self, commit: Duration) -> Option<(u64, bool)> {
+    /// Waits until there is something to ship; `None` to end.
+    fn await_work(&self, commit: Duration) -> Option<Work> {
         let mut account = self.account.lock();
         loop {
             if account.stop {
@@ -260,10 +264,11 @@ impl Ledger {
             let due = account.dirty_since.map(|since| since + commit);
             if account.kicked || account.pressed || due.is_some_and(|due| due <= Instant::now()) {
                 (account.kicked, account.busy) = (false, true);
-                let pressed = std::mem::take(&mut account.pressed);
+                let pressing = std::mem::take(&mut account.pressed);
+                let durable = std::mem::take(&mut account.wants_durable);
                 account.shipping_since = account.dirty_since.take();
                 self.dirty.store(false, Ordering::Release);
-                return Some((account.asked, pressed));
+                return Some(Work { ticket: account.asked, pressing, durable });
             }
             match due {
                 Some(due) => drop(self.work.wait_until(&mut account, due)),
@@ -274,7 +279,7 @@ impl Ledger {
 
     fn succeeded(&self, ticket: u64, sequence: Option<Sequence>) {
         let mut account = self.account.lock();
-        (account.durable, account.busy) = (account.durable.max(ticket), false);
+        (account.arrived, account.busy) = (account.arrived.max(ticket), false);
         account.failed = None;
         account.pressed = false;
         account.shipping_since = None;
@@ -315,6 +320,16 @@ impl Ledger {
     }
 }
 
+/// What is to be shipped.
+struct Work {
+    /// Up to which flush it will be.
+    ticket: u64,
+    /// Others wait for what was refused.
+    pressing: bool,
+    /// Somebody waits until it is durable.
+    durable: bool,
+}
+
 /// A cut with the data of its files.
 #[derive(Debug)]
 pub(crate) struct Shipment {
@@ -324,6 +339,8 @@ pub(crate) struct Shipment {
     pub(crate) bytes: u64,
     /// It was refused, and others wait for it.
     pub(crate) pressing: bool,
+    /// Somebody waits until it is durable.
+    pub(crate) durable: bool,
     /// The records name all content.
     pub(crate) completed: bool,
 }
@@ -332,10 +349,10 @@ pub(crate) struct Shipment {
 pub(crate) fn run(client: &Client) {
     host::lower_priority();
     let mut pause = RETRY_MIN;
-    while let Some((ticket, pressing)) = client.ledger.await_work(client.options.commit) {
+    while let Some(Work { ticket, pressing, durable }) = client.ledger.await_work(client.options.commit) {
         client.keep_lost();
         let sequence = client.ledger.account.lock().sequence.next();
-        let Some(mut shipment) = cut(client, sequence, pressing) else {
+        let Some(mut shipment) = cut(client, sequence, pressing, durable) else {
             client.ledger.succeeded(ticket, None);
             continue;
         };
@@ -387,7 +404,7 @@ pub(crate) fn run(client: &Client) {
 }
 
 /// Cuts the log; `None` when nothing has changed.
-fn cut(client: &Client, sequence: Sequence, pressing: bool) -> Option<Shipment> {
+fn cut(client: &Client, sequence: Sequence, pressing: bool, durable: bool) -> Option<Shipment> {
     let mut core = client.core();
     // Data of files without a name stays here unless it is what fills the memory.
     let with_unnamed = client.room_wanted.swap(false, Ordering::Relaxed) || client.over_budget(0);
@@ -410,7 +427,7 @@ fn cut(client: &Client, sequence: Sequence, pressing: bool) -> Option<Shipment> 
     core.in_flight = true;
     client.budget.add_in_flight(bytes as i64);
     client.dirty_rows.store(0, Ordering::Relaxed);
-    Some(Shipment { cut, files, bytes, pressing, completed: false })
+    Some(Shipment { cut, files, bytes, pressing, durable, completed: false })
 }
 
 /// Ships content and records, over as many connections as it takes. `None`: the server had the batch already.
@@ -508,7 +525,7 @@ pub(crate) fn say(
         say(Ask::Records(Records { records }))?;
     }
     let sequence = client.link.number_of(sequence);
-    Ok(Commit { sequence, ..Commit::from(&shipment.cut.batch.without_records()) })
+    Ok(Commit { sequence, durable: shipment.durable, ..Commit::from(&shipment.cut.batch.without_records()) })
 }
 
 /// The records as messages, in parts that fit a frame well.
@@ -586,7 +603,7 @@ fn complete(client: &Client, shipment: &mut Shipment) {
     shipment.cut.batch.records.append(&mut pages);
 }
 
-/// The batch is durable.
+/// The server has the batch.
 fn settle(client: &Client, shipment: &Shipment) {
     let sequence = shipment.cut.batch.sequence;
     client.budget.add_in_flight(-(shipment.bytes as i64));

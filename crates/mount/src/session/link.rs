@@ -11,10 +11,11 @@ use std::time::{Duration, Instant};
 
 use hayloft_fuse::Interrupt;
 use hayloft_model::Sequence;
+use hayloft_model::replay::Kept;
 use hayloft_wire::client_message::Body as Ask;
 use hayloft_wire::server_message::Body as Answer;
 use hayloft_wire::{
-    CancelLock, Claim, ClientMessage, Failed, FailureCode, Hello, Ping, ServerMessage, Welcome, frame,
+    CancelLock, Claim, ClientMessage, Entry, Failed, FailureCode, Hello, Ping, ServerMessage, Welcome, frame,
 };
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
@@ -62,13 +63,16 @@ pub(crate) trait Receiver: Send + Sync {
     fn receive(&self, at: Arrival, body: Answer);
     /// The connection is lost: what is not owned may change from now on. Returns when nobody here can see it any more.
     fn lost(&self);
-    /// A new connection, and the last batch that the server holds. Returns what is owned.
+    /// A new connection, and the last batch that the server holds without what is brought back. Returns what is owned.
     fn renew(&self, last: Sequence) -> Claim;
     /// The claim is sent: the connection can be used.
     fn resumed(&self);
     /// The server has ended the session: nothing is owned any more, and another one begins. Returns when nothing of the
     /// old one is left here, with the number that its last batch had.
     fn replace(&self, reason: &str) -> Sequence;
+    /// The server has lost these, and they cannot be brought back, since that session was ended. Returns what is told of
+    /// it, if it matters here.
+    fn lose(&self, session: u64, entries: &[Entry]) -> Option<String>;
     /// The session that takes the place of another one has begun.
     fn begun(&self, welcome: &Welcome);
     /// It has claimed, and nobody here is served yet: brings what the other one had not shipped, if there is anything.
@@ -153,6 +157,11 @@ struct State {
     base: u64,
     /// The volume's opening and mark that were heard of last, see [`Welcome::opening`].
     history: (u64, u64),
+    /// What is not known to be durable.
+    kept: Kept<Entry>,
+    /// How often something of it was lost, and what was said last.
+    losses: u64,
+    lost: Option<String>,
 }
 
 impl State {
@@ -279,9 +288,8 @@ impl Link {
 
     /// The first message on a connection.
     fn claim(&self, connection: u64, claim: Claim) -> io::Result<()> {
-        let message = ClientMessage { request: self.enlist(Ask::Claim(claim), true), body: None };
-        let body = self.state.lock().waiting.get(&message.request).and_then(|of| of.message.body.clone());
-        self.write(&ClientMessage { body, ..message }, Some(connection))
+        let request = self.enlist(Ask::Claim(Claim::default()), true);
+        self.write(&ClientMessage { request, body: Some(Ask::Claim(claim)) }, Some(connection))
     }
 
     /// Notes a message that is not repeated. `unattended`: nobody waits for the answer.
@@ -607,6 +615,30 @@ impl Link {
         (state.connected || state.restoring) && state.connection == connection
     }
 
+    /// Waits until everything that was heard of up to now is durable.
+    pub(crate) fn sync(&self, interrupt: Option<&Interrupt>) -> Result<(), CallError> {
+        let (opening, mark) = {
+            let state = self.state.lock();
+            if state.kept.is_empty() {
+                return Ok(());
+            }
+            let opening = state.history.0;
+            // What is of others is brought, and durable, before anything else is answered.
+            (opening, state.kept.last(opening).unwrap_or(0))
+        };
+        self.call(Ask::Sync(hayloft_wire::Sync { opening, mark }), interrupt).map(drop)
+    }
+
+    /// How often something was lost that the server had applied.
+    pub(crate) fn losses(&self) -> u64 {
+        self.state.lock().losses
+    }
+
+    /// What was said of it last.
+    pub(crate) fn lost(&self) -> Option<String> {
+        self.state.lock().lost.clone()
+    }
+
     /// The session that the present one takes the place of; 0: none.
     pub(crate) fn replaced(&self) -> u64 {
         self.state.lock().replaces
@@ -724,7 +756,7 @@ impl Link {
 
     /// Receives the next message. `false`: there is none, the connection is over.
     fn read_one(&self, reader: &mut Reader, connection: u64, receiver: &dyn Receiver) -> bool {
-        let message: ServerMessage = match reader.next(&self.stats) {
+        let mut message: ServerMessage = match reader.next(&self.stats) {
             Ok(Some(message)) => message,
             Ok(None) => return false,
             Err(error) => {
@@ -745,9 +777,14 @@ impl Link {
             }
             return false;
         }
-        if message.mark > 0 {
-            let history = &mut self.state.lock().history;
-            history.1 = history.1.max(message.mark);
+        if message.mark > 0 || !message.entries.is_empty() {
+            // Before anybody learns what the message says.
+            let state = &mut *self.state.lock();
+            for entry in std::mem::take(&mut message.entries) {
+                state.kept.keep(entry.opening, entry.mark, entry);
+            }
+            state.history.1 = state.history.1.max(message.mark);
+            state.kept.durable(state.history.0, message.mark);
         }
         let body = match body {
             body @ (Answer::Event(_) | Answer::Listings(_) | Answer::Inode(_)) => {
@@ -807,10 +844,6 @@ impl Link {
             let greeting =
                 connect(&self.address).and_then(|stream| greet(stream, &hello, &self.stats, &self.clock));
             match greeting {
-                Ok(Greeting::Welcome(_, welcome)) if self.is_older(&welcome) => {
-                    self.end_for_good("the server's store holds less than it has acknowledged to this mount");
-                    return None;
-                }
                 Ok(Greeting::Welcome(reader, welcome)) => {
                     let mut reader = *reader;
                     let resumed = self.resume(&mut reader, &welcome, receiver);
@@ -820,6 +853,7 @@ impl Link {
                             receiver.resumed();
                             return Some(reader);
                         }
+                        Err(_) if self.ended().is_some() => return None,
                         Err(error) => tracing::debug!(%error, "not resumed yet"),
                     }
                 }
@@ -861,12 +895,6 @@ impl Link {
         }
     }
 
-    /// Whether the server has less of the session than it has acknowledged: its store is an older copy.
-    fn is_older(&self, welcome: &Welcome) -> bool {
-        let state = self.state.lock();
-        state.begun && welcome.last_sequence + state.base < state.last_sequence
-    }
-
     /// The mount cannot go on, with whatever session.
     fn end_for_good(&self, reason: &str) {
         let reason = format!("{reason}; unmount, and mount again");
@@ -905,6 +933,25 @@ impl Link {
         }
     }
 
+    /// What the claim on a new connection brings back. Nothing, for a session that takes the place of an ended one: others
+    /// may have looked for it since.
+    fn entries_to_bring(&self, opening: u64, is_new: bool, receiver: &dyn Receiver) -> Vec<Entry> {
+        let (entries, replaced) = {
+            let state = self.state.lock();
+            (state.kept.to_bring(opening), state.replaces)
+        };
+        if !is_new || entries.is_empty() {
+            return entries;
+        }
+        let lost = receiver.lose(replaced, &entries);
+        let mut state = self.state.lock();
+        state.kept.brought(opening);
+        if lost.is_some() {
+            (state.losses, state.lost) = (state.losses + 1, lost);
+        }
+        Vec::new()
+    }
+
     /// The new connection carries the session: requests without an answer go out again.
     fn resume(
         self: &Arc<Self>,
@@ -924,21 +971,38 @@ impl Link {
         if is_new {
             receiver.begun(welcome);
         }
-        let claim = receiver.renew(Sequence(last));
+        let mut claim = receiver.renew(Sequence(last));
+        claim.entries = self.entries_to_bring(welcome.opening, is_new, receiver);
         *self.writer.lock() = Some((next, stream));
         *self.breaker.lock() = Some((next, breaker));
-        self.claim(next, claim)?;
-        {
+        let known = {
             let mut state = self.state.lock();
             (state.connection, state.restoring) = (next, true);
             // What was not acknowledged on the last connection counts as acknowledged.
             state.owed.clear();
             (state.work, state.arrived) = (None, None);
+            let known = if state.begun { state.last_sequence } else { last };
             state.begun = true;
             state.last_sequence = last;
             state.history = (welcome.opening, welcome.mark);
-        }
+            known
+        };
         let mut line = Line { link: self, reader, connection: next, receiver };
+        let claimed = match line.ask(Ask::Claim(claim)).map_err(io::Error::other)? {
+            Answer::Claimed(claimed) => claimed,
+            _ => return Err(io::Error::other("the answer to a claim is of another kind")),
+        };
+        {
+            let mut state = self.state.lock();
+            state.kept.brought(welcome.opening);
+            // Others may have brought what was not acknowledged.
+            state.last_sequence = state.base + claimed.last_sequence;
+            if state.last_sequence < known {
+                drop(state);
+                self.end_for_good("the server's store holds less than it has acknowledged to this mount");
+                return Err(io::ErrorKind::InvalidData.into());
+            }
+        }
         receiver.restore(&mut line).map_err(io::Error::other)?;
         let again: Vec<u64> = {
             let mut state = self.state.lock();

@@ -21,8 +21,8 @@ use hayloft_wire::client_message::Body as Ask;
 use hayloft_wire::event::Body as Told;
 use hayloft_wire::server_message::Body as Answer;
 use hayloft_wire::{
-    Ack, Acquire, Apply, ChangeRequest, Claim, Event, InvalidMessage, LetGo, ObjectMessage, Release, Welcome,
-    error_of,
+    Ack, Acquire, Apply, ChangeRequest, Claim, Entry, Event, InvalidMessage, LetGo, ObjectMessage, Release,
+    Welcome, error_of,
 };
 
 use crate::core::{Client, Core};
@@ -104,7 +104,7 @@ impl LinkReceiver for Client {
         let in_use = core.tree.in_use().map(|ino| ino.0).collect();
         drop(core);
         let locks = self.locks.get().map(|locks| locks.claims()).unwrap_or_default();
-        Claim { own, in_use, locks }
+        Claim { own, in_use, locks, entries: Vec::new() }
     }
 
     fn resumed(&self) {
@@ -113,6 +113,10 @@ impl LinkReceiver for Client {
 
     fn replace(&self, reason: &str) -> Sequence {
         self.leave_session(reason)
+    }
+
+    fn lose(&self, session: u64, entries: &[Entry]) -> Option<String> {
+        self.lose_accepted(session, entries)
     }
 
     fn begun(&self, welcome: &Welcome) {
@@ -343,7 +347,7 @@ impl Client {
         }
     }
 
-    /// Makes durable what was changed before a change that the server is asked for.
+    /// Ships what was changed before a change that the server is asked for.
     fn ship_before(&self, interrupt: &Interrupt) -> Result<(), FaultError> {
         let mut pressed = false;
         loop {
@@ -393,7 +397,7 @@ impl Client {
         }
     }
 
-    /// Makes durable whatever was changed so far, however long that takes. `false`: the session is over.
+    /// Ships whatever was changed so far, however long that takes. `false`: the session is over.
     fn ship_all(&self) -> bool {
         let mut pressed = false;
         loop {

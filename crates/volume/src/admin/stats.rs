@@ -62,6 +62,7 @@ pub(crate) fn type_of(body: &Body) -> &'static str {
         Body::Bury(_) => "BURY",
         Body::ListClients(_) => "LIST_CLIENTS",
         Body::EvictClient(_) => "EVICT_CLIENT",
+        Body::Sync(_) => "SYNC",
     }
 }
 
@@ -96,6 +97,7 @@ impl Shared {
             let status = volume.status();
             let (sharing, state) = (volume.sharing.lock(), volume.state.lock());
             let (totals, done) = (sharing.grants.totals(), &sharing.counts);
+            let undurable = volume.order.undurable();
             let connected = state.sessions.values().filter(|session| session.connection.is_some()).count();
             volumes.insert(
                 volume.name.clone(),
@@ -120,6 +122,7 @@ impl Shared {
                     "packs": state.packs,
                     "pack_bytes": state.pack_bytes,
                     "sweeps": state.sweeps,
+                    "undurable": { "entries": undurable.0, "bytes": undurable.1 },
                 }),
             );
         }

@@ -1,4 +1,5 @@
-//! Commits: a batch of records has its place in the order, exactly once, and is durable when it is answered.
+//! Commits: a batch of records has its place in the order, exactly once, and is answered when it is durable, or when its
+//! client keeps what it takes to bring it back.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -6,16 +7,18 @@ use std::sync::Arc;
 use futures::stream::{self, StreamExt, TryStreamExt};
 use hayloft_model::grants::{Object, STRAY};
 use hayloft_model::{BlockRef, Content, ContentHash, FileKind, Ino, Record, SessionId, Usage, UsageDelta};
-use hayloft_wire::{Commit, Committed, InodeRowMessage, RecordMessage, record_message::Body};
+use hayloft_wire::{Commit, Committed, Entry, InodeRowMessage, RecordMessage, record_message::Body};
 use prost::Message;
-use slatedb::{Db, WriteBatch};
+use slatedb::Db;
 
 use crate::content::reserve::COMMIT_ROOM;
 use crate::content::{Pending, Ready};
 use crate::database;
+use crate::database::rows::Rows;
 use crate::database::tables;
 use crate::error::VolumeError;
 use crate::order::Ordered;
+use crate::order::entry::Doing;
 use crate::session::ended::End;
 use crate::volume::Volume;
 
@@ -35,6 +38,8 @@ pub(crate) struct Subjects {
     kept: Vec<(Ino, Vec<SessionId>)>,
     /// Inodes that are put with or without links, or deleted.
     settled: Vec<Ino>,
+    /// Directories that get a name.
+    named_directories: Vec<Ino>,
     /// Content that the rows name.
     named: HashSet<ContentHash>,
     /// Bytes of rows.
@@ -42,21 +47,22 @@ pub(crate) struct Subjects {
 }
 
 impl Volume {
-    /// Applies the next batch of a session; answers one that is applied already at once.
+    /// Applies the next batch of a session; answers one that is applied already when it is durable. Gives the answer, and
+    /// what the client has to keep.
     pub(crate) async fn commit(
         self: &Arc<Self>,
         id: SessionId,
         connection: u64,
         mut commit: Commit,
         mut pending: Pending,
-    ) -> Result<Committed, VolumeError> {
+    ) -> Result<(Committed, Vec<Entry>), VolumeError> {
         let mut records = pending.take_records(commit.sequence);
         records.append(&mut commit.records);
         commit.records = records;
         // Before the turn is taken: packs of this commit are written while other changes go on.
         let pressing = pending.is_pressing();
         let ready = pending.finish().await;
-        let sequence = commit.sequence;
+        let (sequence, durable) = (commit.sequence, commit.durable);
         let reclaimed = match commit.restores != 0 && self.is_next(id, sequence)? {
             true => Some(self.reclaim(id, &commit.records).await?),
             false => None,
@@ -78,6 +84,10 @@ impl Volume {
         }
         let place = self.judge(id, ordered)?;
         drop(turn);
+        if place.early && !durable {
+            let entries = self.entries_for(id, connection, place.subjects.iter().copied());
+            return Ok((Committed { sequence, status: Some(self.status()) }, entries));
+        }
         if let Err(error) = self.durable(&place).await {
             // It counts as applied until the database is open again; if it was not, its packs are dead.
             let uncertain = VolumeError::Uncertain(Box::new(error));
@@ -88,7 +98,7 @@ impl Volume {
             }
             return Err(uncertain);
         }
-        Ok(Committed { sequence, status: Some(self.status()) })
+        Ok((Committed { sequence, status: Some(self.status()) }, Vec::new()))
     }
 
     /// A batch that was applied before is durable when all that was is.
@@ -142,8 +152,19 @@ impl Volume {
         if commit.restores != 0 {
             self.check_estate(restores, &commit.records).await?;
         }
-        let mut batch = WriteBatch::new();
+        let mut batch = Rows::new();
         let subjects = self.put_records(&db, &mut batch, id, &commit.records).await?;
+        // What is above a directory that moves was looked at, and is not among the rows.
+        let moves = {
+            let sharing = self.sharing.lock();
+            subjects.named_directories.iter().any(|dir| sharing.grants.owner(*dir).is_some())
+        };
+        let doing = Doing {
+            session: id,
+            sequence: commit.sequence,
+            usage: delta,
+            waits: moves || commit.restores != 0,
+        };
         match self.check_grants(id, &subjects, &commit.records) {
             Err(VolumeError::NotOwned(ino)) if commit.restores != 0 => {
                 return Err(VolumeError::Contradicted(ino));
@@ -167,13 +188,13 @@ impl Volume {
             batch.put(tables::chunk(*hash), place.encode());
         }
         for (pack, size) in &ready.packs {
-            batch.put(tables::pack(*pack), size.to_le_bytes());
+            batch.put(tables::pack(*pack), size.to_le_bytes().to_vec());
         }
         let orphans: HashSet<Ino> = commit.orphans.iter().map(|ino| Ino(*ino)).collect();
         let forgotten = self.put_session(&mut batch, id, &commit, usage, &subjects, &orphans)?;
         self.sharing.lock().strike(&commit.records)?;
         ready.flying.iter().for_each(|flying| flying.will_be_named());
-        let place = match self.order(&db, batch).await {
+        let place = match self.order_entry(&db, batch, doing).await {
             Ok(place) => place,
             Err(error) => {
                 self.state.lock().dead_bytes += ready.pack_bytes() as i64;
@@ -196,7 +217,7 @@ impl Volume {
     pub(crate) async fn put_records(
         &self,
         db: &Db,
-        batch: &mut WriteBatch,
+        batch: &mut Rows,
         id: SessionId,
         records: &[RecordMessage],
     ) -> Result<Subjects, VolumeError> {
@@ -240,7 +261,10 @@ impl Volume {
                         None => batch.delete(tables::inode(*ino)),
                     }
                 }
-                (Record::PutDentry(parent, name, _), Some(Body::PutDentry(put))) => {
+                (Record::PutDentry(parent, name, dentry), Some(Body::PutDentry(put))) => {
+                    if dentry.kind == FileKind::Directory {
+                        subjects.named_directories.push(dentry.ino);
+                    }
                     let row = put.dentry.as_ref().map(Message::encode_to_vec).unwrap_or_default();
                     subjects.row_bytes += (row.len() + name.as_bytes().len()) as u64;
                     batch.put(tables::dentry(*parent, name.as_bytes()), row);
@@ -252,7 +276,7 @@ impl Volume {
                 }
                 (Record::PutPage(ino, page, blocks), Some(Body::PutPage(put))) => {
                     subjects.row_bytes += put.blocks.len() as u64;
-                    batch.put(tables::page(*ino, *page), &put.blocks);
+                    batch.put(tables::page(*ino, *page), put.blocks.clone());
                     subjects.name(blocks);
                 }
                 (Record::DeletePages(ino, from), _) => {
@@ -365,7 +389,7 @@ impl Volume {
     /// Adds what else goes with a batch; gives the outcomes of changes that it deletes.
     fn put_session(
         &self,
-        batch: &mut WriteBatch,
+        batch: &mut Rows,
         id: SessionId,
         commit: &Commit,
         usage: Usage,
@@ -377,17 +401,17 @@ impl Volume {
         let forgotten = sharing.forgotten.get(&id).cloned().unwrap_or_default();
         forgotten.iter().for_each(|request| batch.delete(tables::change(id, *request)));
         let row = tables::SessionRow { last_sequence: commit.sequence, ..session.row.clone() };
-        batch.put(tables::session(id), row.encode_to_vec());
+        batch.put_unnoted(tables::session(id), row.encode_to_vec());
         let row = tables::VolumeRow { bytes: usage.bytes, inodes: usage.inodes, ..state.volume_row() };
-        batch.put(tables::VOLUME, row.encode_to_vec());
+        batch.put_unnoted(tables::VOLUME, row.encode_to_vec());
         for ino in subjects.settled.iter().filter(|ino| session.orphans.contains(ino)) {
             batch.delete(tables::orphan(id, *ino));
         }
         for ino in orphans {
-            batch.put(tables::orphan(id, *ino), [1]);
+            batch.put(tables::orphan(id, *ino), vec![1]);
         }
         for (ino, users) in &subjects.kept {
-            users.iter().for_each(|user| batch.put(tables::orphan(*user, *ino), [1]));
+            users.iter().for_each(|user| batch.put(tables::orphan(*user, *ino), vec![1]));
         }
         Ok(forgotten)
     }

@@ -80,7 +80,12 @@ impl Intake {
                         }
                         _ => useful = self.volume.shared.uptime_ms(),
                     }
-                    done.map(Answer::Committed)
+                    if let Ok((committed, entries)) = done {
+                        self.volume.shared.stats.count(kind, started.elapsed());
+                        self.replies.push_with(request, Answer::Committed(committed), entries);
+                        continue;
+                    }
+                    done.map(|(committed, _)| Answer::Committed(committed))
                 }
                 Body::AllocateInos(allocate) => {
                     self.volume.allocate(allocate.count).await.map(|range| Answer::Inos(range.into()))

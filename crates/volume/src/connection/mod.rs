@@ -219,7 +219,7 @@ impl Connection {
             body @ (Body::FetchPages(_) | Body::FetchContent(_) | Body::Status(_) | Body::Bury(_)) => {
                 return self.beside(request, body, started, Some((volume, session))).await;
             }
-            body @ (Body::Enter(_) | Body::FetchInode(_) | Body::Acquire(_)) => {
+            body @ (Body::Enter(_) | Body::FetchInode(_) | Body::Acquire(_) | Body::Sync(_)) => {
                 self.wait_for_others(request, body, started);
                 return Ok(());
             }
@@ -310,17 +310,22 @@ impl Connection {
     ) -> Result<(), ()> {
         let permit = Arc::clone(&self.reads).acquire_owned().await.map_err(|_| ())?;
         let (shared, replies) = (Arc::clone(&self.shared), self.replies.clone());
-        let hang_up = Arc::clone(&self.hang_up);
+        let (hang_up, connection) = (Arc::clone(&self.hang_up), self.number);
         self.tasks.spawn(async move {
             let kind = type_of(&body);
-            let answer = match mounted {
+            let (answer, entries) = match mounted {
                 Some((volume, session)) => {
+                    let about = if let Body::FetchPages(fetch) = &body { Some(Ino(fetch.ino)) } else { None };
                     let answer = answer_read(&volume, session, body).await;
-                    answer.inspect_err(|error| volume.failed(error, &hang_up))
+                    let answer = answer.inspect_err(|error| volume.failed(error, &hang_up));
+                    (answer, volume.entries_for(session, connection, about))
                 }
-                None => admin::answer(&shared, body).await,
+                None => (admin::answer(&shared, body).await, Vec::new()),
             };
-            replies.answer(request, answer).await;
+            match answer {
+                Ok(answer) => replies.send_with(request, answer, entries).await,
+                Err(error) => replies.answer(request, Err(error)).await,
+            }
             shared.stats.count(kind, started.elapsed());
             drop(permit);
         });
@@ -340,18 +345,25 @@ impl Connection {
         }
         let (volume, session) = (Arc::clone(&mounted.volume), mounted.session);
         let (replies, hang_up) = (self.replies.clone(), Arc::clone(&self.hang_up));
+        let asked = (self.number, request);
         self.tasks.spawn(async move {
             let kind = type_of(&body);
             let answered = match body {
-                Body::Enter(enter) => volume.enter(session, &enter, &replies, request).await,
-                Body::FetchInode(fetch) => {
-                    volume.fetch_inode(session, Ino(fetch.ino), &replies, request).await
+                Body::Enter(enter) => volume.enter(session, &enter, &replies, asked).await,
+                Body::FetchInode(fetch) => volume.fetch_inode(session, Ino(fetch.ino), &replies, asked).await,
+                Body::Sync(sync) => {
+                    let synced = volume.sync(sync.opening, sync.mark).await;
+                    synced.map(|()| replies.push(request, Answer::Done(Done {})))
                 }
                 Body::Acquire(acquire) => volume.acquire(session, &acquire, &replies, request).await,
                 _ => Err(VolumeError::Invalid("an unknown request")),
             };
             if let Err(error) = answered {
                 volume.failed(&error, &hang_up);
+                // It may say that something is gone.
+                if matches!(error, VolumeError::NoInode(_) | VolumeError::NotDirectory(_)) {
+                    let _ = volume.all_durable().await;
+                }
                 replies.answer(request, Err(error)).await;
             }
             volume.shared.stats.count(kind, started.elapsed());

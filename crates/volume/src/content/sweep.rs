@@ -99,6 +99,8 @@ impl Volume {
     /// Drops dead content. What is reachable stays, whatever clients do meanwhile.
     pub(crate) async fn sweep(self: &Arc<Self>) -> Result<Swept, VolumeError> {
         let _one = self.sweeping.lock().await;
+        // What they bring back may name content that no row names now.
+        self.all_claimed().await?;
         let started = Instant::now();
         let (db, snapshot, dead_before) = {
             let _turn = self.turn.lock().await;

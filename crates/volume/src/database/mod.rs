@@ -3,6 +3,7 @@
 pub(crate) mod compaction;
 pub(crate) mod listing;
 pub(crate) mod registry;
+pub(crate) mod rows;
 pub(crate) mod tables;
 
 use std::collections::HashMap;

@@ -15,8 +15,11 @@
 //! | `V` | [`VolumeRow`] |
 //! | `H` | [`HistoryRow`]: when servers opened the volume |
 //! | `M` | [`MarkRow`]: how far its history is |
+//! | `K` | 32 bytes, random: the key of the seals of entries |
+//! | `A` | [`BroughtRow`]: which entries of earlier openings were brought back |
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
+use hayloft_model::replay::BroughtBack;
 use hayloft_model::{ContentHash, Ino, SessionId};
 use hayloft_store::{Codec, EncodedChunk, PackEntry};
 use prost::Message;
@@ -48,6 +51,8 @@ pub(crate) const ENDED: u8 = b'E';
 pub(crate) const VOLUME: &[u8] = b"V";
 pub(crate) const HISTORY: &[u8] = b"H";
 pub(crate) const MARK: &[u8] = b"M";
+pub(crate) const SEAL_KEY: &[u8] = b"K";
+pub(crate) const BROUGHT: &[u8] = b"A";
 
 fn key(table: u8, number: u64, rest: &[u8]) -> Bytes {
     let mut key = BytesMut::with_capacity(9 + rest.len());
@@ -249,6 +254,36 @@ pub(crate) struct MarkRow {
     /// How often something was written.
     #[prost(uint64, tag = "1")]
     pub(crate) mark: u64,
+}
+
+/// Which entries of earlier openings were brought back: see [`hayloft_model::replay::BroughtBack`].
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct BroughtRow {
+    #[prost(message, repeated, tag = "1")]
+    pub(crate) openings: Vec<BroughtOpening>,
+}
+
+impl From<BroughtRow> for BroughtBack {
+    fn from(row: BroughtRow) -> BroughtBack {
+        BroughtBack::from_openings(row.openings.into_iter().map(|of| (of.opening, of.marks)))
+    }
+}
+
+impl From<&BroughtBack> for BroughtRow {
+    fn from(brought: &BroughtBack) -> BroughtRow {
+        let openings = brought.openings().map(|(opening, marks)| BroughtOpening { opening, marks });
+        BroughtRow { openings: openings.collect() }
+    }
+}
+
+/// Entries of one opening.
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct BroughtOpening {
+    #[prost(fixed64, tag = "1")]
+    pub(crate) opening: u64,
+    /// Their marks.
+    #[prost(uint64, repeated, tag = "2")]
+    pub(crate) marks: Vec<u64>,
 }
 
 /// What a volume knows of itself.

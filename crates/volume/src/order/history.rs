@@ -15,6 +15,7 @@ use crate::database;
 use crate::database::registry::random;
 use crate::database::tables::{self, HistoryRow, MarkRow, Opening};
 use crate::error::VolumeError;
+use crate::order::entry::SealKey;
 use crate::volume::Volume;
 
 /// Most openings that are remembered: who has not been heard of for longer is told that it is another history.
@@ -29,6 +30,13 @@ pub(crate) struct History {
 }
 
 impl History {
+    /// Where an opening stands among those that are remembered, and up to which mark of it all was durable when the next
+    /// one began; `None` for the present one, and for one that is not known.
+    fn ended(&self, opening: u64) -> Option<(usize, u64)> {
+        let at = self.openings.iter().position(|known| known.id == opening)?;
+        self.openings.get(at + 1).map(|next| (at, next.from))
+    }
+
     /// Whether a client that has heard of this may go on with what the store holds.
     fn holds(&self, opening: u64, mark: u64, now: u64) -> bool {
         let Some(at) = self.openings.iter().position(|known| known.id == opening) else { return false };
@@ -48,7 +56,7 @@ impl Volume {
             None => Vec::new(),
         };
         self.mark.store(mark, Release);
-        self.order.begin(mark);
+        self.order.begin(mark, seal_key(db).await?);
         let own = self.history.lock().own;
         if own != 0 && openings.last().is_some_and(|last| last.id == own) {
             self.history.lock().openings = openings;
@@ -89,6 +97,11 @@ impl Volume {
         if is_held { Ok(()) } else { Err(VolumeError::OtherHistory) }
     }
 
+    /// See [`History::ended`].
+    pub(crate) fn ended_opening(&self, opening: u64) -> Option<(usize, u64)> {
+        self.history.lock().ended(opening)
+    }
+
     /// Everything up to here is durable.
     pub(crate) fn counted(&self, mark: u64) {
         self.mark.fetch_max(mark, AcqRel);
@@ -98,6 +111,21 @@ impl Volume {
     pub(crate) fn shared_mark(&self) -> &Arc<std::sync::atomic::AtomicU64> {
         &self.mark
     }
+}
+
+/// The key of the volume's seals, made when there is none.
+async fn seal_key(db: &Db) -> Result<SealKey, VolumeError> {
+    if let Some(row) = db.get(tables::SEAL_KEY).await? {
+        return row.as_ref().try_into().map_err(|_| VolumeError::Damaged("key of the seals"));
+    }
+    let key: SealKey = std::array::from_fn(|_| random() as u8);
+    let mut batch = WriteBatch::new();
+    batch.put(tables::SEAL_KEY, key);
+    if let Err(error) = database::write_durably(db, batch).await {
+        // Then nothing is answered before it is durable, since the opening is not stored either.
+        tracing::warn!(%error, "a key cannot be stored");
+    }
+    Ok(key)
 }
 
 #[cfg(test)]
@@ -112,5 +140,11 @@ mod tests {
         // It went on to 120 and 160 in another store than this one.
         assert!(!history.holds(7, 120, 150) && !history.holds(9, 160, 150));
         assert!(!history.holds(10, 1, 150), "it was opened in another store");
+        assert_eq!((history.ended(7), history.ended(8)), (Some((0, 100)), Some((1, 140))));
+        assert_eq!(
+            (history.ended(9), history.ended(10)),
+            (None, None),
+            "the present one, and an unknown one"
+        );
     }
 }

@@ -1,26 +1,45 @@
 //! The volume's order. Everything that is written gets the next number, its mark (`history`), and is what readers find from
 //! then on; it becomes durable in groups: one flush at a time takes all that has gathered since the one before. The log
-//! is flushed in order, so what is durable is always a prefix.
+//! is flushed in order, so what is durable is always a prefix. What can be brought back (`entry`) is answered before it is
+//! durable: ADR 0017.
 
+pub(crate) mod entry;
 pub(crate) mod history;
 
+use std::collections::VecDeque;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
+use hayloft_model::replay::Undurable;
+use hayloft_model::{Ino, SessionId};
+use hayloft_wire::Entry;
 use parking_lot::Mutex;
 use prost::Message;
 use slatedb::{CloseReason, Db, ErrorKind, WriteBatch, WriteHandle};
 
+use crate::database::rows::Rows;
 use crate::database::tables::{self, MarkRow};
 use crate::error::VolumeError;
+use crate::order::entry::{Doing, SealKey};
 use crate::volume::Volume;
+
+/// Entries of all together up to this many bytes: what is more waits for the store.
+const ENTRIES_BYTES: usize = 8 << 20;
+
+/// How long what nobody waits for gathers before it is flushed.
+const GATHER: Duration = Duration::from_millis(25);
 
 /// A place in the order.
 #[derive(Clone)]
 pub(crate) struct Ordered {
-    /// It counts for this opening of the database: when that has failed, numbers that were not durable are given anew.
+    /// It counts for this opening of the database: when that has failed, what was not durable is given another place.
     db: Db,
     opening: u64,
     number: u64,
+    /// It can be answered before it is durable: all who hear of it can bring it back.
+    pub(crate) early: bool,
+    /// Inodes that it is about.
+    pub(crate) subjects: Vec<Ino>,
 }
 
 #[derive(Default)]
@@ -37,25 +56,53 @@ struct State {
     last: u64,
     /// The last one that was written.
     written: Option<(u64, WriteHandle)>,
+    undurable: Undurable<Entry>,
+    /// Of what is not durable: mark, since when, and bytes of its entry.
+    ages: VecDeque<(u64, Instant, usize)>,
+    /// Bytes of all entries.
+    bytes: usize,
+    /// A task sees to it that what was answered becomes durable.
+    is_flushed_behind: bool,
+    seal_key: SealKey,
+}
+
+impl State {
+    fn durable(&mut self, mark: u64) {
+        self.undurable.durable(mark);
+        while let Some((_, _, bytes)) = self.ages.front().copied().filter(|(of, _, _)| *of <= mark) {
+            self.bytes -= bytes;
+            self.ages.pop_front();
+        }
+    }
 }
 
 impl Order {
     /// A database was opened that is so far.
-    pub(crate) fn begin(&self, mark: u64) {
+    pub(crate) fn begin(&self, mark: u64, seal_key: SealKey) {
         let mut state = self.state.lock();
-        *state = State { opening: state.opening + 1, last: mark, written: None };
+        state.opening += 1;
+        // Marks that were given are not given again: clients may keep entries that have them.
+        state.last = state.last.max(mark);
+        state.written = None;
+        state.seal_key = seal_key;
     }
 
     /// The place of all that has one.
     pub(crate) fn last(&self, db: Db) -> Ordered {
         let state = self.state.lock();
-        Ordered { db, opening: state.opening, number: state.last }
+        Ordered { db, opening: state.opening, number: state.last, early: false, subjects: Vec::new() }
     }
 
     fn next(&self, db: &Db) -> Ordered {
         let mut state = self.state.lock();
         state.last += 1;
-        Ordered { db: db.clone(), opening: state.opening, number: state.last }
+        Ordered {
+            db: db.clone(),
+            opening: state.opening,
+            number: state.last,
+            early: false,
+            subjects: Vec::new(),
+        }
     }
 
     fn written(&self, place: &Ordered, handle: WriteHandle) {
@@ -75,6 +122,41 @@ impl Order {
         let state = self.state.lock();
         state.written.clone().filter(|_| state.opening == place.opening)
     }
+
+    /// What a session has to keep that is told of these inodes as they are now. It must get it on the connection that it
+    /// has, or [`Order::disconnected`] must follow.
+    pub(crate) fn tell(&self, to: SessionId, inos: impl IntoIterator<Item = Ino>) -> Vec<Entry> {
+        self.state.lock().undurable.tell(to, inos)
+    }
+
+    /// The session has a new connection: what it was told last may not have arrived.
+    pub(crate) fn disconnected(&self, session: SessionId) {
+        self.state.lock().undurable.disconnected(session);
+    }
+
+    /// Entries of what is not known to be durable, beyond a mark.
+    pub(crate) fn entries(&self, durable: u64) -> Vec<Entry> {
+        let mut state = self.state.lock();
+        state.durable(durable);
+        state.undurable.clone().take()
+    }
+
+    /// They are not this server's business any more.
+    pub(crate) fn forget_entries(&self) {
+        let mut state = self.state.lock();
+        (state.undurable, state.ages, state.bytes) = (Undurable::default(), VecDeque::new(), 0);
+    }
+
+    /// The key of entries' seals.
+    pub(crate) fn seal_key(&self) -> SealKey {
+        self.state.lock().seal_key
+    }
+
+    /// Entries that are not durable, and their bytes, for the statistics.
+    pub(crate) fn undurable(&self) -> (usize, usize) {
+        let state = self.state.lock();
+        (state.ages.len(), state.bytes)
+    }
 }
 
 impl Volume {
@@ -82,14 +164,55 @@ impl Volume {
     ///
     /// # Errors
     /// The database failed. Whether the batch is there is known when it is open again.
-    pub(crate) async fn order(
+    pub(crate) async fn order(self: &Arc<Self>, db: &Db, batch: WriteBatch) -> Result<Ordered, VolumeError> {
+        let place = self.order.next(db);
+        self.write_at(place, batch).await
+    }
+
+    /// As [`Volume::order`], with what it takes to bring the rows back.
+    ///
+    /// # Errors
+    /// As [`Volume::order`].
+    pub(crate) async fn order_entry(
         self: &Arc<Self>,
         db: &Db,
+        rows: Rows,
+        doing: Doing,
+    ) -> Result<Ordered, VolumeError> {
+        let (batch, subjects, noted) = rows.into_parts();
+        let (opening, window) = (self.opening(), self.shared.config.window);
+        let mut place = self.order.next(db);
+        let can_come_back = opening != 0 && !window.is_zero() && !doing.waits;
+        let entry = noted
+            .filter(|_| can_come_back)
+            .map(|rows| entry::seal(&self.order.seal_key(), (opening, place.number), &doing, rows));
+        {
+            // Before anybody can find the rows.
+            let mut state = self.order.state.lock();
+            let bytes = entry.as_ref().map_or(0, |entry| entry.written.len());
+            let entry = entry.filter(|_| state.bytes + bytes <= ENTRIES_BYTES);
+            place.subjects = subjects.iter().copied().collect();
+            let comes_back = state.undurable.add(place.number, subjects, entry);
+            let bytes = if comes_back { bytes } else { 0 };
+            state.bytes += bytes;
+            state.ages.push_back((place.number, Instant::now(), bytes));
+            let oldest = state.ages.front().map_or(Duration::ZERO, |(_, since, _)| since.elapsed());
+            place.early = comes_back && oldest <= window;
+        }
+        let place = self.write_at(place, batch).await?;
+        if place.early {
+            self.flush_behind();
+        }
+        Ok(place)
+    }
+
+    async fn write_at(
+        self: &Arc<Self>,
+        place: Ordered,
         mut batch: WriteBatch,
     ) -> Result<Ordered, VolumeError> {
-        let place = self.order.next(db);
         batch.put(tables::MARK, MarkRow { mark: place.number }.encode_to_vec());
-        let handle = db.write(batch).await.map_err(|error| self.write_failed(error))?;
+        let handle = place.db.write(batch).await.map_err(|error| self.write_failed(error))?;
         self.order.written(&place, handle);
         Ok(place)
     }
@@ -112,7 +235,67 @@ impl Volume {
         };
         flushed.await.map_err(|error| self.write_failed(error))?;
         self.counted(upto);
+        self.order.state.lock().durable(upto);
         Ok(())
+    }
+
+    /// Waits until everything that has a place is durable, over as many openings of the database as it takes.
+    ///
+    /// # Errors
+    /// The volume is not this server's any more, or closed.
+    pub(crate) async fn all_durable(self: &Arc<Self>) -> Result<(), VolumeError> {
+        loop {
+            self.reopened().await?;
+            let Ok(db) = self.db() else { continue };
+            let place = self.order.last(db);
+            if self.mark() >= place.number || self.durable(&place).await.is_ok() {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Waits until a mark of an opening is durable. What a client has brought of others is so already.
+    ///
+    /// # Errors
+    /// As [`Volume::all_durable`].
+    pub(crate) async fn sync(self: &Arc<Self>, opening: u64, mark: u64) -> Result<(), VolumeError> {
+        if opening != self.opening() || mark <= self.mark() { Ok(()) } else { self.all_durable().await }
+    }
+
+    /// Waits while something about these inodes is not durable that nobody could bring back: nobody may hear of it
+    /// before.
+    ///
+    /// # Errors
+    /// As [`Volume::all_durable`].
+    pub(crate) async fn await_stuck(
+        self: &Arc<Self>,
+        inos: impl IntoIterator<Item = Ino>,
+    ) -> Result<(), VolumeError> {
+        let is_stuck = self.order.state.lock().undurable.stuck(inos).is_some();
+        if is_stuck { self.all_durable().await } else { Ok(()) }
+    }
+
+    /// Sees to it that what was answered becomes durable soon.
+    fn flush_behind(self: &Arc<Self>) {
+        if std::mem::replace(&mut self.order.state.lock().is_flushed_behind, true) {
+            return;
+        }
+        let volume = Arc::clone(self);
+        tokio::spawn(async move {
+            loop {
+                tokio::time::sleep(GATHER).await;
+                // A database that has failed brings its entries back when it is opened again.
+                let is_flushed = match volume.db() {
+                    Ok(db) => volume.durable(&volume.order.last(db)).await.is_ok(),
+                    Err(_) => false,
+                };
+                let mut state = volume.order.state.lock();
+                if !is_flushed || state.undurable.is_empty() {
+                    state.is_flushed_behind = false;
+                    return;
+                }
+            }
+        });
     }
 
     /// Orders a batch and waits until it is durable, and with it all that came before. The caller has the turn.

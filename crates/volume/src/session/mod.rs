@@ -2,6 +2,7 @@
 
 pub(crate) mod ended;
 pub(crate) mod locks;
+mod replay;
 mod silent;
 
 use std::collections::HashSet;
@@ -13,7 +14,7 @@ use hayloft_model::grants::Object;
 use hayloft_model::{Ino, InoRange, SessionId};
 use hayloft_wire::server_message::Body as Answer;
 use hayloft_wire::{
-    Claim, Done, FailureCode, Hello, InodeRowMessage, LostPeer, PROTOCOL, SessionInfo, Welcome,
+    Claim, Claimed, FailureCode, Hello, InodeRowMessage, LostPeer, PROTOCOL, SessionInfo, Welcome,
 };
 use prost::Message;
 use slatedb::{Db, WriteBatch};
@@ -49,6 +50,8 @@ pub(crate) struct Session {
     pub(crate) failed: Option<FailureCode>,
     /// Whether the batch after the last one was applied is not known; until the database is open again.
     pub(crate) uncertain: bool,
+    /// It was there when the volume was opened, and has not claimed since: it may bring back what was lost then.
+    pub(crate) may_bring: bool,
     /// Ends the connection that speaks for it.
     hang_up: Arc<Notify>,
 }
@@ -73,8 +76,14 @@ impl Session {
             worked: Arc::new(AtomicU64::new(0)),
             failed: None,
             uncertain: false,
+            may_bring: false,
             hang_up: Arc::default(),
         }
+    }
+
+    /// One that was there when the volume was opened.
+    pub(crate) fn may_bring(row: &SessionRow, now_ms: u64) -> Session {
+        Session { may_bring: true, ..Session::found(row, now_ms) }
     }
 
     /// Ends its connection, after what has arrived there is answered.
@@ -157,6 +166,9 @@ impl Volume {
     ) -> Result<(), VolumeError> {
         let own: Vec<Object> = claim.own.iter().map(Object::try_from).collect::<Result<_, _>>()?;
         self.check_connection(id, connection)?;
+        // Before anybody is served who waits for this claim.
+        self.bring_back(id, &claim.entries).await?;
+        self.check_connection(id, connection)?;
         let now_ms = self.shared.uptime_ms();
         let claimed = {
             let mut sharing = self.sharing.lock();
@@ -164,7 +176,12 @@ impl Volume {
             sharing.uses.claim(id, &claim.in_use);
             let claimed = sharing.claim(id, &own, (connection, replies));
             if claimed.is_ok() {
-                replies.push(request, Answer::Done(Done {}));
+                self.order.disconnected(id);
+                let last_sequence = self.state.lock().sessions.get_mut(&id).map_or(0, |session| {
+                    session.may_bring = false;
+                    session.row.last_sequence
+                });
+                replies.push(request, Answer::Claimed(Claimed { last_sequence }));
                 sharing.drive(now_ms);
             }
             claimed
@@ -343,6 +360,31 @@ impl Volume {
         drop(turn);
         self.durable(&ordered).await?;
         Ok(range)
+    }
+
+    /// An inode number for what a change makes. It is never given again, also if the change is not durable when the
+    /// server ends. The caller has the turn.
+    pub(crate) async fn number_of_birth(self: &Arc<Self>, db: &Db) -> Result<InoRange, VolumeError> {
+        let none_left = {
+            let births = self.state.lock().births;
+            births.next == births.end
+        };
+        if none_left {
+            let (row, range) = {
+                let mut state = self.state.lock();
+                let range = InoRange { next: state.next_ino, end: state.next_ino + FIRST_NUMBERS };
+                state.next_ino = range.end;
+                (state.volume_row(), range)
+            };
+            let mut batch = WriteBatch::new();
+            batch.put(tables::VOLUME, row.encode_to_vec());
+            self.write(db, batch).await?;
+            self.state.lock().births = range;
+        }
+        let mut state = self.state.lock();
+        let next = state.births.next;
+        state.births.next += 1;
+        Ok(InoRange { next, end: next + 1 })
     }
 
     /// Ends a session: what nobody else has open without a name is deleted, what it held is free. The caller has the

@@ -14,7 +14,14 @@ impl Volume {
     /// Ends sessions that somebody waits for and that have been silent for their lease, or have not done for as long
     /// what they were told.
     pub(crate) async fn end_silent(self: &Arc<Self>) {
-        let waited_for = self.sharing.lock().grants.waited_for();
+        let waited_for = {
+            let sharing = self.sharing.lock();
+            let mut waited_for = sharing.grants.waited_for();
+            if sharing.claims_awaited > 0 {
+                waited_for.extend(sharing.grants.unclaimed());
+            }
+            waited_for
+        };
         let needed = self.locks.take_needed();
         let why_of = |volume: &Volume, session: SessionId| match session {
             _ if volume.is_silent(session) => Some("silent for its lease, and others wait for it: ended"),

@@ -6,20 +6,22 @@ use std::time::{Duration, Instant};
 
 use hayloft_model::grants::{Object, Outcome, Request};
 use hayloft_model::{
-    Change, Executed, Execution, Ino, InoRange, InodeRow, Name, Record, SessionId, TreeError, Usage, Wants,
+    Change, Executed, Execution, FileKind, Ino, InodeRow, Name, Record, SessionId, TreeError, Usage, Wants,
 };
 use hayloft_wire::server_message::Body as Answer;
 use hayloft_wire::{
     Apply, ChangeRequest, Changed, DentryRow, InodeRowMessage, RecordMessage, error_code, record_message,
 };
 use prost::Message;
-use slatedb::{Db, DbSnapshot, WriteBatch};
+use slatedb::{Db, DbSnapshot};
 
 use crate::content::reserve::COMMIT_ROOM;
 use crate::database;
+use crate::database::rows::Rows;
 use crate::database::tables::{self, VolumeRow};
 use crate::error::VolumeError;
 use crate::order::Ordered;
+use crate::order::entry::Doing;
 use crate::sharing::{Pass, Progress, Sharing};
 use crate::volume::Volume;
 
@@ -38,8 +40,18 @@ struct Asked {
 enum Tried {
     /// It concerns these as well.
     More(Vec<Object>),
-    Refused(TreeError),
-    Durable(Executed),
+    /// With what was looked at.
+    Refused(TreeError, Vec<Ino>),
+    /// With what it is about.
+    Done(Executed, Vec<Ino>),
+    /// It was done before, and brought back.
+    Before(Changed),
+}
+
+/// What comes of a request, and which inodes the answer tells of.
+struct Answered {
+    changed: Changed,
+    about: Vec<Ino>,
 }
 
 impl Volume {
@@ -72,7 +84,11 @@ impl Volume {
         drop(sharing);
         let volume = Arc::clone(self);
         tokio::spawn(async move {
-            let answer = volume.carry_out(&asked).await.inspect_err(|error| volume.note(error));
+            let answered = volume.carry_out(&asked).await.inspect_err(|error| volume.note(error));
+            let (answer, about) = match answered {
+                Ok(Answered { changed, about }) => (Ok(changed), about),
+                Err(error) => (Err(error), Vec::new()),
+            };
             let mut sharing = volume.sharing.lock();
             match &answer {
                 // It is stored, and is found again.
@@ -84,7 +100,8 @@ impl Volume {
                 // Nothing was changed: it can be asked for once more.
                 _ => drop(sharing.changes.remove(&(session, request))),
             }
-            sharing.answer(session, request, answer.map(Answer::Changed));
+            let entries = || volume.order.tell(session, about);
+            sharing.answer(session, request, answer.map(Answer::Changed), entries);
             drop(sharing);
             volume.shared.stats.count("CHANGE", started.elapsed());
         });
@@ -100,20 +117,21 @@ impl Volume {
                 let mut pass = volume.request(session, Request::Read(Vec::new()))?;
                 pass.ready().await?;
                 pass.finish();
+                volume.all_durable().await?;
                 Ok(Answer::Changed(changed))
             };
             let answer = all_know.await;
-            volume.sharing.lock().answer(session, request, answer);
+            volume.sharing.lock().answer(session, request, answer, Vec::new);
         });
     }
 
-    async fn carry_out(self: &Arc<Self>, asked: &Asked) -> Result<Changed, VolumeError> {
+    async fn carry_out(self: &Arc<Self>, asked: &Asked) -> Result<Answered, VolumeError> {
         let Asked { session, ref change, local, .. } = *asked;
-        let refused = |error| Changed { error: error_code(error), ..Changed::default() };
+        self.all_claimed().await?;
         let mut objects: Vec<Object> = change.directories().into_iter().map(Object::Directory).collect();
         if let Some(ino) = change.inode() {
             let Some((_, row)) = row_of(&*self.db()?.snapshot()?, ino).await? else {
-                return Ok(refused(TreeError::Stale));
+                return self.refused(TreeError::Stale, vec![ino]).await;
             };
             let object = Object::of(ino, &row);
             if !objects.contains(&object) {
@@ -126,14 +144,24 @@ impl Volume {
                 return self.give(session, pass, own).await;
             }
             match self.try_change(asked, &objects).await? {
-                Tried::Refused(error) => return Ok(refused(error)),
+                Tried::Refused(error, about) => return self.refused(error, about).await,
+                Tried::Before(changed) => {
+                    self.all_durable().await?;
+                    return Ok(Answered { changed, about: Vec::new() });
+                }
                 Tried::More(more) => {
                     objects.extend(&more);
                     pass.extend(more)?;
                 }
-                Tried::Durable(executed) => return self.publish(asked, pass, executed).await,
+                Tried::Done(executed, about) => return self.publish(asked, pass, executed, about).await,
             }
         }
+    }
+
+    /// It says how these are now.
+    async fn refused(self: &Arc<Self>, error: TreeError, about: Vec<Ino>) -> Result<Answered, VolumeError> {
+        self.await_stuck(about.iter().copied()).await?;
+        Ok(Answered { changed: Changed { error: error_code(error), ..Changed::default() }, about })
     }
 
     /// The session owns the directories now, and does the operation itself.
@@ -142,20 +170,21 @@ impl Volume {
         session: SessionId,
         pass: Pass,
         own: Vec<Object>,
-    ) -> Result<Changed, VolumeError> {
+    ) -> Result<Answered, VolumeError> {
         let snapshot = self.db()?.snapshot()?;
         let mut records = Vec::with_capacity(own.len());
         for object in &own {
             let Some((row, _)) = row_of(&snapshot, object.ino()).await? else {
                 self.sharing.lock().grants.forget(object.ino());
-                return Ok(Changed { error: error_code(TreeError::Stale), ..Changed::default() });
+                return self.refused(TreeError::Stale, vec![object.ino()]).await;
             };
             records.push(RecordMessage { body: Some(record_message::Body::PutInode(row)) });
         }
+        self.await_stuck(own.iter().map(|object| object.ino())).await?;
         self.tell_own(session, records, &own);
         self.sharing.lock().counts.given += 1;
         pass.finish();
-        Ok(Changed { yours: true, ..Changed::default() })
+        Ok(Answered { changed: Changed { yours: true, ..Changed::default() }, about: Vec::new() })
     }
 
     /// Tells a session what it owns, with the rows. `false`: it does not any more, since it has a new connection.
@@ -166,13 +195,15 @@ impl Volume {
             return false;
         }
         if let Some(number) = sharing.grants.tell(session) {
+            let entries = || self.order.tell(session, own.iter().map(|object| object.ino()));
             let own = own.iter().map(|object| (*object).into()).collect();
-            sharing.apply(session, number, Apply { records, own, ..Apply::default() }, now_ms);
+            sharing.apply((session, number), Apply { records, own, ..Apply::default() }, now_ms, entries);
         }
         true
     }
 
-    /// Executes the change if it concerns no more than these objects, and makes it durable with its outcome.
+    /// Executes the change if it concerns no more than these objects, and gives it its place in the order with its outcome.
+    /// It is durable then, or can be brought back.
     async fn try_change(self: &Arc<Self>, asked: &Asked, claimed: &[Object]) -> Result<Tried, VolumeError> {
         loop {
             let turn = self.turn.lock().await;
@@ -180,9 +211,15 @@ impl Volume {
             if !self.state.lock().sessions.contains_key(&asked.session) {
                 return Err(VolumeError::SessionEnded(asked.session));
             }
-            let executed = match self.execute(&db, &asked.change).await? {
+            if let Some(Progress::Done(changed)) =
+                self.sharing.lock().changes.get(&(asked.session, asked.request))
+            {
+                return Ok(Tried::Before(*changed));
+            }
+            let (executed, seen) = self.execute(&db, &asked.change).await?;
+            let executed = match executed {
                 Ok(executed) => executed,
-                Err(error) => return Ok(Tried::Refused(error)),
+                Err(error) => return Ok(Tried::Refused(error, seen)),
             };
             let claimed: HashSet<&Object> = claimed.iter().collect();
             let more: Vec<Object> =
@@ -193,10 +230,11 @@ impl Volume {
             // Before anybody can find them in the tables, and read them.
             self.sharing.lock().adopt_births(asked.session, &executed);
             let uncertain = match self.store(&db, asked, &executed).await {
+                Ok(ordered) if ordered.early => return Ok(Tried::Done(executed, ordered.subjects)),
                 Ok(ordered) => {
                     drop(turn);
                     match self.durable(&ordered).await {
-                        Ok(()) => return Ok(Tried::Durable(executed)),
+                        Ok(()) => return Ok(Tried::Done(executed, ordered.subjects)),
                         Err(error) => error,
                     }
                 }
@@ -206,7 +244,7 @@ impl Volume {
                         self.shared.room_wanted.notify_one();
                     }
                     self.sharing.lock().forget_births(&executed);
-                    return Ok(Tried::Refused(TreeError::NoSpace));
+                    return Ok(Tried::Refused(TreeError::NoSpace, seen));
                 }
                 Err(VolumeError::Uncertain(error)) => {
                     drop(turn);
@@ -224,12 +262,13 @@ impl Volume {
             let db = self.db()?;
             if db.get(tables::change(asked.session, asked.request)).await?.is_some() {
                 self.stored(asked, &executed, &[]);
-                return Ok(Tried::Durable(executed));
+                return Ok(Tried::Done(executed, Vec::new()));
             }
         }
     }
 
-    async fn reopened(&self) -> Result<(), VolumeError> {
+    /// Waits while the database is opened again.
+    pub(crate) async fn reopened(&self) -> Result<(), VolumeError> {
         loop {
             match self.db() {
                 Err(VolumeError::Reopening(_)) => tokio::time::sleep(REOPENED).await,
@@ -238,8 +277,14 @@ impl Volume {
         }
     }
 
-    async fn execute(&self, db: &Db, change: &Change) -> Result<Result<Executed, TreeError>, VolumeError> {
+    /// Executes a change; with the inodes that were looked at, or whose names were. The caller has the turn.
+    async fn execute(
+        self: &Arc<Self>,
+        db: &Db,
+        change: &Change,
+    ) -> Result<(Result<Executed, TreeError>, Vec<Ino>), VolumeError> {
         let snapshot = db.snapshot()?;
+        let mut seen = Vec::new();
         let quota = {
             let registered = self.registered.lock();
             Usage { bytes: registered.quota_bytes, inodes: registered.quota_inodes }
@@ -248,12 +293,14 @@ impl Volume {
         let now = self.shared.now();
         loop {
             match execution.run(now) {
-                Ok(result) => return Ok(result),
+                Ok(result) => return Ok((result, seen)),
                 Err(Wants::Inode(ino)) => {
+                    seen.push(ino);
                     let row = row_of(&snapshot, ino).await?.map(|(_, row)| row);
                     execution.give_inode(ino, row);
                 }
                 Err(Wants::Names(dir, names)) => {
+                    seen.push(dir);
                     let mut found = Vec::new();
                     for name in names {
                         if let Some(row) = snapshot.get(tables::dentry(dir, name.as_bytes())).await? {
@@ -264,6 +311,7 @@ impl Volume {
                     execution.give_names(dir, found);
                 }
                 Err(Wants::AnyName(dir)) => {
+                    seen.push(dir);
                     let mut scan = database::scan(&snapshot, &tables::dentries(dir)).await?;
                     let mut found = None;
                     if let Some(first) = scan.next().await? {
@@ -273,10 +321,7 @@ impl Volume {
                     execution.give_names(dir, found);
                 }
                 Err(Wants::Numbers) => {
-                    let mut state = self.state.lock();
-                    let next = state.next_ino;
-                    state.next_ino += 1;
-                    execution.give_numbers(InoRange { next, end: next + 1 });
+                    execution.give_numbers(self.number_of_birth(db).await?);
                 }
             }
         }
@@ -290,7 +335,7 @@ impl Volume {
         executed: &Executed,
     ) -> Result<Ordered, VolumeError> {
         let Asked { session, request, .. } = *asked;
-        let mut batch = WriteBatch::new();
+        let mut batch = Rows::new();
         let messages: Vec<RecordMessage> = executed.records.iter().map(RecordMessage::from).collect();
         let subjects = self.put_records(db, &mut batch, session, &messages).await?;
         let usage = self.check_usage(executed.usage)?;
@@ -302,12 +347,20 @@ impl Volume {
         let forgotten = self.sharing.lock().forgotten.get(&session).cloned().unwrap_or_default();
         forgotten.iter().for_each(|request| batch.delete(tables::change(session, *request)));
         for ino in &executed.unnamed {
-            batch.put(tables::orphan(session, *ino), [1]);
+            batch.put(tables::orphan(session, *ino), vec![1]);
         }
         let row = VolumeRow { bytes: usage.bytes, inodes: usage.inodes, ..self.state.lock().volume_row() };
-        batch.put(tables::VOLUME, row.encode_to_vec());
+        batch.put_unnoted(tables::VOLUME, row.encode_to_vec());
+        // What is above a directory that moves was looked at, and is not among the rows.
+        let is_directory =
+            |record: &Record| matches!(record, Record::PutDentry(_, _, to) if to.kind == FileKind::Directory);
+        let moves = matches!(asked.change, Change::Rename(..)) && executed.records.iter().any(is_directory);
+        let doing = Doing { session, sequence: 0, usage: executed.usage, waits: moves };
         self.sharing.lock().estates.strike(&executed.records);
-        let ordered = self.order(db, batch).await.map_err(|error| VolumeError::Uncertain(Box::new(error)))?;
+        let ordered = self
+            .order_entry(db, batch, doing)
+            .await
+            .map_err(|error| VolumeError::Uncertain(Box::new(error)))?;
         self.state.lock().usage = usage;
         self.stored(asked, executed, &forgotten);
         Ok(ordered)
@@ -331,7 +384,8 @@ impl Volume {
         asked: &Asked,
         mut pass: Pass,
         executed: Executed,
-    ) -> Result<Changed, VolumeError> {
+        about: Vec<Ino>,
+    ) -> Result<Answered, VolumeError> {
         let now_ms = self.shared.uptime_ms();
         {
             let mut sharing = self.sharing.lock();
@@ -341,7 +395,8 @@ impl Volume {
             let own_event = events.iter().find(|(to, _)| *to == asked.session).map(|(_, number)| *number);
             for (to, number) in events {
                 let apply = sharing.seen_by(to, &executed, to == asked.session);
-                sharing.apply(to, number, apply, now_ms);
+                let entries = || self.order.tell(to, about.iter().copied());
+                sharing.apply((to, number), apply, now_ms, entries);
             }
             for record in &executed.records {
                 if let Record::PutInode(ino, row) = record
@@ -362,7 +417,7 @@ impl Volume {
             self.settle_uses();
         }
         settled?;
-        Ok(outcome(&executed))
+        Ok(Answered { changed: outcome(&executed), about })
     }
 }
 

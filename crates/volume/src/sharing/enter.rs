@@ -55,6 +55,7 @@ struct Walk<'a> {
     pass: Pass,
     db: Db,
     replies: &'a Replies,
+    connection: u64,
     request: u64,
     budget: u64,
     /// Contents do not come along.
@@ -77,7 +78,7 @@ impl Volume {
         session: SessionId,
         asked: &Enter,
         replies: &Replies,
-        request: u64,
+        (connection, request): (u64, u64),
     ) -> Result<(), VolumeError> {
         let dir = Ino(asked.dir);
         replies.room().await;
@@ -95,6 +96,7 @@ impl Volume {
             pass,
             db,
             replies,
+            connection,
             request,
             budget: asked.budget_bytes.min(BUDGET_MAX),
             names_only: asked.names_only,
@@ -110,7 +112,7 @@ impl Volume {
         walk.neighbours(&row, below).await?;
         walk.fetch_contents().await?;
         let last = std::mem::take(&mut walk.part);
-        walk.push(last);
+        walk.push(last).await?;
         walk.pass.finish();
         Ok(())
     }
@@ -128,6 +130,14 @@ fn small_content(row: &InodeRowMessage) -> Option<(ContentHash, u32)> {
     }
     let blocks = decode_blocks(row.blocks.as_ref()?).ok()?;
     blocks.first().copied().flatten().map(|block| (block.hash, block.len))
+}
+
+/// What a part tells of: directories, and what their names lead to.
+fn inos_of(part: &Listings) -> impl Iterator<Item = Ino> + '_ {
+    part.dirs.iter().flat_map(|listing| {
+        let led_to = listing.entries.iter().filter_map(|entry| entry.inode.as_ref());
+        std::iter::once(Ino(listing.dir)).chain(led_to.map(|row| Ino(row.ino)))
+    })
 }
 
 fn directories(entries: &[Entry]) -> Vec<Ino> {
@@ -297,12 +307,19 @@ impl Walk<'_> {
 
     /// Puts a part into the stream. Whether a directory is owned is said as it is at that moment: a recall is in the
     /// stream either before the part, or behind it.
-    fn push(&self, mut part: Listings) {
-        let sharing = self.volume.sharing.lock();
+    async fn push(&self, mut part: Listings) -> Result<(), VolumeError> {
+        let volume = self.volume;
+        volume.await_stuck(inos_of(&part)).await?;
+        let sharing = volume.sharing.lock();
         for listing in &mut part.dirs {
             listing.own = sharing.grants.held(self.session, Ino(listing.dir)) == Some(Grant::Own);
         }
-        self.replies.push(self.request, Body::Listings(part));
+        let entries = match sharing.is_served_on(self.session, self.connection) {
+            true => volume.order.tell(self.session, inos_of(&part)),
+            false => Vec::new(),
+        };
+        self.replies.push_with(self.request, Body::Listings(part), entries);
+        Ok(())
     }
 
     fn want(&mut self, hash: ContentHash, len: u32) {
@@ -321,7 +338,7 @@ impl Walk<'_> {
             if self.part_bytes >= PART {
                 let entries = std::mem::take(&mut piece);
                 self.part.dirs.push(Listing { dir: dir.0, entries, complete: false, own: false });
-                self.send_part();
+                self.send_part().await?;
             }
         }
         self.part_bytes += ENTRY_MIN as usize;
@@ -329,16 +346,13 @@ impl Walk<'_> {
         if self.wanted_bytes >= PART {
             self.fetch_contents().await?;
         }
-        if self.part_bytes >= PART {
-            self.send_part();
-        }
-        Ok(())
+        if self.part_bytes >= PART { self.send_part().await } else { Ok(()) }
     }
 
-    fn send_part(&mut self) {
+    async fn send_part(&mut self) -> Result<(), VolumeError> {
         self.part_bytes = 0;
         let part = Listings { more: true, ..std::mem::take(&mut self.part) };
-        self.push(part);
+        self.push(part).await
     }
 
     /// Reads the contents that were chosen so far. One that cannot be read does not spoil the listing:

@@ -9,12 +9,13 @@ pub(crate) mod uses;
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
+use std::time::Duration;
 
 use hayloft_model::grants::{Grants, Object, Order, Outcome, Output, Request, Ticket};
 use hayloft_model::{Estates, Ino, Record, SessionId};
 use hayloft_wire::server_message::Body as Answer;
 use hayloft_wire::{
-    Apply, Changed, DropRows, Event, InvalidMessage, Recall, RecordMessage, event::Body as EventBody,
+    Apply, Changed, DropRows, Entry, Event, InvalidMessage, Recall, RecordMessage, event::Body as EventBody,
 };
 use tokio::sync::mpsc;
 
@@ -82,6 +83,9 @@ pub(crate) struct Work {
 /// Whoever has shipped so many batches since an event has shipped all that the event was about many times over.
 const BATCHES_MAX: u64 = 32;
 
+/// How often to look whether all have claimed.
+const CLAIMS_PAUSE: Duration = Duration::from_millis(5);
+
 /// How long a client may wait before it sends a refused batch again.
 const REFUSED_PATIENCE_MS: u64 = 10_000;
 
@@ -131,6 +135,8 @@ pub(crate) struct Sharing {
     /// What ended sessions may restore. Not in the tables: after a restart of the server nobody knows.
     pub(crate) estates: Estates,
     pub(crate) counts: Counts,
+    /// How many wait until all sessions have claimed, beside requests.
+    pub(crate) claims_awaited: usize,
     waiters: HashMap<Ticket, Waiter>,
     closed: bool,
 }
@@ -173,28 +179,53 @@ impl Sharing {
                 EventBody::Drop(DropRows { inos: vec![ino.0] })
             }
         };
-        self.send_event(to, number, body, now_ms);
+        self.send_event(to, number, body, now_ms, Vec::new);
     }
 
-    /// Tells a session of changes, or of what it owns now.
-    pub(crate) fn apply(&mut self, to: SessionId, number: u64, apply: Apply, now_ms: u64) {
+    /// Tells a session of changes, or of what it owns now, and what it has to keep for that.
+    pub(crate) fn apply(
+        &mut self,
+        (to, number): (SessionId, u64),
+        apply: Apply,
+        now_ms: u64,
+        entries: impl FnOnce() -> Vec<Entry>,
+    ) {
         self.counts.applies += 1;
-        self.send_event(to, number, EventBody::Apply(apply), now_ms);
+        self.send_event(to, number, EventBody::Apply(apply), now_ms, entries);
     }
 
     /// To a session without a connection nothing is sent: when it is back it knows nothing that it does not own.
-    fn send_event(&mut self, to: SessionId, number: u64, body: EventBody, now_ms: u64) {
+    fn send_event(
+        &mut self,
+        to: SessionId,
+        number: u64,
+        body: EventBody,
+        now_ms: u64,
+        entries: impl FnOnce() -> Vec<Entry>,
+    ) {
         if let Some(stream) = self.streams.get_mut(&to) {
-            stream.replies.push(0, Answer::Event(Event { number, body: Some(body) }));
+            stream.replies.push_with(0, Answer::Event(Event { number, body: Some(body) }), entries());
             stream.sent.insert(number, Sent { at_ms: now_ms, queued: stream.replies.queued() });
         }
     }
 
     /// Answers a request on the session's current connection.
-    pub(crate) fn answer(&self, session: SessionId, request: u64, answer: Result<Answer, VolumeError>) {
+    pub(crate) fn answer(
+        &self,
+        session: SessionId,
+        request: u64,
+        answer: Result<Answer, VolumeError>,
+        entries: impl FnOnce() -> Vec<Entry>,
+    ) {
         if let Some(stream) = self.streams.get(&session) {
-            stream.replies.push(request, answer.unwrap_or_else(|error| failure(request, &error)));
+            let answer = answer.unwrap_or_else(|error| failure(request, &error));
+            stream.replies.push_with(request, answer, entries());
         }
+    }
+
+    /// Whether a connection is the one that the session is served on.
+    pub(crate) fn is_served_on(&self, session: SessionId, connection: u64) -> bool {
+        self.streams.get(&session).is_some_and(|stream| stream.connection == connection)
     }
 
     /// Whether the event is a recall that was not acknowledged: what its holder has shipped comes before.
@@ -289,6 +320,40 @@ pub(crate) struct Pass {
 }
 
 impl Volume {
+    /// What a session has to keep that is told of these inodes, on this connection.
+    pub(crate) fn entries_for(
+        &self,
+        session: SessionId,
+        connection: u64,
+        inos: impl IntoIterator<Item = Ino>,
+    ) -> Vec<Entry> {
+        let sharing = self.sharing.lock();
+        // On another one what is sent here does not arrive.
+        let is_served = sharing.is_served_on(session, connection);
+        if is_served { self.order.tell(session, inos) } else { Vec::new() }
+    }
+
+    /// Waits until all sessions have claimed, or are ended: until then they may bring back what is not to be found.
+    pub(crate) async fn all_claimed(self: &Arc<Self>) -> Result<(), VolumeError> {
+        if self.sharing.lock().grants.all_claimed() {
+            return Ok(());
+        }
+        self.sharing.lock().claims_awaited += 1;
+        let _awaited = ClaimsAwaited(self);
+        loop {
+            {
+                let sharing = self.sharing.lock();
+                if sharing.closed {
+                    return Err(VolumeError::ShuttingDown);
+                }
+                if sharing.grants.all_claimed() {
+                    return Ok(());
+                }
+            }
+            tokio::time::sleep(CLAIMS_PAUSE).await;
+        }
+    }
+
     /// Puts a request into the line for its objects.
     pub(crate) fn request(
         self: &Arc<Self>,
@@ -318,6 +383,15 @@ impl Volume {
         let mut sharing = self.sharing.lock();
         sharing.grants.release(session, &files);
         sharing.drive(now_ms);
+    }
+}
+
+/// Somebody waits until all have claimed.
+struct ClaimsAwaited<'a>(&'a Volume);
+
+impl Drop for ClaimsAwaited<'_> {
+    fn drop(&mut self) {
+        self.0.sharing.lock().claims_awaited -= 1;
     }
 }
 

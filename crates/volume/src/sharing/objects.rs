@@ -19,8 +19,9 @@ impl Volume {
         session: SessionId,
         ino: Ino,
         replies: &Replies,
-        request: u64,
+        (connection, request): (u64, u64),
     ) -> Result<(), VolumeError> {
+        self.all_claimed().await?;
         loop {
             let stored = row_of(&*self.db()?.snapshot()?, ino).await?;
             let object = Object::of(ino, &stored.ok_or(VolumeError::NoInode(ino))?.1);
@@ -32,12 +33,17 @@ impl Volume {
                 // It was moved meanwhile: another directory covers it.
                 continue;
             }
+            self.await_stuck([ino]).await?;
             {
                 // Together: a recall is in the stream before this, or behind it.
                 let sharing = self.sharing.lock();
                 let own = matches!(object, Object::Directory(_))
                     && sharing.grants.held(session, ino) == Some(Grant::Own);
-                replies.push(request, Answer::Inode(InodeAnswer { inode: Some(message), own }));
+                let entries = match sharing.is_served_on(session, connection) {
+                    true => self.order.tell(session, [ino]),
+                    false => Vec::new(),
+                };
+                replies.push_with(request, Answer::Inode(InodeAnswer { inode: Some(message), own }), entries);
             }
             pass.finish();
             return Ok(());
@@ -58,6 +64,7 @@ impl Volume {
         let asked = acquire.object.as_ref().ok_or(VolumeError::Invalid("no object"))?;
         let asked = Object::try_from(asked)?;
         let ino = asked.ino();
+        self.all_claimed().await?;
         loop {
             let stored = row_of(&*self.db()?.snapshot()?, ino).await?;
             let object = stored.map_or(asked, |(_, row)| Object::of(ino, &row));
@@ -76,6 +83,7 @@ impl Volume {
                     continue;
                 };
                 let body = Some(record_message::Body::PutInode(message.clone()));
+                self.await_stuck([ino]).await?;
                 if !self.tell_own(session, vec![RecordMessage { body }], &[object]) {
                     // The session has a new connection, and asks again.
                     return Ok(());

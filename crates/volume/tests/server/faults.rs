@@ -2,31 +2,27 @@
 //! applied twice. The client takes every failure for a refusal and makes another batch of the same
 //! number, unless it is told that the outcome is not known.
 
-use std::fmt;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
+use crate::common::store::{Puts, Tampered, fault, is_log};
 use crate::common::*;
 use async_trait::async_trait;
-use futures::stream::BoxStream;
 use hayloft_model::{Content, FileKind, Record};
 use hayloft_store::Store;
 use hayloft_volume::Server;
 use hayloft_wire::client_message::Body as Ask;
 use hayloft_wire::server_message::Body as Answer;
 use hayloft_wire::{CheckVolume, Failed, FailureCode, Goodbye, ListedEntry, SweepVolume};
+use object_store::memory::InMemory;
 use object_store::path::Path;
-use object_store::{
-    CopyOptions, GetOptions, GetResult, ListResult, MultipartUpload, ObjectMeta, ObjectStore,
-    PutMultipartOptions, PutOptions, PutPayload, PutResult, Result,
-};
+use object_store::{ObjectStore, PutOptions, PutPayload, PutResult, Result};
 
 /// Fails puts in bursts that outlast the retries: half of them before, half after they took effect.
 #[derive(Debug)]
 struct Faulty {
-    inner: object_store::memory::InMemory,
     puts: AtomicU64,
     log_puts: Arc<AtomicU64>,
     /// Of so many puts, the last ones fail.
@@ -37,27 +33,22 @@ struct Faulty {
 }
 
 impl Faulty {
-    fn new(every: u64, burst: u64, log_delay: Duration) -> Faulty {
-        let inner = object_store::memory::InMemory::new();
-        Faulty { inner, puts: AtomicU64::new(0), log_puts: Arc::default(), every, burst, log_delay }
+    fn store(every: u64, burst: u64, log_delay: Duration) -> Tampered<Faulty> {
+        Tampered::new(Faulty { puts: AtomicU64::new(0), log_puts: Arc::default(), every, burst, log_delay })
     }
-}
-
-impl fmt::Display for Faulty {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("faulty")
-    }
-}
-
-fn fault() -> object_store::Error {
-    object_store::Error::Generic { store: "faulty", source: "made to fail".into() }
 }
 
 #[async_trait]
-impl ObjectStore for Faulty {
-    async fn put_opts(&self, location: &Path, payload: PutPayload, opts: PutOptions) -> Result<PutResult> {
+impl Puts for Faulty {
+    async fn put(
+        &self,
+        inner: &InMemory,
+        location: &Path,
+        payload: PutPayload,
+        opts: PutOptions,
+    ) -> Result<PutResult> {
         // The database's log has bursts of its own, longer than its retries.
-        let is_log = location.as_ref().contains("/wal/");
+        let is_log = is_log(location);
         let number = if is_log { &self.log_puts } else { &self.puts }.fetch_add(1, Relaxed);
         if is_log {
             tokio::time::sleep(self.log_delay).await;
@@ -68,43 +59,15 @@ impl ObjectStore for Faulty {
         if fails && is_lost {
             return Err(fault());
         }
-        let done = self.inner.put_opts(location, payload, opts).await;
+        let done = inner.put_opts(location, payload, opts).await;
         if fails { done.and(Err(fault())) } else { done }
-    }
-
-    async fn put_multipart_opts(
-        &self,
-        location: &Path,
-        opts: PutMultipartOptions,
-    ) -> Result<Box<dyn MultipartUpload>> {
-        self.inner.put_multipart_opts(location, opts).await
-    }
-
-    async fn get_opts(&self, location: &Path, options: GetOptions) -> Result<GetResult> {
-        self.inner.get_opts(location, options).await
-    }
-
-    fn delete_stream(&self, locations: BoxStream<'static, Result<Path>>) -> BoxStream<'static, Result<Path>> {
-        self.inner.delete_stream(locations)
-    }
-
-    fn list(&self, prefix: Option<&Path>) -> BoxStream<'static, Result<ObjectMeta>> {
-        self.inner.list(prefix)
-    }
-
-    async fn list_with_delimiter(&self, prefix: Option<&Path>) -> Result<ListResult> {
-        self.inner.list_with_delimiter(prefix).await
-    }
-
-    async fn copy_opts(&self, from: &Path, to: &Path, options: CopyOptions) -> Result<()> {
-        self.inner.copy_opts(from, to, options).await
     }
 }
 
 #[test]
 fn batches_sent_until_they_are_acknowledged_are_applied_once() {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
-    let store = Store::new("faulty", Arc::new(Faulty::new(30, 7, Duration::ZERO)), None);
+    let store = Store::new("faulty", Arc::new(Faulty::store(30, 7, Duration::ZERO)), None);
     let folder = tempfile::tempdir().unwrap();
     let server = runtime.block_on(Server::start_on(store, config(folder.path()))).unwrap();
     let address = server.address();
@@ -236,8 +199,8 @@ fn what_comes_while_the_log_is_written_is_written_together() {
     const SESSIONS: u64 = 8;
     const BATCHES: u64 = 20;
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
-    let slow = Faulty::new(u64::MAX, 0, Duration::from_millis(20));
-    let log_puts = Arc::clone(&slow.log_puts);
+    let slow = Faulty::store(u64::MAX, 0, Duration::from_millis(20));
+    let log_puts = Arc::clone(&slow.puts.log_puts);
     let folder = tempfile::tempdir().unwrap();
     let store = Store::new("slow", Arc::new(slow), None);
     let server = runtime.block_on(Server::start_on(store, config(folder.path()))).unwrap();
@@ -263,8 +226,8 @@ fn of_several_sessions_on_a_store_that_fails_each_has_what_was_acknowledged() {
     const BATCHES: u64 = 30;
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
     let folder = tempfile::tempdir().unwrap();
-    let faulty = Faulty::new(40, 16, Duration::from_millis(2));
-    let log_puts = Arc::clone(&faulty.log_puts);
+    let faulty = Faulty::store(40, 16, Duration::from_millis(2));
+    let log_puts = Arc::clone(&faulty.puts.log_puts);
     let store = Store::new("faulty", Arc::new(faulty), None);
     let server = runtime.block_on(Server::start_on(store, config(folder.path()))).unwrap();
     let address = server.address();

@@ -8,5 +8,6 @@ mod integrity;
 mod measure;
 mod protocol;
 mod reading;
+mod replay;
 mod sharing;
 mod space;

@@ -178,7 +178,7 @@ fn a_session_says_first_what_it_owns() {
     let (_folder, running) = started();
     let (mut client, _) = Client::greet(running.address, hello(1)).unwrap();
     assert_eq!(code(&client.enter(1, 0).unwrap_err()), FailureCode::Invalid);
-    assert!(matches!(client.ask(Ask::Claim(Claim::default())), Ok(Answer::Done(_))));
+    assert!(matches!(client.ask(Ask::Claim(Claim::default())), Ok(Answer::Claimed(_))));
     assert!(client.enter(1, 0).unwrap().dirs[0].own, "alone in the volume");
     assert_eq!(code(&client.ask(Ask::Claim(Claim::default())).unwrap_err()), FailureCode::Invalid);
     running.shutdown();

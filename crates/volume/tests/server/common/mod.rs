@@ -1,5 +1,7 @@
 //! A small client that speaks the protocol over a plain socket, and helpers to make trees with it.
 
+pub(crate) mod store;
+
 use std::collections::HashMap;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -16,7 +18,7 @@ use hayloft_wire::client_message::Body as Ask;
 use hayloft_wire::event::Body as EventBody;
 use hayloft_wire::server_message::Body as Answer;
 use hayloft_wire::{
-    Ack, BeginBatch, CheckVolume, Chunk, Claim, ClientMessage, Commit, CreateVolume, Enter, Failed,
+    Ack, BeginBatch, CheckVolume, Chunk, Claim, ClientMessage, Commit, CreateVolume, Enter, Entry, Failed,
     FailureCode, FetchContent, Hello, Listings, PROTOCOL, Ping, RecordMessage, Records, ServerMessage,
     Welcome, frame,
 };
@@ -87,6 +89,8 @@ pub(crate) struct Client {
     early: HashMap<u64, Vec<ServerMessage>>,
     /// Requests that were sent.
     pub(crate) requests: u64,
+    /// Entries that have come, whether they are durable by now or not.
+    pub(crate) kept: Vec<Entry>,
 }
 
 pub(crate) fn hello(session: u64) -> Hello {
@@ -111,7 +115,14 @@ impl Client {
         let socket = TcpStream::connect(address).unwrap();
         socket.set_nodelay(true).unwrap();
         socket.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
-        Client { socket, buffer: BytesMut::new(), next: 1, early: HashMap::new(), requests: 0 }
+        Client {
+            socket,
+            buffer: BytesMut::new(),
+            next: 1,
+            early: HashMap::new(),
+            requests: 0,
+            kept: Vec::new(),
+        }
     }
 
     /// Makes the volume `vol`.
@@ -133,7 +144,7 @@ impl Client {
     ) -> Result<(Client, Welcome), Failed> {
         let (mut client, welcome) = Client::greet(address, hello)?;
         match client.ask(Ask::Claim(claim))? {
-            Answer::Done(_) => Ok((client, welcome)),
+            Answer::Claimed(_) => Ok((client, welcome)),
             other => panic!("{other:?}"),
         }
     }
@@ -164,6 +175,16 @@ impl Client {
         let (event, body) = self.event();
         self.ack(event, &[]);
         body
+    }
+
+    /// Acknowledges all events that have come, and those that come before the answer to a keep-alive.
+    pub(crate) fn ack_all(&mut self) {
+        assert!(matches!(self.ask(Ask::Ping(Ping {})), Ok(Answer::Pong(_))));
+        for message in self.early.remove(&0).unwrap_or_default() {
+            if let Some(Answer::Event(event)) = message.body {
+                self.ack(event.number, &[]);
+            }
+        }
     }
 
     /// Whether the answer is there, after the server has said something else.
@@ -210,6 +231,7 @@ impl Client {
                 return waiting.remove(0).body;
             }
             while let Some(message) = frame::take::<ServerMessage>(&mut self.buffer).unwrap() {
+                self.kept.extend(message.entries.iter().cloned());
                 self.early.entry(message.request).or_default().push(message);
             }
             if self.early.get(&request).is_some_and(|waiting| !waiting.is_empty()) {
@@ -341,7 +363,7 @@ pub(crate) fn decode(chunk: Chunk, hash: ContentHash) -> Bytes {
 
 pub(crate) fn commit(sequence: u64, records: &[Record], (bytes, inodes): (i64, i64)) -> Commit {
     let records = records.iter().map(RecordMessage::from).collect();
-    Commit { sequence, records, bytes, inodes, ..Commit::default() }
+    Commit { sequence, records, bytes, inodes, durable: true, ..Commit::default() }
 }
 
 pub(crate) fn row(kind: FileKind, nlink: u32) -> InodeRow {
