@@ -358,7 +358,18 @@ impl Mount {
 
     /// `hayloft umount`; everything is in the store afterwards.
     pub(crate) fn unmount(mut self) {
-        run(hayloft(["umount"]).arg(&self.path));
+        // A program that another test starts has copies of what is open here until it runs.
+        let umount = || hayloft(["umount"]).arg(&self.path).output().unwrap();
+        let is_in_use = |output: &Output| String::from_utf8_lossy(&output.stderr).contains("is in use by");
+        let mut output = umount();
+        for _ in 0..20 {
+            if !is_in_use(&output) {
+                break;
+            }
+            std::thread::sleep(Duration::from_millis(100));
+            output = umount();
+        }
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
         let mut child = self.child.take().expect("mounted");
         assert!(child.wait().unwrap().success(), "{}", self.log());
     }

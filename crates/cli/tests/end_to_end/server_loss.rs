@@ -1,12 +1,13 @@
 //! A build goes on when its server is killed and comes back.
 
 use std::fs;
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use crate::contention::Changers;
 use crate::crash::write;
-use crate::farm::{Farm, rounds, run, sh};
+use crate::farm::{Farm, Mount, rounds, run, sh};
 use crate::model::{Random, Tree, find_prefix, read_tree};
 use crate::watchdog::Watchdog;
 
@@ -120,6 +121,135 @@ fn eight_busy_mounts_outlive_their_server() {
     }
     drop(watchdog);
     mounts.into_iter().for_each(crate::farm::Mount::unmount);
+    let said = run(&mut farm.volume(["check", "v", "--content"]));
+    assert!(said.contains("is sound"), "{said}");
+}
+
+/// What a compiler does in a directory that others use, until told to stop: the names of what is done.
+fn compiles(dir: &Path, maker: &str, stop: &AtomicBool) -> std::io::Result<Vec<String>> {
+    let mut done = Vec::new();
+    while !stop.load(Ordering::Relaxed) {
+        let name = format!("{maker}-{}", done.len());
+        let temporary = dir.join(format!("{name}.tmp"));
+        fs::write(&temporary, name.repeat(100))?;
+        fs::rename(&temporary, dir.join(&name))?;
+        // Every third one is removed.
+        if done.len() % 3 == 2 {
+            fs::remove_file(dir.join(&name))?;
+        }
+        done.push(name);
+    }
+    Ok(done)
+}
+
+/// Which of these are there; each is whole.
+fn there(dir: &Path, names: &[String]) -> Vec<bool> {
+    let there = |name: &String| match fs::read(dir.join(name)) {
+        Ok(content) => {
+            assert_eq!(content, name.repeat(100).into_bytes(), "{name}");
+            true
+        }
+        Err(error) => {
+            assert_eq!(error.kind(), std::io::ErrorKind::NotFound, "{name}: {error}");
+            false
+        }
+    };
+    names.iter().map(there).collect()
+}
+
+#[test]
+fn what_was_answered_outlives_a_server_that_is_killed_at_once() {
+    let (mut farm, mounts) = Farm::shared_with(2, "commit=0.2", &[]);
+    let watchdog = Watchdog::over(&mounts);
+    fs::create_dir(mounts[0].join("dir")).unwrap();
+    let mut random = Random::new(crate::farm::seed());
+    for round in 0..rounds(12, 300) {
+        let stop = AtomicBool::new(false);
+        let done: Vec<Vec<String>> = std::thread::scope(|scope| {
+            let start = |(at, mount): (usize, &Mount)| {
+                let (dir, maker, stop) = (mount.join("dir"), format!("{round}-{at}"), &stop);
+                scope.spawn(move || compiles(&dir, &maker, stop))
+            };
+            let makers: Vec<_> = mounts.iter().enumerate().map(start).collect();
+            std::thread::sleep(Duration::from_millis(20 + random.below(120)));
+            // Each is in the middle of something, which is done when the server is back.
+            stop.store(round % 2 == 0, Ordering::Relaxed);
+            if round % 2 == 0 {
+                makers.iter().for_each(|maker| while !maker.is_finished() {});
+            }
+            farm.kill_server();
+            stop.store(true, Ordering::Relaxed);
+            farm.start_server();
+            makers.into_iter().map(|maker| maker.join().unwrap().unwrap()).collect()
+        });
+        for mount in &mounts {
+            for names in &done {
+                let expected: Vec<bool> = (0..names.len()).map(|at| at % 3 != 2).collect();
+                assert_eq!(there(&mount.join("dir"), names), expected, "round {round}");
+            }
+            let names = fs::read_dir(mount.join("dir")).unwrap();
+            let left = names.filter(|name| name.as_ref().unwrap().path().extension().is_some()).count();
+            assert_eq!(left, 0, "round {round}");
+        }
+        watchdog.progress();
+    }
+    drop(watchdog);
+    mounts.into_iter().for_each(Mount::unmount);
+    let said = run(&mut farm.volume(["check", "v", "--content"]));
+    assert!(said.contains("is sound"), "{said}");
+}
+
+#[test]
+fn what_another_host_has_seen_outlives_server_and_maker() {
+    let mut farm = Farm::with(None, &["--lease", "1"]);
+    farm.create("v");
+    let here = farm.mount_as("v", "here", "", None);
+    fs::create_dir(here.join("dir")).unwrap();
+    let mut random = Random::new(crate::farm::seed());
+    for round in 0..rounds(6, 60) {
+        let maker = farm.mount_as("v", "maker", "commit=0.05", None);
+        let stop = AtomicBool::new(false);
+        let seen = std::thread::scope(|scope| {
+            let (dir, name, stop) = (maker.join("dir"), format!("{round}"), &stop);
+            // It ends when its mount does.
+            let making = scope.spawn(move || compiles(&dir, &name, stop));
+            let until = std::time::Instant::now() + Duration::from_millis(100 + random.below(200));
+            let mut seen = Vec::new();
+            while std::time::Instant::now() < until {
+                seen = run(sh("ls").current_dir(here.join("dir"))).lines().map(str::to_owned).collect();
+                let last = seen.iter().filter(|name| !name.ends_with(".tmp")).next_back();
+                // What is read is complete, if nobody has removed it meanwhile.
+                last.into_iter().for_each(|name: &String| {
+                    there(&here.join("dir"), std::slice::from_ref(name));
+                });
+            }
+            farm.signal_server(libc::SIGKILL);
+            crate::farm::kill(maker.pid(), libc::SIGKILL);
+            stop.store(true, Ordering::Relaxed);
+            farm.kill_server();
+            maker.kill();
+            let _ = making.join().unwrap();
+            seen
+        });
+        farm.start_server();
+        let left: Vec<String> =
+            run(sh("ls").current_dir(here.join("dir"))).lines().map(str::to_owned).collect();
+        // Its maker may have gone on, and removed or renamed some of it; the last ones it has not.
+        let number = |name: &str| -> Option<(usize, usize)> {
+            let (of, at) = name.split_once('-')?;
+            Some((of.parse().ok()?, at.trim_end_matches(".tmp").parse().ok()?))
+        };
+        for name in seen.iter().filter(|name| !name.ends_with(".tmp")) {
+            let (of, at) = number(name).unwrap();
+            let is_there = left.contains(name);
+            assert!(is_there || (of == round && at % 3 == 2), "{name} was seen and is gone");
+        }
+        left.iter().filter(|name| !name.ends_with(".tmp")).for_each(|name| {
+            assert_eq!(there(&here.join("dir"), std::slice::from_ref(name)), [true]);
+        });
+        run(sh("rm -f *").current_dir(here.join("dir")));
+    }
+    here.unmount();
     let said = run(&mut farm.volume(["check", "v", "--content"]));
     assert!(said.contains("is sound"), "{said}");
 }

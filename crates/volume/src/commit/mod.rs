@@ -38,8 +38,6 @@ pub(crate) struct Subjects {
     kept: Vec<(Ino, Vec<SessionId>)>,
     /// Inodes that are put with or without links, or deleted.
     settled: Vec<Ino>,
-    /// Directories that get a name.
-    named_directories: Vec<Ino>,
     /// Content that the rows name.
     named: HashSet<ContentHash>,
     /// Bytes of rows.
@@ -154,17 +152,8 @@ impl Volume {
         }
         let mut batch = Rows::new();
         let subjects = self.put_records(&db, &mut batch, id, &commit.records).await?;
-        // What is above a directory that moves was looked at, and is not among the rows.
-        let moves = {
-            let sharing = self.sharing.lock();
-            subjects.named_directories.iter().any(|dir| sharing.grants.owner(*dir).is_some())
-        };
-        let doing = Doing {
-            session: id,
-            sequence: commit.sequence,
-            usage: delta,
-            waits: moves || commit.restores != 0,
-        };
+        let doing =
+            Doing { session: id, sequence: commit.sequence, usage: delta, waits: commit.restores != 0 };
         match self.check_grants(id, &subjects, &commit.records) {
             Err(VolumeError::NotOwned(ino)) if commit.restores != 0 => {
                 return Err(VolumeError::Contradicted(ino));
@@ -261,10 +250,7 @@ impl Volume {
                         None => batch.delete(tables::inode(*ino)),
                     }
                 }
-                (Record::PutDentry(parent, name, dentry), Some(Body::PutDentry(put))) => {
-                    if dentry.kind == FileKind::Directory {
-                        subjects.named_directories.push(dentry.ino);
-                    }
+                (Record::PutDentry(parent, name, _), Some(Body::PutDentry(put))) => {
                     let row = put.dentry.as_ref().map(Message::encode_to_vec).unwrap_or_default();
                     subjects.row_bytes += (row.len() + name.as_bytes().len()) as u64;
                     batch.put(tables::dentry(*parent, name.as_bytes()), row);

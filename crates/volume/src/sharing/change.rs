@@ -354,7 +354,8 @@ impl Volume {
         // What is above a directory that moves was looked at, and is not among the rows.
         let is_directory =
             |record: &Record| matches!(record, Record::PutDentry(_, _, to) if to.kind == FileKind::Directory);
-        let moves = matches!(asked.change, Change::Rename(..)) && executed.records.iter().any(is_directory);
+        let moves = matches!(&asked.change, Change::Rename(from, to, _) if from.0 != to.0)
+            && executed.records.iter().any(is_directory);
         let doing = Doing { session, sequence: 0, usage: executed.usage, waits: moves };
         self.sharing.lock().estates.strike(&executed.records);
         let ordered = self
