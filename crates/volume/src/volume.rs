@@ -380,12 +380,18 @@ impl Volume {
     }
 
     /// Waits for the change in progress and closes the database.
-    pub(crate) async fn close(&self) -> Result<(), slatedb::Error> {
+    pub(crate) async fn close(self: &Arc<Self>) -> Result<(), slatedb::Error> {
         let slot = std::mem::replace(&mut *self.slot.write(), Slot::Closed);
         self.sharing.lock().close();
         let _turn = self.turn.lock().await;
         match slot {
-            Slot::Open(db) => db.close().await,
+            Slot::Open(db) => {
+                let place = self.order.last(db.clone());
+                if let Err(error) = self.durable(&place).await {
+                    tracing::warn!(volume = self.name, %error, "what was answered is left to those who keep it");
+                }
+                db.close().await
+            }
             _ => Ok(()),
         }
     }

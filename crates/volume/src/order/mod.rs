@@ -54,6 +54,8 @@ struct State {
     opening: u64,
     /// The last number that was given.
     last: u64,
+    /// What the database had when it was opened.
+    found: u64,
     /// The last one that was written.
     written: Option<(u64, WriteHandle)>,
     undurable: Undurable<Entry>,
@@ -83,14 +85,16 @@ impl Order {
         state.opening += 1;
         // Marks that were given are not given again: clients may keep entries that have them.
         state.last = state.last.max(mark);
+        state.found = mark;
         state.written = None;
         state.seal_key = seal_key;
     }
 
-    /// The place of all that has one.
+    /// The place of all that was written. Of what is just being written only who has the turn can be sure.
     pub(crate) fn last(&self, db: Db) -> Ordered {
         let state = self.state.lock();
-        Ordered { db, opening: state.opening, number: state.last, early: false, subjects: Vec::new() }
+        let number = state.written.as_ref().map_or(state.found, |(number, _)| *number);
+        Ordered { db, opening: state.opening, number, early: false, subjects: Vec::new() }
     }
 
     fn next(&self, db: &Db) -> Ordered {
@@ -246,8 +250,11 @@ impl Volume {
     pub(crate) async fn all_durable(self: &Arc<Self>) -> Result<(), VolumeError> {
         loop {
             self.reopened().await?;
-            let Ok(db) = self.db() else { continue };
-            let place = self.order.last(db);
+            let place = {
+                let _turn = self.turn.lock().await;
+                let Ok(db) = self.db() else { continue };
+                self.order.last(db)
+            };
             if self.mark() >= place.number || self.durable(&place).await.is_ok() {
                 return Ok(());
             }

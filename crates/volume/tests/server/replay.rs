@@ -381,6 +381,37 @@ fn a_database_that_fails_loses_nothing_that_was_answered() {
 }
 
 #[test]
+fn a_batch_that_failed_with_its_database_is_answered_when_it_is_sent_again() {
+    let rig = Rig::new();
+    let mut one = rig.reader(1);
+    one.commit(1, &[], (0, 0)).unwrap();
+    // Too large for an entry: when the database is open again it is not there.
+    let large = |one: &mut Client| {
+        let block = one.content(&noise(1, 65536));
+        let records = [
+            put(1, directory(1, 0, 4)),
+            link(1, "f", 100, FileKind::Regular, 3),
+            put(100, file_in(1, Content::Blocks(vec![Some(block)]), 65536)),
+        ];
+        one.commit(2, &records, (65536, 1))
+    };
+    rig.store.puts.fails.store(true, Relaxed);
+    assert_eq!(code(&large(&mut one).unwrap_err()), FailureCode::Uncertain);
+    rig.store.puts.fails.store(false, Relaxed);
+    // Nothing is written meanwhile; what is asked for is what was before.
+    let started = std::time::Instant::now();
+    let is_late = || started.elapsed() > Duration::from_secs(30);
+    while one.commit(1, &[], (0, 0)).is_err() {
+        assert!(!is_late());
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    while large(&mut one).is_err() {
+        assert!(!is_late());
+    }
+    assert_eq!(rig.problems(), [""; 0]);
+}
+
+#[test]
 fn a_server_that_was_replaced_accepts_for_no_longer_than_its_window() {
     let mut rig = Rig::with_window(Duration::from_millis(200));
     let (mut one, mut two) = rig.readers();
