@@ -217,7 +217,7 @@ fn what_another_host_has_seen_outlives_server_and_maker() {
             let mut seen = Vec::new();
             while std::time::Instant::now() < until {
                 seen = run(sh("ls").current_dir(here.join("dir"))).lines().map(str::to_owned).collect();
-                let last = seen.iter().filter(|name| !name.ends_with(".tmp")).next_back();
+                let last = seen.iter().rfind(|name| !name.ends_with(".tmp"));
                 // What is read is complete, if nobody has removed it meanwhile.
                 last.into_iter().for_each(|name: &String| {
                     there(&here.join("dir"), std::slice::from_ref(name));
