@@ -29,6 +29,9 @@ const ENTRIES_BYTES: usize = 8 << 20;
 /// How long what nobody waits for gathers before it is flushed.
 const GATHER: Duration = Duration::from_millis(25);
 
+/// How often to look whether a database is open again.
+const REOPENED: Duration = Duration::from_millis(50);
+
 /// A place in the order.
 #[derive(Clone)]
 pub(crate) struct Ordered {
@@ -241,6 +244,16 @@ impl Volume {
         self.counted(upto);
         self.order.state.lock().durable(upto);
         Ok(())
+    }
+
+    /// Waits while the database is opened again.
+    pub(crate) async fn reopened(&self) -> Result<(), VolumeError> {
+        loop {
+            match self.db() {
+                Err(VolumeError::Reopening(_)) => tokio::time::sleep(REOPENED).await,
+                other => return other.map(drop),
+            }
+        }
     }
 
     /// Waits until everything that has a place is durable, over as many openings of the database as it takes.

@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use hayloft_model::grants::{Object, Outcome, Request};
 use hayloft_model::{
@@ -24,9 +24,6 @@ use crate::order::Ordered;
 use crate::order::entry::Doing;
 use crate::sharing::{Pass, Progress, Sharing};
 use crate::volume::Volume;
-
-/// How often to look whether a database is open again.
-const REOPENED: Duration = Duration::from_millis(50);
 
 /// A request for a change.
 struct Asked {
@@ -263,16 +260,6 @@ impl Volume {
             if db.get(tables::change(asked.session, asked.request)).await?.is_some() {
                 self.stored(asked, &executed, &[]);
                 return Ok(Tried::Done(executed, Vec::new()));
-            }
-        }
-    }
-
-    /// Waits while the database is opened again.
-    pub(crate) async fn reopened(&self) -> Result<(), VolumeError> {
-        loop {
-            match self.db() {
-                Err(VolumeError::Reopening(_)) => tokio::time::sleep(REOPENED).await,
-                other => return other.map(drop),
             }
         }
     }
