@@ -10,9 +10,6 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 use crate::{Ino, SessionId};
 
-/// Openings of a volume of which it is remembered what was brought back: who has been away for longer brings nothing.
-const OPENINGS_MAX: usize = 16;
-
 /// What has its place in the order, and is not durable yet. `E` is an entry, cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Undurable<E> {
@@ -190,16 +187,13 @@ impl BroughtBack {
         if let Some((_, marks)) = self.openings.iter_mut().find(|(of, _)| *of == opening) {
             return marks.insert(mark);
         }
-        if self.openings.len() == OPENINGS_MAX {
-            self.openings.remove(0);
-        }
         self.openings.push((opening, BTreeSet::from([mark])));
         true
     }
 
-    /// What of these openings was brought back is durable under marks that nobody brings any more.
-    pub fn is_empty(&self) -> bool {
-        self.openings.is_empty()
+    /// Forgets openings of which nothing is taken any more.
+    pub fn retain(&mut self, is_taken: impl Fn(u64) -> bool) {
+        self.openings.retain(|(opening, _)| is_taken(*opening));
     }
 }
 
@@ -261,7 +255,7 @@ mod tests {
         let mut brought = BroughtBack::default();
         assert!(brought.note(7, 3) && brought.note(7, 2) && !brought.note(7, 3) && brought.note(8, 3));
         assert_eq!(BroughtBack::from_openings(brought.openings()), brought);
-        (100..100 + OPENINGS_MAX as u64).for_each(|opening| assert!(brought.note(opening, 1)));
-        assert_eq!(brought.openings().count(), OPENINGS_MAX);
+        brought.retain(|opening| opening == 8);
+        assert_eq!(brought.openings().collect::<Vec<_>>(), [(8, vec![3])]);
     }
 }

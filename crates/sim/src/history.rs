@@ -1,15 +1,15 @@
 //! A store that is put back to an older copy while volumes are mounted (`docs/adr/0015`): who has seen more than the copy
 //! holds must not go on.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
-use hayloft_model::{Ino, Name, Record, Sequence, SessionId};
+use hayloft_model::{Ino, Name, Record, SessionId};
 
 use crate::Rule;
 use crate::operation::Process;
 use crate::reference::Kept;
 use crate::rng::Rng;
-use crate::server::Stored;
+use crate::server::{Order, Stored};
 use crate::world::{LEASE, What, World, trace};
 
 /// Where the choice of worlds begins in which that happens.
@@ -40,6 +40,12 @@ impl History {
         self.openings.last().map_or(0, |(id, _)| *id)
     }
 
+    /// Where an opening stands that is over, and up to which mark of it all was durable.
+    pub(crate) fn ended(&self, opening: u64) -> Option<(usize, u64)> {
+        let at = self.openings.iter().position(|(id, _)| *id == opening)?;
+        self.openings.get(at + 1).map(|(_, from)| (at, *from))
+    }
+
     /// Whether a client that has heard of this may go on.
     fn holds(&self, heard: Heard) -> bool {
         if heard.opening == 0 {
@@ -53,7 +59,6 @@ impl History {
 /// An older state of everything that is durable.
 pub(crate) struct Older {
     stored: Stored,
-    ended: BTreeMap<SessionId, Sequence>,
     reference: Kept,
 }
 
@@ -61,10 +66,18 @@ pub(crate) struct Older {
 #[derive(Default)]
 pub(crate) struct Fate {
     older: Option<Older>,
+    is_put_back: bool,
     away_until: u64,
     openings: u64,
     /// Names that clients have changed and not shipped, which cannot go on.
     unsent: BTreeSet<(SessionId, (u64, u8))>,
+}
+
+impl Fate {
+    /// Whether the store was put back once.
+    pub(crate) fn is_put_back(&self) -> bool {
+        self.is_put_back
+    }
 }
 
 impl World {
@@ -82,8 +95,8 @@ impl World {
     pub(crate) fn copy_store(&mut self) {
         trace!(self, "the store is copied");
         let reference = self.reference.keep();
-        let (stored, ended) = (self.server.stored.clone(), self.server.ended.clone());
-        self.fate.older = Some(Older { stored, ended, reference });
+        let stored = self.server.durable.clone();
+        self.fate.older = Some(Older { stored, reference });
     }
 
     /// The store is going to be put back. That takes longer than a lease: nobody answers any more then.
@@ -97,7 +110,8 @@ impl World {
 
     fn put_back(&mut self, older: Older) {
         trace!(self, "the store is put back");
-        (self.server.stored, self.server.ended) = (older.stored, older.ended);
+        self.server.stored = older.stored;
+        self.fate.is_put_back = true;
         let history = &self.server.stored.history;
         let clients = self.clients.iter();
         let (on, astray): (Vec<_>, Vec<_>) = clients.partition(|client| history.holds(client.history));
@@ -108,8 +122,8 @@ impl World {
             .map(|client| client.session)
             .filter(|session| sessions.contains_key(session))
             .collect();
-        for session in astray.into_iter().map(|client| client.session) {
-            let unsent = self.reference.unsent_names(session);
+        for (session, from) in astray.into_iter().map(|client| (client.session, client.on_its_way())) {
+            let unsent = self.reference.unsent_names(session, from);
             self.fate.unsent.extend(unsent.into_iter().map(|place| (session, place)));
         }
         let verdict = self.reference.put_back(&older.reference, &on, self.now);
@@ -136,6 +150,9 @@ impl World {
         self.fate.openings += 1;
         let history = &mut self.server.stored.history;
         history.openings.push((self.fate.openings, history.mark));
+        let mark = history.mark;
+        self.server.durable = self.server.stored.clone();
+        self.server.order = Order::new(mark);
     }
 
     /// Whether a client may not go on with what the store holds.

@@ -35,7 +35,7 @@ pub enum Rule {
     ReplayTwice,
     /// Nobody tells the server what is in use.
     ForgetInUse,
-    /// Changes are requested while older ones are only in memory.
+    /// Changes are requested while older ones are not shipped.
     ChangeBeforeShip,
     /// Rows of children are listed whoever owns them.
     ListUncovered,
@@ -85,11 +85,43 @@ pub enum Rule {
     RefusePressing,
     /// A client goes on with a store that was put back to an older state than it has seen.
     TrustOlderStore,
+    /// A client does not keep what comes with answers to its changes and batches.
+    ForgetAtAnswer,
+    /// Listings and rows come without entries.
+    ListWithoutEntries,
+    /// So do events.
+    ApplyWithoutEntries,
+    /// Who is told of something gets its last entries, and not what these build on.
+    TellAlone,
+    /// A client drops what it keeps of older openings at a mark of the present one.
+    DropAtAnyMark,
+    /// What was brought back is not noted.
+    BringTwice,
+    /// It is noted in memory only.
+    NoteBroughtApart,
+    /// What looks at rows does not wait for all claims, and a change that was done before is looked for only when it comes.
+    LookBeforeClaims,
+    /// The mark that clients are told is the last one that was given.
+    MarkBeforeFlush,
+    /// Inode numbers for changes are counted with what they make.
+    BirthsFromRow,
+    /// What entries say of the usage and of the last batch is put as it was then.
+    OverwriteByEntries,
+    /// Things are answered early however old the first is that is not durable.
+    NoWindow,
+    /// `sync` is answered at once.
+    SyncAtOnce,
+    /// A batch that is about nothing, and of which nobody is told, is answered before it is durable.
+    NothingEarly,
+    /// A claim is answered before what it brings is durable.
+    ClaimAtOnce,
+    /// Who finds its session ended brings with the next one what it kept.
+    BringAfterEnd,
 }
 
 impl Rule {
     /// All, by name.
-    pub const ALL: [(&'static str, Rule); 33] = [
+    pub const ALL: [(&'static str, Rule); 49] = [
         ("ack-before-apply", Rule::AckBeforeApply),
         ("recall-without-ship", Rule::RecallWithoutShip),
         ("no-claim-grace", Rule::NoClaimGrace),
@@ -123,5 +155,21 @@ impl Rule {
         ("apply-before-foreword", Rule::ApplyBeforeForeword),
         ("refuse-pressing", Rule::RefusePressing),
         ("trust-older-store", Rule::TrustOlderStore),
+        ("forget-at-answer", Rule::ForgetAtAnswer),
+        ("list-without-entries", Rule::ListWithoutEntries),
+        ("apply-without-entries", Rule::ApplyWithoutEntries),
+        ("tell-alone", Rule::TellAlone),
+        ("drop-at-any-mark", Rule::DropAtAnyMark),
+        ("bring-twice", Rule::BringTwice),
+        ("note-brought-apart", Rule::NoteBroughtApart),
+        ("look-before-claims", Rule::LookBeforeClaims),
+        ("mark-before-flush", Rule::MarkBeforeFlush),
+        ("births-from-row", Rule::BirthsFromRow),
+        ("overwrite-by-entries", Rule::OverwriteByEntries),
+        ("no-window", Rule::NoWindow),
+        ("sync-at-once", Rule::SyncAtOnce),
+        ("nothing-early", Rule::NothingEarly),
+        ("claim-at-once", Rule::ClaimAtOnce),
+        ("bring-after-end", Rule::BringAfterEnd),
     ];
 }

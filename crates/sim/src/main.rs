@@ -76,6 +76,8 @@ fn main() -> ExitCode {
                         sum.ops += outcome.ops;
                         sum.executed += outcome.executed;
                         sum.recalls += outcome.recalls;
+                        sum.brought += outcome.brought;
+                        sum.lost += outcome.lost;
                     }
                     if let Some(failure) = outcome.failure {
                         stop.fetch_or(!options.all, Relaxed);
@@ -91,11 +93,14 @@ fn main() -> ExitCode {
     let worlds = worlds.load(Relaxed);
     let sum = sum.into_inner().unwrap_or_default();
     println!(
-        "{worlds} worlds in {seconds:.1} s, {:.0} worlds/s; {} operations, {} executed by the server, {} recalls, {} steps",
+        "{worlds} worlds in {seconds:.1} s, {:.0} worlds/s; {} operations, {} executed by the server, {} recalls, {} brought \
+         back, {} lost, {} steps",
         worlds as f64 / seconds,
         sum.ops,
         sum.executed,
         sum.recalls,
+        sum.brought,
+        sum.lost,
         sum.steps,
     );
     let mut failed = failed.into_inner().unwrap_or_default();

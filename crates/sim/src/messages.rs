@@ -1,11 +1,34 @@
 //! What clients and the server say: the messages of `hayloft-wire` as plain values.
 
+use std::collections::BTreeSet;
+use std::rc::Rc;
+
 use hayloft_model::grants::Object;
 use hayloft_model::{
-    Batch, Change, Dentry, Ino, InoRange, InodeRow, Name, Record, Sequence, SessionId, TreeError,
+    Batch, Change, Dentry, Ino, InoRange, InodeRow, Name, Record, Sequence, SessionId, TreeError, UsageDelta,
 };
 
 use crate::history::Heard;
+
+/// All that one mark has written, so that it can be written once more.
+#[derive(Clone, Debug)]
+pub(crate) struct Written {
+    pub(crate) opening: u64,
+    pub(crate) mark: u64,
+    pub(crate) session: SessionId,
+    /// The number of a batch; 0: a change.
+    pub(crate) sequence: Sequence,
+    pub(crate) usage: UsageDelta,
+    pub(crate) records: Vec<Record>,
+    /// Of a change, what is to be answered.
+    pub(crate) outcome: Option<(u64, Option<Ino>)>,
+    /// Inodes whose rows or names change.
+    pub(crate) about: BTreeSet<Ino>,
+    /// The usage as it is then. Only for who gets it wrong.
+    pub(crate) total: hayloft_model::Usage,
+}
+
+pub(crate) type Entry = Rc<Written>;
 
 #[derive(Clone, Debug)]
 pub(crate) enum Ask {
@@ -18,6 +41,11 @@ pub(crate) enum Ask {
     },
     Numbers,
     Ping,
+    /// To be answered when this mark of an opening is durable.
+    Sync {
+        opening: u64,
+        mark: u64,
+    },
     /// What a session had not shipped that was ended; its sequence is the new session's.
     Restore {
         batch: Box<Batch>,
@@ -35,6 +63,8 @@ pub(crate) enum ToServer {
     Claim {
         own: Vec<Object>,
         in_use: Vec<Ino>,
+        /// What is brought back.
+        entries: Vec<Entry>,
     },
     Ask {
         request: u64,
@@ -82,7 +112,10 @@ pub(crate) enum ToClient {
     Ended {
         last: Option<Sequence>,
     },
-    Claimed,
+    /// With the last batch, which others may have brought.
+    Claimed {
+        last: Sequence,
+    },
     /// Answers `Enter`; nothing: there is no such directory.
     Listings {
         request: u64,
@@ -108,6 +141,9 @@ pub(crate) enum ToClient {
         range: InoRange,
     },
     Pong {
+        request: u64,
+    },
+    Synced {
         request: u64,
     },
     Restored {

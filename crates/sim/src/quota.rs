@@ -11,7 +11,7 @@ use crate::world::{LEASE, PATIENCE, What, World, trace};
 const QUOTAS: u64 = 0x0009_007a;
 
 /// When there may be no room, and how things are now.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Quota {
     /// Zeros: no limit.
     pub(crate) most: Usage,

@@ -6,7 +6,9 @@
 //! replaced by an operation which has not returned.
 
 mod lost;
+mod observed;
 mod older;
+mod order;
 mod views;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -72,8 +74,28 @@ struct Operation {
     returned: Option<u64>,
     /// The batch of its session that has it; none: not cut yet.
     batch: Option<u64>,
+    /// The server has done it with this batch of a session.
+    with: Option<(SessionId, u64)>,
+    /// The server has it: where its entry was made, an opening of the volume and a mark, and where it was written last.
+    accepted: Option<Accepted>,
     durable: bool,
     writes: Vec<Register>,
+}
+
+/// Where the server has something.
+#[derive(Clone, Copy, Debug)]
+struct Accepted {
+    entry: (u64, u64),
+    place: (u64, u64),
+    at: u64,
+    /// It is answered before it is durable.
+    early: bool,
+}
+
+impl Accepted {
+    fn new(place: (u64, u64), early: bool, at: u64) -> Accepted {
+        Accepted { entry: place, place, at, early }
+    }
 }
 
 /// What is wrong.
@@ -363,142 +385,24 @@ impl Reference {
 
     /// The last writes to a file that its owner deleted never left the owner: whoever has it open sees it as it was
     /// stored last.
-    pub(crate) fn deleted_elsewhere(&mut self, ino: u64, stored: Attributes, data: Vec<u8>, now: u64) {
-        self.put(0, Register::Attributes(ino), Value::Attributes(Attributes { nlink: 0, ..stored }), now);
-        self.put(0, Register::Data(ino), Value::Data(data), now);
-    }
-
-    /// Values that an observation between `call` and `now` may be of.
-    fn visible(&self, register: Register, call: u64) -> impl Iterator<Item = Value> + '_ {
-        let all = self.history.get(&register).map_or(&[][..], Vec::as_slice);
-        let mut done = false;
-        let mut versions = all.iter().rev();
-        let mut initial = Some(match register {
-            Register::Name(..) => Value::Name(None),
-            Register::Data(_) => Value::Data(Vec::new()),
-            Register::Attributes(_) => Value::Nothing,
-        });
-        std::iter::from_fn(move || {
-            if done {
-                return None;
-            }
-            let Some(version) = versions.next() else {
-                done = true;
-                return initial.take();
-            };
-            let returned = match version.op {
-                0 => Some(version.from),
-                op => self.operations.get(&op).and_then(|op| op.returned),
-            };
-            // Whoever begins after that must not see what was before.
-            done = returned.is_some_and(|returned| returned < call);
-            Some(version.value.clone())
-        })
-    }
-
-    /// Whether an observation that began at `call`, and is made now, is right.
-    pub(crate) fn observed(&self, register: Register, value: &Value, call: u64) -> Verdict {
-        if self.visible(register, call).any(|seen| seen == *value) {
-            return Ok(());
-        }
-        let all = self.history.get(&register).map_or(&[][..], Vec::as_slice);
-        let last: Vec<String> = all
-            .iter()
-            .rev()
-            .take(4)
-            .map(|version| {
-                let op = self.operations.get(&version.op);
-                let returned = op.and_then(|op| op.returned);
-                format!("{:?} by op {} at {}, returned {returned:?}", version.value, version.op, version.from)
-            })
-            .collect();
-        Err(format!("{register:?} was seen as {value:?} since {call}; latest first: {}", last.join("; ")))
-    }
-
-    /// Inodes that a name may have led to since `call`.
-    pub(crate) fn could_be(&self, dir: u64, name: u8, call: u64) -> Vec<Option<u64>> {
-        self.visible(Register::Name(dir, name), call)
-            .map(|value| if let Value::Name(to) = value { to } else { None })
-            .collect()
-    }
-
-    /// Whether a directory may have been below another, or that itself, since `call`.
-    pub(crate) fn could_be_below(&self, dir: u64, top: u64, call: u64) -> bool {
-        let (mut todo, mut seen) = (vec![dir], BTreeSet::new());
-        while let Some(dir) = todo.pop() {
-            if dir == top {
-                return true;
-            }
-            if seen.insert(dir) {
-                todo.extend(self.history.keys().filter_map(|register| match *register {
-                    Register::Name(above, name) => {
-                        self.could_be(above, name, call).contains(&Some(dir)).then_some(above)
-                    }
-                    _ => None,
-                }));
-            }
-        }
-        false
-    }
-
-    pub(crate) fn could_be_unlinked(&self, ino: u64, call: u64) -> bool {
-        self.visible(Register::Attributes(ino), call)
-            .any(|value| matches!(value, Value::Attributes(Attributes { nlink: 0, .. })))
-    }
-
-    pub(crate) fn could_have_names(&self, dir: u64, call: u64) -> bool {
-        (0..=u8::MAX).any(|name| self.could_be(dir, name, call).iter().any(Option::is_some))
+    pub(crate) fn deleted_elsewhere(
+        &mut self,
+        op: u64,
+        ino: u64,
+        stored: Attributes,
+        data: Vec<u8>,
+        (with, place, now): ((SessionId, u64), (u64, u64), u64),
+    ) {
+        let accepted = Some(Accepted::new(place, false, now));
+        let (returned, with) = (Some(now), Some(with));
+        let operation = Operation { call: now, returned, with, accepted, ..Operation::default() };
+        self.operations.insert(op, operation);
+        self.put(op, Register::Attributes(ino), Value::Attributes(Attributes { nlink: 0, ..stored }), now);
+        self.put(op, Register::Data(ino), Value::Data(data), now);
     }
 
     pub(crate) fn kind(&self, ino: u64) -> Option<FileKind> {
         self.kinds.get(&ino).copied()
-    }
-
-    /// A session has cut its log.
-    pub(crate) fn cut(&mut self, session: SessionId, batch: u64) {
-        for operation in self.operations.values_mut() {
-            if operation.session == session.0 && !operation.durable && operation.batch.is_none() {
-                operation.batch = (!operation.writes.is_empty()).then_some(batch);
-            }
-        }
-    }
-
-    pub(crate) fn undo_cut(&mut self, session: SessionId, batch: u64) {
-        for operation in self.operations.values_mut() {
-            if operation.session == session.0 && operation.batch == Some(batch) && !operation.durable {
-                operation.batch = None;
-            }
-        }
-    }
-
-    pub(crate) fn committed(&mut self, session: SessionId, batch: u64) {
-        for operation in self.operations.values_mut() {
-            operation.durable |= operation.session == session.0 && operation.batch == Some(batch);
-        }
-    }
-
-    /// The server has executed a request: it is durable, and so has to be what returned before it was made.
-    pub(crate) fn executed(&mut self, op: u64) -> Verdict {
-        let Some(operation) = self.operations.get_mut(&op) else { return Ok(()) };
-        operation.durable = true;
-        let (session, call) = (operation.session, operation.call);
-        self.synced(SessionId(session), call)
-    }
-
-    /// Everything that a session has finished before `call` is durable.
-    pub(crate) fn synced(&self, session: SessionId, call: u64) -> Verdict {
-        let lost = self.operations.iter().find(|(_, operation)| {
-            operation.session == session.0
-                && operation.returned.is_some_and(|returned| returned < call)
-                && !operation.durable
-                && !operation.writes.is_empty()
-        });
-        match lost {
-            Some((op, _)) => {
-                Err(format!("op {op} is not durable, but what came after it is, or was said to be"))
-            }
-            None => Ok(()),
-        }
     }
 
     /// Names of directories in a directory.

@@ -1,5 +1,8 @@
 //! The world: time, streams, faults, and the run from a seed to its end.
 
+mod faults;
+mod streams;
+
 use std::collections::{BTreeMap, VecDeque};
 
 use hayloft_model::grants::{Outcome as Turn, Ticket};
@@ -8,10 +11,11 @@ use hayloft_model::{Ino, SessionId};
 use crate::Rule;
 use crate::client::{Client, Late};
 use crate::history::Fate;
-use crate::messages::{Ask, ToClient, ToServer};
+use crate::messages::{Ask, Entry, ToClient, ToServer};
 use crate::reference::{Reference, Verdict};
 use crate::rng::Rng;
-use crate::server::{Fault, Send, Server};
+use crate::server::{Fault, Send, Server, Then};
+use streams::Connection;
 
 /// How long a session may be silent.
 pub(crate) const LEASE: u64 = 400;
@@ -25,6 +29,8 @@ const STUCK_FOR: u64 = PATIENCE + 4 * LEASE;
 const STICKY: u64 = 0x0057_0c4b;
 /// The same of worlds in which hosts come back with what they had not shipped.
 const RESTORES: u64 = 0x0e57_04e5;
+/// The same of windows, and of how soon things are durable.
+const STORES: u64 = 0x0003_1d03;
 /// Steps of a world, at most.
 const STEPS_MAX: u64 = 4_000_000;
 
@@ -54,6 +60,10 @@ pub struct Outcome {
     pub executed: u64,
     /// Recalls sent.
     pub recalls: u64,
+    /// Entries that were brought back.
+    pub brought: u64,
+    /// Operations that were lost with the server and all who knew of them.
+    pub lost: u64,
 }
 
 /// What is wrong.
@@ -74,8 +84,14 @@ pub(crate) enum What {
     Work(u64, Ticket, Turn),
     /// What a request has read goes out.
     Send(u64, Ticket, Send),
+    /// What has gathered is flushed; that has ended; what comes after.
+    Flush(u64),
+    Flushed(u64),
+    Then(u64, Then),
     ServerCheck,
     ServerStart,
+    /// A server that another one has taken the place of knows.
+    EndReplaced(u64),
     /// A process goes on.
     Process(usize, u64, usize, u64),
     /// A client tries to connect.
@@ -108,29 +124,6 @@ pub(crate) enum What {
     Fault,
 }
 
-/// A connection: two streams.
-pub(crate) struct Connection {
-    pub(crate) client: usize,
-    pub(crate) life: u64,
-    pub(crate) session: SessionId,
-    pub(crate) up: bool,
-    to_server: VecDeque<ToServer>,
-    /// With the mark of the store.
-    to_client: VecDeque<(u64, ToClient)>,
-    last_to_server: u64,
-    last_to_client: u64,
-    stalled_until: u64,
-}
-
-impl Connection {
-    /// Whether nothing is on its way but keep-alives.
-    pub(crate) fn is_empty(&self) -> bool {
-        let ping = |message: &ToServer| matches!(message, ToServer::Ask { ask: Ask::Ping, .. });
-        let pong = |(_, message): &(u64, ToClient)| matches!(message, ToClient::Pong { .. });
-        self.to_server.iter().all(ping) && self.to_client.iter().all(pong)
-    }
-}
-
 pub(crate) struct World {
     pub(crate) config: Config,
     pub(crate) now: u64,
@@ -145,6 +138,14 @@ pub(crate) struct World {
     next_op: u64,
     pub(crate) ops_left: u64,
     pub(crate) server: Server,
+    /// The server before it, which goes on for a while.
+    pub(crate) replaced: Option<Box<Server>>,
+    /// For how long something is answered while what came before it is not durable; 0: not at all.
+    pub(crate) window: u64,
+    /// How long what nobody waits for gathers before it is flushed, at most.
+    pub(crate) gather: u64,
+    /// Much is answered before it is durable, and the server is lost often.
+    pub(crate) lossy: bool,
     pub(crate) clients: Vec<Client>,
     pub(crate) reference: Reference,
     pub(crate) outcome: Outcome,
@@ -196,6 +197,12 @@ impl World {
         let delay = *rng.pick(&[1, 4, 12, 40]);
         let busy = rng.permille(500).then_some(0);
         let deep = rng.permille(250);
+        let mut other = Rng::new(config.seed ^ STORES);
+        let lossy = other.permille(300);
+        let (window, gather) = match lossy {
+            true => *other.pick(&[(400, 300), (1000, 800), (2000, 1000)]),
+            false => *other.pick(&[(40, 25), (40, 10), (20, 100), (100, 100), (400, 25), (0, 25)]),
+        };
         let mut world = World {
             config,
             now: 1,
@@ -209,6 +216,10 @@ impl World {
             next_op: 1,
             ops_left: config.ops,
             server,
+            replaced: None,
+            window,
+            gather,
+            lossy,
             clients: Vec::new(),
             reference: Reference::new(&root),
             outcome: Outcome::default(),
@@ -321,13 +332,17 @@ impl World {
             What::ToServer(connection) => self.deliver_to_server(connection),
             What::ToClient(connection) => self.deliver_to_client(connection),
             What::Work(life, ticket, turn) => {
-                if self.server.life == life && self.server.up {
-                    self.work(ticket, turn);
-                }
+                self.on_server(life, |world| world.work(ticket, turn));
             }
             What::Send(life, ticket, send) => {
-                if self.server.life == life && self.server.up {
-                    self.send_read(ticket, send);
+                self.on_server(life, |world| world.send_read(ticket, send));
+            }
+            What::Flush(life) => drop(self.on_server(life, World::gathered)),
+            What::Flushed(life) => drop(self.on_server(life, World::flushed)),
+            What::Then(life, then) => drop(self.on_server(life, |world| world.then(then))),
+            What::EndReplaced(life) => {
+                if self.replaced.as_ref().is_some_and(|replaced| replaced.life == life) {
+                    self.end_replaced();
                 }
             }
             What::ServerCheck => {
@@ -396,186 +411,6 @@ impl World {
             What::Quota { bytes, room } => self.set_quota(bytes, room),
             What::NoQuota => self.end_quota(),
             What::Fault => self.fault(),
-        }
-    }
-
-    fn delay(&mut self) -> u64 {
-        let usual = 1 + self.rng.below(self.delay);
-        if self.rng.permille(30) { usual * 4 } else { usual }
-    }
-
-    pub(crate) fn open(&mut self, client: usize, life: u64, session: SessionId) -> u64 {
-        let number = self.next_connection;
-        self.next_connection += 1;
-        let connection = Connection {
-            client,
-            life,
-            session,
-            up: true,
-            to_server: VecDeque::new(),
-            to_client: VecDeque::new(),
-            last_to_server: 0,
-            last_to_client: 0,
-            stalled_until: 0,
-        };
-        self.connections.insert(number, connection);
-        number
-    }
-
-    pub(crate) fn send_to_server(&mut self, number: u64, message: ToServer) {
-        let delay = self.delay();
-        let now = self.now;
-        let Some(connection) = self.connections.get_mut(&number).filter(|connection| connection.up) else {
-            return;
-        };
-        let at = (now + delay).max(connection.last_to_server).max(connection.stalled_until);
-        connection.last_to_server = at;
-        connection.to_server.push_back(message);
-        self.after(at - now, What::ToServer(number));
-    }
-
-    pub(crate) fn send_to_client(&mut self, number: u64, message: ToClient) {
-        let delay = self.delay();
-        let now = self.now;
-        let Some(connection) = self.connections.get_mut(&number).filter(|connection| connection.up) else {
-            return;
-        };
-        let at = (now + delay).max(connection.last_to_client).max(connection.stalled_until);
-        connection.last_to_client = at;
-        connection.to_client.push_back((self.server.stored.history.mark, message));
-        self.after(at - now, What::ToClient(number));
-    }
-
-    fn deliver_to_server(&mut self, number: u64) {
-        let now = self.now;
-        let Some(connection) = self.connections.get_mut(&number).filter(|connection| connection.up) else {
-            return;
-        };
-        if connection.stalled_until > now {
-            let wait = connection.stalled_until - now;
-            return self.after(wait, What::ToServer(number));
-        }
-        let Some(message) = connection.to_server.pop_front() else { return };
-        let session = connection.session;
-        trace!(self, "c{} -> server: {message:?}", self.connections[&number].client);
-        self.server_receives(number, session, message);
-    }
-
-    fn deliver_to_client(&mut self, number: u64) {
-        let now = self.now;
-        let Some(connection) = self.connections.get_mut(&number).filter(|connection| connection.up) else {
-            return;
-        };
-        if connection.stalled_until > now {
-            let wait = connection.stalled_until - now;
-            return self.after(wait, What::ToClient(number));
-        }
-        let Some((mark, message)) = connection.to_client.pop_front() else { return };
-        let (client, life) = (connection.client, connection.life);
-        if self.clients[client].life == life && self.clients[client].connection == Some(number) {
-            trace!(self, "server -> c{client}: {message:?}");
-            self.clients[client].hears(mark, &message);
-            self.client_receives(client, message);
-        }
-    }
-
-    /// A connection breaks: what is under way is lost, and both ends notice.
-    pub(crate) fn cut_connection(&mut self, number: u64) {
-        let Some(connection) = self.connections.remove(&number) else { return };
-        trace!(self, "the connection of c{} breaks", connection.client);
-        self.server_loses(number, connection.session);
-        let client = &self.clients[connection.client];
-        if client.life == connection.life && client.connection == Some(number) {
-            self.client_loses(connection.client);
-        }
-    }
-
-    /// Some clock is an hour wrong from now on, or right again.
-    fn set_a_clock(&mut self) {
-        let skew = *self.clocks.pick(&[0, 0, HOUR, -HOUR]);
-        match self.clocks.below(2 * self.clients.len() as u64) as usize {
-            at if at < self.clients.len() => {
-                trace!(self, "the clock of c{at} is {skew} off");
-                self.clients[at].skew = skew;
-            }
-            _ => {
-                trace!(self, "the server's clock is {skew} off");
-                self.server.skew = skew;
-            }
-        }
-    }
-
-    fn fault(&mut self) {
-        if self.draining || self.ops_left == 0 {
-            return;
-        }
-        self.last_fault = self.now;
-        let next = 1 + self.rng.below(2 * self.faults);
-        self.after(next, What::Fault);
-        self.set_a_clock();
-        let client = self.rng.below(self.clients.len() as u64) as usize;
-        match self.rng.below(10) {
-            0 | 1 => {
-                if let Some(connection) = self.clients[client].connection {
-                    self.cut_connection(connection);
-                }
-            }
-            2..=4 => {
-                let until = self.now + self.rng.between(LEASE / 4, 4 * LEASE);
-                trace!(self, "the connection of c{client} stalls until {until}");
-                if let Some(number) = self.clients[client].connection
-                    && let Some(connection) = self.connections.get_mut(&number)
-                {
-                    connection.stalled_until = until;
-                }
-            }
-            5 if self.rng.permille(400) => {
-                trace!(self, "c{client} unmounts");
-                self.clients[client].leaving = true;
-            }
-            5 => {
-                trace!(self, "c{client} crashes");
-                self.restart_client(client);
-            }
-            6 => self.stop_server(),
-            _ => {
-                let fault = *self.rng.pick(&[Fault::Refuse, Fault::UncertainApplied, Fault::UncertainLost]);
-                self.server.fault = Some(fault);
-            }
-        }
-    }
-
-    pub(crate) fn has_fault(&mut self) {
-        self.last_fault = self.now;
-    }
-
-    fn stick(&mut self, at: usize) {
-        if self.clients[at].life > 1 || self.draining {
-            return;
-        }
-        self.last_fault = self.now;
-        if std::mem::replace(&mut self.clients[at].stuck, true) {
-            trace!(self, "the stuck c{at} is given up");
-            self.restart_client(at);
-        } else {
-            trace!(self, "c{at} is stuck");
-            self.after(STUCK_FOR, What::Stick(at));
-        }
-    }
-
-    fn check_patience(&mut self) {
-        let (now, last_fault) = (self.now, self.last_fault);
-        let late =
-            self.clients.iter().enumerate().filter(|(_, client)| !client.stuck).find_map(|(at, client)| {
-                client.oldest_call().filter(|call| now - (*call).max(last_fault) > PATIENCE).map(|_| at)
-            });
-        if let Some(at) = late {
-            let about = self.clients[at].waits_for();
-            self.fail(format!("c{at} waits for ever: {about}; grants: {:#?}", self.server.grants));
-        }
-        if self.draining && now > self.server.drain_until {
-            let waits: Vec<String> = self.clients.iter().map(|client| client.waits_for()).collect();
-            self.fail(format!("it does not come to rest: {waits:#?}; {:#?}", self.server.grants));
         }
     }
 }

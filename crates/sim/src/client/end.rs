@@ -5,7 +5,7 @@ use super::*;
 impl World {
     /// Everything comes to an end: connections heal, dead sessions are ended, logs are shipped.
     pub(crate) fn drain(&mut self) {
-        self.server.fault = None;
+        (self.server.fault, self.server.flush_fails) = (None, false);
         self.server.drain_until = self.now + 20_000;
         for at in 0..self.clients.len() {
             if self.clients[at].stuck {
@@ -18,7 +18,7 @@ impl World {
     pub(crate) fn is_quiet(&mut self) -> bool {
         let clients = &self.clients;
         let has_client = |session| clients.iter().any(|client| client.session == session);
-        if !self.server.up || !self.server.is_idle(has_client) {
+        if !self.server.up || self.replaced.is_some() || !self.server.is_idle(has_client) {
             return false;
         }
         let dead: Vec<SessionId> =
@@ -29,7 +29,8 @@ impl World {
                 self.press(at);
             }
         }
-        self.clients.iter().all(Client::is_at_rest)
+        self.server.is_all_durable()
+            && self.clients.iter().all(Client::is_at_rest)
             && self.connections.values().all(|connection| connection.is_empty())
     }
 
@@ -89,6 +90,9 @@ impl World {
                     }
                 }
             }
+        }
+        if self.server.durable.rows != rows {
+            wrong.push("not all is durable".to_owned());
         }
         let stored: BTreeMap<(u64, u8), u64> = rows
             .dentries

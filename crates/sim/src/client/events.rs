@@ -57,14 +57,14 @@ impl World {
     pub(super) fn shipped(&mut self, at: usize) {
         let client = &mut self.clients[at];
         let Some((_, batch)) = client.in_flight.take() else { return };
-        client.durable = batch.sequence;
+        client.accepted = batch.sequence;
         client.full = false;
-        let durable = client.durable;
-        let gone = client.tree.shipped(durable);
+        let accepted = client.accepted;
+        let gone = client.tree.shipped(accepted);
         let given = client.recalls.iter_mut();
         given.for_each(|recall| recall.owned &= !gone.contains(&recall.object.ino()));
         let (ready, rest) =
-            std::mem::take(&mut client.recalls).into_iter().partition(|recall| recall.until <= durable);
+            std::mem::take(&mut client.recalls).into_iter().partition(|recall| recall.until <= accepted);
         client.recalls = rest;
         let ready: Vec<Recall> = ready;
         ready.into_iter().for_each(|recall| self.give_back(at, recall));
@@ -121,7 +121,7 @@ impl World {
                 let until =
                     if self.is_broken(Rule::RecallWithoutShip) { Sequence(0) } else { self.press(at) };
                 let recall = Recall { event: number, object, keep_read, owned, until };
-                if recall.until <= self.clients[at].durable {
+                if recall.until <= self.clients[at].accepted {
                     self.give_back(at, recall);
                 } else {
                     self.clients[at].recalls.push(recall);

@@ -99,8 +99,8 @@ impl World {
         let client = &mut self.clients[at];
         let request = client.next_request;
         client.next_request += 1;
-        let (work, durable) = (client.commit_sent, client.durable);
-        let outstanding = Outstanding { ask: ask.clone(), sent: now, work, durable };
+        let (work, accepted) = (client.commit_sent, client.accepted);
+        let outstanding = Outstanding { ask: ask.clone(), sent: now, work, accepted };
         client.outstanding.insert(request, outstanding);
         if client.link == Link::Up {
             self.send_ask(at, request, ask);
@@ -132,6 +132,39 @@ impl World {
         request
     }
 
+    /// Waits until everything that it has heard of is durable.
+    pub(crate) fn ask_to_sync(&mut self, at: usize) -> u64 {
+        let client = &self.clients[at];
+        let opening = client.history.opening;
+        // What is of others was brought, and is durable, before anything else is answered.
+        let mark = client.kept.last(opening).unwrap_or(0);
+        self.ask(at, Ask::Sync { opening, mark })
+    }
+
+    /// A message comes with the mark up to which all is durable, and with what is to be kept. Before its session is known
+    /// there, the mark is of another opening.
+    pub(crate) fn hears(&mut self, at: usize, mark: u64, entries: Vec<Entry>, message: &ToClient) {
+        let is_answer = matches!(message, ToClient::Changed { .. } | ToClient::Committed(_));
+        let forgets = is_answer && self.is_broken(Rule::ForgetAtAnswer);
+        let any_mark = self.is_broken(Rule::DropAtAnyMark);
+        let client = &mut self.clients[at];
+        for entry in entries.into_iter().filter(|_| !forgets) {
+            client.kept.keep(entry.opening, entry.mark, entry);
+        }
+        if let ToClient::Welcome { opening, .. } = message {
+            client.history = Heard { opening: *opening, mark };
+        } else if client.link != Link::Greeting {
+            client.history.mark = client.history.mark.max(mark);
+        } else {
+            return;
+        }
+        let Heard { opening, mark } = client.history;
+        client.kept.durable(opening, mark);
+        if any_mark {
+            (0..opening).for_each(|opening| client.kept.durable(opening, mark));
+        }
+    }
+
     pub(super) fn answered(&mut self, at: usize, request: u64) -> Option<Outstanding> {
         let client = &mut self.clients[at];
         client.fetches.remove(&request);
@@ -160,13 +193,14 @@ impl World {
                 let client = &mut self.clients[at];
                 client.unsent = None;
                 if applied {
-                    client.durable = Sequence(1);
+                    client.accepted = Sequence(1);
                     client.last_cut = Sequence(1);
                 }
                 client.outstanding.remove(&request);
                 self.up(at);
             }
-            ToClient::Claimed => self.claimed(at),
+            ToClient::Claimed { last } => self.claimed(at, last),
+            ToClient::Synced { request } => drop(self.answered(at, request)),
             ToClient::Listings { request, listings } => {
                 if self.answered(at, request).is_some() {
                     listings.into_iter().for_each(|listing| self.add_listing(at, listing));
@@ -236,15 +270,26 @@ impl World {
         if self.clients[at].in_flight.as_ref().is_some_and(|(_, batch)| batch.sequence <= last) {
             self.shipped(at);
         }
-        let client = &mut self.clients[at];
-        if client.unsent.take_if(|(batch, _)| batch.sequence <= last).is_some() {
-            (client.durable, client.last_cut) = (last, last);
-        }
-        let own = self.clients[at].tree.owned();
-        self.say(at, ToServer::Claim { own, in_use });
+        let client = &self.clients[at];
+        let (own, entries) = (client.tree.owned(), client.kept.to_bring(client.history.opening));
+        self.say(at, ToServer::Claim { own, in_use, entries });
     }
 
-    pub(super) fn claimed(&mut self, at: usize) {
+    /// What was brought is durable. Others may have brought a batch that was not acknowledged.
+    pub(super) fn claimed(&mut self, at: usize, last: Sequence) {
+        let client = &mut self.clients[at];
+        client.kept.brought(client.history.opening);
+        if last < client.accepted {
+            let accepted = client.accepted;
+            return self.fail(format!("c{at} is told that {last:?} is its last batch, after {accepted:?}"));
+        }
+        if self.clients[at].in_flight.as_ref().is_some_and(|(_, batch)| batch.sequence <= last) {
+            self.shipped(at);
+        }
+        let client = &mut self.clients[at];
+        if client.unsent.take_if(|(batch, _)| batch.sequence <= last).is_some() {
+            (client.accepted, client.last_cut) = (last, last);
+        }
         let Some((batch, of)) = self.clients[at].unsent.clone() else { return self.up(at) };
         self.clients[at].link = Link::Restoring;
         self.clients[at].owed.clear();

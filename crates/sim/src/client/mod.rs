@@ -9,13 +9,14 @@ mod link;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use hayloft_model::grants::Object;
+use hayloft_model::replay::Kept;
 use hayloft_model::tree::{Cut, Stale, Tree};
 use hayloft_model::{Batch, FileKind, Ino, Missing, Name, Record, Sequence, SessionId, Timestamp, Usage};
 
 use crate::Rule;
 use crate::history::Heard;
 use crate::kernel::Kernel;
-use crate::messages::{Ask, Body, Listing, ToClient, ToServer};
+use crate::messages::{Ask, Body, Entry, Listing, ToClient, ToServer};
 use crate::operation::{Op, Process};
 use crate::reference::{Attributes, Register, Value};
 use crate::world::{LEASE, What, World, trace};
@@ -42,8 +43,8 @@ pub(crate) struct Outstanding {
     sent: u64,
     /// When a batch was sent last before it.
     work: u64,
-    /// The batch that was durable when it was sent.
-    durable: Sequence,
+    /// The last batch that the server had when it was sent.
+    accepted: Sequence,
 }
 
 #[derive(Debug)]
@@ -91,6 +92,8 @@ pub(crate) struct Client {
     pub(crate) lapsed: bool,
     /// The store as it knows it.
     pub(crate) history: Heard,
+    /// What is not known to be durable.
+    pub(crate) kept: Kept<Entry>,
     /// That is another one by now: all calls fail.
     pub(crate) is_over: bool,
     /// It acknowledges nothing, and gives nothing back.
@@ -102,7 +105,8 @@ pub(crate) struct Client {
     fetches: BTreeMap<u64, Missing>,
     /// Answers to changes, until the operation takes them.
     pub(crate) answers: BTreeMap<u64, (Result<Option<Ino>, hayloft_model::TreeError>, bool)>,
-    pub(crate) durable: Sequence,
+    /// The last batch that the server has.
+    pub(crate) accepted: Sequence,
     last_cut: Sequence,
     ship_to: Sequence,
     in_flight: Option<(Option<Cut>, Batch)>,
@@ -147,14 +151,14 @@ impl Client {
     pub(crate) fn waits_for(&self) -> String {
         let ops: Vec<&Op> = self.processes.iter().filter_map(|process| process.op.as_ref()).collect();
         format!(
-            "{ops:?}; link {:?}, lapsed {}, outstanding {:?}, recalls {:?}, expiries {:?}, durable {:?}, cut {:?}, \
+            "{ops:?}; link {:?}, lapsed {}, outstanding {:?}, recalls {:?}, expiries {:?}, accepted {:?}, cut {:?}, \
              to ship {:?}",
             self.link,
             self.lapsed,
             self.outstanding,
             self.recalls,
             self.expiries,
-            self.durable,
+            self.accepted,
             self.last_cut,
             self.ship_to,
         )
@@ -176,15 +180,6 @@ impl Client {
             && !self.tree.is_dirty()
     }
 
-    /// A message comes with the mark of the store. Before its session is known there, it is of another opening.
-    pub(crate) fn hears(&mut self, mark: u64, message: &ToClient) {
-        if let ToClient::Welcome { opening, .. } = message {
-            self.history = Heard { opening: *opening, mark };
-        } else if self.link != Link::Greeting {
-            self.history.mark = self.history.mark.max(mark);
-        }
-    }
-
     /// The store is another one: it is mounted no more.
     pub(crate) fn end(&mut self) {
         (self.is_over, self.lapsed, self.link) = (true, true, Link::Down);
@@ -196,6 +191,11 @@ impl Client {
             self.tree.undo_cut(cut);
         }
         self.tree.cut(Sequence(1), false).batch
+    }
+
+    /// The batch on its way.
+    pub(crate) fn on_its_way(&self) -> Option<u64> {
+        self.in_flight.as_ref().map(|(_, batch)| batch.sequence.0)
     }
 
     /// Whether somebody waits for it to give something back.
@@ -260,6 +260,7 @@ impl World {
             arrived: 0,
             lapsed: true,
             history: Heard::default(),
+            kept: Kept::default(),
             is_over: false,
             stuck: false,
             last_sent: 0,
@@ -267,7 +268,7 @@ impl World {
             outstanding: BTreeMap::new(),
             fetches: BTreeMap::new(),
             answers: BTreeMap::new(),
-            durable: Sequence(0),
+            accepted: Sequence(0),
             last_cut: Sequence(0),
             ship_to: Sequence(0),
             in_flight: None,
@@ -336,7 +337,11 @@ impl World {
             unsent = (!batch.records.is_empty()).then_some((batch, session));
         }
         let history = client.history;
+        let kept = std::mem::take(&mut client.kept);
         self.restart_client(at);
+        if self.is_broken(Rule::BringAfterEnd) {
+            self.clients[at].kept = kept;
+        }
         (self.clients[at].unsent, self.clients[at].history) = (unsent, history);
     }
 
@@ -360,11 +365,12 @@ impl World {
         if self.rng.permille(300) {
             let client = &mut self.clients[at];
             // A fetch that is under way may bring what was so before a later batch.
-            let durable = client.outstanding.values().map(|out| out.durable).min().unwrap_or(client.durable);
-            let dropped = client.tree.evict(2, durable, |_| false);
+            let accepted =
+                client.outstanding.values().map(|out| out.accepted).min().unwrap_or(client.accepted);
+            let dropped = client.tree.evict(2, accepted, |_| false);
             trace!(self, "c{at} evicts {dropped:?}");
             let client = &self.clients[at];
-            let files = client.tree.releasable(2, client.durable, |_| false);
+            let files = client.tree.releasable(2, client.accepted, |_| false);
             if client.link == Link::Up && !files.is_empty() {
                 trace!(self, "c{at} would rather not own {files:?}");
                 self.say(at, ToServer::Release(files));
@@ -380,7 +386,9 @@ impl World {
         if self.clients[at].tree.is_dirty() {
             self.press(at);
         }
-        if self.clients[at].is_at_rest() {
+        if self.clients[at].is_at_rest() && !self.clients[at].kept.is_empty() {
+            self.ask_to_sync(at);
+        } else if self.clients[at].is_at_rest() {
             let (session, now) = (self.clients[at].session, self.now);
             let verdict = self.reference.synced(session, now + 1);
             self.judge(&format!("c{at} says goodbye"), verdict);

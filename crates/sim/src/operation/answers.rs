@@ -94,9 +94,15 @@ impl World {
         Flow::Ready(Answer::Entry(Some((dentry.ino, dentry.kind)), Some(row), unlimited))
     }
 
+    /// Whether the server that a client asks would say that there is no such inode. Before all have claimed it does not.
+    fn is_absent(&self, at: usize, ino: Ino) -> bool {
+        self.server_of(at)
+            .is_some_and(|server| server.all_claimed() && !server.stored.rows.inodes.contains_key(&ino))
+    }
+
     /// Whether an inode that the kernel knows is gone: then it had no name since the call.
     pub(super) fn is_gone(&mut self, at: usize, op: &Op, ino: Ino) -> bool {
-        if self.server.stored.rows.inodes.contains_key(&ino) || self.clients[at].tree.has_inode(ino) {
+        if !self.is_absent(at, ino) || self.clients[at].tree.has_inode(ino) {
             return false;
         }
         let call = op.fuse.as_ref().map_or(op.call, |fuse| fuse.call);
@@ -200,7 +206,7 @@ impl World {
             }
         }
         if let Some((until, execute)) = op.ship {
-            if self.clients[at].durable < until && !self.is_broken(Rule::ChangeBeforeShip) {
+            if self.clients[at].accepted < until && !self.is_broken(Rule::ChangeBeforeShip) {
                 return Flow::Wait;
             }
             op.ship = None;
@@ -268,7 +274,7 @@ impl World {
         if let Some(ino) = made
             && !self.clients[at].tree.has_inode(ino)
         {
-            if !self.server.stored.rows.inodes.contains_key(&ino) {
+            if self.is_absent(at, ino) {
                 // Somebody has removed it already, before the kernel knew of it.
                 return Flow::Ready(Answer::Done(None, false));
             }
@@ -346,6 +352,28 @@ impl World {
             }),
             TreeError::NotPermitted => could_be(last).iter().flatten().any(is_dir),
             _ => false,
+        }
+    }
+
+    /// Who is told that a name exists, or does not, has seen that, if it can only be one.
+    pub(super) fn learn_from(&mut self, at: usize, act: &Act, error: TreeError, call: u64) {
+        let Act::Change(change) = act else { return };
+        let places = change.places();
+        let places: Vec<(u64, u8)> = match error {
+            TreeError::Exists => places.last().copied().into_iter(),
+            TreeError::NotFound => places.first().filter(|_| places.len() == 1).copied().into_iter(),
+            _ => return,
+        }
+        .map(|(dir, name)| (dir.0, name.as_bytes()[0]))
+        .collect();
+        let (session, now) = (self.clients[at].session, self.now);
+        for (dir, name) in places {
+            let mut told = self.reference.could_be(dir, name, call);
+            told.retain(|to| to.is_some() == (error == TreeError::Exists));
+            if let [to] = told[..] {
+                let value = Value::Name(to);
+                self.reference.heard_of(session, Register::Name(dir, name), &value, (call, now));
+            }
         }
     }
 }

@@ -150,7 +150,7 @@ pub(crate) struct Op {
     /// Requests that the operation waits for.
     waits: Option<u64>,
     acquired: BTreeSet<Ino>,
-    /// A change is requested when this is durable.
+    /// A change is requested when the server has this.
     ship: Option<(Sequence, bool)>,
     requested: Option<u64>,
     /// The client was told to do it itself once.
@@ -164,10 +164,11 @@ pub(crate) struct Op {
     made: Option<Ino>,
     /// What is to be durable, and how often there was no room before.
     synced: Option<(Sequence, u64)>,
+    waits_for_store: bool,
 }
 
 impl Op {
-    /// Whether it asks the server for a change as soon as older ones are durable.
+    /// Whether it asks the server for a change as soon as older ones are shipped.
     pub(crate) fn waits_to_request(&self) -> bool {
         self.ship.is_some()
     }
@@ -369,7 +370,7 @@ impl World {
                 *op.synced.insert((self.flush(at), refusals))
             }
         };
-        if self.clients[at].durable < until {
+        if self.clients[at].accepted < until {
             if self.clients[at].refusals == refusals {
                 return Flow::Wait;
             }
@@ -377,6 +378,13 @@ impl World {
                 self.fail(format!("c{at} op {} had no room", op.id));
             }
             return Flow::Ready(Err(TreeError::NoSpace));
+        }
+        // All of it has to be durable, and what it builds on.
+        if !op.waits_for_store && !self.clients[at].kept.is_empty() {
+            (op.waits, op.waits_for_store) = (Some(self.ask_to_sync(at)), true);
+        }
+        if op.waits.is_some_and(|request| self.clients[at].outstanding.contains_key(&request)) {
+            return Flow::Wait;
         }
         let session = self.clients[at].session;
         let verdict = self.reference.synced(session, op.call);
@@ -460,6 +468,10 @@ impl World {
                 if !explained {
                     self.fail(format!("c{at} op {}: {act:?} gave {error:?} since {}", op.id, fuse.call));
                 }
+                if self.reference.has_happened(op.id) {
+                    self.fail(format!("c{at} op {}: {act:?} has happened, and gave {error:?}", op.id));
+                }
+                self.learn_from(at, act, error, fuse.call);
                 return Err(error);
             }
             (act, answer) => self.fail(format!("{act:?} was answered {answer:?}")),

@@ -48,6 +48,7 @@ impl World {
             listed: None,
             made: None,
             synced: None,
+            waits_for_store: false,
         })
     }
 

@@ -6,18 +6,18 @@ use super::*;
 #[derive(Default)]
 pub(super) struct Lost {
     pub(super) operations: BTreeMap<u64, Operation>,
-    versions: BTreeMap<Register, (usize, Vec<Version>)>,
+    pub(super) versions: BTreeMap<Register, (usize, Vec<Version>)>,
     kinds: BTreeMap<u64, FileKind>,
 }
 
 impl Reference {
-    /// A session is over: what it had not made durable has not happened, and nobody may have built on it.
+    /// A session is over: what the server does not have of it has not happened, and nobody may have built on it.
     pub(crate) fn ended(&mut self, session: SessionId) -> Verdict {
         let lost: Vec<u64> = self
             .operations
             .iter()
             .filter(|(_, operation)| {
-                operation.session == session.0 && !operation.durable && !operation.writes.is_empty()
+                operation.session == session.0 && operation.accepted.is_none() && !operation.writes.is_empty()
             })
             .map(|(op, _)| *op)
             .collect();
@@ -37,8 +37,9 @@ impl Reference {
             let Some(all) = self.history.get_mut(&register) else { continue };
             let keep = all.iter().position(|version| lost.contains(&version.op)).unwrap_or(all.len());
             if let Some(built) = all[keep..].iter().find(|version| !lost.contains(&version.op)) {
+                let before = all[keep].op;
                 return Err(format!(
-                    "{register:?} was changed by op {} after a change of a session that was lost",
+                    "{register:?} was changed by op {} after op {before}, which was lost",
                     built.op
                 ));
             }
@@ -62,7 +63,7 @@ impl Reference {
     }
 
     /// What a session had changed that was ended has happened now: nobody may have changed anything of it since.
-    pub(crate) fn restored(&mut self, session: SessionId, now: u64) -> Verdict {
+    pub(crate) fn restored(&mut self, session: SessionId, place: (u64, u64), now: u64) -> Verdict {
         let Some(lost) = self.lost.remove(&session.0) else { return Ok(()) };
         self.kinds.extend(lost.kinds);
         for (register, (before, versions)) in lost.versions {
@@ -81,7 +82,9 @@ impl Reference {
             all.extend(versions.into_iter().map(|version| Version { from: now, ..version }));
         }
         for (op, operation) in lost.operations {
-            self.operations.insert(op, Operation { durable: true, returned: Some(now), ..operation });
+            let accepted = Some(Accepted::new(place, false, now));
+            self.operations
+                .insert(op, Operation { accepted, durable: true, returned: Some(now), ..operation });
         }
         Ok(())
     }

@@ -11,6 +11,14 @@ type Seen = BTreeMap<Register, Vec<(u64, usize)>>;
 #[derive(Default)]
 pub(super) struct Views(BTreeMap<u64, Seen>);
 
+impl Views {
+    /// Whether a session has seen more of something than so many versions.
+    pub(super) fn has_seen(&self, session: SessionId, register: Register, versions: usize) -> bool {
+        let seen = self.0.get(&session.0).and_then(|seen| seen.get(&register));
+        seen.and_then(|seen| seen.last()).is_some_and(|(_, version)| *version > versions)
+    }
+}
+
 impl Reference {
     /// A host observes something, since `call`: it has seen no later state before `since`.
     pub(crate) fn seen(
@@ -34,6 +42,21 @@ impl Reference {
         };
         self.note_seen(session, register, version, now);
         Ok(())
+    }
+
+    /// A host is told that something is so, in other words.
+    pub(crate) fn heard_of(
+        &mut self,
+        session: SessionId,
+        register: Register,
+        value: &Value,
+        (call, now): (u64, u64),
+    ) {
+        let visible: Vec<Value> = self.visible(register, call).collect();
+        let last = self.history.get(&register).map_or(0, Vec::len);
+        if let Some(version) = (0..=last).find(|version| visible.get(last - version) == Some(value)) {
+            self.note_seen(session, register, version, now);
+        }
     }
 
     /// With what it has seen it has seen all that was changed together with that, by others.

@@ -39,7 +39,7 @@ impl World {
             (Ask::Change { .. }, Turn::Yours(own)) => self.yours(ticket, &own),
             (Ask::Change { .. }, _) => self.execute(ticket),
             (Ask::Restore { .. }, _) => self.restore(ticket),
-            (Ask::Numbers | Ask::Ping, _) => {}
+            (Ask::Numbers | Ask::Ping | Ask::Sync { .. }, _) => {}
         }
     }
 
@@ -64,7 +64,12 @@ impl World {
             self.server.grants.cancel(ticket);
             return self.pump();
         };
-        let (connection, request) = (pending.connection, pending.request);
+        let (session, connection, request) = (pending.session, pending.connection, pending.request);
+        let told = inos_of(&send, &pending.ask);
+        if self.is_stuck_about(told.iter().copied()) {
+            return self.when_durable(Then::Send(ticket, send));
+        }
+        let Some(pending) = self.server.tickets.get(&ticket) else { return };
         let message = match send {
             Send::Listings(mut listings) => {
                 // A recall may have gone into the stream since they were read.
@@ -81,7 +86,10 @@ impl World {
                 ToClient::Row { request, ino, row, own }
             }
         };
-        self.send_to_client(connection, message);
+        match self.is_broken(Rule::ListWithoutEntries) {
+            true => self.send_to_client(connection, message),
+            false => self.send_about(session, connection, told, message),
+        }
         self.finish(ticket);
     }
 
@@ -168,14 +176,21 @@ impl World {
             let pending = self.give_up(ticket);
             match (object, pending) {
                 (Some(object), Some(pending)) => self.request(Pending { objects: vec![object], ..pending }),
-                _ => self.send_to_client(connection, ToClient::Acquired { request, owned: false }),
+                _ => {
+                    let message = ToClient::Acquired { request, owned: false };
+                    self.send_about(session, connection, [granted.ino()], message);
+                }
             }
             return self.pump();
+        }
+        if self.is_stuck_about([granted.ino()]) {
+            return self.when_durable(Then::Work(ticket, Turn::Granted));
         }
         let row = self.server.stored.rows.inodes[&granted.ino()].clone();
         let records = vec![Record::PutInode(granted.ino(), Box::new(row))];
         if let Some(event) = self.server.grants.tell(session) {
-            self.event(session, event, Body::Apply { records, own: vec![granted], forget: Vec::new() });
+            let body = Body::Apply { records, own: vec![granted], forget: Vec::new() };
+            self.event(session, event, body, [granted.ino()]);
         }
         self.send_to_client(connection, ToClient::Acquired { request, owned: true });
         self.finish(ticket);
@@ -190,17 +205,38 @@ impl World {
                 .filter(|object| !rows.contains_key(&object.ino()))
                 .for_each(|object| self.server.grants.forget(object.ino()));
             self.give_up(ticket);
-            self.changed(connection, request, Err(TreeError::Stale), false);
+            let about = own.iter().map(|object| object.ino());
+            self.changed((session, connection, request), Err(TreeError::Stale), false, about);
             return self.pump();
         }
+        if self.is_stuck_about(own.iter().map(|object| object.ino())) {
+            return self.when_durable(Then::Work(ticket, Turn::Yours(own.to_vec())));
+        }
+        let rows = &self.server.stored.rows.inodes;
         let records = own
             .iter()
             .map(|object| Record::PutInode(object.ino(), Box::new(rows[&object.ino()].clone())))
             .collect();
         if let Some(event) = self.server.grants.tell(session) {
-            self.event(session, event, Body::Apply { records, own: own.to_vec(), forget: Vec::new() });
+            let body = Body::Apply { records, own: own.to_vec(), forget: Vec::new() };
+            self.event(session, event, body, own.iter().map(|object| object.ino()));
         }
-        self.changed(connection, request, Ok(None), true);
+        self.changed((session, connection, request), Ok(None), true, []);
         self.finish(ticket);
+    }
+}
+
+/// What is told of.
+fn inos_of(send: &Send, ask: &Ask) -> Vec<Ino> {
+    match (send, ask) {
+        (Send::Listings(listings), _) => {
+            let entries = |listing: &Listing| {
+                let rows = listing.entries.iter().filter(|(.., row)| row.is_some());
+                rows.map(|(_, dentry, _)| dentry.ino).collect::<Vec<_>>()
+            };
+            listings.iter().flat_map(|listing| [vec![listing.dir], entries(listing)].concat()).collect()
+        }
+        (Send::Row(_), Ask::Fetch(ino)) => vec![*ino],
+        _ => Vec::new(),
     }
 }

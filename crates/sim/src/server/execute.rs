@@ -3,28 +3,29 @@
 use super::*;
 
 impl World {
-    pub(super) fn run_change(&mut self, change: &Change) -> Result<Executed, TreeError> {
+    /// Executes a change; with what was looked at.
+    pub(super) fn run_change(&mut self, change: &Change) -> (Result<Executed, TreeError>, BTreeSet<Ino>) {
         let mut execution = Execution::new(change.clone(), self.server.stored.usage, self.server.quota.most);
         let now = Timestamp::from_nanos(i128::from(self.now as i64 + self.server.skew));
-        let server = &mut self.server;
+        let mut seen = BTreeSet::new();
         loop {
+            let rows = &self.server.stored.rows;
             match execution.run(now) {
-                Ok(result) => return result,
+                Ok(result) => return (result, seen),
                 Err(Wants::Inode(ino)) => {
-                    execution.give_inode(ino, server.stored.rows.inodes.get(&ino).cloned());
+                    seen.insert(ino);
+                    execution.give_inode(ino, rows.inodes.get(&ino).cloned());
                 }
                 Err(Wants::Names(dir, names)) => {
-                    let all = server.stored.rows.listing(dir);
+                    seen.insert(dir);
+                    let all = rows.listing(dir);
                     execution.give_names(dir, all.into_iter().filter(|(name, _)| names.contains(name)));
                 }
                 Err(Wants::AnyName(dir)) => {
-                    execution.give_names(dir, server.stored.rows.listing(dir).into_iter().take(1));
+                    seen.insert(dir);
+                    execution.give_names(dir, rows.listing(dir).into_iter().take(1));
                 }
-                Err(Wants::Numbers) => {
-                    let next = server.stored.next_ino;
-                    server.stored.next_ino += 1;
-                    execution.give_numbers(InoRange { next, end: next + 1 });
-                }
+                Err(Wants::Numbers) => execution.give_numbers(self.numbers_of_births()),
             }
         }
     }
@@ -34,11 +35,31 @@ impl World {
         let (session, connection, request) = (pending.session, pending.connection, pending.request);
         let Ask::Change { change, .. } = pending.ask.clone() else { return };
         let claimed = pending.objects.clone();
-        let mut executed = match self.run_change(&change) {
+        let Some(row) = self.server.stored.sessions.get(&session) else {
+            self.give_up(ticket);
+            return self.pump();
+        };
+        let mut row = row.clone();
+        let again = self.is_broken(Rule::ReplayTwice) || self.is_broken(Rule::LookBeforeClaims);
+        if let Some(made) = row.outcomes.get(&request).filter(|_| !again) {
+            // It was done before, and brought back.
+            let answer = ToClient::Changed { request, result: Ok(*made), yours: false };
+            self.give_up(ticket);
+            self.when_durable(Then::Say(connection, answer));
+            return self.pump();
+        }
+        let (result, seen) = self.run_change(&change);
+        if self.server.order.doomed {
+            return;
+        }
+        let executed = match result {
             Ok(executed) => executed,
+            Err(_) if self.is_stuck_about(seen.iter().copied()) => {
+                return self.when_durable(Then::Work(ticket, Turn::Execute));
+            }
             Err(error) => {
                 self.give_up(ticket);
-                self.changed(connection, request, Err(error), false);
+                self.changed((session, connection, request), Err(error), false, seen);
                 return self.pump();
             }
         };
@@ -48,34 +69,60 @@ impl World {
             more.dedup();
             return self.extend(ticket, more);
         }
-        let Some(session_row) = self.server.stored.sessions.get_mut(&session) else {
-            self.give_up(ticket);
-            return self.pump();
-        };
-        session_row.outcomes.insert(request, executed.made);
+        row.outcomes.insert(request, executed.made);
         self.outcome.executed += 1;
-        let stored = &mut self.server.stored;
-        executed.records.iter().for_each(|record| stored.rows.apply(record));
-        stored.usage = stored.usage.after(executed.usage);
-        stored.history.mark += 1;
+        let mut puts: Vec<Put> = executed.records.iter().cloned().map(Put::Row).collect();
+        puts.push(Put::Usage(self.server.stored.usage.after(executed.usage)));
+        puts.push(Put::Session(session, Some(row)));
+        // What is above a directory that moves was looked at, and is not among the rows.
+        let is_directory =
+            |record: &Record| matches!(record, Record::PutDentry(_, _, to) if to.kind == FileKind::Directory);
+        let waits = matches!(change, Change::Rename(..)) && executed.records.iter().any(is_directory);
+        let doing = Doing {
+            session,
+            sequence: Sequence(0),
+            usage: executed.usage,
+            records: executed.records.clone(),
+            outcome: Some((request, executed.made)),
+            waits,
+        };
+        let place = self.write(puts, Some(doing));
         self.strike(&executed.records);
-        self.judge_execution(session, request, &change, &executed);
+        self.judge_execution((session, request), &change, &executed, &place);
         for birth in &executed.births {
             self.server.grants.adopt(session, *birth);
         }
-        self.publish(ticket, session, &mut executed);
         if let Some(pending) = self.server.tickets.get_mut(&ticket) {
-            (pending.done, pending.unnamed) = (Some(executed.made), executed.unnamed);
+            (pending.executed, pending.unnamed) = (true, executed.unnamed.clone());
+        }
+        // What changes nothing says how things are.
+        let about = if executed.records.is_empty() { seen } else { place.about };
+        match place.early {
+            true => self.published(ticket, executed, about),
+            false => self.when_durable(Then::Publish(ticket, Box::new(executed), about)),
+        }
+    }
+
+    /// A change that was executed is durable, or can be brought back.
+    pub(super) fn published(&mut self, ticket: Ticket, mut executed: Executed, about: BTreeSet<Ino>) {
+        let Some(pending) = self.server.tickets.get(&ticket) else { return };
+        let session = pending.session;
+        for birth in &executed.births {
+            self.server.grants.adopt(session, *birth);
+        }
+        self.publish(ticket, session, &mut executed, &about);
+        if let Some(pending) = self.server.tickets.get_mut(&ticket) {
+            (pending.done, pending.about) = (Some(executed.made), about);
         }
         self.finish(ticket);
     }
 
     pub(super) fn judge_execution(
         &mut self,
-        session: SessionId,
-        request: u64,
+        (session, request): (SessionId, u64),
         change: &Change,
         executed: &Executed,
+        place: &Place,
     ) {
         let Some(op) = self.reference.requests.get(&(session, request)).copied() else {
             return self.fail(format!("a request that nobody made: {session} {request}"));
@@ -85,11 +132,17 @@ impl World {
         let made = executed.made.map(|ino| ino.0);
         let verdict = self.reference.change(op, change, made, row, self.now);
         self.judge(&format!("op {op} executed"), verdict);
-        let verdict = self.reference.executed(op);
+        let verdict = self.reference.executed(op, (place.at, place.early), self.now);
         self.judge(&format!("op {op} executed"), verdict);
     }
 
-    pub(super) fn publish(&mut self, ticket: Ticket, session: SessionId, executed: &mut Executed) {
+    pub(super) fn publish(
+        &mut self,
+        ticket: Ticket,
+        session: SessionId,
+        executed: &mut Executed,
+        about: &BTreeSet<Ino>,
+    ) {
         let births: Vec<Ino> = executed.births.iter().map(|object| object.ino()).collect();
         for (to, event) in self.server.grants.publish(ticket, &executed.objects) {
             let asker = to == session;
@@ -119,14 +172,15 @@ impl World {
                 self.server.unanswered.insert((to, event), executed.unnamed.clone());
             }
             let own = if asker { executed.births.clone() } else { Vec::new() };
-            self.event(to, event, Body::Apply { records, own, forget });
+            let about = if self.is_broken(Rule::ApplyWithoutEntries) { &BTreeSet::new() } else { about };
+            self.event(to, event, Body::Apply { records, own, forget }, about.iter().copied());
         }
     }
 
     pub(super) fn commit(&mut self, connection: u64, session: SessionId, batch: &Batch, pressing: bool) {
         let last = self.server.stored.sessions[&session].last;
         if batch.sequence <= last && !self.is_broken(Rule::ReplayTwice) {
-            return self.send_to_client(connection, ToClient::Committed(batch.sequence));
+            return self.when_durable(Then::Say(connection, ToClient::Committed(batch.sequence)));
         }
         if batch.sequence > last.next() {
             return self.fail(format!("{session} commits {:?} after {last:?}", batch.sequence));
@@ -136,61 +190,96 @@ impl World {
         }
         // Nobody is waited for because of a batch for which there is no room.
         self.server.live.entry(session).or_default().worked = self.now;
-        let is_written = !matches!(self.server.fault, Some(Fault::Refuse | Fault::UncertainLost));
-        self.server.stored.history.mark += u64::from(is_written);
-        match self.server.fault.take() {
+        let fault = self.server.fault.take();
+        match fault {
             Some(Fault::Refuse) => {
                 return self.send_to_client(connection, ToClient::Refused(batch.sequence));
             }
             Some(Fault::UncertainLost) => {
                 return self.send_to_client(connection, ToClient::Uncertain);
             }
-            Some(Fault::UncertainApplied) => {
-                self.send_to_client(connection, ToClient::Uncertain);
-            }
-            None => self.send_to_client(connection, ToClient::Committed(batch.sequence)),
+            _ => {}
         }
+        let moves = self.moves(batch);
+        let owned = self.owned_and_deleted(session, batch);
         let checked = self.check_batch(session, batch);
         self.judge(&format!("{session} commits {}", batch.sequence.0), checked);
-        self.apply_batch(session, batch);
-        self.reference.committed(session, batch.sequence.0);
+        let undone = self.reference.comes_again(session, batch.sequence.0);
+        self.judge(&format!("{session} commits {} again", batch.sequence.0), undone);
+        let place = self.apply_batch(session, batch, moves);
+        self.reference.committed(session, batch.sequence.0, (place.at, place.early), self.now);
+        let committed = ToClient::Committed(batch.sequence);
+        match (fault, place.early) {
+            (Some(_), _) => self.send_to_client(connection, ToClient::Uncertain),
+            (None, true) => self.send_about(session, connection, place.about, committed),
+            (None, false) => self.when_durable(Then::Say(connection, committed)),
+        }
+        self.server.order.forgotten.push((place.at.1, session, owned));
     }
 
-    fn apply_batch(&mut self, session: SessionId, batch: &Batch) {
-        let now = self.now;
+    /// Whether a batch gives another name to a directory: what is above that was looked at.
+    fn moves(&self, batch: &Batch) -> bool {
+        batch.records.iter().any(|record| {
+            matches!(record, Record::PutDentry(_, _, to)
+                if to.kind == FileKind::Directory && self.server.grants.owner(to.ino).is_some())
+        })
+    }
+
+    /// What a session owns by itself, and deletes.
+    fn owned_and_deleted(&self, session: SessionId, batch: &Batch) -> Vec<Object> {
+        let deleted = batch.records.iter().filter_map(|record| match record {
+            Record::DeleteInode(ino) if self.server.grants.owner(*ino) == Some(session) => Some(*ino),
+            _ => None,
+        });
+        deleted.filter_map(|ino| self.server.object(ino)).collect()
+    }
+
+    /// What a batch does to rows: inodes that are deleted stay as long as somebody uses them.
+    fn apply_batch(&mut self, session: SessionId, batch: &Batch, waits: bool) -> Place {
         self.strike(&batch.records);
+        let mut records = Vec::new();
+        let mut deleted = Vec::new();
         for record in &batch.records {
             let server = &mut self.server;
-            match record {
-                Record::DeleteInode(ino) => {
-                    server.grants.forget(*ino);
-                    // Whoever deletes it has it in use no more.
-                    server.live.entry(session).or_default().uses.remove(ino);
-                    let used = server.is_used(*ino);
-                    let row = server.stored.rows.inodes.get_mut(ino).filter(|_| used);
-                    match row {
-                        Some(row) => {
-                            (row.nlink, row.parent) =
-                                (0, if row.kind() == FileKind::Directory { row.parent } else { STRAY });
-                            let data = match &row.content {
-                                Content::Inline(data) => data.to_vec(),
-                                _ => Vec::new(),
-                            };
-                            self.reference.deleted_elsewhere(ino.0, Attributes::of(row), data, now);
-                        }
-                        None => server.stored.rows.apply(record),
-                    }
-                }
-                record => server.stored.rows.apply(record),
-            }
+            let Record::DeleteInode(ino) = record else {
+                records.push(record.clone());
+                continue;
+            };
+            server.grants.forget(*ino);
+            // Whoever deletes it has it in use no more.
+            server.live.entry(session).or_default().uses.remove(ino);
+            let used = server.is_used(*ino);
+            let row = server.stored.rows.inodes.get(ino).filter(|_| used).cloned();
+            let Some(mut row) = row else {
+                records.push(record.clone());
+                continue;
+            };
+            (row.nlink, row.parent) = (0, if row.kind() == FileKind::Directory { row.parent } else { STRAY });
+            let data = match &row.content {
+                Content::Inline(data) => data.to_vec(),
+                _ => Vec::new(),
+            };
+            deleted.push((*ino, Attributes::of(&row), data));
+            records.push(Record::PutInode(*ino, Box::new(row)));
         }
-        self.server.stored.usage = self.server.stored.usage.after(batch.usage);
+        let mut puts: Vec<Put> = records.iter().cloned().map(Put::Row).collect();
+        puts.push(Put::Usage(self.server.stored.usage.after(batch.usage)));
+        if let Some(row) = self.server.stored.sessions.get(&session) {
+            let row = StoredSession { last: batch.sequence, ..row.clone() };
+            puts.push(Put::Session(session, Some(row)));
+        }
+        let doing =
+            Doing { session, sequence: batch.sequence, usage: batch.usage, records, outcome: None, waits };
+        let place = self.write(puts, Some(doing));
+        for (ino, attributes, data) in deleted {
+            let op = self.new_op();
+            let with = (session, batch.sequence.0);
+            self.reference.deleted_elsewhere(op, ino.0, attributes, data, (with, place.at, self.now));
+        }
         if let Some(live) = self.server.live.get_mut(&session) {
             live.uses.extend(&batch.orphans);
         }
-        if let Some(stored) = self.server.stored.sessions.get_mut(&session) {
-            stored.last = batch.sequence;
-        }
+        place
     }
 
     fn strike(&mut self, records: &[Record]) {
@@ -218,16 +307,21 @@ impl World {
             && !self.is_refused(batch.usage, false)
             && self.server.fault.take() != Some(Fault::Refuse);
         if applied {
-            self.server.stored.history.mark += 1;
-            let verdict = self.reference.restored(of, self.now);
+            // With all that it may build on.
+            if !self.flush_now() {
+                return;
+            }
+            let place = (self.server.stored.history.opening(), self.server.order.last + 1);
+            let verdict = self.reference.restored(of, place, self.now);
             self.judge(&format!("{session} restores what {of} had"), verdict);
-            self.apply_batch(session, &batch);
+            self.apply_batch(session, &batch, true);
+            self.flush_now();
             self.server.estates.forget(of);
         }
         // Nothing was claimed, so nothing can be refused.
         drop(self.server.grants.claim(session, &[]));
         self.server.grants.finish(ticket);
-        self.server.collect();
+        self.collect();
         self.send_to_client(connection, ToClient::Restored { request, applied });
         self.pump();
     }

@@ -2,14 +2,21 @@
 //! output.
 
 mod answers;
+mod claims;
 mod execute;
+mod opening;
+mod order;
+mod sessions;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use hayloft_model::grants::{Grant, Grants, Object, Order, Outcome as Turn, Output, Request, STRAY, Ticket};
+use hayloft_model::grants::{
+    Grant, Grants, Object, Order as Command, Outcome as Turn, Output, Request, STRAY, Ticket,
+};
+use hayloft_model::replay::BroughtBack;
 use hayloft_model::{
     Batch, Change, Content, Estates, Executed, Execution, FileKind, Ino, InoRange, InodeRow, Record, Rows,
-    Sequence, SessionId, Timestamp, TreeError, Usage, Wants, estates,
+    Sequence, SessionId, Timestamp, TreeError, Usage, UsageDelta, Wants, estates,
 };
 
 use crate::Rule;
@@ -18,6 +25,8 @@ use crate::messages::{Ask, Body, Listing, ToClient, ToServer};
 use crate::quota::Quota;
 use crate::reference::Attributes;
 use crate::world::{LEASE, What, World, trace};
+use order::{Doing, Place, Put};
+pub(crate) use order::{Order, Then};
 
 /// Who has shipped so many batches since an event has shipped all that it was about.
 const BATCHES_MAX: u64 = 32;
@@ -39,13 +48,16 @@ pub(crate) struct StoredSession {
     outcomes: BTreeMap<u64, Option<Ino>>,
 }
 
-/// What is durable.
+/// What a store holds.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Stored {
     pub(crate) rows: Rows,
     pub(crate) usage: Usage,
     pub(crate) next_ino: u64,
     pub(crate) sessions: BTreeMap<SessionId, StoredSession>,
+    /// The last batches of ended sessions: these are remembered.
+    pub(crate) ended: BTreeMap<SessionId, Sequence>,
+    brought: BroughtBack,
     pub(crate) history: History,
 }
 
@@ -55,6 +67,8 @@ struct Live {
     /// Its connection has claimed: events go out.
     claimed: bool,
     ever_claimed: bool,
+    /// It was there when the volume was opened, and may bring back what was lost then.
+    may_bring: bool,
     heard: u64,
     /// When a batch of it came last.
     worked: u64,
@@ -73,9 +87,13 @@ struct Pending {
     request: u64,
     ask: Ask,
     objects: Vec<Object>,
-    /// It has been carried out; what is to be answered.
+    /// It has its place in the order.
+    executed: bool,
+    /// And has been told; what is to be answered.
     done: Option<Option<Ino>>,
     unnamed: Vec<Ino>,
+    /// What the answer is about.
+    about: BTreeSet<Ino>,
 }
 
 /// What a request has read and sends.
@@ -90,7 +108,13 @@ pub(crate) struct Server {
     /// How far its clock is off.
     pub(crate) skew: i64,
     pub(crate) life: u64,
+    /// As it is in memory, which is what everybody reads.
     pub(crate) stored: Stored,
+    /// As much of it as is durable.
+    pub(crate) durable: Stored,
+    pub(crate) order: Order,
+    /// Numbers for what changes make.
+    births: InoRange,
     pub(crate) grants: Grants,
     live: BTreeMap<SessionId, Live>,
     tickets: BTreeMap<Ticket, Pending>,
@@ -98,11 +122,15 @@ pub(crate) struct Server {
     unanswered: BTreeMap<(SessionId, u64), Vec<Ino>>,
     /// Changes that were carried out before, to be answered when everybody has claimed.
     replays: Vec<(u64, u64, Option<Ino>)>,
-    /// The last batches of ended sessions: these are remembered.
-    pub(crate) ended: BTreeMap<SessionId, Sequence>,
+    /// What was asked for before all had claimed, by connection, session and request.
+    early: Vec<(u64, SessionId, u64, Ask)>,
+    /// All who could bring something back have done so, or are ended.
+    settled: bool,
     estates: Estates,
     pub(crate) quota: Quota,
     pub(crate) fault: Option<Fault>,
+    /// The next flush fails.
+    pub(crate) flush_fails: bool,
     pub(crate) drain_until: u64,
 }
 
@@ -111,20 +139,30 @@ impl Server {
         let mut stored = Stored { next_ino: Ino::FIRST.0, ..Stored::default() };
         let root = InodeRow::new(FileKind::Directory.bits() | 0o755, 2, Ino::ROOT);
         stored.rows.inodes.insert(Ino::ROOT, root);
+        Server::opened(stored, 1)
+    }
+
+    /// A server that has just opened a store.
+    fn opened(stored: Stored, life: u64) -> Server {
         Server {
             up: true,
             skew: 0,
-            life: 1,
+            life,
+            order: Order::new(stored.history.mark),
+            durable: stored.clone(),
             stored,
+            births: InoRange { next: 0, end: 0 },
             grants: Grants::default(),
             live: BTreeMap::new(),
             tickets: BTreeMap::new(),
             unanswered: BTreeMap::new(),
             replays: Vec::new(),
-            ended: BTreeMap::new(),
+            early: Vec::new(),
+            settled: false,
             estates: Estates::default(),
             quota: Quota::default(),
             fault: None,
+            flush_fails: false,
             drain_until: u64::MAX,
         }
     }
@@ -133,7 +171,7 @@ impl Server {
         self.stored.rows.inodes.get(&ino).map(|row| object_of(ino, row))
     }
 
-    fn all_claimed(&self) -> bool {
+    pub(crate) fn all_claimed(&self) -> bool {
         self.live.values().all(|live| live.ever_claimed)
     }
 
@@ -143,27 +181,20 @@ impl Server {
             || self.grants.owner(ino).is_some_and(|owner| self.live.contains_key(&owner))
             || self.live.values().any(|live| live.uses.contains(&ino))
             || self.unanswered.values().any(|inos| inos.contains(&ino))
-            || self.tickets.values().any(|pending| pending.done.is_some() && pending.unnamed.contains(&ino))
+            || self.tickets.values().any(|pending| pending.executed && pending.unnamed.contains(&ino))
     }
 
-    /// Deletes inodes that have neither a name nor a user.
-    fn collect(&mut self) {
-        let unnamed: Vec<Ino> =
-            self.stored.rows.inodes.iter().filter(|(_, row)| row.nlink == 0).map(|(ino, _)| *ino).collect();
-        for ino in unnamed {
-            if !self.is_used(ino) {
-                self.stored.history.mark += 1;
-                self.stored.rows.apply(&Record::DeleteInode(ino));
-                self.grants.forget(ino);
-            }
-        }
+    /// Whether nothing waits for the store.
+    pub(crate) fn is_all_durable(&self) -> bool {
+        self.order.is_empty()
     }
 
     /// Whether nothing is asked for. What sessions without a client wait for does not count: the real server drops it
     /// with the connection, and nobody ends a session for what only it waits for.
     pub(crate) fn is_idle(&self, has_client: impl Fn(SessionId) -> bool) -> bool {
         self.replays.is_empty()
-            && self.tickets.values().all(|pending| pending.done.is_none() && !has_client(pending.session))
+            && self.early.is_empty()
+            && self.tickets.values().all(|pending| !pending.executed && !has_client(pending.session))
     }
 }
 
@@ -179,51 +210,6 @@ impl World {
         self.config.broken == Some(rule)
     }
 
-    pub(crate) fn server_loses(&mut self, connection: u64, session: SessionId) {
-        if let Some(live) = self.server.live.get_mut(&session)
-            && live.connection == Some(connection)
-        {
-            (live.connection, live.claimed) = (None, false);
-        }
-    }
-
-    pub(crate) fn stop_server(&mut self) {
-        trace!(self, "the server stops");
-        self.server.up = false;
-        let connections: Vec<u64> = self.connections.keys().copied().collect();
-        connections.into_iter().for_each(|connection| self.cut_connection(connection));
-        let server = &mut self.server;
-        server.life += 1;
-        server.grants = Grants::default();
-        server.live.clear();
-        server.tickets.clear();
-        server.unanswered.clear();
-        server.replays.clear();
-        server.estates = Estates::default();
-        let pause = self.rng.between(5, LEASE / 2);
-        self.after(pause, What::ServerStart);
-    }
-
-    pub(crate) fn start_server(&mut self) {
-        if self.server.up {
-            return;
-        }
-        trace!(self, "the server starts");
-        self.open_store();
-        let sessions: Vec<SessionId> = self.server.stored.sessions.keys().copied().collect();
-        for session in sessions {
-            self.server.grants.join(session, false);
-            let mut live = Live { heard: self.now, ..Live::default() };
-            if self.is_broken(Rule::NoClaimGrace) {
-                drop(self.server.grants.claim(session, &[]));
-                live.ever_claimed = true;
-            }
-            self.server.live.insert(session, live);
-        }
-        self.server.up = true;
-        self.server.collect();
-    }
-
     pub(crate) fn server_receives(&mut self, connection: u64, session: SessionId, message: ToServer) {
         if !self.server.up {
             return self.cut_connection(connection);
@@ -237,7 +223,9 @@ impl World {
         live.heard = now;
         match message {
             ToServer::Hello { .. } => {}
-            ToServer::Claim { own, in_use } => self.claim(connection, session, &own, in_use),
+            ToServer::Claim { own, in_use, entries } => {
+                self.claim(connection, session, (own, in_use), &entries);
+            }
             ToServer::Ask { request, forget_below, ask } => {
                 if let Some(stored) = self.server.stored.sessions.get_mut(&session) {
                     stored.outcomes.retain(|request, _| *request >= forget_below);
@@ -253,14 +241,14 @@ impl World {
                 let unnamed = self.server.unanswered.remove(&(session, event)).is_some();
                 self.server.grants.acknowledge(session, event);
                 if unnamed {
-                    self.server.collect();
+                    self.collect();
                 }
             }
             ToServer::LetGo(inos) => {
                 inos.iter().for_each(|ino| {
                     live.uses.remove(ino);
                 });
-                self.server.collect();
+                self.collect();
             }
             ToServer::Release(files) => self.server.grants.release(session, &files),
             ToServer::Goodbye => {
@@ -271,106 +259,53 @@ impl World {
         self.pump();
     }
 
-    fn hello(&mut self, connection: u64, session: SessionId, resume: bool, heard: Heard) {
-        if self.is_astray(heard) {
-            return self.send_to_client(connection, ToClient::OtherHistory);
-        }
-        let known = self.server.stored.sessions.contains_key(&session);
-        if resume && !known {
-            let last = self.server.ended.get(&session).copied();
-            return self.send_to_client(connection, ToClient::Ended { last });
-        }
-        if !known {
-            self.server.stored.history.mark += 1;
-            self.server.stored.sessions.insert(session, StoredSession::default());
-            self.server.grants.join(session, false);
-            self.server.live.insert(session, Live::default());
-        }
-        // Requests come again; what is carried out already is answered from its outcome.
-        let void: Vec<Ticket> = self
-            .server
-            .tickets
-            .iter()
-            .filter(|(_, pending)| pending.session == session && pending.done.is_none())
-            .map(|(ticket, _)| *ticket)
-            .collect();
-        for ticket in void {
-            self.server.tickets.remove(&ticket);
-            self.server.grants.cancel(ticket);
-        }
-        let now = self.now;
-        let live = self.server.live.entry(session).or_default();
-        let old = live.connection.replace(connection);
-        (live.claimed, live.heard) = (false, now);
-        (live.sent, live.late) = (BTreeSet::new(), None);
-        if let Some(old) = old {
-            self.connections.remove(&old);
-        }
-        let numbers = self.numbers();
-        let last = self.server.stored.sessions[&session].last;
-        let opening = self.server.stored.history.opening();
-        self.send_to_client(connection, ToClient::Welcome { last, numbers, opening });
-        self.pump();
-    }
-
-    fn numbers(&mut self) -> InoRange {
-        let next = self.server.stored.next_ino;
-        self.server.stored.next_ino += 20;
-        self.server.stored.history.mark += 1;
-        InoRange { next, end: next + 20 }
-    }
-
-    fn claim(&mut self, connection: u64, session: SessionId, own: &[Object], in_use: Vec<Ino>) {
-        self.server.unanswered.retain(|(of, _), _| *of != session);
-        if let Some(live) = self.server.live.get_mut(&session) {
-            (live.claimed, live.ever_claimed) = (true, true);
-            live.uses = in_use.into_iter().collect();
-        }
-        if let Err(refused) = self.server.grants.claim(session, own) {
-            self.fail(format!("{session} claims what it does not own: {refused:?}"));
-        }
-        self.server.collect();
-        self.send_to_client(connection, ToClient::Claimed);
-    }
-
     fn asked(&mut self, connection: u64, session: SessionId, request: u64, ask: Ask) {
+        let looks = !matches!(ask, Ask::Ping | Ask::Numbers | Ask::Sync { .. });
+        if looks && !self.server.all_claimed() && !self.is_broken(Rule::LookBeforeClaims) {
+            return self.server.early.push((connection, session, request, ask));
+        }
         let objects = match &ask {
             Ask::Ping => return self.send_to_client(connection, ToClient::Pong { request }),
             Ask::Numbers => {
-                let range = self.numbers();
+                let Some(range) = self.numbers() else { return };
                 return self.send_to_client(connection, ToClient::Numbers { request, range });
             }
+            Ask::Sync { opening, mark } => return self.sync_to(connection, request, (*opening, *mark)),
             Ask::Enter(dir) => match self.server.object(*dir) {
                 Some(Object::Directory(dir)) => vec![Object::Directory(dir)],
                 _ => {
-                    return self
-                        .send_to_client(connection, ToClient::Listings { request, listings: Vec::new() });
+                    let message = ToClient::Listings { request, listings: Vec::new() };
+                    return self.send_about(session, connection, [*dir], message);
                 }
             },
             Ask::Fetch(ino) => match self.server.object(*ino) {
                 Some(object) => vec![object],
                 None => {
-                    return self.send_to_client(
-                        connection,
-                        ToClient::Row { request, ino: *ino, row: None, own: false },
-                    );
+                    let message = ToClient::Row { request, ino: *ino, row: None, own: false };
+                    return self.send_about(session, connection, [*ino], message);
                 }
             },
             Ask::Acquire(object) => match self.server.object(object.ino()) {
                 Some(object) => vec![object],
-                None => return self.send_to_client(connection, ToClient::Acquired { request, owned: false }),
+                None => {
+                    let message = ToClient::Acquired { request, owned: false };
+                    return self.send_about(session, connection, [object.ino()], message);
+                }
             },
             Ask::Change { change, .. } => {
                 let outcome = self.server.stored.sessions[&session].outcomes.get(&request).copied();
                 if let Some(made) = outcome.filter(|_| !self.is_broken(Rule::ReplayTwice)) {
-                    return self.replay(connection, session, request, made);
+                    return self.again(connection, session, request, made);
                 }
                 let mut objects: Vec<Object> =
                     change.directories().into_iter().map(Object::Directory).collect();
                 if let Some(ino) = change.inode() {
                     match self.server.object(ino) {
                         Some(object) => objects.push(object),
-                        None => return self.changed(connection, request, Err(TreeError::Stale), false),
+                        None => {
+                            let stale = Err(TreeError::Stale);
+                            return self.changed((session, connection, request), stale, false, [ino]);
+                        }
                     }
                 }
                 objects.dedup();
@@ -383,7 +318,18 @@ impl World {
                 strays.into_iter().chain(directories).collect()
             }
         };
-        self.request(Pending { session, connection, request, ask, objects, done: None, unnamed: Vec::new() });
+        let (unnamed, about) = (Vec::new(), BTreeSet::new());
+        self.request(Pending {
+            session,
+            connection,
+            request,
+            ask,
+            objects,
+            executed: false,
+            done: None,
+            unnamed,
+            about,
+        });
     }
 
     fn request(&mut self, pending: Pending) {
@@ -403,7 +349,7 @@ impl World {
     }
 
     /// A change that was carried out before is answered when everybody has seen it.
-    fn replay(&mut self, connection: u64, session: SessionId, request: u64, made: Option<Ino>) {
+    fn again(&mut self, connection: u64, session: SessionId, request: u64, made: Option<Ino>) {
         let settling = self
             .server
             .tickets
@@ -414,37 +360,59 @@ impl World {
             return;
         }
         match self.server.all_claimed() {
-            true => self.changed(connection, request, Ok(made), false),
+            true => {
+                let answer = ToClient::Changed { request, result: Ok(made), yours: false };
+                self.when_durable(Then::Say(connection, answer));
+            }
             false => self.server.replays.push((connection, request, made)),
+        }
+    }
+
+    /// A client waits until all that it has heard of is durable.
+    fn sync_to(&mut self, connection: u64, request: u64, (opening, mark): (u64, u64)) {
+        let durable = &self.server.durable.history;
+        let is_durable = opening != durable.opening() || mark <= durable.mark;
+        match is_durable || self.is_broken(Rule::SyncAtOnce) {
+            true => self.send_to_client(connection, ToClient::Synced { request }),
+            false => self.when_durable(Then::Say(connection, ToClient::Synced { request })),
         }
     }
 
     fn changed(
         &mut self,
-        connection: u64,
-        request: u64,
+        (session, connection, request): (SessionId, u64, u64),
         result: Result<Option<Ino>, TreeError>,
         yours: bool,
+        about: impl IntoIterator<Item = Ino>,
     ) {
-        self.send_to_client(connection, ToClient::Changed { request, result, yours });
+        self.send_about(session, connection, about, ToClient::Changed { request, result, yours });
     }
 
     /// Carries out what the grant machine says.
     pub(crate) fn pump(&mut self) {
         if self.server.all_claimed() {
+            if !std::mem::replace(&mut self.server.settled, true) {
+                self.settle_lost();
+            }
             for (connection, request, made) in std::mem::take(&mut self.server.replays) {
-                self.changed(connection, request, Ok(made), false);
+                let answer = ToClient::Changed { request, result: Ok(made), yours: false };
+                self.when_durable(Then::Say(connection, answer));
+            }
+            for (connection, session, request, ask) in std::mem::take(&mut self.server.early) {
+                if self.server.live.get(&session).is_some_and(|live| live.connection == Some(connection)) {
+                    self.asked(connection, session, request, ask);
+                }
             }
         }
         for output in self.server.grants.take_outputs() {
             match output {
                 Output::Order { to, event, order } => {
                     let body = match order {
-                        Order::Drop(ino) => Body::Drop(ino),
-                        Order::Recall { object, keep_read } => Body::Recall { object, keep_read },
+                        Command::Drop(ino) => Body::Drop(ino),
+                        Command::Recall { object, keep_read } => Body::Recall { object, keep_read },
                     };
                     self.outcome.recalls += u64::from(matches!(body, Body::Recall { .. }));
-                    self.event(to, event, body);
+                    self.event(to, event, body, []);
                 }
                 Output::Ready { ticket, outcome } => {
                     let (life, delay) = (self.server.life, self.rng.below(3));
@@ -456,23 +424,25 @@ impl World {
         self.check_owners();
     }
 
-    fn event(&mut self, to: SessionId, number: u64, body: Body) {
+    /// Tells a session, and gives it what it has to keep that is told of these.
+    fn event(&mut self, to: SessionId, number: u64, body: Body, about: impl IntoIterator<Item = Ino>) {
         let live = self.server.live.get_mut(&to).filter(|live| live.claimed);
         if let Some(live) = live
             && let Some(connection) = live.connection
         {
             live.sent.insert(number);
-            self.send_to_client(connection, ToClient::Event { number, body });
+            self.send_about(to, connection, about, ToClient::Event { number, body });
         }
     }
 
     fn settled(&mut self, ticket: Ticket) {
         let Some(pending) = self.server.tickets.remove(&ticket) else { return };
         if let Some(made) = pending.done {
-            self.changed(pending.connection, pending.request, Ok(made), false);
+            let asked = (pending.session, pending.connection, pending.request);
+            self.changed(asked, Ok(made), false, pending.about);
         }
         if !pending.unnamed.is_empty() {
-            self.server.collect();
+            self.collect();
         }
     }
 
@@ -485,70 +455,6 @@ impl World {
         let pending = self.server.tickets.remove(&ticket);
         self.server.grants.cancel(ticket);
         pending
-    }
-
-    /// Whether a session does not do what it was told, for longer than its lease, and ships nothing for it either.
-    fn is_stuck(&mut self, session: SessionId) -> bool {
-        let now = self.now;
-        let last = self.server.stored.sessions.get(&session).map(|stored| stored.last).unwrap_or_default();
-        let Some(live) = self.server.live.get_mut(&session) else { return false };
-        let Some(event) = live.sent.first().copied() else { return false };
-        let late = live.late.filter(|(seen, ..)| *seen == event).unwrap_or((event, now, last));
-        live.late = Some(late);
-        let (_, since, batch) = late;
-        now - since > LEASE && (now - live.worked > LEASE || last.0 - batch.0 > BATCHES_MAX)
-    }
-
-    /// Sessions that somebody waits for, and that have been silent for longer than their lease, or stuck.
-    pub(crate) fn check_sessions(&mut self) {
-        if !self.server.up {
-            return;
-        }
-        let now = self.now;
-        // An answer that waits for all claims waits for those who have not.
-        let replays = !self.server.replays.is_empty();
-        let unclaimed = self
-            .server
-            .live
-            .iter()
-            .filter(|(_, live)| replays && !live.ever_claimed)
-            .map(|(session, _)| *session);
-        let mut waited_for = self.server.grants.waited_for();
-        waited_for.extend(unclaimed);
-        let never_overdue = self.is_broken(Rule::NeverOverdue);
-        let late: Vec<SessionId> = waited_for
-            .into_iter()
-            .filter(|session| {
-                let is_stuck = !never_overdue && self.is_stuck(*session);
-                is_stuck || self.server.live.get(session).is_some_and(|live| now - live.heard > LEASE)
-            })
-            .collect();
-        for session in late {
-            trace!(self, "{session} is evicted");
-            self.end_session(session);
-        }
-        self.pump();
-    }
-
-    pub(crate) fn end_session(&mut self, session: SessionId) {
-        let verdict = self.reference.ended(session);
-        self.judge(&format!("{session} ends"), verdict);
-        let live = self.server.live.remove(&session);
-        self.server.stored.history.mark += 1;
-        let last = self.server.stored.sessions.remove(&session).map(|stored| stored.last);
-        self.server.ended.extend(last.map(|last| (session, last)));
-        let owned = self.server.grants.owned_by(session);
-        self.server.estates.leave(session, owned);
-        self.server.unanswered.retain(|(of, _), _| *of != session);
-        self.server.tickets.retain(|_, pending| pending.session != session || pending.done.is_some());
-        // What it had without a name goes first: who waits to read that would be given it.
-        self.server.collect();
-        self.server.grants.end(session);
-        self.server.collect();
-        if let Some(connection) = live.and_then(|live| live.connection) {
-            self.send_to_client(connection, ToClient::Ended { last });
-        }
-        self.pump();
     }
 
     /// Nobody believes to own what the server has given to somebody else.
@@ -573,10 +479,5 @@ impl World {
         if let Some(wrong) = wrong {
             self.fail(wrong);
         }
-    }
-
-    /// Sessions in the store.
-    pub(crate) fn sessions(&self) -> Vec<SessionId> {
-        self.server.stored.sessions.keys().copied().collect()
     }
 }

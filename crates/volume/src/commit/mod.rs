@@ -68,9 +68,10 @@ impl Volume {
         let turn = self.turn.lock().await;
         self.check_connection(id, connection)?;
         let packs = ready.as_ref().map_or(0, Ready::pack_bytes);
+        let mut deleted = Vec::new();
         let ordered = match (self.is_next(id, sequence)?, ready) {
             (false, _) => self.ordered_before(),
-            (true, Ok(ready)) => self.apply(id, commit, ready, pressing).await,
+            (true, Ok(ready)) => self.apply(id, commit, ready, pressing, &mut deleted).await,
             (true, Err(error)) => Err(error),
         };
         reclaimed.into_iter().for_each(|pass| self.restored(id, pass));
@@ -83,6 +84,7 @@ impl Volume {
         let place = self.judge(id, ordered)?;
         drop(turn);
         if place.early && !durable {
+            self.forget_deleted(&deleted);
             let entries = self.entries_for(id, connection, place.subjects.iter().copied());
             return Ok((Committed { sequence, status: Some(self.status()) }, entries));
         }
@@ -96,7 +98,15 @@ impl Volume {
             }
             return Err(uncertain);
         }
+        self.forget_deleted(&deleted);
         Ok((Committed { sequence, status: Some(self.status()) }, Vec::new()))
+    }
+
+    /// What is deleted, and comes back by itself or is durable, nobody owns any more. A batch that was lost comes again, from
+    /// who owns it still.
+    fn forget_deleted(&self, deleted: &[Ino]) {
+        let mut sharing = self.sharing.lock();
+        deleted.iter().for_each(|ino| sharing.grants.forget(*ino));
     }
 
     /// A batch that was applied before is durable when all that was is.
@@ -143,6 +153,7 @@ impl Volume {
         commit: Commit,
         ready: Ready,
         pressing: bool,
+        deleted: &mut Vec<Ino>,
     ) -> Result<Ordered, VolumeError> {
         let db = self.db()?;
         let delta = UsageDelta { bytes: commit.bytes, inodes: commit.inodes };
@@ -195,9 +206,9 @@ impl Volume {
             let mut sharing = self.sharing.lock();
             sharing.estates.forget(restores);
             sharing.forgot(id, &forgotten);
-            subjects.deleted.iter().for_each(|ino| sharing.grants.forget(*ino));
             sharing.uses.look_at(&orphans);
         }
+        *deleted = subjects.deleted;
         self.settle_uses();
         Ok(place)
     }

@@ -21,6 +21,9 @@ use crate::volume::Volume;
 /// Most openings that are remembered: who has not been heard of for longer is told that it is another history.
 const OPENINGS_MAX: usize = 1024;
 
+/// From so many openings before the present one entries can be brought back: who has been away for longer brings nothing.
+const ENDED_MAX: usize = 16;
+
 /// The openings of a volume that this server knows of.
 #[derive(Debug, Default)]
 pub(crate) struct History {
@@ -31,9 +34,12 @@ pub(crate) struct History {
 
 impl History {
     /// Where an opening stands among those that are remembered, and up to which mark of it all was durable when the next
-    /// one began; `None` for the present one, and for one that is not known.
+    /// one began; `None` for the present one, and for one that is not among the last ones.
     fn ended(&self, opening: u64) -> Option<(usize, u64)> {
         let at = self.openings.iter().position(|known| known.id == opening)?;
+        if at + ENDED_MAX < self.openings.len() {
+            return None;
+        }
         self.openings.get(at + 1).map(|next| (at, next.from))
     }
 

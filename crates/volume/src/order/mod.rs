@@ -189,7 +189,9 @@ impl Volume {
         let (batch, subjects, noted) = rows.into_parts();
         let (opening, window) = (self.opening(), self.shared.config.window);
         let mut place = self.order.next(db);
-        let can_come_back = opening != 0 && !window.is_zero() && !doing.waits;
+        // What is about nothing is told to nobody.
+        let is_told = !subjects.is_empty();
+        let can_come_back = opening != 0 && !window.is_zero() && !doing.waits && is_told;
         let entry = noted
             .filter(|_| can_come_back)
             .map(|rows| entry::seal(&self.order.seal_key(), (opening, place.number), &doing, rows));

@@ -45,6 +45,7 @@ impl Volume {
             return Ok(());
         }
         let (key, mut brought) = (self.order.seal_key(), self.state.lock().brought.clone());
+        brought.retain(|opening| self.ended_opening(opening).is_some());
         let mut new = Vec::new();
         for sealed in entries {
             let Some((at, durable)) = self.ended_opening(sealed.opening) else { continue };

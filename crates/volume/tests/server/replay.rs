@@ -290,9 +290,12 @@ fn who_asks_for_durability_waits_for_the_log() {
     let synced = one.send(Ask::Sync(sync(&one)));
     // A batch that asks for it.
     let committed = two.send(Ask::Commit(commit(1, &[], (0, 0))));
+    // And one that is about nothing: nobody would keep it, and its number would be given twice.
+    let empty = one.send(Ask::Commit(Commit { durable: false, ..commit(1, &[], (0, 0)) }));
     std::thread::sleep(Duration::from_millis(100));
-    assert!(!one.is_answered(synced) && !two.is_answered(committed));
+    assert!(!one.is_answered(synced) && !one.is_answered(empty) && !two.is_answered(committed));
     rig.let_go();
+    assert!(matches!(one.receive(empty), Answer::Committed(_)));
     assert!(matches!(one.receive(synced), Answer::Done(_)));
     assert!(matches!(two.receive(committed), Answer::Committed(_)));
 }

@@ -1,0 +1,128 @@
+//! The server stops, starts, or another one takes its place.
+
+use super::*;
+
+/// How long a server goes on that another one has taken the place of, at most: less than a lease.
+const REPLACED_FOR: u64 = LEASE / 2;
+
+impl World {
+    pub(crate) fn server_loses(&mut self, connection: u64, session: SessionId) {
+        let servers = [Some(&mut self.server), self.replaced.as_deref_mut()];
+        for server in servers.into_iter().flatten() {
+            if let Some(live) = server.live.get_mut(&session)
+                && live.connection == Some(connection)
+            {
+                (live.connection, live.claimed) = (None, false);
+            }
+        }
+    }
+
+    /// The server that a client is connected to.
+    pub(crate) fn server_of(&self, at: usize) -> Option<&Server> {
+        let life = self.connections.get(&self.clients[at].connection?)?.server;
+        let servers = [Some(&self.server), self.replaced.as_deref()];
+        servers.into_iter().flatten().find(|server| server.life == life && server.up)
+    }
+
+    /// Lets one of the servers do something, if it is there still.
+    pub(crate) fn on_server(&mut self, life: u64, act: impl FnOnce(&mut World)) -> bool {
+        if self.server.life == life {
+            if self.server.up {
+                act(self);
+            }
+            return self.server.up;
+        }
+        let Some(replaced) = self.replaced.as_deref_mut().filter(|server| server.life == life) else {
+            return false;
+        };
+        std::mem::swap(&mut self.server, replaced);
+        act(self);
+        if let Some(replaced) = self.replaced.as_deref_mut() {
+            std::mem::swap(&mut self.server, replaced);
+            if replaced.order.doomed {
+                self.end_replaced();
+            }
+        }
+        true
+    }
+
+    fn cut_connections(&mut self, life: u64) {
+        let of = self.connections.iter().filter(|(_, connection)| connection.server == life);
+        let connections: Vec<u64> = of.map(|(number, _)| *number).collect();
+        connections.into_iter().for_each(|connection| self.cut_connection(connection));
+    }
+
+    /// The server that another one has taken the place of knows.
+    pub(crate) fn end_replaced(&mut self) {
+        if let Some(replaced) = self.replaced.take() {
+            trace!(self, "the server that was replaced ends");
+            self.has_fault();
+            self.cut_connections(replaced.life);
+        }
+    }
+
+    pub(crate) fn stop_server(&mut self) {
+        if !self.server.up {
+            return;
+        }
+        self.end_replaced();
+        let lost = self.lose_suffix();
+        trace!(self, "the server stops, and loses {lost:?}");
+        self.server.up = false;
+        self.cut_connections(self.server.life);
+        self.server.life += 1;
+        let pause = self.rng.between(5, LEASE / 2);
+        self.after(pause, What::ServerStart);
+    }
+
+    pub(crate) fn start_server(&mut self) {
+        if !self.server.up {
+            trace!(self, "the server starts");
+            let life = self.server.life;
+            drop(self.next_server(life));
+        }
+    }
+
+    /// Another server opens the volume, and the present one does not know yet. That it asks its store for something, or
+    /// looks whether the volume is its own, tells it.
+    pub(crate) fn take_over(&mut self) {
+        if !self.server.up || self.replaced.is_some() || self.draining {
+            return;
+        }
+        trace!(self, "another server takes over");
+        let life = self.server.life;
+        let mut replaced = self.next_server(life + 1);
+        replaced.order.fenced = true;
+        self.replaced = Some(Box::new(replaced));
+        let wait = self.rng.between(2, REPLACED_FOR);
+        self.after(wait, What::EndReplaced(life));
+    }
+
+    /// A server opens what the store of the present one holds. Returns the latter.
+    fn next_server(&mut self, life: u64) -> Server {
+        let store = self.store_as_found();
+        let old = &self.server;
+        let next = Server {
+            fault: old.fault,
+            skew: old.skew,
+            drain_until: old.drain_until,
+            quota: old.quota.clone(),
+            ..Server::opened(store, life)
+        };
+        let old = std::mem::replace(&mut self.server, next);
+        self.open_store();
+        let sessions: Vec<SessionId> = self.server.stored.sessions.keys().copied().collect();
+        for session in sessions {
+            self.server.grants.join(session, false);
+            let mut live = Live { heard: self.now, may_bring: true, ..Live::default() };
+            if self.is_broken(Rule::NoClaimGrace) {
+                drop(self.server.grants.claim(session, &[]));
+                live.ever_claimed = true;
+            }
+            self.server.live.insert(session, live);
+        }
+        self.collect();
+        self.pump();
+        old
+    }
+}
