@@ -17,9 +17,14 @@ const QUEUE: usize = 32;
 /// Answers are gathered up to this many bytes before they are written.
 const GATHER: usize = 256 * 1024;
 
+/// Room for an answer.
+pub(crate) struct Place(
+    #[expect(dead_code, reason = "it is given back when it is dropped")] OwnedSemaphorePermit,
+);
+
 struct Queued {
     message: ServerMessage,
-    _place: Option<OwnedSemaphorePermit>,
+    _place: Option<Place>,
 }
 
 /// Where answers go. Cheap to clone.
@@ -82,7 +87,7 @@ impl Replies {
         self.said.written.load(Relaxed) >= queued
     }
 
-    fn queue(&self, message: ServerMessage, place: Option<OwnedSemaphorePermit>) {
+    fn queue(&self, message: ServerMessage, place: Option<Place>) {
         self.said.queued.fetch_add(1, Relaxed);
         let _ = self.queue.send(Queued { message, _place: place });
     }
@@ -109,12 +114,18 @@ impl Replies {
 
     /// Queues an answer when there is room.
     pub(crate) async fn send(&self, request: u64, body: Body) {
-        self.send_with(request, body, Vec::new()).await;
+        if let Some(place) = self.place().await {
+            self.push_at(place, request, body, Vec::new());
+        }
     }
 
-    /// As [`Replies::send`], with what the client has to keep.
-    pub(crate) async fn send_with(&self, request: u64, body: Body, entries: Vec<Entry>) {
-        let Ok(place) = Arc::clone(&self.places).acquire_owned().await else { return };
+    /// Waits until there is room for an answer. `None`: the client is gone.
+    pub(crate) async fn place(&self) -> Option<Place> {
+        Arc::clone(&self.places).acquire_owned().await.ok().map(Place)
+    }
+
+    /// Queues an answer where there is room for it, with what the client has to keep.
+    pub(crate) fn push_at(&self, place: Place, request: u64, body: Body, entries: Vec<Entry>) {
         self.queue(self.message(request, body, entries), Some(place));
     }
 

@@ -100,8 +100,8 @@ pub(crate) struct Volume {
     pub(crate) state: Mutex<State>,
     pub(crate) locks: crate::session::locks::Locks,
     pub(crate) history: Mutex<History>,
-    /// How far the history is.
-    pub(crate) mark: Arc<AtomicU64>,
+    /// How far the history is, for connections of the present opening.
+    pub(crate) mark: Mutex<Arc<AtomicU64>>,
     /// Packs that are put but not yet named by a durable row.
     flying: Mutex<HashSet<PackId>>,
 }
@@ -163,7 +163,7 @@ impl Volume {
             state: Mutex::default(),
             locks: crate::session::locks::Locks::default(),
             history: Mutex::default(),
-            mark: Arc::default(),
+            mark: Mutex::default(),
             flying: Mutex::default(),
             shared,
         });
@@ -186,16 +186,18 @@ impl Volume {
         };
         match loaded {
             Ok(was_taken) => {
-                *self.slot.write() = Slot::Open(db);
                 if was_taken {
-                    // They hear of the new opening when they are back, and bring what it has lost.
+                    // They hear of the new opening when they are back, and bring what it has lost. Until then nobody
+                    // is served.
                     let (mut sharing, mut state) = (self.sharing.lock(), self.state.lock());
                     for (id, session) in &mut state.sessions {
                         sharing.join(*id, session.row.read_only);
                         session.may_bring = true;
                         session.hang_up();
+                        session.connection = None;
                     }
                 }
+                *self.slot.write() = Slot::Open(db);
                 Ok(())
             }
             Err(error) => {
@@ -273,6 +275,8 @@ impl Volume {
             sharing.end(id, now_ms);
             session.hang_up();
         }
+        // What was carried out is what the tables say; what is not in them is brought back, or written again.
+        sharing.changes.retain(|_, progress| matches!(progress, Progress::UnderWay));
         for (key, outcome) in changes {
             sharing.changes.entry(key).or_insert(Progress::Done(outcome));
         }

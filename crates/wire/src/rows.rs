@@ -95,6 +95,12 @@ pub struct NotedRow {
 }
 
 impl WrittenEntry {
+    /// The inodes whose rows it writes, or in which it writes names or data.
+    pub fn inos(&self) -> impl Iterator<Item = u64> {
+        let rows = self.rows.iter().filter(|row| matches!(row.key.first(), Some(b'I' | b'D' | b'B')));
+        rows.filter_map(|row| row.key.get(1..9)?.try_into().ok().map(u64::from_be_bytes))
+    }
+
     /// The names that it gives, without the directories that they are in.
     pub fn names(&self) -> impl Iterator<Item = &[u8]> {
         let puts = self.rows.iter().filter(|row| row.value.is_some() && row.key.first() == Some(&b'D'));

@@ -417,8 +417,10 @@ fn hosts_publish_to_one_target_and_readers_see_all_or_nothing() {
         let mut seen = 0;
         while !done.load(Ordering::Relaxed) {
             // The folder that this is in may be replaced and go; what is read of one is of one version.
-            let output =
-                sh("cd a/out/out; cat 1 30 60 | uniq").current_dir(mounts[2].path()).output().unwrap();
+            let output = sh("cd a/out/out; text=$(cat 1 30 60); echo \"$text\" | uniq")
+                .current_dir(mounts[2].path())
+                .output()
+                .unwrap();
             if output.status.success() {
                 let text = String::from_utf8_lossy(&output.stdout).into_owned();
                 assert!(["k0\n", "k1\n"].contains(&text.as_str()), "{text}");

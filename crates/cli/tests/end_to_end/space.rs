@@ -220,7 +220,8 @@ fn what_no_room_is_left_for_is_kept_on_its_host_when_others_need_the_files() {
     let disk = SmallDisk::new(200);
     let farm = Farm::with(Some(&disk.path().join("store")), &["--reserve", "24M"]);
     farm.create("v");
-    let mounts = farm.mounts("v", 2, "commit=3600");
+    // Also where many other mounts share this host's memory.
+    let mounts = farm.mounts("v", 2, "commit=3600,dirty=256M");
     let _watchdog = Watchdog::over(&mounts);
     let (one, two) = (&mounts[0], &mounts[1]);
     fs::create_dir(one.join("work")).unwrap();

@@ -1,14 +1,19 @@
 //! What the server has applied, and not made durable yet: the link keeps it (`hayloft_model::replay`). Who asks for
 //! durability waits for the server's store; what could not be brought back is named.
 
+use std::time::Duration;
+
 use hayloft_fuse::Interrupt;
-use hayloft_wire::{Entry, WrittenEntry};
+use hayloft_model::Ino;
+use hayloft_wire::{Entry, FailureCode, WrittenEntry};
 use prost::Message;
 
 use crate::core::Client;
 use crate::log::committer::FlushError;
 use crate::session::link::CallError;
 
+/// How long to wait before another server is asked.
+const AGAIN: Duration = Duration::from_millis(50);
 /// Names that a message says at most.
 const NAMES_MAX: usize = 16;
 
@@ -18,13 +23,26 @@ impl Client {
         let losses = self.link.losses();
         self.ledger.want_durable();
         self.ledger.flush(interrupt)?;
-        match self.link.sync(interrupt) {
-            Ok(()) if self.link.losses() == losses => Ok(()),
-            Ok(()) => Err(FlushError::Lost(self.link.lost().unwrap_or_default())),
-            Err(CallError::Interrupted) => Err(FlushError::Interrupted),
-            Err(CallError::Failed(failed)) => Err(FlushError::Store(failed.message)),
-            Err(CallError::Broken | CallError::Replaced) => Err(FlushError::Replaced),
-            Err(CallError::Ended(reason)) => Err(FlushError::Ended(reason)),
+        loop {
+            let connection = self.link.connected();
+            match self.link.sync(interrupt) {
+                Ok(()) if self.link.losses() == losses => return Ok(()),
+                Ok(()) => return Err(FlushError::Lost(self.link.lost().unwrap_or_default())),
+                Err(CallError::Interrupted) => return Err(FlushError::Interrupted),
+                Err(CallError::Ended(reason)) => return Err(FlushError::Ended(reason)),
+                Err(CallError::Broken | CallError::Replaced) => {}
+                // Another server has taken over, or this one stops: that one is asked.
+                Err(CallError::Failed(failed))
+                    if matches!(failed.code(), FailureCode::Unavailable | FailureCode::SessionEnded) =>
+                {
+                    connection.into_iter().for_each(|connection| self.link.abandon(connection));
+                }
+                Err(CallError::Failed(failed)) => return Err(FlushError::Store(failed.message)),
+            }
+            std::thread::sleep(AGAIN);
+            if interrupt.is_some_and(Interrupt::interrupted) {
+                return Err(FlushError::Interrupted);
+            }
         }
     }
 
@@ -52,6 +70,13 @@ impl Client {
             names.join(", ")
         );
         tracing::error!("{message}");
+        // Who asks for the durability of one of these is told as well.
+        let inos: Vec<Ino> = own.iter().flat_map(WrittenEntry::inos).map(Ino).collect();
+        {
+            let mut core = self.core();
+            let known: Vec<Ino> = inos.into_iter().filter(|ino| core.tree.lookups(*ino) > 0).collect();
+            core.failed.extend(known);
+        }
         self.ledger.tell_lost(&message);
         Some(message)
     }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use futures::stream::{self, StreamExt, TryStreamExt};
 use hayloft_model::grants::{Object, STRAY};
 use hayloft_model::{BlockRef, Content, ContentHash, FileKind, Ino, Record, SessionId, Usage, UsageDelta};
-use hayloft_wire::{Commit, Committed, Entry, InodeRowMessage, RecordMessage, record_message::Body};
+use hayloft_wire::{Commit, Committed, InodeRowMessage, RecordMessage, record_message::Body};
 use prost::Message;
 use slatedb::Db;
 
@@ -46,14 +46,14 @@ pub(crate) struct Subjects {
 
 impl Volume {
     /// Applies the next batch of a session; answers one that is applied already when it is durable. Gives the answer, and
-    /// what the client has to keep.
+    /// what the client has to keep entries of.
     pub(crate) async fn commit(
         self: &Arc<Self>,
         id: SessionId,
         connection: u64,
         mut commit: Commit,
         mut pending: Pending,
-    ) -> Result<(Committed, Vec<Entry>), VolumeError> {
+    ) -> Result<(Committed, Vec<Ino>), VolumeError> {
         let mut records = pending.take_records(commit.sequence);
         records.append(&mut commit.records);
         commit.records = records;
@@ -85,8 +85,7 @@ impl Volume {
         drop(turn);
         if place.early && !durable {
             self.forget_deleted(&deleted);
-            let entries = self.entries_for(id, connection, place.subjects.iter().copied());
-            return Ok((Committed { sequence, status: Some(self.status()) }, entries));
+            return Ok((Committed { sequence, status: Some(self.status()) }, place.subjects));
         }
         if let Err(error) = self.durable(&place).await {
             // It counts as applied until the database is open again; if it was not, its packs are dead.

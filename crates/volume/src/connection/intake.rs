@@ -80,8 +80,11 @@ impl Intake {
                         }
                         _ => useful = self.volume.shared.uptime_ms(),
                     }
-                    if let Ok((committed, entries)) = done {
+                    if let Ok((committed, about)) = done {
                         self.volume.shared.stats.count(kind, started.elapsed());
+                        let sharing = self.volume.sharing.lock();
+                        let entries =
+                            self.volume.entries_for(&sharing, (self.session, self.connection), about);
                         self.replies.push_with(request, Answer::Committed(committed), entries);
                         continue;
                     }

@@ -26,6 +26,7 @@ use crate::database::listing;
 use crate::error::VolumeError;
 use crate::replies::{Replies, failure};
 use crate::server::Shared;
+use crate::session::Begun;
 use crate::volume::Volume;
 
 /// Content and batches that wait for their turn; then the socket is not read any more.
@@ -50,6 +51,8 @@ struct Mounted {
     session: SessionId,
     /// What it owns is known.
     claimed: bool,
+    /// The opening of the volume's database that it was welcomed in.
+    opening: u64,
     heard: Arc<AtomicU64>,
     ordered: mpsc::Sender<(u64, Body, Instant)>,
     intake: JoinHandle<()>,
@@ -173,7 +176,10 @@ impl Connection {
             }
             (Body::Claim(claim), Some(mounted)) if !mounted.claimed => {
                 let (volume, session, number) = (&mounted.volume, mounted.session, self.number);
+                // What it brings may take the store long: it is not silent meanwhile.
+                mounted.heard.store(u64::MAX, Relaxed);
                 let claimed = volume.claim(session, number, &claim, request, &self.replies).await;
+                mounted.heard.store(self.shared.uptime_ms(), Relaxed);
                 mounted.claimed = claimed.is_ok();
                 self.shared.stats.count("CLAIM", started.elapsed());
                 let Err(error) = claimed else { return Ok(()) };
@@ -272,14 +278,14 @@ impl Connection {
     async fn hello(&mut self, request: u64, hello: &Hello) -> Result<(), ()> {
         let begun = async {
             let volume = self.shared.volume(&hello.volume).await?;
-            let (welcome, heard, worked) = volume
+            let begun = volume
                 .hello(hello, self.number, &self.hang_up)
                 .await
                 .inspect_err(|error| volume.note(error))?;
-            Ok((volume, welcome, heard, worked))
+            Ok((volume, begun))
         };
         match begun.await {
-            Ok((volume, welcome, heard, worked)) => {
+            Ok((volume, Begun { welcome, heard, worked, mark })) => {
                 let session = SessionId(hello.session);
                 let (ordered, queue) = mpsc::channel(ORDERED_QUEUE);
                 let intake = Intake {
@@ -291,8 +297,10 @@ impl Connection {
                     worked,
                 };
                 let intake = tokio::spawn(intake.run(queue));
-                self.replies.tell_mark(volume.shared_mark());
-                self.mounted = Some(Mounted { volume, session, claimed: false, heard, ordered, intake });
+                self.replies.tell_mark(&mark);
+                let opening = welcome.opening;
+                self.mounted =
+                    Some(Mounted { volume, session, claimed: false, opening, heard, ordered, intake });
                 self.replies.send(request, Answer::Welcome(welcome)).await;
             }
             Err(error) => self.replies.answer(request, Err(error)).await,
@@ -313,18 +321,19 @@ impl Connection {
         let (hang_up, connection) = (Arc::clone(&self.hang_up), self.number);
         self.tasks.spawn(async move {
             let kind = type_of(&body);
-            let (answer, entries) = match mounted {
+            match mounted {
                 Some((volume, session)) => {
                     let about = if let Body::FetchPages(fetch) = &body { Some(Ino(fetch.ino)) } else { None };
                     let answer = answer_read(&volume, session, body).await;
                     let answer = answer.inspect_err(|error| volume.failed(error, &hang_up));
-                    (answer, volume.entries_for(session, connection, about))
+                    let answer = answer.unwrap_or_else(|error| failure(request, &error));
+                    if let Some(place) = replies.place().await {
+                        let sharing = volume.sharing.lock();
+                        let entries = volume.entries_for(&sharing, (session, connection), about);
+                        replies.push_at(place, request, answer, entries);
+                    }
                 }
-                None => (admin::answer(&shared, body).await, Vec::new()),
-            };
-            match answer {
-                Ok(answer) => replies.send_with(request, answer, entries).await,
-                Err(error) => replies.answer(request, Err(error)).await,
+                None => replies.answer(request, admin::answer(&shared, body).await).await,
             }
             shared.stats.count(kind, started.elapsed());
             drop(permit);
@@ -345,14 +354,14 @@ impl Connection {
         }
         let (volume, session) = (Arc::clone(&mounted.volume), mounted.session);
         let (replies, hang_up) = (self.replies.clone(), Arc::clone(&self.hang_up));
-        let asked = (self.number, request);
+        let (asked, opening) = ((self.number, request), mounted.opening);
         self.tasks.spawn(async move {
             let kind = type_of(&body);
             let answered = match body {
                 Body::Enter(enter) => volume.enter(session, &enter, &replies, asked).await,
                 Body::FetchInode(fetch) => volume.fetch_inode(session, Ino(fetch.ino), &replies, asked).await,
                 Body::Sync(sync) => {
-                    let synced = volume.sync(sync.opening, sync.mark).await;
+                    let synced = volume.sync(opening, (sync.opening, sync.mark)).await;
                     synced.map(|()| replies.push(request, Answer::Done(Done {})))
                 }
                 Body::Acquire(acquire) => volume.acquire(session, &acquire, &replies, request).await,
@@ -361,9 +370,9 @@ impl Connection {
             if let Err(error) = answered {
                 volume.failed(&error, &hang_up);
                 // It may say that something is gone.
-                if matches!(error, VolumeError::NoInode(_) | VolumeError::NotDirectory(_)) {
-                    let _ = volume.all_durable().await;
-                }
+                let is_gone = matches!(error, VolumeError::NoInode(_) | VolumeError::NotDirectory(_));
+                let durable = if is_gone { volume.all_durable().await } else { Ok(()) };
+                let error = durable.err().unwrap_or(error);
                 replies.answer(request, Err(error)).await;
             }
             volume.shared.stats.count(kind, started.elapsed());

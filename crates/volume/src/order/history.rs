@@ -6,7 +6,8 @@
 //! has either never heard of the opening, or has begun the next one earlier.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering::{AcqRel, Acquire, Release};
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::{AcqRel, Acquire};
 
 use prost::Message;
 use slatedb::{Db, WriteBatch};
@@ -51,7 +52,7 @@ impl History {
 }
 
 impl Volume {
-    /// Reads the history, and adds that the volume is opened. `true`: another server had it open meanwhile.
+    /// Reads the history, and adds that the volume is opened. `false`: nobody else had it open since this server did.
     pub(crate) async fn open_history(&self, db: &Db) -> Result<bool, VolumeError> {
         let mark = match db.get(tables::MARK).await? {
             Some(row) => database::decode::<MarkRow>(row, "mark")?.mark,
@@ -61,19 +62,25 @@ impl Volume {
             Some(row) => database::decode::<HistoryRow>(row, "history")?.openings,
             None => Vec::new(),
         };
-        self.mark.store(mark, Release);
-        self.order.begin(mark, seal_key(db).await?);
+        let (key, is_stored) = seal_key(db).await?;
+        self.order.begin(mark, key);
         let own = self.history.lock().own;
         if own != 0 && openings.last().is_some_and(|last| last.id == own) {
+            self.counted(mark);
             self.history.lock().openings = openings;
             return Ok(false);
         }
+        // Connections of the opening before are never told marks of this one.
+        *self.mark.lock() = Arc::new(AtomicU64::new(mark));
         let opening = Opening { id: random().max(1), from: mark };
         openings.push(opening);
         openings.drain(..openings.len().saturating_sub(OPENINGS_MAX));
         let mut batch = WriteBatch::new();
         batch.put(tables::HISTORY, HistoryRow { openings: openings.clone() }.encode_to_vec());
-        let stored = database::write_durably(db, batch).await;
+        let stored = match is_stored {
+            true => database::write_durably(db, batch).await.map_err(VolumeError::from),
+            false => Err(VolumeError::StoreFull),
+        };
         let mut history = self.history.lock();
         match stored {
             Ok(()) => *history = History { openings, own: opening.id },
@@ -84,7 +91,7 @@ impl Volume {
                 *history = History { openings, own: 0 };
             }
         }
-        Ok(own != 0)
+        Ok(true)
     }
 
     /// What a client that has a session is to remember: the opening; marks come with all messages.
@@ -94,7 +101,7 @@ impl Volume {
 
     /// How far the history is.
     pub(crate) fn mark(&self) -> u64 {
-        self.mark.load(Acquire)
+        self.mark.lock().load(Acquire)
     }
 
     /// Refuses a client that has seen what the store does not hold.
@@ -110,28 +117,27 @@ impl Volume {
 
     /// Everything up to here is durable.
     pub(crate) fn counted(&self, mark: u64) {
-        self.mark.fetch_max(mark, AcqRel);
+        self.mark.lock().fetch_max(mark, AcqRel);
     }
 
     /// Where the mark is, for messages to say it.
-    pub(crate) fn shared_mark(&self) -> &Arc<std::sync::atomic::AtomicU64> {
-        &self.mark
+    pub(crate) fn shared_mark(&self) -> Arc<AtomicU64> {
+        Arc::clone(&self.mark.lock())
     }
 }
 
-/// The key of the volume's seals, made when there is none.
-async fn seal_key(db: &Db) -> Result<SealKey, VolumeError> {
+/// The key of the volume's seals, made when there is none, and whether it is stored. Without it nothing is answered before
+/// it is durable.
+async fn seal_key(db: &Db) -> Result<(SealKey, bool), VolumeError> {
     if let Some(row) = db.get(tables::SEAL_KEY).await? {
-        return row.as_ref().try_into().map_err(|_| VolumeError::Damaged("key of the seals"));
+        let key = row.as_ref().try_into().map_err(|_| VolumeError::Damaged("key of the seals"))?;
+        return Ok((key, true));
     }
     let key: SealKey = std::array::from_fn(|_| random() as u8);
     let mut batch = WriteBatch::new();
     batch.put(tables::SEAL_KEY, key);
-    if let Err(error) = database::write_durably(db, batch).await {
-        // Then nothing is answered before it is durable, since the opening is not stored either.
-        tracing::warn!(%error, "a key cannot be stored");
-    }
-    Ok(key)
+    let stored = database::write_durably(db, batch).await;
+    Ok((key, stored.inspect_err(|error| tracing::warn!(%error, "a key cannot be stored")).is_ok()))
 }
 
 #[cfg(test)]

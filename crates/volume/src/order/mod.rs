@@ -276,12 +276,20 @@ impl Volume {
         }
     }
 
-    /// Waits until a mark of an opening is durable. What a client has brought of others is so already.
+    /// Waits until what a client has seen on a connection is durable: `opening` is the one that it was welcomed in. What it
+    /// has brought of others is so since its claim.
     ///
     /// # Errors
-    /// As [`Volume::all_durable`].
-    pub(crate) async fn sync(self: &Arc<Self>, opening: u64, mark: u64) -> Result<(), VolumeError> {
-        if opening != self.opening() || mark <= self.mark() { Ok(()) } else { self.all_durable().await }
+    /// As [`Volume::all_durable`], or others had the volume meanwhile: the client has to bring it.
+    pub(crate) async fn sync(
+        self: &Arc<Self>,
+        opening: u64,
+        (of, mark): (u64, u64),
+    ) -> Result<(), VolumeError> {
+        if of == opening && mark > self.mark() {
+            self.all_durable().await?;
+        }
+        if opening == self.opening() { Ok(()) } else { Err(VolumeError::Superseded) }
     }
 
     /// Waits while something about these inodes is not durable that nobody could bring back: nobody may hear of it

@@ -92,6 +92,17 @@ impl Session {
     }
 }
 
+/// A session that has begun, or goes on, on a connection.
+pub(crate) struct Begun {
+    pub(crate) welcome: Welcome,
+    /// See [`Session::heard`].
+    pub(crate) heard: Arc<AtomicU64>,
+    /// See [`Session::worked`].
+    pub(crate) worked: Arc<AtomicU64>,
+    /// How far the history is.
+    pub(crate) mark: Arc<AtomicU64>,
+}
+
 impl Volume {
     /// Starts or resumes a session for a connection.
     pub(crate) async fn hello(
@@ -99,7 +110,7 @@ impl Volume {
         hello: &Hello,
         connection: u64,
         hang_up: &Arc<Notify>,
-    ) -> Result<(Welcome, Arc<AtomicU64>, Arc<AtomicU64>), VolumeError> {
+    ) -> Result<Begun, VolumeError> {
         if hello.protocol != PROTOCOL {
             return Err(VolumeError::Protocol { client: hello.protocol, server: PROTOCOL });
         }
@@ -152,7 +163,7 @@ impl Volume {
             mark: self.mark(),
             goes_on,
         };
-        Ok((welcome, heard, worked))
+        Ok(Begun { welcome, heard, worked, mark: self.shared_mark() })
     }
 
     /// The session has said what it owns: from now on it is served.

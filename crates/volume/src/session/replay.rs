@@ -35,12 +35,14 @@ impl Volume {
         session: SessionId,
         entries: &[Entry],
     ) -> Result<(), VolumeError> {
-        if entries.is_empty() {
+        let may_bring = self.state.lock().sessions.get(&session).is_some_and(|found| found.may_bring);
+        if entries.is_empty() && !may_bring {
             return Ok(());
         }
+        // Also without entries: what others have brought, and the claim is answered with, has to be durable.
         let turn = self.turn.lock().await;
         let db = self.db()?;
-        if self.state.lock().sessions.get(&session).is_none_or(|found| !found.may_bring) {
+        if !may_bring {
             tracing::warn!(volume = self.name, %session, "brings what others may have looked for since: refused");
             return Ok(());
         }
@@ -49,7 +51,10 @@ impl Volume {
         let mut new = Vec::new();
         for sealed in entries {
             let Some((at, durable)) = self.ended_opening(sealed.opening) else { continue };
-            let written = entry::open(&key, sealed).ok_or(VolumeError::Invalid("an entry without a seal"))?;
+            let Some(written) = entry::open(&key, sealed) else {
+                tracing::warn!(volume = self.name, %session, mark = sealed.mark, "brings what this volume did not seal");
+                continue;
+            };
             if sealed.mark > durable && brought.note(sealed.opening, sealed.mark) {
                 new.push(((at, sealed.mark), written));
             }

@@ -125,6 +125,10 @@ impl Volume {
     async fn carry_out(self: &Arc<Self>, asked: &Asked) -> Result<Answered, VolumeError> {
         let Asked { session, ref change, local, .. } = *asked;
         self.all_claimed().await?;
+        if let Some(changed) = self.done_before(asked) {
+            self.all_durable().await?;
+            return Ok(Answered { changed, about: Vec::new() });
+        }
         let mut objects: Vec<Object> = change.directories().into_iter().map(Object::Directory).collect();
         if let Some(ino) = change.inode() {
             let Some((_, row)) = row_of(&*self.db()?.snapshot()?, ino).await? else {
@@ -152,6 +156,14 @@ impl Volume {
                 }
                 Tried::Done(executed, about) => return self.publish(asked, pass, executed, about).await,
             }
+        }
+    }
+
+    /// What came of it before, if somebody has brought that back since it was asked for again.
+    fn done_before(&self, asked: &Asked) -> Option<Changed> {
+        match self.sharing.lock().changes.get(&(asked.session, asked.request)) {
+            Some(Progress::Done(changed)) => Some(*changed),
+            _ => None,
         }
     }
 
@@ -208,10 +220,8 @@ impl Volume {
             if !self.state.lock().sessions.contains_key(&asked.session) {
                 return Err(VolumeError::SessionEnded(asked.session));
             }
-            if let Some(Progress::Done(changed)) =
-                self.sharing.lock().changes.get(&(asked.session, asked.request))
-            {
-                return Ok(Tried::Before(*changed));
+            if let Some(changed) = self.done_before(asked) {
+                return Ok(Tried::Before(changed));
             }
             let (executed, seen) = self.execute(&db, &asked.change).await?;
             let executed = match executed {
@@ -255,6 +265,7 @@ impl Volume {
             // Whether it is stored is known when the database is open again; until then nobody may see more.
             tracing::warn!(volume = self.name, error = %uncertain, "a change is looked for when the database is open");
             self.reopened().await?;
+            self.all_claimed().await?;
             let _turn = self.turn.lock().await;
             let db = self.db()?;
             if db.get(tables::change(asked.session, asked.request)).await?.is_some() {

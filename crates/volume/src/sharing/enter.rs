@@ -314,10 +314,7 @@ impl Walk<'_> {
         for listing in &mut part.dirs {
             listing.own = sharing.grants.held(self.session, Ino(listing.dir)) == Some(Grant::Own);
         }
-        let entries = match sharing.is_served_on(self.session, self.connection) {
-            true => volume.order.tell(self.session, inos_of(&part)),
-            false => Vec::new(),
-        };
+        let entries = volume.entries_for(&sharing, (self.session, self.connection), inos_of(&part));
         self.replies.push_with(self.request, Body::Listings(part), entries);
         Ok(())
     }

@@ -102,7 +102,7 @@ impl Stream {
             *self.late.insert(seen.unwrap_or(Late { event: *event, since_ms: now_ms, batch: work.batch }));
         let patience_ms = if work.is_refused { lease_ms + REFUSED_PATIENCE_MS } else { lease_ms };
         let is_idle = now_ms.saturating_sub(work.at_ms.max(late.since_ms)) > patience_ms;
-        is_idle || (now_ms - late.since_ms > lease_ms && work.batch - late.batch > BATCHES_MAX)
+        is_idle || (now_ms - late.since_ms > lease_ms && work.batch.saturating_sub(late.batch) > BATCHES_MAX)
     }
 }
 
@@ -320,14 +320,14 @@ pub(crate) struct Pass {
 }
 
 impl Volume {
-    /// What a session has to keep that is told of these inodes, on this connection.
+    /// What a session has to keep that is told of these inodes, on this connection. It is in the stream before `sharing` is
+    /// let go of: what builds on it follows.
     pub(crate) fn entries_for(
         &self,
-        session: SessionId,
-        connection: u64,
+        sharing: &Sharing,
+        (session, connection): (SessionId, u64),
         inos: impl IntoIterator<Item = Ino>,
     ) -> Vec<Entry> {
-        let sharing = self.sharing.lock();
         // On another one what is sent here does not arrive.
         let is_served = sharing.is_served_on(session, connection);
         if is_served { self.order.tell(session, inos) } else { Vec::new() }

@@ -39,10 +39,7 @@ impl Volume {
                 let sharing = self.sharing.lock();
                 let own = matches!(object, Object::Directory(_))
                     && sharing.grants.held(session, ino) == Some(Grant::Own);
-                let entries = match sharing.is_served_on(session, connection) {
-                    true => self.order.tell(session, [ino]),
-                    false => Vec::new(),
-                };
+                let entries = self.entries_for(&sharing, (session, connection), [ino]);
                 replies.push_with(request, Answer::Inode(InodeAnswer { inode: Some(message), own }), entries);
             }
             pass.finish();

@@ -317,8 +317,8 @@ fn nothing_is_answered_before_it_is_durable_when_something_older_than_the_window
     }
 }
 
-#[test]
-fn what_comes_late_or_is_not_sealed_is_not_brought_back() {
+/// A rig whose server has lost a change that session 1 keeps.
+fn with_a_lost_change() -> (Rig, Vec<Entry>) {
     let mut rig = Rig::new();
     let (mut one, mut two) = rig.readers();
     rig.hold();
@@ -326,12 +326,21 @@ fn what_comes_late_or_is_not_sealed_is_not_brought_back() {
     changes(&mut one, &mut two, create("a"));
     let kept = one.kept.split_off(before);
     rig.lose();
-    let mut forged = kept.clone();
-    forged[0].written = [&forged[0].written[..], b"\x18\x01"].concat().into();
-    let claim = Claim { entries: forged, ..Claim::default() };
-    let failed = Client::open_with(rig.address(), resume(1), claim).map(drop).unwrap_err();
-    assert_eq!(code(&failed), FailureCode::Invalid);
-    // Nobody else comes, and its lease runs out: then the others look.
+    (rig, kept)
+}
+
+#[test]
+fn what_is_not_sealed_is_left_out() {
+    let (rig, mut kept) = with_a_lost_change();
+    kept[0].written = [&kept[0].written[..], b"\x18\x01"].concat().into();
+    let (mut one, mut two) = (rig.back(1, kept), rig.back(2, Vec::new()));
+    assert_eq!(both_see(&mut one, &mut two), [own(&["old"]), own(&["old"])]);
+}
+
+#[test]
+fn what_comes_late_is_not_brought_back() {
+    let (rig, kept) = with_a_lost_change();
+    // One does not come, and its lease runs out: then the others look.
     let mut two = rig.back(2, Vec::new());
     let asked = two.send(look());
     while !two.is_answered(asked) {
@@ -346,21 +355,28 @@ fn what_comes_late_or_is_not_sealed_is_not_brought_back() {
 
 #[test]
 fn a_request_that_is_sent_again_is_answered_with_what_came_back() {
-    let mut rig = Rig::new();
-    let (mut one, mut two) = rig.readers();
-    rig.hold();
-    let asked = one.send(create("a"));
-    assert!(matches!(two.acked(), Event::Apply(_)));
-    // The answer does not arrive.
-    let kept = two.kept.clone();
-    rig.lose();
-    let mut one = rig.back(1, Vec::new());
-    one.send_as(asked, create("a"));
-    let mut two = rig.back(2, kept);
-    let Answer::Changed(changed) = answered(&mut one, &mut two, asked) else { panic!() };
-    assert_eq!((changed.error, changed.ino != 0), (0, true));
-    assert_eq!(both_see(&mut one, &mut two), [own(&["old", "a"]), own(&["old", "a"])]);
-    assert_eq!(rig.problems(), [""; 0]);
+    // It may do it itself, or wants it executed.
+    for execute in [false, true] {
+        let mut rig = Rig::new();
+        let (mut one, mut two) = rig.readers();
+        rig.hold();
+        let again = || match create("a") {
+            Ask::Change(change) => Ask::Change(ChangeRequest { execute, ..change }),
+            other => other,
+        };
+        let asked = one.send(again());
+        assert!(matches!(two.acked(), Event::Apply(_)));
+        // The answer does not arrive.
+        let kept = two.kept.clone();
+        rig.lose();
+        let mut one = rig.back(1, Vec::new());
+        one.send_as(asked, again());
+        let mut two = rig.back(2, kept);
+        let Answer::Changed(changed) = answered(&mut one, &mut two, asked) else { panic!() };
+        assert_eq!((changed.error, changed.ino != 0, changed.yours), (0, true, false));
+        assert_eq!(both_see(&mut one, &mut two), [own(&["old", "a"]), own(&["old", "a"])]);
+        assert_eq!(rig.problems(), [""; 0]);
+    }
 }
 
 #[test]
