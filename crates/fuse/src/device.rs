@@ -45,8 +45,12 @@ impl<F: FileSystem> Device<F> {
             match sys::read(self.fd.as_raw_fd(), input) {
                 Ok(len) => {
                     self.turn.step();
-                    self.message(&input[..len], output.as_mut());
+                    let gathers = self.message(&input[..len], output.as_mut());
+                    // Nobody waits for an answer while it sleeps.
                     self.turn.step();
+                    if gathers {
+                        std::thread::sleep(GATHER);
+                    }
                 }
                 Err(error) => match error.raw_os_error() {
                     Some(libc::EINTR | libc::EAGAIN | libc::ENOENT) => {}
@@ -57,23 +61,22 @@ impl<F: FileSystem> Device<F> {
         }
     }
 
-    fn message(&self, bytes: &[u8], output: &mut [u8]) {
+    /// Handles a message. Returns whether more of the same kind are to gather before the next one is read.
+    fn message(&self, bytes: &[u8], output: &mut [u8]) -> bool {
         let engine = &self.engine;
         let Ok(message) = Message::split(bytes, engine.setxattr_ext()) else {
             tracing::warn!(len = bytes.len(), "malformed message");
             if let Ok(header) = crate::abi::InHeader::parse(bytes) {
                 answer(&self.fd, header.unique, -libc::EIO, &[], &[]);
             }
-            return;
+            return false;
         };
         let header = message.header;
         self.shard.count(header.opcode);
         match header.opcode {
             opcode::FORGET | opcode::BATCH_FORGET => {
                 engine.forget(&message);
-                if self.gather {
-                    std::thread::sleep(GATHER);
-                }
+                return self.gather;
             }
             opcode::INTERRUPT => match message.interrupted() {
                 Ok(unique) => engine.interrupts.interrupt(unique),
@@ -93,6 +96,7 @@ impl<F: FileSystem> Device<F> {
                 }
             }
         }
+        false
     }
 
     /// Copies the request and hands it to the pool, which answers by itself.

@@ -28,9 +28,9 @@ use crate::log::rejoin::Restoring;
 use crate::log::rescue::Unsent;
 use crate::options::MountOptions;
 use crate::session::link::Link;
-use crate::sharing::Recalled;
 use crate::sharing::appends::Append;
 use crate::sharing::fault::{Bundle, Faults};
+use crate::sharing::{Heard, Recalled};
 use crate::stats::{Hold, Stats};
 
 /// How soon what this host would rather not own is told again.
@@ -420,6 +420,8 @@ pub(crate) struct Client {
     pub(crate) wanted: Mutex<HashMap<Ino, u32>>,
     /// Serializes what is said of inodes in use. Lock order: before `core`.
     pub(crate) uses_told: Mutex<()>,
+    /// Events that are acknowledged when all that has come is received.
+    pub(crate) heard: Mutex<Vec<Heard>>,
     /// Others have changed something since the server said how full the volume is.
     pub(crate) others_changed: AtomicBool,
     /// Changes whose callers were ended and that are not certain yet, see [`crate::sharing::abandoned`].
@@ -466,6 +468,7 @@ impl Client {
             calls: crate::kernel::pages::Calls::default(),
             wanted: Mutex::default(),
             uses_told: Mutex::default(),
+            heard: Mutex::default(),
             others_changed: AtomicBool::new(false),
             abandoned: AtomicUsize::new(0),
         }
@@ -610,12 +613,14 @@ impl Client {
         self.ledger.await_progress(Duration::from_millis(100));
     }
 
-    /// Has the kernel forget the attributes of an inode, and waits for that. Takes no lock of the kernel's that a call
-    /// holds; not for transport threads all the same, and not with a lock of ours held.
-    pub(crate) fn drop_attributes(&self, ino: Ino) {
-        if let Some(notifier) = self.notifier.get() {
-            let _ = notifier.inval_inode(ino.0, -1, 0);
-        }
+    /// Has the kernel forget the attributes of inodes, by these numbers of theirs, and waits for that. Takes no lock of the
+    /// kernel's that a call holds; not for transport threads all the same, and not with a lock of ours held. Returns
+    /// whether it knows them all.
+    pub(crate) fn drop_attributes(&self, numbers: &[Ino]) -> bool {
+        let Some(notifier) = self.notifier.get() else { return false };
+        // All of them, whatever comes of one.
+        let dropped = numbers.iter().filter(|ino| matches!(notifier.inval_inode(ino.0, -1, 0), Ok(true)));
+        dropped.count() == numbers.len()
     }
 
     /// The last batch known to be durable.

@@ -36,6 +36,12 @@ pub fn length(header: [u8; HEADER]) -> Result<usize, FrameError> {
     if len > FRAME_MAX { Err(FrameError::TooLarge(len)) } else { Ok(len) }
 }
 
+/// Whether one whole frame is at the front of `buffer`, or what can be none.
+pub fn is_whole(buffer: &BytesMut) -> bool {
+    let Some(header) = buffer.first_chunk::<HEADER>() else { return false };
+    length(*header).map_or(true, |len| buffer.len() >= HEADER + len)
+}
+
 /// Takes one whole message off the front of `buffer`; `None` when more bytes are needed. Byte fields
 /// of the message share the buffer's memory.
 ///
@@ -73,7 +79,9 @@ mod tests {
             let mut out = Vec::new();
             for part in bytes.chunks(step) {
                 buffer.extend_from_slice(part);
-                while let Some(message) = take::<ClientMessage>(&mut buffer).unwrap() {
+                while is_whole(&buffer)
+                    && let Some(message) = take::<ClientMessage>(&mut buffer).unwrap()
+                {
                     out.push(message);
                 }
             }

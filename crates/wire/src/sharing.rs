@@ -243,12 +243,13 @@ pub struct Recall {
     pub keep_read: bool,
 }
 
-/// An event is applied, here and in the kernel's caches. Gets no answer.
+/// Events are applied, here and in the kernel's caches. Gets no answer.
 #[derive(Clone, PartialEq, Message)]
 pub struct Ack {
-    #[prost(uint64, tag = "1")]
-    pub event: u64,
-    /// Inodes that the event took the name or the cover of, and that the kernel still knows.
+    /// Their numbers. A recall is acknowledged alone.
+    #[prost(uint64, repeated, tag = "1")]
+    pub events: Vec<u64>,
+    /// Inodes that the events took the name or the cover of, and that the kernel still knows.
     #[prost(uint64, repeated, tag = "2")]
     pub in_use: Vec<u64>,
 }

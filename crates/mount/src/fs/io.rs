@@ -151,7 +151,7 @@ impl VolumeFs {
         self.changed(&mut core);
         drop(core);
         if demoted {
-            self.client.drop_attributes(ino);
+            self.client.drop_attributes(&[ino]);
         }
         if offset != write.offset {
             // It has put the bytes elsewhere in its cache. The word waits until this answer is there.
@@ -271,7 +271,7 @@ impl VolumeFs {
         self.changed(&mut core);
         drop(core);
         if demoted {
-            self.client.drop_attributes(ino);
+            self.client.drop_attributes(&[ino]);
         }
         Ok(())
     }

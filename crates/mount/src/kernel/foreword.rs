@@ -13,6 +13,7 @@ use std::collections::{HashSet, VecDeque};
 use std::time::{Duration, Instant};
 
 use hayloft_fuse::Control;
+use hayloft_model::tree::Stale;
 use hayloft_model::{FileKind, Ino, Name, Record};
 use rustc_hash::FxBuildHasher;
 
@@ -37,6 +38,25 @@ pub(crate) struct Foreword {
 impl Foreword {
     pub(crate) fn new(control: Control) -> Foreword {
         Foreword { speaker: Speaker::new(control.notifier()), control }
+    }
+}
+
+/// What the kernel has let go of before a change.
+#[derive(Default)]
+pub(crate) struct Announced {
+    /// Names of which it is not certain.
+    pub(crate) left: Vec<(Ino, Name)>,
+    /// Directories of which it has no attributes.
+    attributes: Vec<Ino>,
+    /// Directories of which it has no listing, and none is on its way.
+    listings: Vec<Ino>,
+}
+
+impl Announced {
+    /// Leaves out what the kernel need not be told any more: until the change is applied it is told things for one use.
+    pub(crate) fn shorten(&self, stale: &mut Stale) {
+        stale.attributes.retain(|ino| !self.attributes.contains(ino));
+        stale.data.retain(|ino| !(self.listings.contains(ino) && self.attributes.contains(ino)));
     }
 }
 
@@ -88,8 +108,10 @@ struct Kept {
     names: Vec<(Ino, Name)>,
     /// The names, and all else, by the numbers of the kernel.
     by_number: Vec<(Ino, Name)>,
-    /// Directories, of which attributes go.
-    dirs: Vec<Ino>,
+    /// Directories, of which attributes go, with the numbers of the kernel.
+    dirs: Vec<(Ino, Vec<Ino>)>,
+    /// Those of them that it has no listing of.
+    unlisted: Vec<Ino>,
     /// The same of anything else.
     files: Vec<Ino>,
     listings: Vec<Ino>,
@@ -103,7 +125,7 @@ impl Core {
     /// These records are about to be applied. Returns what the kernel may keep of what they change.
     fn begin_change(&mut self, records: &[Record]) -> Kept {
         let mut kept = Kept::default();
-        let mut dirs: Vec<Ino> = Vec::new();
+        let (mut dirs, mut changed): (Vec<Ino>, Vec<Ino>) = Default::default();
         let mut names = Vec::new();
         for record in records {
             let (ino, is_dir) = match record {
@@ -119,7 +141,7 @@ impl Core {
                 Record::PutPage(..) | Record::DeletePages(..) => continue,
             };
             if self.names.changing.inos.insert(ino) && self.is_handed_out(ino) {
-                if is_dir { kept.dirs.push(ino) } else { kept.files.push(ino) }
+                if is_dir { changed.push(ino) } else { kept.files.push(ino) }
             }
         }
         dirs.sort_unstable();
@@ -127,10 +149,11 @@ impl Core {
         kept.is_busy = dirs.iter().any(|dir| self.names.is_changed_here(*dir));
         kept.names = self.expire(names, &dirs);
         dirs.retain(|dir| self.names.changing.listed.remove(dir));
+        kept.unlisted = changed.iter().filter(|dir| !dirs.contains(dir)).copied().collect();
         kept.listings = dirs;
         self.names.changing.is_closed = kept.names.is_empty();
         kept.by_number = self.nodes.each_name(kept.names.clone());
-        kept.dirs = self.nodes.each(kept.dirs);
+        kept.dirs = changed.into_iter().map(|dir| (dir, self.nodes.each(vec![dir]))).collect();
         kept.files = self.nodes.each(kept.files);
         kept.listings = self.nodes.each(kept.listings);
         let births = self.births.among(kept.files.iter());
@@ -140,15 +163,14 @@ impl Core {
 }
 
 impl Client {
-    /// Has the kernel let go of what these records change, before they are applied. Returns the names of which it is not
-    /// certain that it has.
-    pub(crate) fn announce(&self, records: &[Record]) -> Vec<(Ino, Name)> {
+    /// Has the kernel let go of what these records change, before they are applied.
+    pub(crate) fn announce(&self, records: &[Record]) -> Announced {
         let mut foreword = self.foreword.lock();
         // Nobody sees anything before it is mounted.
-        let Some(Foreword { control, speaker }) = foreword.as_mut() else { return Vec::new() };
-        let Kept { names, by_number, dirs, files, listings, births, is_busy } =
+        let Some(Foreword { control, speaker }) = foreword.as_mut() else { return Announced::default() };
+        let Kept { names, by_number, dirs, unlisted, files, listings, births, is_busy } =
             self.core().begin_change(records);
-        let mut left = Vec::new();
+        let mut announced = Announced { listings: unlisted, ..Announced::default() };
         let patience = if is_busy { BUSY_PATIENCE } else { PATIENCE };
         if !births.is_empty() {
             speaker.try_expire(births, patience);
@@ -158,20 +180,24 @@ impl Client {
             control.settle();
             if !speaker.try_expire(by_number, patience) {
                 self.stats.late_names.add(names.len() as u64);
-                left = names;
+                announced.left = names;
             }
             // Not before: a listing has the directory's lock as well.
             self.core().names.changing.is_closed = true;
         }
         // A directory has nothing to write back, which the kernel may wait for when it is on its way out.
-        dirs.into_iter().for_each(|dir| self.drop_attributes(dir));
+        for (dir, numbers) in dirs {
+            if self.drop_attributes(&numbers) {
+                announced.attributes.push(dir);
+            }
+        }
         if !files.is_empty() || !listings.is_empty() {
             let ranges = listings.into_iter().map(|dir| (dir, 0, 0)).collect();
             if speaker.drop_inodes(files, ranges).recv_timeout(PATIENCE).is_err() {
                 speaker.go_on();
             }
         }
-        left
+        announced
     }
 }
 
@@ -221,13 +247,15 @@ mod tests {
         core.names.changing.lists(dir);
         let kept = core.begin_change(&records);
         assert_eq!(kept.names, [(dir, name)]);
-        assert_eq!((kept.dirs, kept.files, kept.listings), (vec![dir], vec![file], vec![dir]));
+        assert_eq!((kept.dirs, kept.files, kept.listings), (vec![(dir, vec![dir])], vec![file], vec![dir]));
+        assert!(kept.unlisted.is_empty());
         // Its names are expired first, for which nobody may have the lock.
         assert!(core.names.changing.contains(file) && !core.names.changing.is_closed(dir));
         core.names.changing.end();
         // Nothing was told since that it keeps.
         let kept = core.begin_change(&records);
         assert!(kept.names.is_empty() && kept.listings.is_empty() && core.names.changing.is_closed(dir));
+        assert_eq!(kept.unlisted, [dir]);
     }
 
     #[test]

@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 
 use hayloft_fuse::{Control, Notifier, Pace, Validity};
 use hayloft_model::tree::{Stale, Tree};
-use hayloft_model::{Ino, Name};
+use hayloft_model::{FileKind, Ino, Name};
 use rustc_hash::FxBuildHasher;
 
 use crate::core::{Client, Core};
@@ -277,6 +277,16 @@ impl Core {
     pub(crate) fn has_number(&self, number: NodeId) -> bool {
         let ino = number.ino();
         self.is_handed_out(ino) && self.nodes.numbers(ino).any(|known| known == number)
+    }
+
+    /// Takes the directories among these inodes, by the numbers of the kernel: none of which an answer may be on its way that
+    /// counts however late it is.
+    pub(crate) fn take_directories(&self, inos: &mut Vec<Ino>) -> Vec<Ino> {
+        let is_dir = |ino: &Ino| self.tree.inode(*ino).is_ok_and(|row| row.kind() == FileKind::Directory);
+        let (dirs, others) = std::mem::take(inos).into_iter().partition(is_dir);
+        *inos = others;
+        let dirs = Vec::into_iter(dirs).filter(|ino| self.is_handed_out(*ino)).collect();
+        self.nodes.each(dirs)
     }
 
     /// The word about what is stale.

@@ -15,9 +15,11 @@ use hayloft_model::replay::Kept;
 use hayloft_wire::client_message::Body as Ask;
 use hayloft_wire::server_message::Body as Answer;
 use hayloft_wire::{
-    CancelLock, Claim, ClientMessage, Entry, Failed, FailureCode, Hello, Ping, ServerMessage, Welcome, frame,
+    Ack, CancelLock, Claim, ClientMessage, Entry, Failed, FailureCode, Hello, Ping, ServerMessage, Welcome,
+    frame,
 };
 use parking_lot::{Condvar, Mutex, MutexGuard};
+use rustix::event::{PollFd, PollFlags, Timespec};
 
 use crate::error::MountError;
 use crate::host::moment::Moment;
@@ -61,6 +63,8 @@ pub(crate) trait Receiver: Send + Sync {
     /// A message that carries state, in the order of the stream: on which connection, for which request (0 for
     /// events), and with what mark of the asker.
     fn receive(&self, at: Arrival, body: Answer);
+    /// All that has come on this connection is received.
+    fn received_all(&self, connection: u64);
     /// The connection is lost: what is not owned may change from now on. Returns when nobody here can see it any more.
     fn lost(&self);
     /// A new connection, and the last batch that the server holds without what is brought back. Returns what is owned.
@@ -517,13 +521,21 @@ impl Link {
     fn write(&self, message: &ClientMessage, only_on: Option<u64>) -> io::Result<()> {
         let mut bytes = Vec::new();
         frame::encode(message, &mut bytes);
-        let mut writer = self.writer.lock();
+        self.write_to(&mut self.writer.lock(), &bytes, only_on)
+    }
+
+    fn write_to(
+        &self,
+        writer: &mut Option<(u64, TcpStream)>,
+        bytes: &[u8],
+        only_on: Option<u64>,
+    ) -> io::Result<()> {
         let (connection, stream) =
             writer.as_mut().ok_or_else(|| io::Error::from(io::ErrorKind::NotConnected))?;
         if only_on.is_some_and(|only_on| only_on != *connection) {
             return Err(io::ErrorKind::NotConnected.into());
         }
-        let result = stream.write_all(&bytes);
+        let result = stream.write_all(bytes);
         self.stats.bytes_sent.add(bytes.len() as u64);
         if result.is_err() {
             let _ = stream.shutdown(Shutdown::Both);
@@ -595,19 +607,54 @@ impl Link {
         }
         self.stats.count_request(&body);
         let is_work = matches!(body, Ask::Content(_) | Ask::Records(_) | Ask::BeginBatch(_));
-        let acknowledged = if let Ask::Ack(ack) = &body { Some(ack.event) } else { None };
         let begun = Moment::now();
         self.write(&ClientMessage { request: 0, body: Some(body) }, Some(connection))
             .map_err(|_| CallError::Broken)?;
-        if is_work || acknowledged.is_some() {
-            // Only now: an answer to what is said from here on proves that it has arrived.
-            let mut state = self.state.lock();
-            state.work = if is_work { Some(begun) } else { state.work };
-            if let Some(owed) = acknowledged.and_then(|event| state.owed.get_mut(&event)) {
+        if is_work {
+            self.state.lock().work = Some(begun);
+        }
+        Ok(())
+    }
+
+    /// Acknowledges events on the connection that they came on; on another one they count as acknowledged.
+    pub(crate) fn acknowledge(&self, connection: u64, ack: Ack) {
+        let events = ack.events.clone();
+        if self.send_on(connection, Ask::Ack(ack)).is_ok() {
+            self.acknowledged(&events);
+        }
+    }
+
+    /// The same, unless that would have to wait. `false`: it would.
+    pub(crate) fn try_acknowledge(&self, connection: u64, ack: Ack) -> bool {
+        let Some(mut writer) = self.writer.try_lock() else { return false };
+        let has_room = |stream: &TcpStream| {
+            let mut polled = [PollFd::new(stream, PollFlags::OUT)];
+            matches!(rustix::event::poll(&mut polled, Some(&Timespec::default())), Ok(1))
+        };
+        if !writer.as_ref().is_some_and(|(of, stream)| *of != connection || has_room(stream)) {
+            return false;
+        }
+        if self.can_be_used(connection) {
+            let events = ack.events.clone();
+            let body = Ask::Ack(ack);
+            self.stats.count_request(&body);
+            let mut bytes = Vec::new();
+            frame::encode(&ClientMessage { request: 0, body: Some(body) }, &mut bytes);
+            if self.write_to(&mut writer, &bytes, Some(connection)).is_ok() {
+                self.acknowledged(&events);
+            }
+        }
+        true
+    }
+
+    /// They are written. Only now: an answer to what is said from here on proves that they have arrived.
+    fn acknowledged(&self, events: &[u64]) {
+        let mut state = self.state.lock();
+        for event in events {
+            if let Some(owed) = state.owed.get_mut(event) {
                 owed.acknowledged = Some(Moment::now());
             }
         }
-        Ok(())
     }
 
     fn can_be_used(&self, connection: u64) -> bool {
@@ -756,6 +803,9 @@ impl Link {
 
     /// Receives the next message. `false`: there is none, the connection is over.
     fn read_one(&self, reader: &mut Reader, connection: u64, receiver: &dyn Receiver) -> bool {
+        if !reader.has_next() {
+            receiver.received_all(connection);
+        }
         let mut message: ServerMessage = match reader.next(&self.stats) {
             Ok(Some(message)) => message,
             Ok(None) => return false,

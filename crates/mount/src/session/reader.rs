@@ -36,6 +36,11 @@ impl Reader {
         &self.stream
     }
 
+    /// Whether the next message, or a part of it that says that there can be none, is here already.
+    pub(crate) fn has_next(&self) -> bool {
+        frame::is_whole(&self.buffer)
+    }
+
     /// The next message; `None` when the peer has closed the connection.
     pub(crate) fn next(&mut self, stats: &Stats) -> Result<Option<ServerMessage>, ReadError> {
         loop {

@@ -27,6 +27,7 @@ use hayloft_wire::{
 
 use crate::core::{Client, Core};
 use crate::kernel::Word;
+use crate::kernel::foreword::Announced;
 use crate::log::committer::FlushError;
 use crate::session::link::{Arrival, CallError, Line, Receiver as LinkReceiver};
 use crate::sharing::fault::FaultError;
@@ -43,6 +44,15 @@ pub(crate) struct Recalled {
     event: u64,
     object: Object,
     keep_read: bool,
+}
+
+/// An event that the kernel need not be told of any more.
+#[derive(Debug)]
+pub(crate) struct Heard {
+    /// Connection and event.
+    ack: (u64, u64),
+    /// For the acknowledgement.
+    in_use: Vec<Ino>,
 }
 
 /// How many files a message says to give back.
@@ -74,6 +84,10 @@ impl LinkReceiver for Client {
             tracing::error!(%error, "the server said something without sense; connecting anew");
             self.link.abandon(at.connection);
         }
+    }
+
+    fn received_all(&self, connection: u64) {
+        self.acknowledge_heard(connection);
     }
 
     fn lost(&self) {
@@ -180,13 +194,14 @@ impl Client {
         self.stats.events_applied.add(1);
         self.others_changed.store(true, Ordering::Relaxed);
         // A call of this host has the locks, and others wait for that in the kernel.
-        let left = if apply.asked { Vec::new() } else { self.announce(&records) };
+        let announced = if apply.asked { Announced::default() } else { self.announce(&records) };
         let mut core = self.core();
         core.names.changing.end();
         if !apply.asked {
             core.note_taken(&records);
         }
-        let stale = core.tree.apply(&records, &own, &forget);
+        let mut stale = core.tree.apply(&records, &own, &forget);
+        announced.shorten(&mut stale);
         // What a rename leaves in its place is not handed out.
         let is_whiteout = |ino: Ino| {
             records.iter().any(|record| match record {
@@ -213,9 +228,9 @@ impl Client {
             // whose answers are on their way.
             let Stale { attributes, in_use, .. } = stale;
             let stale = Stale { attributes, in_use, ..Stale::default() };
-            self.finish_event(core, stale, left, ack);
+            self.finish_event(core, stale, Vec::new(), ack);
         } else {
-            self.finish_event(core, stale, left, ack);
+            self.finish_event(core, stale, announced.left, ack);
         }
         Ok(())
     }
@@ -224,14 +239,23 @@ impl Client {
     fn finish_event(
         &self,
         mut core: parking_lot::MutexGuard<'_, Core>,
-        stale: Stale,
+        mut stale: Stale,
         more: Vec<(Ino, Name)>,
         ack: (u64, u64),
     ) {
         self.drop_data(&mut core, &stale);
-        let word = core.word(stale, more, Some(ack));
+        let dirs = core.take_directories(&mut stale.attributes);
+        let mut word = core.word(stale, more, Some(ack));
         drop(core);
-        self.tell_kernel(word);
+        let Word::Stale { names, attributes, data, in_use, .. } = &mut word else { return };
+        // A directory has nothing to write back, which the kernel may wait for when it is on its way out.
+        attributes.extend(dirs.into_iter().filter(|dir| !self.drop_attributes(&[*dir])));
+        if names.is_empty() && attributes.is_empty() && data.is_empty() {
+            let in_use = std::mem::take(in_use);
+            self.heard.lock().push(Heard { ack, in_use });
+        } else {
+            self.tell_kernel(word);
+        }
     }
 
     /// Tells of inodes that are not in use any more, of which the server was told that they are.
@@ -270,15 +294,37 @@ impl Client {
     /// Acknowledges an event, with those of these inodes that are in use still.
     pub(crate) fn acknowledge(&self, (connection, event): (u64, u64), in_use: Vec<Ino>) {
         let _order = self.uses_told.lock();
-        let mut in_use = in_use;
-        if !in_use.is_empty() {
-            let core = self.core();
-            let used: HashSet<Ino> = core.tree.in_use().collect();
-            in_use.retain(|ino| used.contains(ino));
+        let in_use = self.used_still(in_use);
+        self.link.acknowledge(connection, Ack { events: vec![event], in_use });
+    }
+
+    fn used_still(&self, inos: Vec<Ino>) -> Vec<u64> {
+        if inos.is_empty() {
+            return Vec::new();
         }
-        let in_use = in_use.into_iter().map(|ino| ino.0).collect();
-        // On another connection it counts as acknowledged.
-        let _ = self.link.send_on(connection, Ask::Ack(Ack { event, in_use }));
+        let used: HashSet<Ino> = self.core().tree.in_use().collect();
+        inos.into_iter().filter(|ino| used.contains(ino)).map(|ino| ino.0).collect()
+    }
+
+    /// Acknowledges events of this connection that the kernel has heard of. This is for the thread that reads the stream,
+    /// which waits for nobody: who cannot be spoken to at once is told by the one that speaks to the kernel.
+    fn acknowledge_heard(&self, connection: u64) {
+        let mut heard = std::mem::take(&mut *self.heard.lock());
+        heard.retain(|heard| heard.ack.0 == connection);
+        if heard.is_empty() {
+            return;
+        }
+        if let Some(_order) = self.uses_told.try_lock() {
+            let events = heard.iter().map(|heard| heard.ack.1).collect();
+            let in_use = self.used_still(heard.iter().flat_map(|heard| heard.in_use.clone()).collect());
+            if self.link.try_acknowledge(connection, Ack { events, in_use }) {
+                return;
+            }
+        }
+        for Heard { ack, in_use } in heard {
+            let (attributes, data) = (Vec::new(), Vec::new());
+            self.tell_kernel(Word::Stale { names: Vec::new(), attributes, data, in_use, ack: Some(ack) });
+        }
     }
 
     /// Wants to own an object. Returns whether it is owned; else others use it too.
@@ -399,6 +445,12 @@ impl Client {
 
     /// Ships whatever was changed so far, however long that takes. `false`: the session is over.
     fn ship_all(&self) -> bool {
+        {
+            let core = self.core();
+            if !core.tree.is_dirty() && !core.in_flight {
+                return true;
+            }
+        }
         let mut pressed = false;
         loop {
             match self.ledger.flush(None) {
@@ -455,7 +507,14 @@ impl Client {
             self.drop_data(&mut core, &stale);
             let word = core.word(stale, absent, Some((*connection, *event)));
             drop(core);
-            self.tell_kernel(word);
+            match word {
+                Word::Stale { names, attributes, data, in_use, ack: Some(ack) }
+                    if names.is_empty() && attributes.is_empty() && data.is_empty() =>
+                {
+                    self.acknowledge(ack, in_use);
+                }
+                word => self.tell_kernel(word),
+            }
         }
         kept
     }

@@ -96,7 +96,7 @@ impl Intake {
                 Body::Ack(ack) => {
                     // A recall: what was shipped before is applied now.
                     if self.volume.check_connection(self.session, self.connection).is_ok() {
-                        self.volume.acknowledge(self.session, ack.event);
+                        self.volume.acknowledge(self.session, &ack.events);
                     }
                     self.volume.shared.stats.count(kind, started.elapsed());
                     continue;

@@ -233,11 +233,11 @@ impl Connection {
                 if volume.check_connection(session, self.number).is_ok() {
                     // Who uses what is noted before anybody acts on the acknowledgement.
                     volume.add_uses(session, &ack.in_use);
-                    if volume.sharing.lock().is_recall(session, ack.event) {
+                    if volume.sharing.lock().is_recall(session, &ack.events) {
                         let ordered = (request, Body::Ack(ack), started);
                         return mounted.ordered.send(ordered).await.map_err(|_| ());
                     }
-                    volume.acknowledge(session, ack.event);
+                    volume.acknowledge(session, &ack.events);
                 }
             }
             Body::LetGo(let_go) => {

@@ -228,18 +228,21 @@ impl Sharing {
         self.streams.get(&session).is_some_and(|stream| stream.connection == connection)
     }
 
-    /// Whether the event is a recall that was not acknowledged: what its holder has shipped comes before.
-    pub(crate) fn is_recall(&self, session: SessionId, event: u64) -> bool {
-        self.streams.get(&session).is_some_and(|stream| stream.recalls.contains(&event))
+    /// Whether a recall that was not acknowledged is among the events: what its holder has shipped comes before.
+    pub(crate) fn is_recall(&self, session: SessionId, events: &[u64]) -> bool {
+        let Some(stream) = self.streams.get(&session) else { return false };
+        events.iter().any(|event| stream.recalls.contains(event))
     }
 
-    pub(crate) fn acknowledge(&mut self, session: SessionId, event: u64, now_ms: u64) {
-        if let Some(stream) = self.streams.get_mut(&session) {
-            stream.recalls.remove(&event);
-            stream.sent.remove(&event);
+    pub(crate) fn acknowledge(&mut self, session: SessionId, events: &[u64], now_ms: u64) {
+        for event in events {
+            if let Some(stream) = self.streams.get_mut(&session) {
+                stream.recalls.remove(event);
+                stream.sent.remove(event);
+            }
+            self.uses.told(session, *event);
+            self.grants.acknowledge(session, *event);
         }
-        self.uses.told(session, event);
-        self.grants.acknowledge(session, event);
         self.drive(now_ms);
     }
 

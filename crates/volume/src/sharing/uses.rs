@@ -157,10 +157,10 @@ impl Uses {
 }
 
 impl Volume {
-    /// A session has done what an event told it.
-    pub(crate) fn acknowledge(self: &Arc<Self>, session: SessionId, event: u64) {
+    /// A session has done what events told it.
+    pub(crate) fn acknowledge(self: &Arc<Self>, session: SessionId, events: &[u64]) {
         let now_ms = self.shared.uptime_ms();
-        self.sharing.lock().acknowledge(session, event, now_ms);
+        self.sharing.lock().acknowledge(session, events, now_ms);
         self.settle_uses();
     }
 

@@ -167,7 +167,7 @@ impl Client {
     }
 
     pub(crate) fn ack(&mut self, event: u64, in_use: &[u64]) {
-        self.send(Ask::Ack(Ack { event, in_use: in_use.to_vec() }));
+        self.send(Ask::Ack(Ack { events: vec![event], in_use: in_use.to_vec() }));
     }
 
     /// The next event, which is acknowledged.
