@@ -194,7 +194,12 @@ struct Holding {
     streak: Option<(SessionId, u32)>,
     /// How long a streak has to be, when it is not [`STREAK_MIN`].
     patience: Option<u32>,
+    /// The event that told the owner so; [`NOT_TOLD`] before there is one, 0 if it knew by itself.
+    told: u64,
 }
+
+/// An owner is not told yet that it is.
+pub const NOT_TOLD: u64 = u64::MAX;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Awaited {
@@ -570,12 +575,46 @@ impl Grants {
         if others {
             return false;
         }
+        // What it is just being told of again it may not know yet.
+        let told = if holding.owner == Some(session) { holding.told } else { 0 };
         self.give(session, object);
+        self.told(object.ino(), told);
         true
+    }
+
+    /// This event tells the owner of an object that it is.
+    pub fn told(&mut self, ino: Ino, event: u64) {
+        if let Some(holding) = self.objects.get_mut(&ino) {
+            holding.told = event;
+        }
+    }
+
+    /// A session has given files back that it owned by themselves, without having been asked: what it had changed of them is
+    /// stored. `seen` is the last event that it had applied then. What it was told again meanwhile, what is recalled from
+    /// it, and what it asks for, is left as it is: these are recalled when they are needed.
+    pub fn give_back(&mut self, session: SessionId, files: &[Ino], seen: u64) {
+        let is_asked = |ino: Ino| {
+            let mut own = self.requests.values().filter(|waiting| waiting.session == session);
+            own.any(|waiting| {
+                !matches!(waiting.stage, Stage::Settling(_))
+                    && waiting.request.objects().iter().any(|object| object.ino() == ino)
+            })
+        };
+        let given = |ino: &Ino| {
+            let holding = self.objects.get(ino).filter(|holding| holding.owner == Some(session))?;
+            let object = Object::File { ino: *ino, home: holding.home? };
+            let is_recalled = self.peers.get(&session).is_none_or(|peer| peer.is_recalled(*ino));
+            let is_given = holding.told <= seen && !is_recalled && !is_asked(*ino);
+            (is_given && self.may_keep(session, object)).then_some(object)
+        };
+        let given: Vec<Object> = files.iter().filter_map(given).collect();
+        given.iter().for_each(|object| self.recalled(session, *object, true));
+        self.advance();
     }
 
     fn give(&mut self, session: SessionId, object: Object) {
         let holding = self.objects.entry(object.ino()).or_default();
+        holding.told = NOT_TOLD;
         holding.owner = Some(session);
         holding.readers.clear();
         holding.streak = None;

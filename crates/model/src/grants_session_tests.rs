@@ -126,3 +126,45 @@ fn who_is_long_alone_in_changing_becomes_the_owner() {
     let outputs = grants.take_outputs();
     assert!(matches!(&outputs[..], [Output::Ready { outcome: Outcome::Yours(own), .. }] if own.len() == 1));
 }
+
+#[test]
+fn what_is_given_back_is_not_recalled() {
+    let mut grants = joined(&[A, B]);
+    read(&mut grants, A, Object::Directory(DIR));
+    read(&mut grants, B, Object::Directory(DIR));
+    let owned = |grants: &mut Grants, told: u64| {
+        assert!(grants.adopt(A, FILE));
+        grants.told(FILE.ino(), told);
+    };
+    let change = || Request::Change { objects: vec![FILE], local: false };
+    owned(&mut grants, 7);
+    grants.give_back(B, &[FILE.ino()], 9);
+    grants.give_back(A, &[FILE.ino()], 6);
+    assert_eq!(grants.owner(FILE.ino()), Some(A), "another's, or told so meanwhile");
+    grants.give_back(A, &[FILE.ino()], 7);
+    assert_eq!(grants.owner(FILE.ino()), None);
+    let (ticket, outcome) = ready(&mut grants, A, change());
+    assert_eq!(outcome, Outcome::Execute);
+    // It reads the home, and is told.
+    assert!(grants.publish(ticket, &[FILE]).iter().any(|(session, _)| *session == A));
+    grants.cancel(ticket);
+    // What is recalled is given back by the acknowledgement, and what it asks for is as the answer says.
+    owned(&mut grants, 8);
+    grants.request(B, change());
+    let [(_, event, ..)] = recalls(&grants.take_outputs())[..] else { panic!("no recall") };
+    grants.give_back(A, &[FILE.ino()], 8);
+    assert_eq!(grants.owner(FILE.ino()), Some(A));
+    grants.acknowledge(A, event);
+    let outputs = grants.take_outputs();
+    let [Output::Ready { ticket, .. }] = outputs[..] else { panic!("{outputs:?}") };
+    grants.cancel(ticket);
+    owned(&mut grants, 9);
+    let ticket = grants.request(A, Request::Own(FILE));
+    let outputs = grants.take_outputs();
+    let [Output::Order { to: B, event, order: Order::Drop(_) }] = outputs[..] else { panic!("{outputs:?}") };
+    grants.acknowledge(B, event);
+    grants.give_back(A, &[FILE.ino()], 9);
+    grants.finish(ticket);
+    grants.give_back(A, &[FILE.ino()], 9);
+    assert_eq!(grants.owner(FILE.ino()), Some(A), "it is not told of the answer yet");
+}

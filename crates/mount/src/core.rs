@@ -62,6 +62,8 @@ pub(crate) struct Core {
     pub(crate) appending: HashMap<Ino, Append, FxBuildHasher>,
     /// A batch is on its way.
     pub(crate) in_flight: bool,
+    /// The last event that was applied, after its connection.
+    pub(crate) seen: (u64, u64),
     /// Paths of what was owned when the connection was lost last, with which the way to it may have left the tree.
     pub(crate) ways: HashMap<Ino, Vec<u8>>,
     /// What was owned, is recalled, and is not given back yet.
@@ -89,6 +91,16 @@ impl Core {
         let file = Arc::new(File::new(FileData::from_row(row.size, row.allocated, &row.content)));
         self.files.insert(ino, Arc::clone(&file));
         Ok(file)
+    }
+
+    /// Whether a file that is owned by itself could be given back as it is.
+    pub(crate) fn may_give_back(&self, ino: Ino, durable: Sequence) -> bool {
+        let is_written = |file: &Arc<File>| file.writes.load(Ordering::Acquire) > 0;
+        let is_quiet = |object| !self.is_appending(object) && !self.files.get(&ino).is_some_and(is_written);
+        self.tree.owns_itself(ino)
+            && self.tree.is_clean(ino, durable)
+            && self.tree.inode(ino).is_ok_and(|row| row.kind() != FileKind::Directory && row.nlink > 0)
+            && self.tree.object(ino).is_ok_and(is_quiet)
     }
 
     /// What is recalled and was not given back is still its own: changes of it may be in the log.

@@ -61,7 +61,7 @@ fn request_index(body: &Body) -> Option<usize> {
         Body::LetGo(_) => 14,
         Body::Claim(_) => 15,
         Body::Lock(_) => 16,
-        Body::Release(_) => 17,
+        Body::Release(_) | Body::GiveBack(_) => 17,
         _ => return None,
     })
 }

@@ -117,11 +117,13 @@ pub enum Rule {
     ClaimAtOnce,
     /// Who finds its session ended brings with the next one what it kept.
     BringAfterEnd,
+    /// Files are given back although what was changed of them is not shipped.
+    GiveBackUnshipped,
 }
 
 impl Rule {
     /// All, by name.
-    pub const ALL: [(&'static str, Rule); 49] = [
+    pub const ALL: [(&'static str, Rule); 50] = [
         ("ack-before-apply", Rule::AckBeforeApply),
         ("recall-without-ship", Rule::RecallWithoutShip),
         ("no-claim-grace", Rule::NoClaimGrace),
@@ -171,5 +173,6 @@ impl Rule {
         ("nothing-early", Rule::NothingEarly),
         ("claim-at-once", Rule::ClaimAtOnce),
         ("bring-after-end", Rule::BringAfterEnd),
+        ("give-back-unshipped", Rule::GiveBackUnshipped),
     ];
 }

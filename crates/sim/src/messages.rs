@@ -79,6 +79,8 @@ pub(crate) enum ToServer {
     },
     LetGo(Vec<Ino>),
     Release(Vec<Ino>),
+    /// These are not its own any more; with the last event that it had applied.
+    GiveBack(Vec<Ino>, u64),
     /// The session is over; nothing of it is left to send.
     Goodbye,
 }

@@ -146,6 +146,8 @@ pub(crate) struct World {
     pub(crate) gather: u64,
     /// Much is answered before it is durable, and the server is lost often.
     pub(crate) lossy: bool,
+    /// Clients give files back that they ask for a change of.
+    pub(crate) gives_back: bool,
     pub(crate) clients: Vec<Client>,
     pub(crate) reference: Reference,
     pub(crate) outcome: Outcome,
@@ -203,6 +205,7 @@ impl World {
             true => *other.pick(&[(400, 300), (1000, 800), (2000, 1000)]),
             false => *other.pick(&[(40, 25), (40, 10), (20, 100), (100, 100), (400, 25), (0, 25)]),
         };
+        let gives_back = other.permille(500);
         let mut world = World {
             config,
             now: 1,
@@ -220,6 +223,7 @@ impl World {
             window,
             gather,
             lossy,
+            gives_back,
             clients: Vec::new(),
             reference: Reference::new(&root),
             outcome: Outcome::default(),

@@ -16,7 +16,7 @@ pub struct ClientMessage {
     /// What is said.
     #[prost(
         oneof = "client_message::Body",
-        tags = "2,3,4,5,6,7,8,9,10,11,12,13,14,15,16,17,18,19,20,21,22,23,24,25,26,27,28,29,30,31,32,33,34"
+        tags = "2,3,4,5,6,7,8,9,10,11,12,13,14,15,16,17,18,19,20,21,22,23,24,25,26,27,28,29,30,31,32,33,34,35"
     )]
     pub body: Option<client_message::Body>,
 }
@@ -122,6 +122,9 @@ pub mod client_message {
         /// Waits until what the session has heard of is durable.
         #[prost(message, tag = "34")]
         Sync(Sync),
+        /// Files that the session does not own any more.
+        #[prost(message, tag = "35")]
+        GiveBack(GiveBack),
     }
 }
 

@@ -268,6 +268,17 @@ pub struct Release {
     pub inos: Vec<u64>,
 }
 
+/// The session does not own these files any more, each owned by itself: what it had changed of them is stored. Gets no
+/// answer.
+#[derive(Clone, PartialEq, Message)]
+pub struct GiveBack {
+    #[prost(uint64, repeated, tag = "1")]
+    pub inos: Vec<u64>,
+    /// The last event of the connection that the session had applied then.
+    #[prost(uint64, tag = "2")]
+    pub seen: u64,
+}
+
 /// The first message after a welcome: what the session owns; everything else it has forgotten. Answered by
 /// [`Claimed`] when requests are served.
 #[derive(Clone, PartialEq, Message)]

@@ -161,6 +161,11 @@ impl Tree {
         self.nodes.get(&ino).is_none_or(|node| node.stored && node.cut <= durable)
     }
 
+    /// Whether the server has the row of an inode as it is; `durable` as in [`Tree::is_stored`].
+    pub fn is_clean(&self, ino: Ino, durable: Sequence) -> bool {
+        self.nodes.get(&ino).is_some_and(|node| node.stored && !node.dirty && node.cut <= durable)
+    }
+
     /// All inodes that the kernel has references to.
     pub fn known(&self) -> Vec<Ino> {
         self.lookups.keys().copied().collect()

@@ -626,25 +626,38 @@ impl Link {
 
     /// The same, unless that would have to wait. `false`: it would.
     pub(crate) fn try_acknowledge(&self, connection: u64, ack: Ack) -> bool {
-        let Some(mut writer) = self.writer.try_lock() else { return false };
+        let events = ack.events.clone();
+        match self.try_send_on(connection, Ask::Ack(ack)) {
+            Some(is_sent) => {
+                if is_sent {
+                    self.acknowledged(&events);
+                }
+                true
+            }
+            None => false,
+        }
+    }
+
+    /// Says something that has no answer on a connection, unless that would have to wait (`None`), or it is another one
+    /// by now.
+    pub(crate) fn try_send_on(&self, connection: u64, body: Ask) -> Option<bool> {
+        let mut writer = self.writer.try_lock()?;
         let has_room = |stream: &TcpStream| {
             let mut polled = [PollFd::new(stream, PollFlags::OUT)];
             matches!(rustix::event::poll(&mut polled, Some(&Timespec::default())), Ok(1))
         };
-        if !writer.as_ref().is_some_and(|(of, stream)| *of != connection || has_room(stream)) {
-            return false;
-        }
-        if self.can_be_used(connection) {
-            let events = ack.events.clone();
-            let body = Ask::Ack(ack);
-            self.stats.count_request(&body);
-            let mut bytes = Vec::new();
-            frame::encode(&ClientMessage { request: 0, body: Some(body) }, &mut bytes);
-            if self.write_to(&mut writer, &bytes, Some(connection)).is_ok() {
-                self.acknowledged(&events);
+        match writer.as_ref() {
+            Some((of, stream)) if *of == connection && self.can_be_used(connection) => {
+                if !has_room(stream) {
+                    return None;
+                }
             }
+            _ => return Some(false),
         }
-        true
+        self.stats.count_request(&body);
+        let mut bytes = Vec::new();
+        frame::encode(&ClientMessage { request: 0, body: Some(body) }, &mut bytes);
+        Some(self.write_to(&mut writer, &bytes, Some(connection)).is_ok())
     }
 
     /// They are written. Only now: an answer to what is said from here on proves that they have arrived.

@@ -21,8 +21,8 @@ use hayloft_wire::client_message::Body as Ask;
 use hayloft_wire::event::Body as Told;
 use hayloft_wire::server_message::Body as Answer;
 use hayloft_wire::{
-    Ack, Acquire, Apply, ChangeRequest, Claim, Entry, Event, InvalidMessage, LetGo, ObjectMessage, Release,
-    Welcome, error_of,
+    Ack, Acquire, Apply, ChangeRequest, Claim, Entry, Event, GiveBack, InvalidMessage, LetGo, ObjectMessage,
+    Release, Welcome, error_of,
 };
 
 use crate::core::{Client, Core};
@@ -201,6 +201,7 @@ impl Client {
             core.note_taken(&records);
         }
         let mut stale = core.tree.apply(&records, &own, &forget);
+        core.seen = ack;
         announced.shorten(&mut stale);
         // What a rename leaves in its place is not handed out.
         let is_whiteout = |ino: Ino| {
@@ -369,6 +370,7 @@ impl Client {
         if !known_there {
             self.ship_before(interrupt)?;
         }
+        self.give_back(change);
         let operation = Some(change.into());
         let ask = Ask::Change(ChangeRequest { forget_below: 0, execute, operation });
         let number = self.link.begin_change();
@@ -390,6 +392,28 @@ impl Client {
                 Ok(Outcome::Done((changed.ino != 0).then_some(Ino(changed.ino))))
             }
             _ => Err(FaultError::Broken("the server's answer is of another kind than asked for".to_string())),
+        }
+    }
+
+    /// Gives back the files that a change is about and that are owned by themselves, if all of them is stored: the server
+    /// would recall them.
+    fn give_back(&self, change: &Change) {
+        let Some(connection) = self.link.connected() else { return };
+        let durable = self.durable();
+        // From looking until it is said nobody here changes one, or asks for it anew.
+        let mut core = self.core();
+        let named = change.places().into_iter().filter_map(|(dir, name)| {
+            core.tree.lookup(dir, name.as_bytes()).ok().flatten().map(|dentry| dentry.ino)
+        });
+        let mut files: Vec<Ino> = change.inode().into_iter().chain(named).collect();
+        files.retain(|ino| core.may_give_back(*ino, durable));
+        let (of, event) = core.seen;
+        if files.is_empty() || of != connection {
+            return;
+        }
+        let inos = files.iter().map(|ino| ino.0).collect();
+        if self.link.try_send_on(connection, Ask::GiveBack(GiveBack { inos, seen: event })) == Some(true) {
+            files.into_iter().for_each(|ino| core.tree.disown(ino));
         }
     }
 

@@ -149,6 +149,33 @@ impl World {
         stale.names.iter().for_each(|(dir, name)| client.kernel.drop_name(*dir, name.as_bytes()[0]));
     }
 
+    /// Before a change is requested: files that it is about and that are owned by themselves are given back, if what was
+    /// changed of them is shipped. In half of the worlds they are left to be recalled.
+    pub(crate) fn give_up_files(&mut self, at: usize, change: &Change) {
+        let unshipped = self.is_broken(Rule::GiveBackUnshipped);
+        let client = &mut self.clients[at];
+        if !self.gives_back || client.link != Link::Up || client.foreword.is_some() {
+            return;
+        }
+        let tree = &mut client.tree;
+        let named = change.places().into_iter().filter_map(|(dir, name)| {
+            tree.lookup(dir, name.as_bytes()).ok().flatten().map(|dentry| dentry.ino)
+        });
+        let mut files: Vec<Ino> = change.inode().into_iter().chain(named).collect();
+        files.retain(|ino| {
+            let is_file = |row: &InodeRow| row.kind() != FileKind::Directory && row.nlink > 0;
+            tree.owns_itself(*ino)
+                && tree.inode(*ino).is_ok_and(is_file)
+                && (unshipped || tree.is_clean(*ino, client.accepted))
+        });
+        if !files.is_empty() {
+            files.iter().for_each(|ino| client.tree.disown(*ino));
+            let seen = client.seen;
+            trace!(self, "c{at} gives {files:?} back");
+            self.say(at, ToServer::GiveBack(files, seen));
+        }
+    }
+
     /// What was recalled is shipped.
     pub(super) fn give_back(&mut self, at: usize, recall: Recall) {
         let mut stale = Stale::default();

@@ -99,6 +99,7 @@ impl World {
         let Foreword { event, records, own, forget, names, .. } = foreword;
         // Attributes and listings go in the same moment.
         let mut stale = self.apply(at, &records, &own, &forget);
+        self.clients[at].seen = event;
         stale.names.extend(names.iter().map(|(dir, name)| (*dir, Name::new(&[*name]))));
         self.clients[at].left.extend(names);
         self.acknowledge(at, event, stale);

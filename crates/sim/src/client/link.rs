@@ -29,6 +29,7 @@ impl World {
         client.link = Link::Down;
         client.arrived = 0;
         client.foreword = None;
+        client.seen = 0;
         client.behind.clear();
         // What was not given back is still its own: changes of it may be in the log.
         for recall in client.recalls.drain(..).filter(|recall| recall.owned && !forgets) {

@@ -11,7 +11,9 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use hayloft_model::grants::Object;
 use hayloft_model::replay::Kept;
 use hayloft_model::tree::{Cut, Stale, Tree};
-use hayloft_model::{Batch, FileKind, Ino, Missing, Name, Record, Sequence, SessionId, Timestamp, Usage};
+use hayloft_model::{
+    Batch, Change, FileKind, Ino, InodeRow, Missing, Name, Record, Sequence, SessionId, Timestamp, Usage,
+};
 
 use crate::Rule;
 use crate::history::Heard;
@@ -98,6 +100,8 @@ pub(crate) struct Client {
     pub(crate) is_over: bool,
     /// It acknowledges nothing, and gives nothing back.
     pub(crate) stuck: bool,
+    /// The last event of the connection that was applied.
+    seen: u64,
     last_sent: u64,
     next_request: u64,
     pub(crate) outstanding: BTreeMap<u64, Outstanding>,
@@ -281,6 +285,7 @@ impl World {
             recalls: Vec::new(),
             expiries: BTreeMap::new(),
             foreword: None,
+            seen: 0,
             behind: VecDeque::new(),
             left: BTreeSet::new(),
             hot: BTreeSet::new(),

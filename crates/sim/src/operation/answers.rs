@@ -210,6 +210,7 @@ impl World {
                 return Flow::Wait;
             }
             op.ship = None;
+            self.give_up_files(at, change);
             let request = self.ask(at, Ask::Change { change: change.clone(), execute });
             let session = self.clients[at].session;
             self.reference.requests.insert((session, request), op.id);

@@ -189,6 +189,7 @@ impl World {
         let row = self.server.stored.rows.inodes[&granted.ino()].clone();
         let records = vec![Record::PutInode(granted.ino(), Box::new(row))];
         if let Some(event) = self.server.grants.tell(session) {
+            self.server.grants.told(granted.ino(), event);
             let body = Body::Apply { records, own: vec![granted], forget: Vec::new() };
             self.event(session, event, body, [granted.ino()]);
         }

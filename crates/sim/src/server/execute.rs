@@ -91,6 +91,7 @@ impl World {
         self.judge_execution((session, request), &change, &executed, &place);
         for birth in &executed.births {
             self.server.grants.adopt(session, *birth);
+            self.server.grants.told(birth.ino(), NOT_TOLD);
         }
         if let Some(pending) = self.server.tickets.get_mut(&ticket) {
             (pending.executed, pending.unnamed) = (true, executed.unnamed.clone());
@@ -109,6 +110,7 @@ impl World {
         let session = pending.session;
         for birth in &executed.births {
             self.server.grants.adopt(session, *birth);
+            self.server.grants.told(birth.ino(), NOT_TOLD);
         }
         self.publish(ticket, session, &mut executed, &about);
         if let Some(pending) = self.server.tickets.get_mut(&ticket) {
@@ -146,6 +148,9 @@ impl World {
         let births: Vec<Ino> = executed.births.iter().map(|object| object.ino()).collect();
         for (to, event) in self.server.grants.publish(ticket, &executed.objects) {
             let asker = to == session;
+            if asker {
+                births.iter().for_each(|birth| self.server.grants.told(*birth, event));
+            }
             let mut records = Vec::new();
             let mut forget = Vec::new();
             for record in &executed.records {

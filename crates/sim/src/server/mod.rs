@@ -11,7 +11,7 @@ mod sessions;
 use std::collections::{BTreeMap, BTreeSet};
 
 use hayloft_model::grants::{
-    Grant, Grants, Object, Order as Command, Outcome as Turn, Output, Request, STRAY, Ticket,
+    Grant, Grants, NOT_TOLD, Object, Order as Command, Outcome as Turn, Output, Request, STRAY, Ticket,
 };
 use hayloft_model::replay::BroughtBack;
 use hayloft_model::{
@@ -251,6 +251,7 @@ impl World {
                 self.collect();
             }
             ToServer::Release(files) => self.server.grants.release(session, &files),
+            ToServer::GiveBack(files, seen) => self.server.grants.give_back(session, &files, seen),
             ToServer::Goodbye => {
                 self.end_session(session);
                 self.connections.remove(&connection);

@@ -55,6 +55,7 @@ pub(crate) fn type_of(body: &Body) -> &'static str {
         Body::Ack(_) => "ACK",
         Body::LetGo(_) => "LET_GO",
         Body::Release(_) => "RELEASE",
+        Body::GiveBack(_) => "GIVE_BACK",
         Body::Claim(_) => "CLAIM",
         Body::Ping(_) => "PING",
         Body::Lock(_) => "LOCK",

@@ -250,6 +250,11 @@ impl Connection {
                     volume.release(session, &release.inos);
                 }
             }
+            Body::GiveBack(given) => {
+                if volume.check_connection(session, self.number).is_ok() {
+                    volume.given_back(session, &given);
+                }
+            }
             Body::Change(change) => {
                 let taken = volume
                     .check_connection(session, self.number)

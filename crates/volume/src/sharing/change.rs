@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Instant;
 
-use hayloft_model::grants::{Object, Outcome, Request};
+use hayloft_model::grants::{NOT_TOLD, Object, Outcome, Request};
 use hayloft_model::{
     Change, Executed, Execution, FileKind, Ino, InodeRow, Name, Record, SessionId, TreeError, Usage, Wants,
 };
@@ -204,6 +204,7 @@ impl Volume {
             return false;
         }
         if let Some(number) = sharing.grants.tell(session) {
+            own.iter().for_each(|object| sharing.grants.told(object.ino(), number));
             let entries = || self.order.tell(session, own.iter().map(|object| object.ino()));
             let own = own.iter().map(|object| (*object).into()).collect();
             sharing.apply((session, number), Apply { records, own, ..Apply::default() }, now_ms, entries);
@@ -392,6 +393,9 @@ impl Volume {
             sharing.adopt_births(asked.session, &executed);
             let events = sharing.grants.publish(pass.ticket, &executed.objects);
             let own_event = events.iter().find(|(to, _)| *to == asked.session).map(|(_, number)| *number);
+            if let Some(number) = own_event {
+                executed.births.iter().for_each(|birth| sharing.grants.told(birth.ino(), number));
+            }
             for (to, number) in events {
                 let apply = sharing.seen_by(to, &executed, to == asked.session);
                 let entries = || self.order.tell(to, about.iter().copied());
@@ -425,6 +429,7 @@ impl Sharing {
     fn adopt_births(&mut self, session: SessionId, executed: &Executed) {
         for birth in &executed.births {
             self.grants.adopt(session, *birth);
+            self.grants.told(birth.ino(), NOT_TOLD);
         }
     }
 

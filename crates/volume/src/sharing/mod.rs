@@ -15,7 +15,8 @@ use hayloft_model::grants::{Grants, Object, Order, Outcome, Output, Request, Tic
 use hayloft_model::{Estates, Ino, Record, SessionId};
 use hayloft_wire::server_message::Body as Answer;
 use hayloft_wire::{
-    Apply, Changed, DropRows, Entry, Event, InvalidMessage, Recall, RecordMessage, event::Body as EventBody,
+    Apply, Changed, DropRows, Entry, Event, GiveBack, InvalidMessage, Recall, RecordMessage,
+    event::Body as EventBody,
 };
 use tokio::sync::mpsc;
 
@@ -385,6 +386,15 @@ impl Volume {
         let now_ms = self.shared.uptime_ms();
         let mut sharing = self.sharing.lock();
         sharing.grants.release(session, &files);
+        sharing.drive(now_ms);
+    }
+
+    /// A session does not own these files any more.
+    pub(crate) fn given_back(&self, session: SessionId, given: &GiveBack) {
+        let files: Vec<Ino> = given.inos.iter().copied().map(Ino).collect();
+        let now_ms = self.shared.uptime_ms();
+        let mut sharing = self.sharing.lock();
+        sharing.grants.give_back(session, &files, given.seen);
         sharing.drive(now_ms);
     }
 }

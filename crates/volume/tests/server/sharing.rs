@@ -11,8 +11,8 @@ use hayloft_wire::event::Body as Event;
 use hayloft_wire::server_message::Body as Answer;
 use hayloft_wire::{
     Acquire, Apply, ChangeRequest, Changed, Claim, DeleteVolume, Enter, EvictClient, FailureCode, FetchInode,
-    Hello, LetGo, ListClients, Listings, ObjectMessage, Ping, SetQuota, StatsRequest, StatusRequest,
-    error_of,
+    GiveBack, Hello, LetGo, ListClients, Listings, ObjectMessage, Ping, SetQuota, StatsRequest,
+    StatusRequest, error_of,
 };
 
 const ROOT: Object = Object::Directory(Ino::ROOT);
@@ -110,6 +110,32 @@ fn an_owner_ships_its_log_before_another_reads() {
     assert!(!one.enter(1, 0).unwrap().dirs[0].own, "shared now");
     assert_eq!(running.problems(), [""; 0]);
     running.shutdown();
+}
+
+#[test]
+fn a_file_that_is_given_back_is_not_recalled() {
+    let (_folder, _running, mut one, mut two) = readers();
+    // It is made by a request, and owned by itself.
+    for (name, is_given) in [("kept", false), ("given", true)] {
+        let asked = one.send(create(name));
+        let (event, body) = one.event();
+        let (_, Apply { own, .. }) = applied(body);
+        one.ack(event, &[]);
+        two.acked();
+        let ino = changed(one.receive(asked)).ino;
+        assert_eq!(own.len(), 1);
+        if is_given {
+            one.send(Ask::GiveBack(GiveBack { inos: vec![ino], seen: event }));
+        }
+        let asked = one.send(unlink(name));
+        let body = one.acked();
+        assert_eq!(matches!(body, Event::Recall(_)), !is_given, "{body:?}");
+        if !is_given {
+            applied(one.acked());
+        }
+        two.acked();
+        assert_eq!(changed(one.receive(asked)).error, 0);
+    }
 }
 
 #[test]
