@@ -176,15 +176,14 @@ impl Volume {
         let cache = Arc::clone(&self.shared.cache);
         let (store, unflushed) = (&self.shared.store, config.unflushed_bytes);
         let db = database::open(store, &self.id, cache, self.cache_id, unflushed, &self.compaction).await?;
-        let loaded = match self.load(&db).await {
-            Ok(()) => self.open_history(&db).await,
-            Err(error) => Err(error),
+        let loaded = async {
+            let changes = self.load(&db).await?;
+            let was_taken = self.open_history(&db).await?;
+            self.note_changes(changes, was_taken);
+            self.redo_own(&db, was_taken).await?;
+            Ok(was_taken)
         };
-        let loaded = match loaded {
-            Ok(was_taken) => self.redo_own(&db, was_taken).await.map(|()| was_taken),
-            Err(error) => Err(error),
-        };
-        match loaded {
+        match loaded.await {
             Ok(was_taken) => {
                 if was_taken {
                     // They hear of the new opening when they are back, and bring what it has lost. Until then nobody
@@ -207,8 +206,19 @@ impl Volume {
         }
     }
 
-    /// Reads what the state begins with; keeps what it knows of connections.
-    async fn load(&self, db: &Db) -> Result<(), VolumeError> {
+    /// Notes which changes were carried out, as the tables say. What is not in them is brought back, or written again; one
+    /// that is under way looks for itself, unless another server has had the volume.
+    fn note_changes(&self, changes: Vec<((SessionId, u64), Changed)>, was_taken: bool) {
+        let mut sharing = self.sharing.lock();
+        let is_kept = |progress: &Progress| !was_taken && matches!(progress, Progress::UnderWay);
+        sharing.changes.retain(|_, progress| is_kept(progress));
+        for (key, outcome) in changes {
+            sharing.changes.entry(key).or_insert(Progress::Done(outcome));
+        }
+    }
+
+    /// Reads what the state begins with; keeps what it knows of connections. Returns the outcomes of changes.
+    async fn load(&self, db: &Db) -> Result<Vec<((SessionId, u64), Changed)>, VolumeError> {
         let row = match db.get(tables::VOLUME).await? {
             Some(row) => database::decode::<VolumeRow>(row, "volume")?,
             None => self.create_rows(db).await?,
@@ -275,18 +285,13 @@ impl Volume {
             sharing.end(id, now_ms);
             session.hang_up();
         }
-        // What was carried out is what the tables say; what is not in them is brought back, or written again.
-        sharing.changes.retain(|_, progress| matches!(progress, Progress::UnderWay));
-        for (key, outcome) in changes {
-            sharing.changes.entry(key).or_insert(Progress::Done(outcome));
-        }
         state.ended = ended;
         state.brought = brought.into();
         state.usage = Usage { bytes: row.bytes, inodes: row.inodes };
         state.next_ino = row.next_ino.max(state.next_ino);
         (state.packs, state.pack_bytes) = (packs, pack_bytes);
         state.known.clear();
-        Ok(())
+        Ok(changes)
     }
 
     async fn create_rows(&self, db: &Db) -> Result<VolumeRow, VolumeError> {

@@ -81,6 +81,12 @@ impl Changing {
         self.is_closed && self.inos.contains(&dir)
     }
 
+    /// Listings wait from now on. Of these directories the kernel had none; one that it was given meanwhile is of what was.
+    fn close(&mut self, unlisted: &mut Vec<Ino>) {
+        self.is_closed = true;
+        unlisted.retain(|dir| !self.listed.contains(dir));
+    }
+
     /// The kernel is given a listing.
     pub(crate) fn lists(&mut self, dir: Ino) {
         self.listed.insert(dir);
@@ -163,14 +169,18 @@ impl Core {
 }
 
 impl Client {
-    /// Has the kernel let go of what these records change, before they are applied.
-    pub(crate) fn announce(&self, records: &[Record]) -> Announced {
+    /// Has the kernel let go of what these records change, before they are applied, as this connection says.
+    pub(crate) fn announce(&self, connection: u64, records: &[Record]) -> Announced {
         let mut foreword = self.foreword.lock();
         // Nobody sees anything before it is mounted.
         let Some(Foreword { control, speaker }) = foreword.as_mut() else { return Announced::default() };
         let Kept { names, by_number, dirs, unlisted, files, listings, births, is_busy } =
             self.core().begin_change(records);
         let mut announced = Announced { listings: unlisted, ..Announced::default() };
+        if !(births.is_empty() && names.is_empty() && files.is_empty() && listings.is_empty()) {
+            // Others may wait for what has been heard, while this waits.
+            self.acknowledge_heard(connection);
+        }
         let patience = if is_busy { BUSY_PATIENCE } else { PATIENCE };
         if !births.is_empty() {
             speaker.try_expire(births, patience);
@@ -183,7 +193,7 @@ impl Client {
                 announced.left = names;
             }
             // Not before: a listing has the directory's lock as well.
-            self.core().names.changing.is_closed = true;
+            self.core().names.changing.close(&mut announced.listings);
         }
         // A directory has nothing to write back, which the kernel may wait for when it is on its way out.
         for (dir, numbers) in dirs {
@@ -256,6 +266,31 @@ mod tests {
         let kept = core.begin_change(&records);
         assert!(kept.names.is_empty() && kept.listings.is_empty() && core.names.changing.is_closed(dir));
         assert_eq!(kept.unlisted, [dir]);
+        core.names.changing.end();
+    }
+
+    #[test]
+    fn a_listing_that_is_read_while_names_are_expired_goes_with_the_word() {
+        let (mut core, dir) = (Core::default(), Ino(10));
+        let (old, other) = (Name::new(b"old"), Name::new(b"other"));
+        core.tree.remember(dir);
+        let records = |name: &Name| [Record::DeleteDentry(dir, name.clone())];
+        for (name, is_listed) in [(old, true), (other, false)] {
+            core.names.hot.clear();
+            let mut kept = core.begin_change(&records(&name));
+            assert_eq!((kept.names, &kept.unlisted), (vec![(dir, name)], &vec![dir]));
+            if is_listed {
+                core.names.changing.lists(dir);
+            }
+            core.names.changing.close(&mut kept.unlisted);
+            let announced =
+                Announced { attributes: vec![dir], listings: kept.unlisted, ..Announced::default() };
+            let mut stale = Stale { attributes: vec![dir], data: vec![dir], ..Stale::default() };
+            announced.shorten(&mut stale);
+            assert_eq!((stale.attributes, stale.data.is_empty()), (vec![], !is_listed));
+            core.names.changing.end();
+            core.names.changing.forget(dir);
+        }
     }
 
     #[test]

@@ -55,6 +55,8 @@ pub(crate) struct Heard {
     in_use: Vec<Ino>,
 }
 
+/// Events, and inodes in use, that are acknowledged in one message: more may not fit into what the connection takes at once.
+const TOGETHER_MAX: usize = 512;
 /// How many files a message says to give back.
 const RELEASE_AT_ONCE: usize = 4096;
 /// How long what is recalled is kept for calls that have waited for it, and how often these are looked at.
@@ -194,7 +196,7 @@ impl Client {
         self.stats.events_applied.add(1);
         self.others_changed.store(true, Ordering::Relaxed);
         // A call of this host has the locks, and others wait for that in the kernel.
-        let announced = if apply.asked { Announced::default() } else { self.announce(&records) };
+        let announced = if apply.asked { Announced::default() } else { self.announce(ack.0, &records) };
         let mut core = self.core();
         core.names.changing.end();
         if !apply.asked {
@@ -309,15 +311,18 @@ impl Client {
 
     /// Acknowledges events of this connection that the kernel has heard of. This is for the thread that reads the stream,
     /// which waits for nobody: who cannot be spoken to at once is told by the one that speaks to the kernel.
-    fn acknowledge_heard(&self, connection: u64) {
+    pub(crate) fn acknowledge_heard(&self, connection: u64) {
         let mut heard = std::mem::take(&mut *self.heard.lock());
         heard.retain(|heard| heard.ack.0 == connection);
         if heard.is_empty() {
             return;
         }
-        if let Some(_order) = self.uses_told.try_lock() {
+        let in_use: Vec<Ino> = heard.iter().flat_map(|heard| heard.in_use.clone()).collect();
+        if heard.len() + in_use.len() <= TOGETHER_MAX
+            && let Some(_order) = self.uses_told.try_lock()
+        {
             let events = heard.iter().map(|heard| heard.ack.1).collect();
-            let in_use = self.used_still(heard.iter().flat_map(|heard| heard.in_use.clone()).collect());
+            let in_use = self.used_still(in_use);
             if self.link.try_acknowledge(connection, Ack { events, in_use }) {
                 return;
             }

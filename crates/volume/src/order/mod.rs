@@ -270,7 +270,8 @@ impl Volume {
                 let Ok(db) = self.db() else { continue };
                 self.order.last(db)
             };
-            if self.mark() >= place.number || self.durable(&place).await.is_ok() {
+            let is_durable = self.order.is_of_now(&place) && self.mark() >= place.number;
+            if is_durable || self.durable(&place).await.is_ok() {
                 return Ok(());
             }
         }

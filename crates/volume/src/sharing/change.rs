@@ -31,6 +31,9 @@ struct Asked {
     request: u64,
     change: Change,
     local: bool,
+    /// The opening of the database in which it was asked for. When another server has had the volume since, it may have done
+    /// it: the session asks again.
+    opening: u64,
 }
 
 /// What came of trying to execute a change.
@@ -65,7 +68,7 @@ impl Volume {
         if self.state.lock().sessions.get(&session).is_none_or(|found| found.row.read_only) {
             return Err(VolumeError::Invalid("a change by a read-only session"));
         }
-        let asked = Asked { session, request, change, local: !message.execute };
+        let asked = Asked { session, request, change, local: !message.execute, opening: self.opening() };
         let mut sharing = self.sharing.lock();
         sharing.forget_below(session, message.forget_below);
         match sharing.changes.get(&(session, request)) {
@@ -87,6 +90,10 @@ impl Volume {
                 Err(error) => (Err(error), Vec::new()),
             };
             let mut sharing = volume.sharing.lock();
+            if volume.opening() != asked.opening {
+                // What is known of it by now is of another task.
+                return;
+            }
             match &answer {
                 // It is stored, and is found again.
                 Ok(changed) if changed.error == 0 && !changed.yours => {
@@ -218,6 +225,9 @@ impl Volume {
         loop {
             let turn = self.turn.lock().await;
             let db = self.db()?;
+            if self.opening() != asked.opening {
+                return Err(VolumeError::Superseded);
+            }
             if !self.state.lock().sessions.contains_key(&asked.session) {
                 return Err(VolumeError::SessionEnded(asked.session));
             }
@@ -269,6 +279,9 @@ impl Volume {
             self.all_claimed().await?;
             let _turn = self.turn.lock().await;
             let db = self.db()?;
+            if self.opening() != asked.opening {
+                return Err(VolumeError::Superseded);
+            }
             if db.get(tables::change(asked.session, asked.request)).await?.is_some() {
                 self.stored(asked, &executed, &[]);
                 return Ok(Tried::Done(executed, Vec::new()));
