@@ -1,6 +1,6 @@
 //! Sessions that end while their hosts are away: mounts go on with new ones, unless the store is not the one they knew.
 
-use std::fs;
+use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
@@ -8,8 +8,9 @@ use std::time::Duration;
 
 use crate::farm::{Farm, Mount, hayloft, number, run, run_failing, sh, wait_until};
 use crate::hosts::network;
-use crate::net::Net;
+use crate::net::{Net, SERVER};
 use crate::root_box::RootBox;
+use crate::space::SmallDisk;
 use crate::watchdog::Watchdog;
 
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -236,6 +237,44 @@ fn who_comes_back_after_a_restart_of_the_server_has_what_was_not_sent_kept() {
     wait_until("it is kept", PATIENCE, || lost.unsent().len() == 1);
     assert_eq!(fs::read(lost.unsent()[0].join("files/dir/new")).unwrap(), b"not sent");
     assert_eq!(fs::read_dir(lost.join("dir")).unwrap().count(), 0);
+}
+
+#[test]
+fn what_a_server_has_lost_is_told_by_name_to_who_could_not_bring_it_back() {
+    let (disk, net) = (SmallDisk::new(200), Net::new(2));
+    // What is answered need not be durable for a minute.
+    let server_args = ["--lease", "2", "--window", "60000"];
+    let store = disk.path().join("store");
+    let mut farm = Farm::at(Some(&net.server()), &format!("{SERVER}:7440"), Some(&store), &server_args);
+    farm.create("v");
+    let mounts = [0, 1].map(|at| farm.mount_as("v", &format!("mnt-{at}"), "commit=0.1", Some(&net.host(at))));
+    let _watchdog = Watchdog::over(&mounts);
+    let (here, lost) = (&mounts[0], &mounts[1]);
+    fs::create_dir(lost.join("own")).unwrap();
+    lost.sync();
+    disk.freeze();
+    let commits = || number(&lost.stats(), "log.commits");
+    let before = commits();
+    let mut file = File::create(lost.join("own/answered")).unwrap();
+    file.write_all(b"answered").unwrap();
+    wait_until("it is answered", PATIENCE, || {
+        commits() > before && number(&lost.stats(), "log.dirty_rows") == 0
+    });
+    // Nobody else has heard of it.
+    cut_off(&net, 1, lost, || {
+        farm.signal_server(libc::SIGKILL);
+        disk.thaw();
+        farm.kill_server();
+        farm.start_server();
+        assert_eq!(fs::read_dir(here.join("own")).unwrap().count(), 0);
+    });
+    wait_until("it is told", PATIENCE, || lost.log().contains("(names: answered)"));
+    let error = file.sync_all().unwrap_err();
+    assert_eq!(error.raw_os_error(), Some(libc::EIO), "{error}");
+    let (_, said) = run_failing(hayloft(["sync"]).arg(lost.path()));
+    assert!(said.contains("answered"), "{said}");
+    run(hayloft(["sync"]).arg(lost.path()));
+    assert_eq!(fs::read_dir(lost.join("own")).unwrap().count(), 0);
 }
 
 #[test]

@@ -11,12 +11,12 @@ use crate::farm::{Farm, Mount, noise, number, run, sh, wait_until};
 use crate::watchdog::Watchdog;
 
 /// A small ext4 file system in a file, for a store that can be full.
-struct SmallDisk {
+pub(crate) struct SmallDisk {
     folder: tempfile::TempDir,
 }
 
 impl SmallDisk {
-    fn new(mib: u32) -> SmallDisk {
+    pub(crate) fn new(mib: u32) -> SmallDisk {
         let folder = tempfile::Builder::new().prefix("hayloft-disk-").tempdir_in("/var/tmp").unwrap();
         let script =
             format!("truncate -s {mib}M img; mkfs.ext4 -q -F -m 0 img; mkdir disk; mount -o loop img disk");
@@ -24,14 +24,25 @@ impl SmallDisk {
         SmallDisk { folder }
     }
 
-    fn path(&self) -> PathBuf {
+    pub(crate) fn path(&self) -> PathBuf {
         self.folder.path().join("disk")
+    }
+
+    /// Nothing is written to it from now on: who wants to, waits.
+    pub(crate) fn freeze(&self) {
+        run(sh("fsfreeze -f disk").current_dir(self.folder.path()));
+    }
+
+    pub(crate) fn thaw(&self) {
+        run(sh("fsfreeze -u disk").current_dir(self.folder.path()));
     }
 }
 
 impl Drop for SmallDisk {
     fn drop(&mut self) {
-        let _ = sh("umount disk || umount -l disk").current_dir(self.folder.path()).status();
+        let _ = sh("fsfreeze -u disk 2>/dev/null || true; umount disk || umount -l disk")
+            .current_dir(self.folder.path())
+            .status();
     }
 }
 

@@ -1,0 +1,271 @@
+//! The line of requests: whose turn it is, and what has to be recalled for that.
+
+use std::collections::{BTreeSet, HashMap, HashSet};
+
+use crate::grants::{
+    Awaited, Grants, Mode, Object, Order, Outcome, Output, Request, STRAY, STREAK_MIN, Stage, Ticket,
+    Waiting, object::home_first,
+};
+use crate::{Ino, SessionId};
+
+impl Grants {
+    /// Goes through the requests in their order; whatever can go on does.
+    pub(super) fn advance(&mut self) {
+        let settled: Vec<Ticket> = self
+            .requests
+            .iter()
+            .filter(|(_, request)| matches!(&request.stage, Stage::Settling(left) if left.is_empty()))
+            .map(|(ticket, _)| *ticket)
+            .collect();
+        for ticket in settled {
+            self.requests.remove(&ticket);
+            self.outputs.push(Output::Settled(ticket));
+        }
+        let waits = |waiting: &Waiting| matches!(waiting.stage, Stage::Waiting | Stage::Dropping(_));
+        if self.peers.values().any(|peer| !peer.claimed) || !self.requests.values().any(waits) {
+            return;
+        }
+        let mut claimed: HashMap<Ino, Vec<(Ticket, Mode)>> = HashMap::new();
+        // What is being carried out comes first, wherever it stands in line: a request that was extended stands before
+        // others that have begun since.
+        for (ticket, begun) in &self.requests {
+            if matches!(begun.stage, Stage::Ready | Stage::Dropping(_)) {
+                begun.claims().for_each(|(ino, mode)| claimed.entry(ino).or_default().push((*ticket, mode)));
+            }
+        }
+        let tickets: Vec<Ticket> = self.requests.keys().copied().collect();
+        for ticket in tickets {
+            let waiting = &self.requests[&ticket];
+            let claims: Vec<(Ino, Mode)> = waiting.claims().collect();
+            let waits = waits(waiting);
+            let begun = matches!(waiting.stage, Stage::Dropping(_));
+            let free = begun
+                || claims.iter().all(|(ino, mode)| {
+                    let others = claimed.get(ino).into_iter().flatten();
+                    !others.into_iter().any(|(other, theirs)| *other != ticket && theirs.conflicts(*mode))
+                });
+            if waits && free {
+                self.try_ready(ticket);
+            }
+            if !self.requests.contains_key(&ticket) {
+                // A release is over.
+                continue;
+            }
+            claims.into_iter().for_each(|(ino, mode)| claimed.entry(ino).or_default().push((ticket, mode)));
+        }
+    }
+
+    /// The request is the first in line for all its objects: recalls what it needs, or is ready.
+    pub(super) fn try_ready(&mut self, ticket: Ticket) {
+        let waiting = &self.requests[&ticket];
+        let session = waiting.session;
+        let reads = matches!(waiting.request, Request::Read(_) | Request::Release(_));
+        let concerned = |object: &Object| [Some(object.ino()), object.home()].into_iter().flatten();
+        let recalled = |ino| match reads {
+            true => self.is_recalled(session, ino),
+            false => self.peers.values().any(|peer| peer.is_recalled(ino)),
+        };
+        if waiting.request.objects().iter().flat_map(concerned).any(recalled) {
+            // Its acknowledgement is on its way, and would take what the session is about to be given; nor may a
+            // reader that is letting go be told of a change behind that, and keep it.
+            return;
+        }
+        match waiting.request.clone() {
+            Request::Release(files) => self.try_release(ticket, session, &files),
+            Request::Read(objects) => {
+                if self.recall(self.owners_of(session, &objects)) {
+                    return;
+                }
+                for object in objects {
+                    match object {
+                        Object::Directory(dir) => drop(self.register_reader(session, dir)),
+                        Object::File { home, .. } if home != STRAY => {
+                            let holding = self.objects.entry(home).or_default();
+                            if holding.owner != Some(session) {
+                                holding.readers.insert(session);
+                            }
+                        }
+                        Object::File { .. } => {}
+                    }
+                }
+                self.ready(ticket, Outcome::Granted);
+            }
+            Request::Own(object @ Object::Directory(dir)) => {
+                if !self.may_own(session, dir) {
+                    self.ready(ticket, Outcome::Shared);
+                } else if !self.recall(self.holders_of(session, dir)) {
+                    self.give(session, object);
+                    self.ready(ticket, Outcome::Granted);
+                }
+            }
+            Request::Own(object @ Object::File { ino, .. }) => {
+                if self.recall(self.owners_of(session, &[object])) {
+                    return;
+                }
+                match &self.requests[&ticket].stage {
+                    Stage::Dropping(left) if !left.is_empty() => {}
+                    Stage::Dropping(_) => {
+                        self.give(session, object);
+                        self.ready(ticket, Outcome::Granted);
+                    }
+                    _ => self.drop_rows(ticket, session, object, ino),
+                }
+            }
+            Request::Reclaim(objects) => {
+                let holders = objects.iter().flat_map(|object| match object {
+                    Object::Directory(dir) => self.holders_of(session, *dir),
+                    Object::File { .. } => self.owners_of(session, &[*object]),
+                });
+                if !self.recall(holders.collect()) {
+                    objects.into_iter().for_each(|object| self.give(session, object));
+                    self.ready(ticket, Outcome::Granted);
+                }
+            }
+            Request::Change { objects, local } => {
+                let dirs: Vec<Ino> = objects
+                    .iter()
+                    .filter_map(|object| matches!(object, Object::Directory(_)).then_some(object.ino()))
+                    .collect();
+                let foreign = objects.iter().any(|object| {
+                    matches!(object, Object::File { .. })
+                        && self.owner(object.ino()).is_some_and(|owner| owner != session)
+                });
+                let strays = objects.iter().any(|object| object.is_stray());
+                if local && !foreign && !strays && dirs.iter().all(|dir| self.may_own(session, *dir)) {
+                    let holders: Vec<_> =
+                        dirs.iter().flat_map(|dir| self.holders_of(session, *dir)).collect();
+                    if !self.recall(holders) {
+                        let own: Vec<Object> = dirs.into_iter().map(Object::Directory).collect();
+                        own.iter().for_each(|object| self.give(session, *object));
+                        self.ready(ticket, Outcome::Yours(own));
+                    }
+                    return;
+                }
+                let owners: Vec<_> = objects
+                    .iter()
+                    .flat_map(home_first)
+                    .filter_map(|object| {
+                        let owner = self.owner(object.ino())?;
+                        Some((owner, object, self.may_keep(owner, object)))
+                    })
+                    .collect();
+                if !self.recall(owners) {
+                    self.ready(ticket, Outcome::Execute);
+                }
+            }
+        }
+    }
+
+    /// Recalls what the session owns of these files, and is over when all of it has been given back.
+    pub(super) fn try_release(&mut self, ticket: Ticket, session: SessionId, files: &[Object]) {
+        let mut is_over = true;
+        for file in files {
+            // Its owner could make it its own again while it has the home, by moving it elsewhere.
+            let at_home = file.home().and_then(|home| self.owner(home)) == Some(session);
+            if self.owner(file.ino()) != Some(session) || at_home {
+                continue;
+            }
+            is_over = false;
+            self.order_recall(session, *file, self.may_keep(session, *file), false);
+        }
+        if is_over {
+            self.requests.remove(&ticket);
+        }
+    }
+
+    pub(super) fn ready(&mut self, ticket: Ticket, outcome: Outcome) {
+        if let Some(waiting) = self.requests.get_mut(&ticket) {
+            waiting.stage = Stage::Ready;
+        }
+        self.outputs.push(Output::Ready { ticket, outcome });
+    }
+
+    /// Other owners of these objects and of their homes; they keep what they know.
+    pub(super) fn owners_of(&self, session: SessionId, objects: &[Object]) -> Vec<(SessionId, Object, bool)> {
+        objects
+            .iter()
+            .flat_map(home_first)
+            .filter_map(|object| {
+                let owner = self.owner(object.ino())?;
+                (owner != session).then(|| (owner, object, self.may_keep(owner, object)))
+            })
+            .collect()
+    }
+
+    /// Whether an owner stays a reader: of a file it is told by being a reader of its home, which it may not be after a
+    /// reconnection.
+    pub(super) fn may_keep(&self, owner: SessionId, object: Object) -> bool {
+        object.home().is_none_or(|home| self.held(owner, home).is_some())
+    }
+
+    /// Everybody else who holds the directory, or a file in it; they have to let go.
+    pub(super) fn holders_of(&self, session: SessionId, dir: Ino) -> Vec<(SessionId, Object, bool)> {
+        let holding = self.objects.get(&dir);
+        let files = self.files.get(&dir).into_iter().flatten().filter_map(|file| {
+            let owner = self.owner(*file)?;
+            (owner != session).then_some((owner, Object::File { ino: *file, home: dir }, false))
+        });
+        holding
+            .into_iter()
+            .flat_map(|holding| holding.owner.iter().chain(&holding.readers))
+            .filter(|holder| **holder != session)
+            .map(|holder| (*holder, Object::Directory(dir), false))
+            .chain(files)
+            .collect()
+    }
+
+    /// Whether a session should own a directory: nobody else uses it, or nobody else has changed it for long.
+    pub(super) fn may_own(&self, session: SessionId, dir: Ino) -> bool {
+        let Some(holding) = self.objects.get(&dir) else { return true };
+        let patience = holding.patience.unwrap_or(STREAK_MIN);
+        let others = self.holders_of(session, dir);
+        others.is_empty()
+            || (holding.owner.is_none()
+                && holding.streak.is_some_and(|(last, count)| last == session && count >= patience))
+    }
+
+    /// Recalls what is not being recalled yet. Returns whether there is anything to wait for.
+    pub(super) fn recall(&mut self, wanted: Vec<(SessionId, Object, bool)>) -> bool {
+        let mut seen = HashSet::new();
+        for (holder, object, keep_read) in &wanted {
+            // Holders are peers.
+            let Some(peer) = self.peers.get(holder).filter(|_| seen.insert((*holder, object.ino()))) else {
+                continue;
+            };
+            if !peer.is_recalled(object.ino()) {
+                if !keep_read && let Some(holding) = self.objects.get_mut(&object.ino()) {
+                    holding.patience.get_or_insert(STREAK_MIN);
+                }
+                self.order_recall(*holder, *object, *keep_read, true);
+            }
+        }
+        !wanted.is_empty()
+    }
+
+    pub(super) fn order_recall(&mut self, holder: SessionId, object: Object, keep_read: bool, wanted: bool) {
+        let event = self.number(holder, Awaited::Recall { object, keep_read, wanted });
+        self.outputs.push(Output::Order { to: holder, event, order: Order::Recall { object, keep_read } });
+    }
+
+    /// Has all other readers of a file drop its row.
+    pub(super) fn drop_rows(&mut self, ticket: Ticket, session: SessionId, object: Object, ino: Ino) {
+        let readers: BTreeSet<SessionId> = match object.home() {
+            Some(home) => self.objects.get(&home).map(|of| of.readers.clone()).unwrap_or_default(),
+            None => self.peers.keys().copied().collect(),
+        };
+        let readers: BTreeSet<SessionId> = readers
+            .into_iter()
+            .filter(|reader| *reader != session && self.peers.contains_key(reader))
+            .collect();
+        for reader in &readers {
+            let event = self.number(*reader, Awaited::Drop(ticket));
+            self.outputs.push(Output::Order { to: *reader, event, order: Order::Drop(ino) });
+        }
+        if readers.is_empty() {
+            self.give(session, object);
+            self.ready(ticket, Outcome::Granted);
+        } else if let Some(waiting) = self.requests.get_mut(&ticket) {
+            waiting.stage = Stage::Dropping(readers);
+        }
+    }
+}

@@ -1,0 +1,314 @@
+//! The grant machine: which session may cache, or change, which object without asking, who has to give way
+//! first, and when a change has reached everybody. `docs/sharing.md` has the rules in prose.
+//!
+//! Pure: the server feeds it requests, acknowledgements and ended sessions, and carries out what
+//! [`Grants::take_outputs`] says. The simulator does the same.
+//!
+//! A request claims its objects in modes that conflict as usual (see `Mode`) until it is finished, in the order
+//! of tickets; a request that waits keeps later ones from overtaking it. So the history of an object is one
+//! sequence, and what is put into the sessions' streams before [`Grants::finish`] is in that order.
+
+mod holds;
+mod line;
+mod looks;
+mod object;
+mod requests;
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+
+use crate::{Ino, SessionId};
+
+pub use self::looks::Summary;
+pub use self::object::{Grant, Object, STRAY};
+
+/// Number of a request, in the order of arrival.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct Ticket(pub u64);
+
+/// What a session wants.
+#[derive(Clone, PartialEq, Debug)]
+pub enum Request {
+    /// To know these objects.
+    Read(Vec<Object>),
+    /// To own an object.
+    Own(Object),
+    /// Not to own these files by themselves. Nothing comes of it but that they are recalled.
+    Release(Vec<Object>),
+    /// To own all of these, whoever knows them: for what a session that was ended has changed, see [`crate::Estates`].
+    Reclaim(Vec<Object>),
+    /// To have an operation on these objects executed. `local`: the session may do it itself when it owns them.
+    Change {
+        /// All that it changes.
+        objects: Vec<Object>,
+        /// Whether owning them is as good.
+        local: bool,
+    },
+}
+
+impl Request {
+    fn objects(&self) -> &[Object] {
+        match self {
+            Request::Read(objects)
+            | Request::Release(objects)
+            | Request::Reclaim(objects)
+            | Request::Change { objects, .. } => objects,
+            Request::Own(object) => std::slice::from_ref(object),
+        }
+    }
+}
+
+/// What a request has come to when its turn is there.
+#[derive(Clone, PartialEq, Debug)]
+pub enum Outcome {
+    /// Of `Read`: go on, see [`Grants::held`]; of `Own` and `Reclaim`: it is owned.
+    Granted,
+    /// Of `Own`: it is not, others use it too; changes have to be requested.
+    Shared,
+    /// Of `Change`: execute it.
+    Execute,
+    /// Of `Change`: the session owns these now, and does it itself.
+    Yours(Vec<Object>),
+}
+
+/// What a session has to do, and to acknowledge.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Order {
+    /// To stop owning an object, or holding it at all.
+    Recall {
+        /// The object.
+        object: Object,
+        /// It stays a reader.
+        keep_read: bool,
+    },
+    /// To forget what it knows of a file.
+    Drop(Ino),
+}
+
+/// What is to be done, in this order.
+#[derive(Clone, PartialEq, Debug)]
+pub enum Output {
+    /// Send this to a session.
+    Order {
+        /// To whom.
+        to: SessionId,
+        /// The number that it acknowledges.
+        event: u64,
+        /// What.
+        order: Order,
+    },
+    /// The turn of a request is there. It ends with [`Grants::finish`].
+    Ready {
+        /// Which.
+        ticket: Ticket,
+        /// What to do.
+        outcome: Outcome,
+    },
+    /// Everybody has acknowledged what the request published.
+    Settled(Ticket),
+}
+
+/// How often in a row a session has to be alone in changing a directory before it is worth recalling readers.
+const STREAK_MIN: u32 = 8;
+/// Wrong guesses double that, up to here.
+const STREAK_MAX: u32 = 4096;
+
+/// How an object is claimed by a request. Intentions are those of requests about files, on their home.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Mode {
+    /// A file below is read.
+    ReadBelow,
+    /// A file below is given to an owner.
+    OwnBelow,
+    Read,
+    Exclusive,
+}
+
+impl Mode {
+    fn conflicts(self, other: Mode) -> bool {
+        matches!(
+            (self, other),
+            (Mode::Exclusive, _)
+                | (_, Mode::Exclusive)
+                | (Mode::Read, Mode::OwnBelow)
+                | (Mode::OwnBelow, Mode::Read)
+        )
+    }
+}
+
+#[derive(Clone, Debug, Default)]
+struct Holding {
+    owner: Option<SessionId>,
+    readers: BTreeSet<SessionId>,
+    /// Home of a file.
+    home: Option<Ino>,
+    /// Who has changed the directory by request last, and how often in a row.
+    streak: Option<(SessionId, u32)>,
+    /// How long a streak has to be, when it is not [`STREAK_MIN`].
+    patience: Option<u32>,
+    /// The event that told the owner so; [`NOT_TOLD`] before there is one, 0 if it knew by itself.
+    told: u64,
+}
+
+/// An owner is not told yet that it is.
+pub const NOT_TOLD: u64 = u64::MAX;
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Awaited {
+    Recall {
+        object: Object,
+        keep_read: bool,
+        /// Others need it: not only its owner would rather not have it.
+        wanted: bool,
+    },
+    Drop(Ticket),
+    Published(Ticket),
+}
+
+#[derive(Clone, Debug, Default)]
+struct Peer {
+    read_only: bool,
+    /// What it owned before a reconnection is known.
+    claimed: bool,
+    last_event: u64,
+    awaited: BTreeMap<u64, Awaited>,
+    /// Of these, by what is to be given back.
+    recalls: HashMap<Ino, u64>,
+}
+
+#[derive(Clone, PartialEq, Debug)]
+enum Stage {
+    Waiting,
+    /// Readers have been told to drop the file; these have not acknowledged.
+    Dropping(BTreeSet<SessionId>),
+    Ready,
+    /// Published; these have not acknowledged.
+    Settling(BTreeSet<SessionId>),
+}
+
+#[derive(Clone, Debug)]
+struct Waiting {
+    session: SessionId,
+    request: Request,
+    stage: Stage,
+    /// Who has to acknowledge what was published while the request was ready.
+    published: BTreeSet<SessionId>,
+    /// Directories that the request became a reader of on the way.
+    along: Vec<Ino>,
+}
+
+/// All grants of a volume.
+#[derive(Clone, Debug, Default)]
+pub struct Grants {
+    objects: HashMap<Ino, Holding>,
+    /// Files with an owner of their own, by home.
+    files: HashMap<Ino, BTreeSet<Ino>>,
+    peers: BTreeMap<SessionId, Peer>,
+    requests: BTreeMap<Ticket, Waiting>,
+    last_ticket: u64,
+    outputs: Vec<Output>,
+}
+
+impl Grants {
+    /// A session begins, or is found in the tables at the server's start. Nobody is served before it has claimed,
+    /// or ended.
+    pub fn join(&mut self, session: SessionId, read_only: bool) {
+        let peer = self.peers.entry(session).or_default();
+        (peer.read_only, peer.claimed) = (read_only, false);
+    }
+
+    /// The session has a new connection: it has forgotten everything but what it says to own. What it had not
+    /// acknowledged is done.
+    ///
+    /// # Errors
+    /// Objects that somebody else holds: it must not go on.
+    pub fn claim(&mut self, session: SessionId, own: &[Object]) -> Result<(), Vec<Object>> {
+        self.let_go_of_all(session);
+        let mut refused = Vec::new();
+        for object in own {
+            if !self.adopt(session, *object) {
+                refused.push(*object);
+            }
+        }
+        if let Some(peer) = self.peers.get_mut(&session) {
+            peer.claimed = true;
+        }
+        self.advance();
+        if refused.is_empty() { Ok(()) } else { Err(refused) }
+    }
+
+    /// The session is over: everything that it held is free, what it had to do is done, its requests are void.
+    pub fn end(&mut self, session: SessionId) {
+        self.let_go_of_all(session);
+        self.peers.remove(&session);
+        self.requests.retain(|_, request| {
+            request.session != session || matches!(request.stage, Stage::Ready | Stage::Settling(_))
+        });
+        self.advance();
+    }
+
+    fn let_go_of_all(&mut self, session: SessionId) {
+        let mut emptied = Vec::new();
+        for (ino, holding) in &mut self.objects {
+            holding.readers.remove(&session);
+            if holding.owner == Some(session) {
+                holding.owner = None;
+                emptied.push(*ino);
+            }
+        }
+        emptied.into_iter().for_each(|ino| self.unlist_file(ino));
+        self.objects.retain(|_, holding| !holding.is_idle());
+        if let Some(peer) = self.peers.get_mut(&session) {
+            peer.awaited.clear();
+            peer.recalls.clear();
+        }
+        for request in self.requests.values_mut() {
+            request.published.remove(&session);
+            if let Stage::Dropping(left) | Stage::Settling(left) = &mut request.stage {
+                left.remove(&session);
+            }
+        }
+    }
+
+    /// What is to be done since the last call.
+    pub fn take_outputs(&mut self) -> Vec<Output> {
+        std::mem::take(&mut self.outputs)
+    }
+}
+
+impl Peer {
+    /// Whether it has been told to give an object back, and has not.
+    fn is_recalled(&self, ino: Ino) -> bool {
+        self.recalls.contains_key(&ino)
+    }
+}
+
+impl Holding {
+    fn is_idle(&self) -> bool {
+        self.owner.is_none() && self.readers.is_empty()
+    }
+}
+
+impl Waiting {
+    /// What the request claims, and how.
+    fn claims(&self) -> impl Iterator<Item = (Ino, Mode)> + '_ {
+        let settling = matches!(self.stage, Stage::Settling(_));
+        let (dir_mode, file_mode, below) = match &self.request {
+            Request::Read(_) | Request::Release(_) => (Mode::Read, Mode::Read, Mode::ReadBelow),
+            Request::Own(_) | Request::Reclaim(_) | Request::Change { .. } => {
+                (Mode::Exclusive, Mode::Exclusive, Mode::OwnBelow)
+            }
+        };
+        let of_objects = self.request.objects().iter().flat_map(move |object| match object {
+            Object::Directory(dir) => [Some((*dir, dir_mode)), None],
+            Object::File { ino, .. } => [Some((*ino, file_mode)), object.home().map(|home| (home, below))],
+        });
+        let along = self.along.iter().map(|dir| Some((*dir, Mode::Read)));
+        of_objects.chain(along).flatten().filter(move |_| !settling)
+    }
+}
+
+#[cfg(test)]
+mod tests;
+
+#[cfg(test)]
+mod session_tests;

@@ -1,0 +1,176 @@
+//! Requests: from their place in the line to what they publish.
+
+use std::collections::{BTreeSet, HashSet};
+
+use crate::grants::{Awaited, Grant, Grants, Mode, Object, Request, Stage, Ticket, Waiting};
+use crate::{Ino, SessionId};
+
+impl Grants {
+    /// A session wants something. [`Output::Ready`] follows, at once or later.
+    pub fn request(&mut self, session: SessionId, request: Request) -> Ticket {
+        self.last_ticket += 1;
+        let ticket = Ticket(self.last_ticket);
+        if let Request::Change { objects, .. } = &request {
+            self.count_streaks(session, objects);
+        }
+        let waiting = Waiting {
+            session,
+            request,
+            stage: Stage::Waiting,
+            published: BTreeSet::new(),
+            along: Vec::new(),
+        };
+        self.requests.insert(ticket, waiting);
+        self.advance();
+        ticket
+    }
+
+    /// A session would rather not own these files by themselves. What it has said so of before, and has not given back,
+    /// is left out: it may say so again and again meanwhile.
+    pub fn release(&mut self, session: SessionId, files: &[Ino]) {
+        let said: HashSet<Ino> = self
+            .releases_of(session)
+            .flat_map(|release| release.request.objects())
+            .map(|of| of.ino())
+            .collect();
+        let owned = |ino: &Ino| {
+            let holding = self.objects.get(ino).filter(|holding| holding.owner == Some(session))?;
+            let file = Object::File { ino: *ino, home: holding.home? };
+            (!said.contains(ino)).then_some(file)
+        };
+        let files: Vec<Object> = files.iter().filter_map(owned).collect();
+        if !files.is_empty() {
+            self.request(session, Request::Release(files));
+        }
+    }
+
+    pub(super) fn count_streaks(&mut self, session: SessionId, objects: &[Object]) {
+        for object in objects {
+            if let Object::Directory(dir) = object
+                && let Some(holding) = self.objects.get_mut(dir)
+            {
+                holding.streak = match holding.streak {
+                    Some((last, count)) if last == session => Some((last, count.saturating_add(1))),
+                    _ => Some((session, 1)),
+                };
+            }
+        }
+    }
+
+    /// A request that is ready turns out to concern more objects: it waits again, for all of them, at its old
+    /// place in line. The request of a session that has ended is void.
+    pub fn extend(&mut self, ticket: Ticket, more: impl IntoIterator<Item = Object>) {
+        if self.requests.get(&ticket).is_some_and(|waiting| !self.peers.contains_key(&waiting.session)) {
+            self.cancel(ticket);
+        } else if let Some(waiting) = self.requests.get_mut(&ticket) {
+            if let Request::Read(objects) | Request::Change { objects, .. } = &mut waiting.request {
+                for object in more {
+                    if !objects.contains(&object) {
+                        objects.push(object);
+                    }
+                }
+            }
+            waiting.stage = Stage::Waiting;
+        }
+        self.advance();
+    }
+
+    /// A request that is ready takes along one more directory, if nobody owns it or is about to. Returns how the
+    /// session holds it now.
+    pub fn read_along(&mut self, ticket: Ticket, dir: Ino) -> Option<Grant> {
+        let session = self.take_along(ticket, dir)?;
+        Some(self.register_reader(session, dir))
+    }
+
+    /// The same for a file that no directory covers: nobody owns it, and nobody will while the request is under way.
+    pub fn read_stray_along(&mut self, ticket: Ticket, file: Ino) -> bool {
+        self.take_along(ticket, file).is_some()
+    }
+
+    pub(super) fn take_along(&mut self, ticket: Ticket, ino: Ino) -> Option<SessionId> {
+        let session = self.requests.get(&ticket)?.session;
+        let foreign = self.owner(ino).is_some_and(|owner| owner != session);
+        let given_back = self.is_recalled(session, ino);
+        if foreign || given_back || !self.peers.contains_key(&session) || self.is_wanted(ticket, ino) {
+            return None;
+        }
+        self.requests.get_mut(&ticket)?.along.push(ino);
+        Some(session)
+    }
+
+    /// Whether another request claims the object in a way that conflicts with reading it.
+    pub(super) fn is_wanted(&self, ticket: Ticket, wanted: Ino) -> bool {
+        self.requests.iter().any(|(other, waiting)| {
+            *other != ticket
+                && waiting.claims().any(|(ino, mode)| ino == wanted && mode.conflicts(Mode::Read))
+        })
+    }
+
+    /// What of a ready request was put into streams that others have to acknowledge: everybody who is concerned
+    /// gets an event number. Directories: their readers; files: readers of their home; strays: everybody. The
+    /// asker is among them, and is not waited for: its answer comes after the event.
+    pub fn publish(&mut self, ticket: Ticket, objects: &[Object]) -> Vec<(SessionId, u64)> {
+        let Some(asker) = self.requests.get(&ticket).map(|waiting| waiting.session) else {
+            return Vec::new();
+        };
+        let mut to = BTreeSet::from([asker]);
+        for object in objects {
+            if object.is_stray() {
+                to.extend(self.peers.keys());
+            } else {
+                let dir = object.home().unwrap_or(object.ino());
+                to.extend(self.objects.get(&dir).iter().flat_map(|holding| &holding.readers));
+            }
+        }
+        to.retain(|session| self.peers.contains_key(session));
+        let mut events = Vec::with_capacity(to.len());
+        for session in to {
+            if session == asker {
+                events.extend(self.tell(session).map(|event| (session, event)));
+            } else {
+                events.push((session, self.number(session, Awaited::Published(ticket))));
+                if let Some(waiting) = self.requests.get_mut(&ticket) {
+                    waiting.published.insert(session);
+                }
+            }
+        }
+        events
+    }
+
+    /// The number of an event for one session that no request waits for: what it asked for is in its stream before
+    /// the answer.
+    pub fn tell(&mut self, session: SessionId) -> Option<u64> {
+        self.peers.get_mut(&session).map(|peer| {
+            peer.last_event += 1;
+            peer.last_event
+        })
+    }
+
+    pub(super) fn number(&mut self, session: SessionId, awaited: Awaited) -> u64 {
+        let Some(peer) = self.peers.get_mut(&session) else { return 0 };
+        peer.last_event += 1;
+        if let Awaited::Recall { object, .. } = awaited {
+            peer.recalls.insert(object.ino(), peer.last_event);
+        }
+        peer.awaited.insert(peer.last_event, awaited);
+        peer.last_event
+    }
+
+    /// A request is carried out: others may have its objects. [`Output::Settled`] follows when what it published
+    /// is acknowledged.
+    pub fn finish(&mut self, ticket: Ticket) {
+        if let Some(waiting) = self.requests.get_mut(&ticket) {
+            waiting.stage = Stage::Settling(std::mem::take(&mut waiting.published));
+        }
+        self.advance();
+    }
+
+    /// A request is given up, or has failed; nothing of it was published.
+    pub fn cancel(&mut self, ticket: Ticket) {
+        self.requests.remove(&ticket);
+        for peer in self.peers.values_mut() {
+            peer.awaited.retain(|_, awaited| !matches!(awaited, Awaited::Drop(of) if *of == ticket));
+        }
+        self.advance();
+    }
+}

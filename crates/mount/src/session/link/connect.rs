@@ -1,0 +1,409 @@
+//! Connecting, again and again, going on with the session there, or beginning another one.
+
+use std::io::{self, Write};
+use std::net::{Shutdown, TcpStream, ToSocketAddrs};
+use std::os::fd::AsRawFd;
+use std::sync::atomic::{AtomicU8, AtomicU64};
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
+
+use hayloft_model::Sequence;
+use hayloft_wire::client_message::Body as Ask;
+use hayloft_wire::server_message::Body as Answer;
+use hayloft_wire::{Claim, ClientMessage, Entry, Failed, FailureCode, Hello, ServerMessage, Welcome, frame};
+use parking_lot::{Condvar, Mutex};
+
+use crate::error::MountError;
+use crate::host;
+use crate::host::clock::Clock;
+use crate::host::moment::Moment;
+use crate::session::link::line::Line;
+use crate::session::link::{Condition, Link, Opened, Receiver, State, Waiting};
+use crate::session::reader::Reader;
+use crate::stats::Stats;
+
+const RETRY_MAX: Duration = Duration::from_millis(500);
+const RETRY_MIN: Duration = Duration::from_millis(20);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+
+impl Link {
+    /// Connects and begins a session; [`Link::start`] has to follow.
+    ///
+    /// # Errors
+    /// Unreachable, refused, no such volume.
+    pub(crate) fn open(
+        address: &str,
+        volume: &str,
+        mount_point: &str,
+        read_only: bool,
+        stats: Arc<Stats>,
+        clock: Arc<Clock>,
+    ) -> Result<Opened, MountError> {
+        let hello = Hello {
+            protocol: hayloft_wire::PROTOCOL,
+            volume: volume.to_string(),
+            session: host::random(),
+            host_id: host::id(),
+            host_name: host::name(),
+            pid: std::process::id(),
+            read_only,
+            mount_point: mount_point.to_string(),
+            ..Hello::default()
+        };
+        let unreachable = |source| MountError::Unreachable { address: address.to_string(), source };
+        let stream = connect(address).map_err(unreachable)?;
+        let (reader, welcome) = match greet(stream, &hello, &stats, &clock).map_err(unreachable)? {
+            Greeting::Welcome(reader, welcome) => (*reader, *welcome),
+            Greeting::Refused(failed) => return Err(refused(address, volume, &failed)),
+        };
+        let writer = reader.stream().try_clone().map_err(unreachable)?;
+        let breaker = reader.stream().try_clone().map_err(unreachable)?;
+        let state = State {
+            connection: 1,
+            connected: true,
+            next_request: 1,
+            session: hello.session,
+            begun: true,
+            history: (welcome.opening, welcome.mark),
+            ..State::default()
+        };
+        let link = Arc::new(Link {
+            address: address.to_string(),
+            hello,
+            state: Mutex::new(state),
+            changed: Condvar::new(),
+            writer: Mutex::new(Some((1, writer))),
+            breaker: Mutex::new(Some((1, breaker))),
+            stats,
+            clock,
+            lease: Duration::from_millis(welcome.lease_ms.max(1000)),
+            condition: AtomicU8::new(Condition::Live as u8),
+            deadline: AtomicU64::new(u64::MAX),
+            kept: OnceLock::new(),
+        });
+        Ok(Opened { link, welcome, reader })
+    }
+
+    /// Claims nothing yet, and keeps the connection and the lease up from now on.
+    ///
+    /// # Errors
+    /// The connection is broken already, or no thread can be had.
+    pub(crate) fn start(self: &Arc<Self>, reader: Reader, receiver: Arc<dyn Receiver>) -> io::Result<()> {
+        self.heard_at(Moment::now());
+        self.claim(1, Claim::default())?;
+        let (keeper, keeping) = (Arc::clone(self), Arc::clone(&receiver));
+        std::thread::Builder::new()
+            .name("hayloft-link".to_string())
+            .spawn(move || keeper.keep_up(reader, keeping.as_ref()))?;
+        let keeper = Arc::clone(self);
+        std::thread::Builder::new().name("hayloft-ping".to_string()).spawn(move || keeper.keep_alive())?;
+        let keeper = Arc::clone(self);
+        std::thread::Builder::new()
+            .name("hayloft-lease".to_string())
+            .spawn(move || keeper.watch_lease(receiver.as_ref()))?;
+        Ok(())
+    }
+
+    /// The first message on a connection.
+    pub(super) fn claim(&self, connection: u64, claim: Claim) -> io::Result<()> {
+        let request = self.enlist(Ask::Claim(Claim::default()), true);
+        self.write(&ClientMessage { request, body: Some(Ask::Claim(claim)) }, Some(connection))
+    }
+
+    /// Reads answers; connects again when the connection breaks; ends with the session.
+    pub(super) fn keep_up(self: &Arc<Self>, mut reader: Reader, receiver: &dyn Receiver) {
+        loop {
+            self.read_answers(&mut reader, receiver);
+            let _ = reader.stream().shutdown(Shutdown::Both);
+            {
+                let mut state = self.state.lock();
+                state.connected = false;
+                state.waiting.retain(|_, waiting| waiting.repeat || waiting.done);
+                self.changed.notify_all();
+                if state.ended.is_some() {
+                    drop(state);
+                    receiver.ended();
+                    return;
+                }
+            }
+            *self.writer.lock() = None;
+            tracing::warn!(server = %self.address, "the connection broke, connecting again");
+            // Before the server is spoken to again: others wait for this host until it has claimed.
+            receiver.lost();
+            match self.reconnect(receiver) {
+                Some(next) => reader = next,
+                None => {
+                    receiver.ended();
+                    return;
+                }
+            }
+            self.stats.reconnects.add(1);
+            tracing::info!(server = %self.address, "connected again");
+        }
+    }
+
+    pub(super) fn reconnect(self: &Arc<Self>, receiver: &dyn Receiver) -> Option<Reader> {
+        let mut pause = RETRY_MIN;
+        let mut reported = Instant::now();
+        loop {
+            if self.ended().is_some() {
+                return None;
+            }
+            let hello = self.hello();
+            let greeting =
+                connect(&self.address).and_then(|stream| greet(stream, &hello, &self.stats, &self.clock));
+            match greeting {
+                Ok(Greeting::Welcome(reader, welcome)) => {
+                    let mut reader = *reader;
+                    let resumed = self.resume(&mut reader, &welcome, receiver);
+                    self.state.lock().restoring = false;
+                    match resumed {
+                        Ok(()) => {
+                            receiver.resumed();
+                            return Some(reader);
+                        }
+                        Err(_) if self.ended().is_some() => return None,
+                        Err(error) => tracing::debug!(%error, "not resumed yet"),
+                    }
+                }
+                Ok(Greeting::Refused(failed))
+                    if matches!(
+                        failed.code(),
+                        FailureCode::NotFound | FailureCode::Evicted | FailureCode::OtherHistory
+                    ) =>
+                {
+                    self.end_for_good(&failed.message);
+                    return None;
+                }
+                Ok(Greeting::Refused(failed)) if failed.code() == FailureCode::SessionEnded => {
+                    self.replace(&failed, receiver);
+                }
+                Ok(Greeting::Refused(failed)) => tracing::debug!(reason = failed.message, "not resumed yet"),
+                Err(error) if reported.elapsed() > Duration::from_secs(10) => {
+                    reported = Instant::now();
+                    tracing::warn!(%error, server = %self.address, "still no connection");
+                }
+                Err(_) => {}
+            }
+            std::thread::sleep(pause);
+            pause = (pause * 2).min(RETRY_MAX);
+        }
+    }
+
+    /// What a new connection begins with.
+    pub(super) fn hello(&self) -> Hello {
+        let state = self.state.lock();
+        let (opening, mark) = state.history;
+        Hello {
+            session: state.session,
+            resume: state.begun,
+            replaces: if state.begun { 0 } else { state.replaces },
+            opening,
+            mark,
+            ..self.hello.clone()
+        }
+    }
+
+    /// The mount cannot go on, with whatever session.
+    pub(super) fn end_for_good(&self, reason: &str) {
+        let reason = format!("{reason}; unmount, and mount again");
+        tracing::error!("{reason}");
+        self.end(&reason);
+    }
+
+    /// The server has ended the session, which nobody wanted but the clock: another one takes its place.
+    pub(super) fn replace(&self, failed: &Failed, receiver: &dyn Receiver) {
+        tracing::warn!(reason = failed.message, "the session was ended, another one begins");
+        self.set_condition(Condition::Lapsed);
+        {
+            let mut state = self.state.lock();
+            if state.begun {
+                (state.replaces, state.session, state.begun) = (state.session, host::random(), false);
+            }
+            if let Some(last) = failed.last_sequence {
+                state.last_sequence = state.base + last;
+            }
+            self.changed.notify_all();
+        }
+        let base = receiver.replace(&failed.message).0;
+        let mut state = self.state.lock();
+        (state.base, state.last_sequence) = (base, base);
+        self.stats.sessions_replaced.add(1);
+    }
+
+    /// Changes that were asked for in a session of which the server knows nothing any more: whether they were executed
+    /// cannot be told, and they are not done twice.
+    pub(super) fn fail_changes(state: &mut State) {
+        let message = "the session was ended, and nobody knows whether this was done".to_string();
+        let failed = Failed { code: FailureCode::Invalid as i32, message, ..Failed::default() };
+        let is_change = |of: &&mut Waiting| matches!(of.message.body, Some(Ask::Change(_)));
+        for waiting in state.waiting.values_mut().filter(is_change) {
+            (waiting.answers, waiting.done) = (vec![Answer::Failed(failed.clone())], true);
+        }
+    }
+
+    /// What the claim on a new connection brings back. Nothing, for a session that takes the place of an ended one: others
+    /// may have looked for it since.
+    pub(super) fn entries_to_bring(&self, opening: u64, is_new: bool, receiver: &dyn Receiver) -> Vec<Entry> {
+        let (entries, replaced) = {
+            let state = self.state.lock();
+            (state.kept.to_bring(opening), state.replaces)
+        };
+        if !is_new || entries.is_empty() {
+            return entries;
+        }
+        let lost = receiver.lose(replaced, &entries);
+        let mut state = self.state.lock();
+        state.kept.brought(opening);
+        if lost.is_some() {
+            (state.losses, state.lost) = (state.losses + 1, lost);
+        }
+        Vec::new()
+    }
+
+    /// The new connection carries the session: requests without an answer go out again.
+    pub(super) fn resume(
+        self: &Arc<Self>,
+        reader: &mut Reader,
+        welcome: &Welcome,
+        receiver: &dyn Receiver,
+    ) -> io::Result<()> {
+        let (stream, breaker) = (reader.stream().try_clone()?, reader.stream().try_clone()?);
+        let (next, last, is_new) = {
+            let mut state = self.state.lock();
+            let is_new = !state.begun;
+            if is_new && !welcome.goes_on {
+                Link::fail_changes(&mut state);
+            }
+            (state.connection + 1, state.base + welcome.last_sequence, is_new)
+        };
+        if is_new {
+            receiver.begun(welcome);
+        }
+        let mut claim = receiver.renew(Sequence(last));
+        claim.entries = self.entries_to_bring(welcome.opening, is_new, receiver);
+        *self.writer.lock() = Some((next, stream));
+        *self.breaker.lock() = Some((next, breaker));
+        let known = {
+            let mut state = self.state.lock();
+            (state.connection, state.restoring) = (next, true);
+            // What was not acknowledged on the last connection counts as acknowledged.
+            state.owed.clear();
+            (state.work, state.arrived) = (None, None);
+            let known = if state.begun { state.last_sequence } else { last };
+            state.begun = true;
+            state.last_sequence = last;
+            state.history = (welcome.opening, welcome.mark);
+            known
+        };
+        let mut line = Line { link: self, reader, connection: next, receiver };
+        let claimed = match line.ask(Ask::Claim(claim)).map_err(io::Error::other)? {
+            Answer::Claimed(claimed) => claimed,
+            _ => return Err(io::Error::other("the answer to a claim is of another kind")),
+        };
+        {
+            let mut state = self.state.lock();
+            state.kept.brought(welcome.opening);
+            // Others may have brought what was not acknowledged.
+            state.last_sequence = state.base + claimed.last_sequence;
+            if state.last_sequence < known {
+                drop(state);
+                self.end_for_good("the server's store holds less than it has acknowledged to this mount");
+                return Err(io::ErrorKind::InvalidData.into());
+            }
+        }
+        receiver.restore(&mut line).map_err(io::Error::other)?;
+        let again: Vec<u64> = {
+            let mut state = self.state.lock();
+            (state.connected, state.restoring) = (true, false);
+            state.connected_at = Some(Instant::now());
+            self.relive(&mut state);
+            for waiting in state.waiting.values_mut().filter(|waiting| !waiting.done && waiting.repeat) {
+                waiting.answers.clear();
+            }
+            self.changed.notify_all();
+            let again = state.waiting.iter().filter(|(_, waiting)| !waiting.done && waiting.repeat);
+            again.map(|(request, _)| *request).collect()
+        };
+        // From another thread: the server may have to be read from before it takes all of them.
+        let link = Arc::clone(self);
+        std::thread::Builder::new()
+            .name("hayloft-resend".to_string())
+            .spawn(move || again.into_iter().for_each(|request| link.send_waiting(request, next)))?;
+        Ok(())
+    }
+}
+
+fn refused(address: &str, volume: &str, failed: &Failed) -> MountError {
+    match failed.code() {
+        FailureCode::NotFound => {
+            MountError::NoSuchVolume { volume: volume.to_string(), address: address.to_string() }
+        }
+        _ => MountError::Refused { address: address.to_string(), message: failed.message.clone() },
+    }
+}
+
+fn connect(address: &str) -> io::Result<TcpStream> {
+    let mut last = io::Error::new(io::ErrorKind::InvalidInput, "the address has no host");
+    for resolved in address.to_socket_addrs()? {
+        match TcpStream::connect_timeout(&resolved, CONNECT_TIMEOUT) {
+            Ok(stream) => {
+                stream.set_nodelay(true)?;
+                notice_dead_peers(&stream);
+                return Ok(stream);
+            }
+            Err(error) => last = error,
+        }
+    }
+    Err(last)
+}
+
+/// A server whose host vanishes without a word is noticed within some ten seconds.
+#[allow(unsafe_code)]
+fn notice_dead_peers(stream: &TcpStream) {
+    let set = |level, name, value: libc::c_int| {
+        // SAFETY: the descriptor is open and the value is a c_int of the size given.
+        unsafe {
+            libc::setsockopt(
+                stream.as_raw_fd(),
+                level,
+                name,
+                (&raw const value).cast(),
+                size_of::<libc::c_int>() as libc::socklen_t,
+            )
+        }
+    };
+    set(libc::SOL_SOCKET, libc::SO_KEEPALIVE, 1);
+    set(libc::IPPROTO_TCP, libc::TCP_KEEPIDLE, 5);
+    set(libc::IPPROTO_TCP, libc::TCP_KEEPINTVL, 2);
+    set(libc::IPPROTO_TCP, libc::TCP_KEEPCNT, 3);
+    // Longer: a server that waits for its store takes nothing for a while, and is there all the same.
+    set(libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT, 60_000);
+}
+
+enum Greeting {
+    Welcome(Box<Reader>, Box<Welcome>),
+    Refused(Failed),
+}
+
+fn greet(mut stream: TcpStream, hello: &Hello, stats: &Stats, clock: &Clock) -> io::Result<Greeting> {
+    let ask = Ask::Hello(hello.clone());
+    stats.count_request(&ask);
+    let mut bytes = Vec::new();
+    frame::encode(&ClientMessage { request: u64::MAX, body: Some(ask) }, &mut bytes);
+    let sent = Instant::now();
+    stream.set_read_timeout(Some(Duration::from_secs(30)))?;
+    stream.write_all(&bytes)?;
+    let mut reader = Reader::new(stream);
+    let message: Option<ServerMessage> = reader.next(stats).map_err(io::Error::other)?;
+    reader.stream().set_read_timeout(None)?;
+    match message.and_then(|message| message.body) {
+        Some(Answer::Welcome(welcome)) => {
+            clock.hear(welcome.server_time_nanos, sent);
+            Ok(Greeting::Welcome(Box::new(reader), Box::new(welcome)))
+        }
+        Some(Answer::Failed(failed)) => Ok(Greeting::Refused(failed)),
+        Some(_) => Err(io::Error::new(io::ErrorKind::InvalidData, "the answer is not Hayloft's")),
+        None => Err(io::ErrorKind::UnexpectedEof.into()),
+    }
+}

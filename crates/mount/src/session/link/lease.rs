@@ -1,0 +1,128 @@
+//! Until when what is known here holds: keep-alives, and the lease of the session.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Instant;
+
+use hayloft_fuse::Interrupt;
+use hayloft_wire::client_message::Body as Ask;
+use hayloft_wire::{ClientMessage, Ping};
+
+use crate::host::moment::Moment;
+use crate::keeper::Shared;
+use crate::session::link::{CallError, Condition, INTERRUPT_POLL, Link, Receiver, State};
+
+impl Link {
+    /// Says something to the server often enough. It may have to wait for room, or for another writer.
+    pub(super) fn keep_alive(&self) {
+        let mut pinged = Instant::now();
+        loop {
+            std::thread::sleep(self.lease / 20);
+            if self.ended().is_some() {
+                return;
+            }
+            if let Some(connection) = self.connected()
+                && pinged.elapsed() > self.lease / 4
+            {
+                pinged = Instant::now();
+                self.stats.count_request(&Ask::Ping(Ping {}));
+                let request = self.enlist(Ask::Ping(Ping {}), true);
+                // An error shows on the reading side as well.
+                let _ =
+                    self.write(&ClientMessage { request, body: Some(Ask::Ping(Ping {})) }, Some(connection));
+            }
+        }
+    }
+
+    /// Notices when there has been no answer for too long. Waits for nobody who writes.
+    pub(super) fn watch_lease(&self, receiver: &dyn Receiver) {
+        let begun = Moment::now();
+        let mut told = false;
+        loop {
+            std::thread::sleep(self.lease / 20);
+            let (connection, silence) = {
+                let state = self.state.lock();
+                if state.ended.is_some() {
+                    return;
+                }
+                let silence = state.lease_from().unwrap_or(begun).elapsed();
+                // A new connection has its time to say something.
+                let is_new = state.connected_at.is_some_and(|at| at.elapsed() <= self.lease);
+                let is_gone = !is_new && state.heard.unwrap_or(begun).elapsed() > self.lease * 2;
+                ((state.connected && is_gone).then_some(state.connection), silence)
+            };
+            if let Some(connection) = connection {
+                self.abandon(connection);
+            }
+            // Some way before the server may give what is held to others.
+            let is_over = silence > self.lease / 10 * 7;
+            if is_over && !told {
+                tracing::warn!(server = %self.address, "no word from the server: calls wait until it is back");
+                self.set_condition(Condition::Lapsed);
+                receiver.lapse();
+            }
+            told = is_over;
+        }
+    }
+
+    /// It may run longer than before.
+    pub(super) fn lease_changed(&self, state: &State) {
+        if let Some(from) = state.lease_from() {
+            self.heard_at(from);
+        }
+    }
+
+    /// The lease runs from then on.
+    pub(super) fn heard_at(&self, heard: Moment) {
+        // Later than this process notices by itself, if it can; there is time left until the server acts.
+        let deadline = heard.after(self.lease / 10 * 8).nanos();
+        self.deadline.store(deadline, Ordering::Release);
+        if let Some(shared) = self.kept.get() {
+            shared.set_deadline(deadline);
+        }
+    }
+
+    /// From now on the keeper knows until when the lease runs.
+    pub(crate) fn keep(&self, shared: Arc<Shared>) {
+        let shared = self.kept.get_or_init(|| shared);
+        shared.set_deadline(self.deadline.load(Ordering::Acquire));
+    }
+
+    /// Whether what is known here holds. It does not after the lease, even if this process was stopped meanwhile and its
+    /// threads have not noticed yet.
+    pub(crate) fn condition(&self) -> Condition {
+        match self.condition.load(Ordering::Acquire) {
+            0 if Moment::now().nanos() > self.deadline.load(Ordering::Acquire) => {
+                self.set_condition(Condition::Lapsed);
+                Condition::Lapsed
+            }
+            0 => Condition::Live,
+            1 => Condition::Lapsed,
+            _ => Condition::Ended,
+        }
+    }
+
+    pub(super) fn set_condition(&self, condition: Condition) {
+        self.condition.fetch_max(condition as u8, Ordering::AcqRel);
+    }
+
+    /// Waits until the lease runs again, the session is over, or the call is given up.
+    pub(crate) fn await_lease(&self, interrupt: &Interrupt) -> Result<(), CallError> {
+        let mut state = self.state.lock();
+        while self.condition() == Condition::Lapsed {
+            if interrupt.interrupted() {
+                return Err(CallError::Interrupted);
+            }
+            self.changed.wait_for(&mut state, INTERRUPT_POLL);
+        }
+        Ok(())
+    }
+
+    /// There has been word from the server: when it is not too old, the lease runs.
+    pub(super) fn relive(&self, state: &mut State) {
+        if !state.restoring && state.lease_from().is_some_and(|from| from.elapsed() < self.lease / 2) {
+            let (lapsed, live) = (Condition::Lapsed as u8, Condition::Live as u8);
+            let _ = self.condition.compare_exchange(lapsed, live, Ordering::AcqRel, Ordering::Acquire);
+        }
+    }
+}
