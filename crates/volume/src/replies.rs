@@ -55,6 +55,8 @@ impl Replies {
         let writer = tokio::spawn(async move {
             let mut bytes = Vec::new();
             while let Some(queued) = waiting.recv().await {
+                // What others that can run now have to say goes along.
+                tokio::task::yield_now().await;
                 bytes.clear();
                 let mut count = 1;
                 frame::encode(&queued.message, &mut bytes);

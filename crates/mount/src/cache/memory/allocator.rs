@@ -9,6 +9,10 @@ use std::fs;
 /// Threads beyond so many share heaps: what is free in one is of no use to the others.
 #[cfg(target_env = "gnu")]
 const HEAPS_MAX: libc::c_int = 8;
+/// What a heap grows by, and what may be free at its end, bytes: messages come and go, and growing and shrinking for each takes
+/// longer than they do.
+#[cfg(target_env = "gnu")]
+const HEAP_STEP: libc::c_int = 512 << 10;
 
 /// Before threads are started that allocate.
 pub(super) fn set_up() {
@@ -16,6 +20,10 @@ pub(super) fn set_up() {
     // SAFETY: takes numbers only.
     unsafe {
         libc::mallopt(libc::M_ARENA_MAX, HEAPS_MAX);
+        libc::mallopt(libc::M_TOP_PAD, HEAP_STEP);
+        libc::mallopt(libc::M_TRIM_THRESHOLD, 2 * HEAP_STEP);
+        // What is larger than that has pages of its own, which go back at once.
+        libc::mallopt(libc::M_MMAP_THRESHOLD, 2 * HEAP_STEP);
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::io::{self, Write};
 use std::net::{Shutdown, TcpStream};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use hayloft_fuse::Interrupt;
@@ -27,6 +28,7 @@ impl Link {
             message: ClientMessage { request, body: Some(ask) },
             answers: Vec::new(),
             done: false,
+            wake: Arc::default(),
             repeat: false,
             unattended,
             sent: Moment::now(),
@@ -110,6 +112,7 @@ impl Link {
                 message,
                 answers: Vec::new(),
                 done: false,
+                wake: Arc::default(),
                 repeat: only_on.is_none(),
                 unattended: false,
                 sent: Moment::now(),
@@ -167,11 +170,12 @@ impl Link {
     ) -> Result<Vec<Answer>, CallError> {
         let mut state = self.state.lock();
         let (mut cancelled_on, mut cancelled_at) = (None, Instant::now());
+        let mut wake;
         loop {
             match state.waiting.get(&request) {
                 None => return Err(CallError::Broken),
                 Some(waiting) if waiting.done => break,
-                Some(_) => {}
+                Some(waiting) => wake = Arc::clone(&waiting.wake),
             }
             if let Some(reason) = &state.ended {
                 let reason = reason.clone();
@@ -196,8 +200,8 @@ impl Link {
                 return Err(CallError::Interrupted);
             }
             match interrupt {
-                Some(_) => drop(self.changed.wait_for(&mut state, INTERRUPT_POLL)),
-                None => self.changed.wait(&mut state),
+                Some(_) => drop(wake.wait_for(&mut state, INTERRUPT_POLL)),
+                None => wake.wait(&mut state),
             }
         }
         let mut answers = state.waiting.remove(&request).map(|waiting| waiting.answers).unwrap_or_default();

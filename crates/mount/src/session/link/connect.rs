@@ -118,8 +118,8 @@ impl Link {
             {
                 let mut state = self.state.lock();
                 state.connected = false;
+                self.wake_all(&state);
                 state.waiting.retain(|_, waiting| waiting.repeat || waiting.done);
-                self.changed.notify_all();
                 if state.ended.is_some() {
                     drop(state);
                     receiver.ended();
@@ -223,7 +223,7 @@ impl Link {
             if let Some(last) = failed.last_sequence {
                 state.last_sequence = state.base + last;
             }
-            self.changed.notify_all();
+            self.wake_all(&state);
         }
         let base = receiver.replace(&failed.message).0;
         let mut state = self.state.lock();
@@ -321,7 +321,7 @@ impl Link {
             for waiting in state.waiting.values_mut().filter(|waiting| !waiting.done && waiting.repeat) {
                 waiting.answers.clear();
             }
-            self.changed.notify_all();
+            self.wake_all(&state);
             let again = state.waiting.iter().filter(|(_, waiting)| !waiting.done && waiting.repeat);
             again.map(|(request, _)| *request).collect()
         };

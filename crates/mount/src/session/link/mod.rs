@@ -107,6 +107,8 @@ struct Waiting {
     message: ClientMessage,
     answers: Vec<Answer>,
     done: bool,
+    /// Wakes who waits for it, and nobody else.
+    wake: Arc<Condvar>,
     /// Sent again by itself on the next connection; if not, it fails with `Broken`.
     repeat: bool,
     /// Nobody waits for the answer.
@@ -183,6 +185,7 @@ pub(crate) struct Link {
     address: String,
     hello: Hello,
     state: Mutex<State>,
+    /// The connection, the session or the lease is not what it was.
     changed: Condvar,
     /// Lock order: after `state` is released, or alone; writing may block.
     writer: Mutex<Option<(u64, TcpStream)>>,
@@ -300,7 +303,15 @@ impl Link {
         let mut state = self.state.lock();
         let first = state.ended.is_none();
         state.ended.get_or_insert_with(|| reason.to_string());
-        self.changed.notify_all();
+        self.wake_all(&state);
         first
+    }
+
+    /// The connection, or the session, is another one, or gone: whoever waits for something looks.
+    fn wake_all(&self, state: &State) {
+        self.changed.notify_all();
+        for waiting in state.waiting.values() {
+            waiting.wake.notify_all();
+        }
     }
 }

@@ -1,5 +1,7 @@
 //! What the server says, in the order of the stream.
 
+use std::sync::Arc;
+
 use hayloft_wire::server_message::Body as Answer;
 use hayloft_wire::{FailureCode, ServerMessage};
 
@@ -74,6 +76,7 @@ impl Link {
         waiting.done = !more;
         let (done, unattended) = (waiting.done, waiting.unattended);
         let (sent, work) = (waiting.sent, waiting.work);
+        let wake = Arc::clone(&waiting.wake);
         if done {
             if unattended {
                 state.waiting.remove(&message.request);
@@ -81,7 +84,9 @@ impl Link {
             state.answered(sent, work);
             self.lease_changed(&state);
             self.relive(&mut state);
+            // For who waits for the lease.
             self.changed.notify_all();
+            wake.notify_all();
         }
         true
     }
