@@ -1,6 +1,7 @@
 //! Times file systems on the work of a build farm and prints ratios to a baseline.
 
 mod build;
+mod delay;
 mod machine;
 mod report;
 mod rng;
@@ -42,6 +43,8 @@ enum Workload {
     Build(build::Options),
     /// Several mounts of one file system: create, rename, read and delete where others do so too
     Shared(shared::Options),
+    /// No workload: a TCP proxy with a round-trip time, for mounts over a slow link
+    Delay(delay::Options),
 }
 
 /// Options of every workload.
@@ -65,6 +68,7 @@ fn main() -> ExitCode {
         Workload::Tree(options) => tree::run(options),
         Workload::Build(options) => build::run(options),
         Workload::Shared(options) => shared::run(options),
+        Workload::Delay(options) => delay::run(options),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,

@@ -4,13 +4,13 @@
 //! part goes on for a while, or for so many files, and every call is timed.
 
 use std::fs::{self, File};
-use std::io::{self, Read, Write};
+use std::io::{self, Read, Seek, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use clap::Args;
+use clap::{Args, ValueEnum};
 use serde::Serialize;
 
 use crate::machine::Machine;
@@ -24,6 +24,9 @@ pub(crate) struct Options {
     /// How long each part goes on
     #[arg(long, default_value_t = 5.0)]
     seconds: f64,
+    /// What is done, in this order
+    #[arg(long, value_delimiter = ',', value_enum, default_values_t = Part::value_variants().to_vec())]
+    parts: Vec<Part>,
     /// Write every figure, and the machine, to this file
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
@@ -32,8 +35,41 @@ pub(crate) struct Options {
     dirs: Vec<PathBuf>,
 }
 
+/// An object file of the usual size.
+const OBJECT: usize = 20_000;
 /// What libtool's dependency tracking writes for each object.
 const DEPENDENCIES: usize = 3000;
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Part {
+    /// Create and rename, in one directory
+    Depend,
+    /// Create, each in a directory of its own
+    Easy,
+    /// Write and fsync, each in a directory of its own
+    Durable,
+    /// Create in one directory; then stat, read and delete what another has made
+    Hard,
+    /// Read and write one file in turn
+    Pass,
+    /// One makes objects, all others wait for each and read it
+    Hand,
+}
+
+impl Part {
+    fn name(self) -> &'static str {
+        match self {
+            Part::Depend => "depend",
+            Part::Easy => "easy",
+            Part::Durable => "durable",
+            Part::Hard => "hard",
+            Part::Pass => "pass",
+            Part::Hand => "hand",
+        }
+    }
+}
+
+/// How often who waits for an object looks.
+const LOOK: Duration = Duration::from_millis(1);
 /// What IO500's mdtest-hard writes to each file.
 const HARD: usize = 3901;
 
@@ -127,6 +163,51 @@ impl Worker<'_> {
     /// All in one directory.
     fn hard(&mut self) -> Result<usize> {
         self.repeat(|worker, n| worker.create(&worker.dir.join(format!("f{}-{n}", worker.number)), HARD))
+    }
+
+    /// All write the same file in turn: what the one before has written is read, and one more is written. So each waits for the
+    /// file to come over, and whoever is late finds what others have written meanwhile.
+    fn pass_on(&mut self) -> Result<usize> {
+        let path = self.dir.join("ball");
+        self.repeat(|worker, n| {
+            let mut file = File::options().read(true).write(true).create(true).truncate(false).open(&path)?;
+            let mut seen = Vec::new();
+            worker.timed("read", || file.read_to_end(&mut seen))?;
+            ensure!(seen.len() % HARD == 0 || n == 0, "{} is half written", path.display());
+            worker.timed("write", || {
+                file.rewind()?;
+                file.write_all(&[b'x'; HARD])
+            })
+        })
+    }
+
+    /// One makes objects; all others read each as soon as it has its name.
+    fn hand_over(&mut self) -> Result<usize> {
+        let (ready, number) = (|dir: &Path, n: usize| dir.join(format!("o{n}")), self.number);
+        if number > 0 {
+            return self.repeat(|worker, n| {
+                let path = ready(worker.dir, n);
+                let mut bytes = Vec::with_capacity(OBJECT);
+                let begun = Instant::now();
+                while let Err(error) = fs::symlink_metadata(&path) {
+                    ensure!(error.kind() == io::ErrorKind::NotFound, "{}: {error}", path.display());
+                    if Instant::now() >= worker.until {
+                        return Ok(());
+                    }
+                    // Who looks all the time takes the processor from who makes it.
+                    std::thread::sleep(LOOK);
+                }
+                add(&mut worker.calls, "await", [begun.elapsed().as_secs_f64()]);
+                worker.timed("read", || File::open(&path)?.read_to_end(&mut bytes))?;
+                ensure!(bytes.len() == OBJECT, "{} is half written", path.display());
+                Ok(())
+            });
+        }
+        self.repeat(|worker, n| {
+            let (temporary, path) = (worker.dir.join("temporary"), ready(worker.dir, n));
+            worker.create(&temporary, OBJECT)?;
+            worker.timed("rename", || fs::rename(&temporary, &path))
+        })
     }
 
     /// What the next worker has made.
@@ -253,12 +334,23 @@ fn measure(options: &Options, below: &Path) -> Result<Vec<Line>> {
         }
         Ok(path)
     };
-    let mut lines = part(options, "depend", &folder("depend")?, |worker| worker.depend())?.1;
-    lines.extend(part(options, "easy", &folder("easy")?, |worker| worker.easy())?.1);
-    lines.extend(part(options, "durable", &folder("durable")?, |worker| worker.durable())?.1);
-    let hard = folder("hard")?;
-    let (made, created) = part(options, "hard", &hard, |worker| worker.hard())?;
-    lines.extend(created);
-    lines.extend(part(options, "look", &hard, |worker| worker.look(&made))?.1);
+    let mut lines = Vec::new();
+    for name in &options.parts {
+        let dir = folder(name.name())?;
+        let done = match name {
+            Part::Depend => part(options, "depend", &dir, |worker| worker.depend())?,
+            Part::Easy => part(options, "easy", &dir, |worker| worker.easy())?,
+            Part::Durable => part(options, "durable", &dir, |worker| worker.durable())?,
+            Part::Hard => {
+                let (made, created) = part(options, "hard", &dir, |worker| worker.hard())?;
+                lines.extend(created);
+                let (_, looked) = part(options, "look", &dir, |worker| worker.look(&made))?;
+                (Vec::new(), looked)
+            }
+            Part::Pass => part(options, "pass", &dir, |worker| worker.pass_on())?,
+            Part::Hand => part(options, "hand", &dir, |worker| worker.hand_over())?,
+        };
+        lines.extend(done.1);
+    }
     Ok(lines)
 }

@@ -5,6 +5,7 @@ use std::fs;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
+use std::time::Duration;
 
 use serde_json::Value;
 
@@ -192,6 +193,40 @@ fn names_are_dropped_one_by_one_while_hosts_contend() {
         // All at once only in the moment when several hosts begin to change what they all have looked at.
         let epochs = number(&mount.stats(), "server.epochs");
         assert!(epochs <= 2, "all names of the mount were dropped {epochs} times");
+    }
+}
+
+#[test]
+fn names_are_dropped_one_by_one_while_others_wait_for_what_one_host_makes() {
+    const OBJECTS: usize = 200;
+    let (_farm, mounts) = Farm::shared(3);
+    let _watchdog = Watchdog::over(&mounts);
+    let dirs: Vec<PathBuf> = mounts.iter().map(|mount| mount.path().join("dir")).collect();
+    fs::create_dir(&dirs[0]).unwrap();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for n in 0..OBJECTS {
+                let made = dirs[0].join("made");
+                fs::write(&made, [n as u8; 20_000]).unwrap();
+                fs::rename(&made, dirs[0].join(format!("o{n}"))).unwrap();
+            }
+        });
+        for reader in 0..4 {
+            let dir = &dirs[1 + reader % 2];
+            scope.spawn(move || {
+                for n in 0..OBJECTS {
+                    let path = dir.join(format!("o{n}"));
+                    while !path.exists() {
+                        std::thread::sleep(Duration::from_micros(200));
+                    }
+                    assert_eq!(fs::read(&path).unwrap(), [n as u8; 20_000]);
+                }
+            });
+        }
+    });
+    for mount in &mounts {
+        let epochs = number(&mount.stats(), "server.epochs");
+        assert!(epochs <= 1, "all names of the mount were dropped {epochs} times");
     }
 }
 

@@ -107,7 +107,7 @@ pub enum Output {
     Settled(Ticket),
 }
 
-/// How often in a row a session has to be alone in changing a directory before it is worth recalling readers.
+/// How often in a row a session has to be alone in changing and looking into a directory before it is worth recalling readers.
 const STREAK_MIN: u32 = 8;
 /// Wrong guesses double that, up to here.
 const STREAK_MAX: u32 = 4096;
@@ -141,7 +141,8 @@ struct Holding {
     readers: BTreeSet<SessionId>,
     /// Home of a file.
     home: Option<Ino>,
-    /// Who has changed the directory by request last, and how often in a row.
+    /// Who has changed the directory by request last, and how often in a row, without anybody else having asked for it or for
+    /// a file in it.
     streak: Option<(SessionId, u32)>,
     /// How long a streak has to be, when it is not [`STREAK_MIN`].
     patience: Option<u32>,

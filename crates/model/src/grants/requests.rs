@@ -10,8 +10,10 @@ impl Grants {
     pub fn request(&mut self, session: SessionId, request: Request) -> Ticket {
         self.last_ticket += 1;
         let ticket = Ticket(self.last_ticket);
-        if let Request::Change { objects, .. } = &request {
-            self.count_streaks(session, objects);
+        match &request {
+            Request::Change { objects, .. } => self.count_streaks(session, objects),
+            Request::Read(objects) => self.end_streaks(session, objects),
+            _ => {}
         }
         let waiting = Waiting {
             session,
@@ -53,6 +55,16 @@ impl Grants {
                     Some((last, count)) if last == session => Some((last, count.saturating_add(1))),
                     _ => Some((session, 1)),
                 };
+            }
+        }
+    }
+
+    /// Who looks into a directory that another one changes would look again at once if it were recalled.
+    fn end_streaks(&mut self, session: SessionId, objects: &[Object]) {
+        for object in objects {
+            let dir = object.home().unwrap_or(object.ino());
+            if let Some(holding) = self.objects.get_mut(&dir) {
+                holding.streak = holding.streak.filter(|(last, _)| *last == session);
             }
         }
     }

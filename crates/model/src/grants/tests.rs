@@ -155,6 +155,29 @@ fn whoever_is_alone_in_changing_a_directory_for_long_gets_it() {
 }
 
 #[test]
+fn a_directory_that_others_look_into_is_not_taken_from_them() {
+    let mut grants = sessions(&[A, B]);
+    [A, B].into_iter().for_each(|session| read(&mut grants, session, dir()));
+    for looked in [dir(), FILE] {
+        for _ in 0..4 * STREAK_MIN {
+            let ticket = grants.request(A, change(&[dir()]));
+            assert_eq!(outputs(&mut grants), (vec![(ticket, Outcome::Execute)], vec![]));
+            grants.finish(ticket);
+            read(&mut grants, B, looked);
+        }
+    }
+    // To look itself is no hindrance.
+    for _ in 1..STREAK_MIN {
+        let ticket = grants.request(A, change(&[dir()]));
+        outputs(&mut grants);
+        grants.finish(ticket);
+        read(&mut grants, A, FILE);
+    }
+    grants.request(A, change(&[dir()]));
+    assert_eq!(outputs(&mut grants).1, [(B, 1, recall(dir(), false))]);
+}
+
+#[test]
 fn nobody_is_served_before_all_have_claimed() {
     let mut grants = Grants::default();
     [A, B, C].into_iter().for_each(|session| grants.join(session, false));

@@ -255,10 +255,24 @@ impl Core {
     }
 
     /// All absent names that the kernel was told of a directory; they are on their way out of it.
-    pub(crate) fn take_absent(&mut self, dir: Ino) -> Vec<(Ino, Name)> {
+    fn take_absent(&mut self, dir: Ino) -> Vec<(Ino, Name)> {
         let absent = self.names.absent.remove(&dir).unwrap_or_default();
         let hot = self.names.hot.remove(&dir).map(|hot| hot.held).unwrap_or_default();
         absent.into_iter().chain(hot).map(|name| (dir, name)).collect()
+    }
+
+    /// The directory is not held any more: what the kernel may keep of these names, and of absent ones.
+    pub(crate) fn take_names(&mut self, dir: Ino, names: Vec<(Ino, Name)>) -> Vec<(Ino, Name)> {
+        let mut names = self.held(names);
+        names.extend(self.take_absent(dir));
+        names
+    }
+
+    /// Nothing is held any more: the same of all directories.
+    pub(crate) fn take_all_names(&mut self, names: Vec<(Ino, Name)>) -> Vec<(Ino, Name)> {
+        let mut names = self.held(names);
+        names.extend(self.take_all_absent());
+        names
     }
 
     /// All absent names, of all directories.

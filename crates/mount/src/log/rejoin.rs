@@ -168,13 +168,12 @@ impl Client {
         core.released = None;
         let files: Vec<Ino> = core.files.keys().copied().collect();
         files.into_iter().for_each(|ino| self.drop_file(core, ino));
-        let mut absent = core.take_all_absent();
+        let mut names = core.take_all_names(std::mem::take(&mut stale.names));
         if !core.names.epochs {
             // Such a kernel keeps names only of what is owned.
-            stale.names.clear();
-            absent.clear();
+            names.clear();
         }
-        core.word(stale, absent, None)
+        core.word(stale, names, None)
     }
 
     /// See [`crate::session::link::Receiver::begun`].

@@ -100,13 +100,12 @@ impl LinkReceiver for Client {
         let mut stale = core.tree.uncover_all();
         self.drop_data(&mut core, &stale);
         stale.in_use.clear();
-        let mut absent = core.take_all_absent();
+        let mut names = core.take_all_names(std::mem::take(&mut stale.names));
         if !core.names.epochs {
             // Such a kernel keeps names only of what is owned.
-            stale.names.clear();
-            absent.clear();
+            names.clear();
         }
-        let word = core.word(stale, absent, None);
+        let word = core.word(stale, names, None);
         drop(core);
         self.tell_kernel(word);
         self.await_heard();
@@ -523,22 +522,27 @@ impl Client {
             let ino = object.ino();
             core.giving.remove(&ino);
             // Owned again: there is another connection.
-            let (mut stale, absent) = if *keep_read || core.tree.owns_itself(ino) {
+            let is_held = *keep_read || core.tree.owns_itself(ino);
+            let (mut stale, names) = if is_held {
                 (Stale::default(), Vec::new())
             } else {
                 core.note_uncovered(*object);
-                (core.tree.uncover(*object), core.take_absent(ino))
+                let mut stale = core.tree.uncover(*object);
+                let names = std::mem::take(&mut stale.names);
+                // A call that has the lock may wait until others have the directory: no name is waited for without need.
+                (stale, core.take_names(ino, names))
             };
             if !stale.in_use.contains(&ino) {
                 // Without a name: whether it stays is the server's business from now on.
                 stale.in_use.push(ino);
             }
             self.drop_data(&mut core, &stale);
-            let word = core.word(stale, absent, Some((*connection, *event)));
+            let word = core.word(stale, names, Some((*connection, *event)));
             drop(core);
             match word {
+                // Else what was said before has to be heard first: from then on others change the names without a word.
                 Word::Stale { names, attributes, data, in_use, ack: Some(ack) }
-                    if names.is_empty() && attributes.is_empty() && data.is_empty() =>
+                    if is_held && names.is_empty() && attributes.is_empty() && data.is_empty() =>
                 {
                     self.acknowledge(ack, in_use);
                 }
@@ -548,15 +552,13 @@ impl Client {
         kept
     }
 
-    /// Names that the kernel keeps only go with their directory's lock: as long as the directory is owned nobody holds
-    /// that and waits for others.
+    /// Names that the kernel keeps only go with their directory's lock: as long as the directory is held nobody has that and
+    /// waits for others.
     fn expire_before(&self, free: &[(Recalled, Instant)]) {
         let mut names: Vec<(Ino, Name)> = Vec::new();
         let mut core = self.core();
         for (recalled, _) in free {
-            if let Object::Directory(dir) = recalled.object
-                && core.tree.owns_itself(dir)
-            {
+            if let Object::Directory(dir) = recalled.object {
                 names.extend(core.warm(dir));
             }
         }
