@@ -426,6 +426,10 @@ pub(crate) struct Client {
     pub(crate) partial: Mutex<HashMap<u64, Bundle>>,
     /// Somebody has read a file since a directory was fetched.
     pub(crate) is_reading: AtomicBool,
+    /// What is fetched ahead of a walk: directories, and contents of files.
+    pub(crate) ahead: crate::sharing::ahead::Ahead,
+    pub(crate) contents_ahead: crate::sharing::ahead::Ahead,
+    pub(crate) coming: crate::sharing::contents::Coming,
     /// Reads and writes under way, see [`crate::kernel::pages`].
     pub(crate) calls: crate::kernel::pages::Calls,
     /// Objects that calls are waiting to own, and how many calls.
@@ -477,6 +481,9 @@ impl Client {
             recalls,
             partial: Mutex::default(),
             is_reading: AtomicBool::new(false),
+            ahead: crate::sharing::ahead::Ahead::new(0),
+            contents_ahead: crate::sharing::ahead::Ahead::new(crate::sharing::contents::REACH),
+            coming: crate::sharing::contents::Coming::default(),
             calls: crate::kernel::pages::Calls::default(),
             wanted: Mutex::default(),
             uses_told: Mutex::default(),

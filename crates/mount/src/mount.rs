@@ -28,7 +28,7 @@ use crate::options::{LocksOption, MountOptions, TransportOption};
 use crate::session::link::Link;
 use crate::sharing::Recalled;
 use crate::sharing::locks::Locks;
-use crate::sharing::{self, holders};
+use crate::sharing::{self, ahead, holders};
 use crate::stats::Stats;
 use crate::{control, host, keeper, kernel};
 
@@ -229,6 +229,7 @@ impl Mount {
         *client.foreword.lock() = Some(Foreword::new(session.control()));
         let (speech, looked_after) = (session.control(), session.control());
         let (speaking, giving_way, looking) = (Arc::clone(client), Arc::clone(client), Arc::clone(client));
+        let (fetching, reading) = (Arc::clone(client), Arc::clone(client));
         let shared = Shared::new().map(Arc::new).map_err(|error| MountError::Session(error.to_string()))?;
         client.core().tree.tell_known(Box::new(KnownInodes::new(Arc::clone(&shared))));
         client.link.keep(Arc::clone(&shared));
@@ -237,6 +238,8 @@ impl Mount {
         thread("hayloft-words")
             .spawn(move || kernel::run(&speaking, &speech, &to_say))
             .and_then(|_| thread("hayloft-recall").spawn(move || sharing::run(&giving_way, &to_recall)))
+            .and_then(|_| thread("hayloft-ahead").spawn(move || ahead::fetch_directories(&fetching)))
+            .and_then(|_| thread("hayloft-ahead-c").spawn(move || ahead::fetch_contents(&reading)))
             .and_then(|_| thread("hayloft-memory").spawn(move || memory::run(&looking, &looked_after)))
             .map_err(|error| MountError::Session(error.to_string()))?;
         let shipping = Arc::clone(client);
@@ -306,6 +309,8 @@ impl Mount {
         self.client.tell_kernel(Word::End);
         let _ = self.client.recalls.send(Recalled::end());
         self.client.memory.end();
+        self.client.ahead.end();
+        self.client.contents_ahead.end();
         self.listener.end(shipped.as_ref().err().cloned());
         served.map_err(|error| MountError::Session(error.to_string()))?;
         shipped.map_err(|reason| {

@@ -387,6 +387,9 @@ pub struct Listings {
     /// Another part with the same request number follows.
     #[prost(bool, tag = "3")]
     pub more: bool,
+    /// In the last part: the directory that would have come next, which a walk through the tree wants then. 0: none.
+    #[prost(uint64, tag = "4")]
+    pub next: u64,
 }
 
 /// One directory, whole; a large one may be spread over several parts: `complete` is on its last.

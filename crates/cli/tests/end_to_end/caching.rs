@@ -105,6 +105,55 @@ fn a_cold_tar_takes_a_request_for_20_files_at_most() {
     assert!(requests < 1000, "{requests} requests: {}", stats["server"]);
 }
 
+/// Requests of a kind that the mount has made.
+fn asked(mount: &Mount, what: &str) -> u64 {
+    number(&mount.stats(), &format!("server.requests.{what}"))
+}
+
+#[test]
+fn listings_for_a_walk_come_in_parts_that_grow() {
+    let (farm, mount) = Farm::mounted("v");
+    for at in 0..40_000 {
+        let dir = mount.path().join(format!("part-{}", at / 200));
+        if at % 200 == 0 {
+            fs::create_dir(&dir).unwrap();
+        }
+        fs::File::create(dir.join(format!("a-file-with-a-name-of-usual-length-for-objects-{at}.o"))).unwrap();
+    }
+    mount.unmount();
+    let mount = farm.mount("v", "");
+    assert_eq!(run(sh("find . -type f -printf '%s\\n' | wc -l").current_dir(mount.path())).trim(), "40000");
+    // In parts of half a MiB it was 10.
+    let listings = asked(&mount, "ENTER");
+    assert!(listings <= 6, "{listings} requests");
+}
+
+#[test]
+fn contents_for_a_walk_come_in_parts_that_grow() {
+    const FILES: usize = 4000;
+    let (farm, mount) = Farm::mounted("v");
+    let content = |at: usize| -> Vec<u8> {
+        (0..20_000_usize).map(|n| (n * 31 + at * 7 + n * at % 251) as u8).collect()
+    };
+    let path = |mount: &Mount, at: usize| mount.path().join(format!("part-{}/{at}.o", at / 100));
+    for at in 0..FILES {
+        let path = path(&mount, at);
+        if at % 100 == 0 {
+            fs::create_dir(path.parent().unwrap()).unwrap();
+        }
+        fs::write(path, content(at)).unwrap();
+    }
+    mount.unmount();
+    let mount = farm.mount("v", "");
+    run(sh("find . -printf %s >/dev/null").current_dir(mount.path()));
+    for at in 0..FILES {
+        assert!(fs::read(path(&mount, at)).unwrap() == content(at), "{at}");
+    }
+    // In parts of 64 blocks it was 63.
+    let contents = asked(&mount, "FETCH_CONTENT");
+    assert!((1..=40).contains(&contents), "{contents} requests");
+}
+
 #[test]
 fn what_lives_within_the_window_never_reaches_the_server() {
     let farm = Farm::new();

@@ -6,7 +6,7 @@ use crate::grants::{Awaited, Grant, Grants, Mode, Object, Request, Stage, Ticket
 use crate::{Ino, SessionId};
 
 impl Grants {
-    /// A session wants something. [`Output::Ready`] follows, at once or later.
+    /// A session wants something. [`crate::grants::Output::Ready`] follows, at once or later.
     pub fn request(&mut self, session: SessionId, request: Request) -> Ticket {
         self.last_ticket += 1;
         let ticket = Ticket(self.last_ticket);
@@ -168,8 +168,8 @@ impl Grants {
         peer.last_event
     }
 
-    /// A request is carried out: others may have its objects. [`Output::Settled`] follows when what it published
-    /// is acknowledged.
+    /// A request is carried out: others may have its objects. [`crate::grants::Output::Settled`] follows when what it
+    /// published is acknowledged.
     pub fn finish(&mut self, ticket: Ticket) {
         if let Some(waiting) = self.requests.get_mut(&ticket) {
             waiting.stage = Stage::Settling(std::mem::take(&mut waiting.published));

@@ -14,6 +14,7 @@ use crate::cache::data::{File, FileData, Lacking};
 use crate::core::Core;
 use crate::kernel::Word;
 use crate::log::committer::FlushError;
+use crate::sharing::ahead::Place;
 use crate::sharing::appends::Append;
 
 const PAGE: u64 = 4096;
@@ -91,6 +92,7 @@ impl VolumeFs {
             (core.file(ino)?, length)
         };
         self.client.note_reading();
+        self.client.contents_ahead.reads(Place { ino, index: offset / BLOCK_SIZE });
         let wanted = u64::from(size).min(length.saturating_sub(offset));
         let ahead = file.ahead(offset, wanted);
         let buffer = &mut reply.buffer()[..wanted as usize];

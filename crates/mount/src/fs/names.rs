@@ -12,6 +12,7 @@ use crate::core::Core;
 use crate::kernel::Word;
 use crate::kernel::moved::Doing;
 use crate::kernel::nodes::NodeId;
+use crate::sharing::ahead::Place;
 
 /// Longest target of a symbolic link, as everywhere on Linux.
 pub(super) const TARGET_MAX: usize = 4095;
@@ -320,6 +321,9 @@ impl VolumeFs {
             return Err(Stop::Need(Need::Changed));
         }
         core.names.changing.lists(dir);
+        if offset == 0 {
+            self.client.ahead.reads(Place { ino: dir, index: 0 });
+        }
         let parent = core.tree.inode(dir)?.parent;
         let validity = core.validity(dir, pace);
         let mut known = Vec::new();

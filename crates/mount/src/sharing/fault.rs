@@ -10,20 +10,20 @@ use hayloft_model::{BlockRef, Content, ContentHash, Dentry, Ino, InoRange, Inode
 use hayloft_store::{Codec, decode_chunk};
 use hayloft_wire::client_message::Body as Ask;
 use hayloft_wire::server_message::Body as Answer;
-use hayloft_wire::{
-    AllocateInos, Chunk, Enter, FailureCode, FetchContent, FetchInode, FetchPages, InodeAnswer, Listings,
-};
+use hayloft_wire::{AllocateInos, Chunk, Enter, FailureCode, FetchInode, InodeAnswer, Listings};
 use parking_lot::{Condvar, Mutex};
 
-use crate::cache::data::{File, Lacking};
 use crate::core::{Client, Core};
 use crate::session::link::CallError;
+use crate::sharing::ahead::Place;
 
 /// Bytes of neighbours and contents that may come with a listing.
 const ENTER_BUDGET: u64 = 4 << 20;
 /// The same where contents are not wanted. Should files be read after all, those of what has come are fetched by
 /// themselves, so it is not too much.
 const ENTER_NAMES: u64 = 512 << 10;
+/// How often that doubles for who walks.
+const DOUBLINGS_MAX: u32 = 3;
 /// The same while a lot is on its way already.
 const ENTER_LEAST: u64 = 256 << 10;
 /// How often a waiting caller looks whether it was interrupted.
@@ -32,11 +32,6 @@ const INTERRUPT_POLL: Duration = Duration::from_millis(50);
 const STORE_PATIENCE: Duration = Duration::from_secs(60);
 /// Inode numbers fetched at once.
 const NUMBERS: u64 = 1 << 16;
-/// Blocks fetched in one request, at most.
-const FETCH_BLOCKS: usize = 64;
-/// How many of the next inode numbers are looked at for files to fetch ahead, and how large these may be, bytes.
-const NEIGHBOURS: u64 = 256;
-const NEIGHBOUR_SIZE_MAX: u64 = 1 << 20;
 
 /// Why something could not be fetched.
 #[derive(Debug, thiserror::Error)]
@@ -114,14 +109,6 @@ impl Drop for UnderWay<'_> {
         self.faults.under_way.lock().remove(&self.missing);
         self.faults.done.notify_all();
     }
-}
-
-/// A block to fetch.
-struct Wanted {
-    ino: Ino,
-    file: Arc<File>,
-    index: u64,
-    stored: BlockRef,
 }
 
 /// An entry, with the row of its inode unless somebody else owns that.
@@ -264,7 +251,9 @@ impl Client {
     /// [`Client::receive_listings`].
     fn enter(&self, dir: Ino, interrupt: Option<&Interrupt>) -> Result<(), FaultError> {
         let names_only = !self.is_reading.swap(false, Ordering::Relaxed);
-        let whole = if names_only { ENTER_NAMES } else { ENTER_BUDGET }.min(self.memory.content());
+        let doublings = self.ahead.asks(Place { ino: dir, index: 0 }).min(DOUBLINGS_MAX);
+        let whole =
+            if names_only { ENTER_NAMES << doublings } else { ENTER_BUDGET }.min(self.memory.content());
         // Twice: as it comes, and decoded. What only comes along does not wait for room.
         let along = self.budget.fetch_now(2 * whole, self.memory.fetched());
         let budget_bytes = if along.is_some() { whole } else { whole.min(ENTER_LEAST) };
@@ -282,6 +271,7 @@ impl Client {
         mark: u64,
     ) -> Result<(), FaultError> {
         let (mut bundle, more) = (self.partial.lock().remove(&request).unwrap_or_default(), listings.more);
+        let next = Some(Place { ino: Ino(listings.next), index: 0 }).filter(|next| next.ino.0 != 0);
         bundle.add(listings)?;
         if more {
             // The server lets nobody change what it is about before the last part.
@@ -289,6 +279,9 @@ impl Client {
             return Ok(());
         }
         let mut core = self.core();
+        if let Some(asked) = bundle.dirs.first() {
+            self.ahead.came(Place { ino: asked.dir, index: 0 }, next);
+        }
         let own: Vec<Ino> = bundle.dirs.iter().filter(|listed| listed.own).map(|listed| listed.dir).collect();
         if mark == self.mark() {
             self.add_bundle(&mut core, bundle);
@@ -325,109 +318,6 @@ impl Client {
             }
         }
     }
-
-    /// Fetches what a file's data lacks.
-    pub(crate) fn fetch_data(
-        &self,
-        ino: Ino,
-        file: &Arc<File>,
-        lacking: Lacking,
-        interrupt: Option<&Interrupt>,
-    ) -> Result<(), FaultError> {
-        match lacking {
-            // Whoever asks again gets what there is now.
-            Lacking::Gone => Ok(()),
-            Lacking::Pages => {
-                let answers = self.ask(Ask::FetchPages(FetchPages { ino: ino.0 }), interrupt)?;
-                let Some(Answer::Pages(pages)) = answers.into_iter().next() else { return Err(unexpected()) };
-                let mut rows = Vec::with_capacity(pages.pages.len());
-                for row in pages.pages {
-                    rows.push((row.page, hayloft_wire::decode_blocks(&row.blocks)?));
-                }
-                rows.sort_by_key(|(page, _)| *page);
-                self.budget.with(file, |data| data.add_pages(&rows));
-                Ok(())
-            }
-            Lacking::Content(blocks) => {
-                let from_start = blocks.first().is_some_and(|(index, _)| *index == 0);
-                let mut wanted: Vec<Wanted> = blocks
-                    .into_iter()
-                    .map(|(index, stored)| Wanted { ino, file: Arc::clone(file), index, stored })
-                    .collect();
-                let needed = wanted.len();
-                self.stats.block_misses.add(needed as u64);
-                if from_start && wanted.len() < FETCH_BLOCKS {
-                    self.add_neighbours(ino, &mut wanted);
-                }
-                let mut result = self.fetch_all(&wanted, interrupt);
-                if matches!(result, Err(FaultError::Gone | FaultError::Broken(_))) && needed < wanted.len() {
-                    // What was only fetched ahead must not make a read fail.
-                    result = self.fetch_all(&wanted[..needed], interrupt);
-                }
-                drop(wanted);
-                self.trim();
-                result
-            }
-        }
-    }
-
-    /// Files made right after `ino` are likely to be read right after it.
-    fn add_neighbours(&self, ino: Ino, wanted: &mut Vec<Wanted>) {
-        let first = wanted.len();
-        let mut core = self.core();
-        for next in (ino.0 + 1..=ino.0 + NEIGHBOURS).map(Ino) {
-            let small = core
-                .tree
-                .inode(next)
-                .is_ok_and(|row| matches!(row.content, Content::Blocks(_)) && row.size <= NEIGHBOUR_SIZE_MAX);
-            let Some(file) = small.then(|| core.file(next).ok()).flatten() else { continue };
-            let absent = file.data.lock().absent();
-            if wanted.len() + absent.len() > FETCH_BLOCKS {
-                break;
-            }
-            let of_file = absent.into_iter().map(|(index, stored)| Wanted {
-                ino: next,
-                file: Arc::clone(&file),
-                index,
-                stored,
-            });
-            wanted.extend(of_file);
-        }
-        self.stats.blocks_prefetched.add((wanted.len() - first) as u64);
-    }
-
-    fn fetch_all(&self, wanted: &[Wanted], interrupt: Option<&Interrupt>) -> Result<(), FaultError> {
-        wanted.chunks(FETCH_BLOCKS).try_for_each(|part| self.fetch_blocks(part, interrupt))
-    }
-
-    fn fetch_blocks(&self, wanted: &[Wanted], interrupt: Option<&Interrupt>) -> Result<(), FaultError> {
-        // Twice: as it comes, and decoded.
-        let bytes = wanted.iter().map(|wanted| 2 * u64::from(wanted.stored.len)).sum();
-        let is_given_up = || interrupt.is_some_and(Interrupt::interrupted);
-        let Some(_fetch) = self.budget.fetch(bytes, self.memory.fetched(), is_given_up) else {
-            return Err(FaultError::Interrupted);
-        };
-        let hashes: Vec<u8> = wanted.iter().flat_map(|wanted| wanted.stored.hash.0).collect();
-        let answers = self.ask(Ask::FetchContent(FetchContent { hashes: hashes.into() }), interrupt)?;
-        let mut contents = HashMap::new();
-        for answer in answers {
-            let Answer::Contents(answer) = answer else { return Err(unexpected()) };
-            for chunk in &answer.chunks {
-                let (hash, data) = decode(chunk)?;
-                contents.insert(hash, data);
-            }
-        }
-        for Wanted { ino, file, index, stored } in wanted {
-            let data = contents
-                .get(&stored.hash)
-                .ok_or_else(|| FaultError::Broken(format!("the server left out content {}", stored.hash)))?;
-            if self.budget.with(file, |file| file.fill(*index, *stored, data)) > 0 {
-                self.may_drop(*ino, [*index]);
-            }
-        }
-        self.trim_content(self.memory.content());
-        Ok(())
-    }
 }
 
 impl Bundle {
@@ -457,7 +347,7 @@ impl Bundle {
     }
 }
 
-fn unexpected() -> FaultError {
+pub(super) fn unexpected() -> FaultError {
     FaultError::Broken("the server's answer is of another kind than asked for".to_string())
 }
 
@@ -477,7 +367,7 @@ fn own(mut row: InodeRow) -> InodeRow {
 }
 
 /// The bytes of a chunk, checked against its name.
-fn decode(chunk: &Chunk) -> Result<(ContentHash, Arc<Vec<u8>>), FaultError> {
+pub(super) fn decode(chunk: &Chunk) -> Result<(ContentHash, Arc<Vec<u8>>), FaultError> {
     let broken = |error: &dyn std::fmt::Display| FaultError::Broken(format!("damaged content: {error}"));
     let hash = ContentHash(chunk.hash[..].try_into().map_err(|_| broken(&"its name is no hash"))?);
     let codec = Codec::try_from(chunk.codec).map_err(|error| broken(&error))?;

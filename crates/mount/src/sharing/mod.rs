@@ -2,7 +2,9 @@
 //! The rules are in `docs/sharing.md`.
 
 pub(crate) mod abandoned;
+pub(crate) mod ahead;
 pub(crate) mod appends;
+pub(crate) mod contents;
 pub(crate) mod fault;
 pub(crate) mod holders;
 pub(crate) mod locks;

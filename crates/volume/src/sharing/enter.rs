@@ -61,6 +61,8 @@ struct Walk<'a> {
     /// Contents do not come along.
     names_only: bool,
     walked: usize,
+    /// The first directory for which there was no room.
+    next: Option<Ino>,
     /// The client had this directory already and asks again: it has forgotten it, and so most likely
     /// its neighbours.
     again: bool,
@@ -101,6 +103,7 @@ impl Volume {
             budget: asked.budget_bytes.min(BUDGET_MAX),
             names_only: asked.names_only,
             walked: 0,
+            next: None,
             again,
             part: Listings::default(),
             part_bytes: 0,
@@ -111,7 +114,8 @@ impl Volume {
         let below = walk.whole(dir).await?;
         walk.neighbours(&row, below).await?;
         walk.fetch_contents().await?;
-        let last = std::mem::take(&mut walk.part);
+        let next = walk.next.map_or(0, |dir| dir.0);
+        let last = Listings { next, ..std::mem::take(&mut walk.part) };
         walk.push(last).await?;
         walk.pass.finish();
         Ok(())
@@ -246,7 +250,7 @@ impl Walk<'_> {
                     None => return Ok(()),
                 }
             }
-            if at == parent || self.budget == 0 {
+            if at == parent {
                 return Ok(());
             }
             let Some(entries) = listing::entries(&*self.db.snapshot()?, parent, PARENT_MAX).await? else {
@@ -272,6 +276,7 @@ impl Walk<'_> {
             return Ok(Some(Vec::new()));
         }
         let Some(entries) = listing::entries(&*self.db.snapshot()?, dir, limit).await? else {
+            self.next = Some(dir);
             return Ok(None);
         };
         let listed = self.listed(dir, &entries).await?;
@@ -280,6 +285,7 @@ impl Walk<'_> {
         contents.retain(|(hash, _)| !self.seen.contains(hash));
         bytes += contents.iter().map(|(_, len)| u64::from(*len)).sum::<u64>();
         if bytes > self.budget {
+            self.next = Some(dir);
             return Ok(None);
         }
         self.note_listed(dir);
