@@ -19,7 +19,7 @@ use serde_json::{Map, Value, json};
 
 use crate::core::Client;
 use crate::error::MountError;
-use crate::log::committer::FlushError;
+use crate::log::ledger::FlushError;
 
 pub use ask::{ControlError, Leave, Target, Visit, flush, stats};
 

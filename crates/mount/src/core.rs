@@ -3,18 +3,19 @@
 use std::collections::{HashMap, HashSet};
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::Sender;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use hayloft_fuse::Request;
 use hayloft_model::grants::Object;
 use hayloft_model::tree::Tree;
 use hayloft_model::{Content, FileKind, Ino, Name, Record, Sequence, TreeError, Usage};
 use hayloft_wire::VolumeStatus;
-use parking_lot::{Condvar, Mutex, MutexGuard};
+use parking_lot::{Mutex, MutexGuard};
 use rustc_hash::FxBuildHasher;
 
+use crate::cache::budget::Budget;
 use crate::cache::data::{File, FileData};
 use crate::cache::memory::Memory;
 use crate::host::clock::Clock;
@@ -23,22 +24,16 @@ use crate::kernel::foreword::{Excused, Foreword};
 use crate::kernel::moved::Moved;
 use crate::kernel::nodes::{Left, NodeId, Nodes};
 use crate::kernel::{KernelNames, Word};
-use crate::log::committer::Ledger;
+use crate::log::ledger::Ledger;
 use crate::log::rejoin::Restoring;
 use crate::log::rescue::Unsent;
 use crate::options::MountOptions;
 use crate::session::link::Link;
+use crate::sharing::Heard;
 use crate::sharing::appends::Append;
 use crate::sharing::fault::{Bundle, Faults};
-use crate::sharing::{Heard, Recalled};
+use crate::sharing::recalls::Recalled;
 use crate::stats::{Hold, Stats};
-
-/// How soon what this host would rather not own is told again.
-const RELEASE_PAUSE: Duration = Duration::from_millis(200);
-/// How often who waits to fetch something looks whether that was given up.
-const FETCH_POLL: Duration = Duration::from_millis(50);
-/// Places in the queue of blocks that are never worth a clean-up.
-const QUEUE_MIN: usize = 1 << 16;
 
 /// The tree and the files' data.
 #[derive(Debug, Default)]
@@ -242,7 +237,7 @@ impl Core {
     }
 
     /// Gives back what tables keep for more entries than they have.
-    fn shrink(&mut self) {
+    pub(crate) fn shrink(&mut self) {
         self.tree.shrink();
         self.names.shrink();
         self.births.shrink();
@@ -262,126 +257,6 @@ impl Core {
             Content::Inline(bytes) => Some(bytes),
             _ => None,
         }
-    }
-}
-
-/// What has to stay within bounds.
-#[derive(Debug, Default)]
-pub(crate) struct Budget {
-    /// Bytes written and not in any cut.
-    unshipped: AtomicI64,
-    /// Bytes in the cut that is being shipped.
-    in_flight: AtomicI64,
-    /// Bytes of clean data in memory.
-    cached: AtomicI64,
-    /// What the data in memory takes, clean or not, with what buffers have to spare.
-    held: AtomicI64,
-    /// Bytes of content on their way here.
-    fetched: Mutex<u64>,
-    /// Some of it has come.
-    has_come: Condvar,
-}
-
-/// Whether so much more may be fetched: always, when nothing is.
-fn has_room(fetched: u64, bytes: u64, most: u64) -> bool {
-    fetched == 0 || fetched + bytes <= most
-}
-
-impl Budget {
-    pub(crate) fn unshipped(&self) -> u64 {
-        self.unshipped.load(Ordering::Relaxed).max(0) as u64
-    }
-
-    pub(crate) fn in_flight(&self) -> u64 {
-        self.in_flight.load(Ordering::Relaxed).max(0) as u64
-    }
-
-    pub(crate) fn cached(&self) -> u64 {
-        self.cached.load(Ordering::Relaxed).max(0) as u64
-    }
-
-    pub(crate) fn held(&self) -> u64 {
-        self.held.load(Ordering::Relaxed).max(0) as u64
-    }
-
-    pub(crate) fn add_in_flight(&self, bytes: i64) {
-        self.in_flight.fetch_add(bytes, Ordering::Relaxed);
-    }
-
-    /// So much content is about to be fetched. Waits until there is room, `most` bytes, for all that is on its way; `None`
-    /// when `is_given_up`.
-    pub(crate) fn fetch(&self, bytes: u64, most: u64, is_given_up: impl Fn() -> bool) -> Option<Fetch<'_>> {
-        let mut fetched = self.fetched.lock();
-        while !has_room(*fetched, bytes, most) {
-            if is_given_up() {
-                return None;
-            }
-            self.has_come.wait_for(&mut fetched, FETCH_POLL);
-        }
-        *fetched += bytes;
-        Some(Fetch { budget: self, bytes })
-    }
-
-    /// The same, if there is room at once.
-    pub(crate) fn fetch_now(&self, bytes: u64, most: u64) -> Option<Fetch<'_>> {
-        let mut fetched = self.fetched.lock();
-        has_room(*fetched, bytes, most).then(|| {
-            *fetched += bytes;
-            Fetch { budget: self, bytes }
-        })
-    }
-
-    /// Looks at, or changes, a file's data and keeps the books.
-    pub(crate) fn with<T>(&self, file: &File, work: impl FnOnce(&mut FileData) -> T) -> T {
-        let mut data = file.data.lock();
-        let figures = |data: &FileData| [data.dirty_bytes(), data.cached_bytes(), data.held_bytes()];
-        let before = figures(&data);
-        let result = work(&mut data);
-        let after = figures(&data);
-        if after != before {
-            self.count(before, after);
-        }
-        result
-    }
-
-    /// The file is dropped from memory.
-    fn forget(&self, file: &File) {
-        drop(self.take(file));
-    }
-
-    /// Takes the file's data out of memory.
-    pub(crate) fn take(&self, file: &File) -> FileData {
-        // Whoever still holds it and fetches for it finds nothing to fill.
-        let data = std::mem::replace(&mut *file.data.lock(), FileData::gone());
-        self.count([data.dirty_bytes(), data.cached_bytes(), data.held_bytes()], [0; 3]);
-        data
-    }
-
-    /// The figures of a file have changed.
-    fn count(&self, before: [u64; 3], after: [u64; 3]) {
-        for (at, sum) in [&self.unshipped, &self.cached, &self.held].into_iter().enumerate() {
-            sum.fetch_add(after[at] as i64 - before[at] as i64, Ordering::Relaxed);
-        }
-    }
-}
-
-/// Content on its way; ends when this is dropped.
-pub(crate) struct Fetch<'a> {
-    budget: &'a Budget,
-    bytes: u64,
-}
-
-impl Drop for Fetch<'_> {
-    fn drop(&mut self) {
-        *self.budget.fetched.lock() -= self.bytes;
-        self.budget.has_come.notify_all();
-    }
-}
-
-/// Whether a file has data that is not at the server, or calls under way.
-fn is_used(files: &HashMap<Ino, Arc<File>, FxBuildHasher>, durable: Sequence) -> impl Fn(Ino) -> bool {
-    move |ino| {
-        files.get(&ino).is_some_and(|file| Arc::strong_count(file) > 1 || !file.data.lock().is_clean(durable))
     }
 }
 
@@ -534,102 +409,6 @@ impl Client {
         self.set_status(status);
         self.others_changed.store(false, Ordering::Relaxed);
         self.core().tree.set_usage(status.used());
-    }
-
-    /// So much unshipped data is shipped before its time; writers go on meanwhile with the other half.
-    pub(crate) fn ship_at(&self) -> u64 {
-        self.memory.dirty() / if self.memory.is_short() { 8 } else { 2 }
-    }
-
-    /// Whether `bytes` more would exceed the budget for unshipped data, or for all data.
-    pub(crate) fn over_budget(&self, bytes: u64) -> bool {
-        let unshipped = self.budget.unshipped() + self.budget.in_flight();
-        // Clean data alone holds nobody up: it is about to go.
-        let all_full = unshipped > 0 && self.budget.held() + bytes > self.memory.all_content();
-        all_full || unshipped + bytes > self.memory.dirty()
-    }
-
-    /// Whatever can go to the server should, and soon.
-    pub(crate) fn ship_soon(&self) {
-        self.room_wanted.store(true, Ordering::Relaxed);
-        self.ledger.kick();
-    }
-
-    /// Keeps clean data, and rows, within their bounds.
-    pub(crate) fn trim(&self) {
-        self.trim_content(self.memory.content());
-        let durable = self.ledger.durable_sequence();
-        let mut released = Vec::new();
-        let most = self.memory.rows();
-        let mut core = self.core();
-        if core.tree.in_memory().0 > most {
-            let core = &mut *core;
-            // Some more than needed, so that this is rare.
-            let before = core.tree.in_memory();
-            let enough = most / 10 * 9;
-            let dropped = core.tree.evict(enough, durable, is_used(&core.files, durable));
-            dropped.into_iter().for_each(|ino| self.drop_file(core, ino));
-            if core.tree.in_memory() != before {
-                self.evictions.fetch_add(1, Ordering::Relaxed);
-            }
-            let excess = core.tree.in_memory().0.saturating_sub(enough);
-            if excess > 0 && core.released.is_none_or(|since| since.elapsed() > RELEASE_PAUSE) {
-                core.released = Some(Instant::now());
-                released = core.tree.releasable(excess, durable, is_used(&core.files, durable));
-            }
-        }
-        drop(core);
-        if !released.is_empty() {
-            self.release(released);
-        }
-    }
-
-    /// Places of files that are gone leave the queue when it has grown much longer than what it is about.
-    fn shorten_queue(&self) {
-        let limit = QUEUE_MIN + 4 * (self.budget.cached() / 4096) as usize;
-        if self.cache_queue.lock().len() > limit {
-            let core = self.core();
-            self.cache_queue.lock().retain(|(ino, _)| core.files.contains_key(ino));
-        }
-    }
-
-    /// Clean data leaves memory until there are at most so many bytes of it, and room for what is not clean.
-    pub(crate) fn trim_content(&self, most: u64) {
-        self.shorten_queue();
-        let durable = self.ledger.durable_sequence();
-        let all_most = most + self.memory.dirty();
-        let mut looks = self.cache_queue.lock().len() * 2;
-        while (self.budget.cached() > most || self.budget.held() > all_most) && looks > 0 {
-            looks -= 1;
-            let Some((ino, index)) = self.cache_queue.lock().pop_front() else { break };
-            let mut core = self.core();
-            let Some(file) = core.files.get(&ino) else { continue };
-            if self.budget.with(file, |data| data.drop_clean(index, durable)).is_none() {
-                drop(core);
-                self.cache_queue.lock().push_back((ino, index));
-            } else if Arc::strong_count(file) == 1 && file.data.lock().is_all_stored(durable) {
-                self.drop_file(&mut core, ino);
-            }
-        }
-    }
-
-    /// Data of these blocks may leave memory when room is needed.
-    pub(crate) fn may_drop(&self, ino: Ino, indexes: impl IntoIterator<Item = u64>) {
-        self.cache_queue.lock().extend(indexes.into_iter().map(|index| (ino, index)));
-    }
-
-    /// What tables keep for more entries than they have leaves memory.
-    pub(crate) fn shrink(&self) {
-        self.cache_queue.lock().shrink_to_fit();
-        self.core().shrink();
-    }
-
-    /// Waits a moment for unshipped data to shrink.
-    pub(crate) fn await_room(&self) {
-        self.stats.writers_delayed.add(1);
-        self.trim_content(self.memory.content());
-        self.ship_soon();
-        self.ledger.await_progress(Duration::from_millis(100));
     }
 
     /// Has the kernel forget the attributes of inodes, by these numbers of theirs, and waits for that. Takes no lock of the

@@ -24,11 +24,12 @@ use crate::keeper::{KnownInodes, Shared};
 use crate::kernel::Word;
 use crate::kernel::foreword::Foreword;
 use crate::log::committer;
+use crate::log::ledger::FlushError;
 use crate::options::{LocksOption, MountOptions, TransportOption};
 use crate::session::link::Link;
-use crate::sharing::Recalled;
 use crate::sharing::locks::Locks;
-use crate::sharing::{self, ahead, holders};
+use crate::sharing::recalls::{self, Recalled};
+use crate::sharing::{ahead, holders};
 use crate::stats::Stats;
 use crate::{control, host, keeper, kernel};
 
@@ -237,7 +238,7 @@ impl Mount {
         let thread = |name: &str| std::thread::Builder::new().name(name.to_string());
         thread("hayloft-words")
             .spawn(move || kernel::run(&speaking, &speech, &to_say))
-            .and_then(|_| thread("hayloft-recall").spawn(move || sharing::run(&giving_way, &to_recall)))
+            .and_then(|_| thread("hayloft-recall").spawn(move || recalls::run(&giving_way, &to_recall)))
             .and_then(|_| thread("hayloft-ahead").spawn(move || ahead::fetch_directories(&fetching)))
             .and_then(|_| thread("hayloft-ahead-c").spawn(move || ahead::fetch_contents(&reading)))
             .and_then(|_| thread("hayloft-memory").spawn(move || memory::run(&looking, &looked_after)))
@@ -290,7 +291,7 @@ impl Mount {
         let shipped = loop {
             match self.client.flush_all() {
                 Ok(()) => break Ok(()),
-                Err(committer::FlushError::Ended(reason) | committer::FlushError::Lost(reason)) => {
+                Err(FlushError::Ended(reason) | FlushError::Lost(reason)) => {
                     break Err(reason);
                 }
                 Err(error) => {

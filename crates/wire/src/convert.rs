@@ -6,11 +6,11 @@ use hayloft_model::{
     NAME_MAX, Name, PAGE_BLOCKS, Record, Sequence, Timestamp, Usage, UsageDelta,
 };
 
-use crate::messages::{
-    Commit, DeleteDentry, DeletePages, InoRangeMessage, PutDentry, PutPage, RecordMessage, VolumeStatus,
-    record_message::Body,
+use crate::batches::{
+    Commit, DeleteDentry, DeletePages, PutDentry, PutPage, RecordMessage, record_message::Body,
 };
 use crate::rows::{DentryRow, InodeRowMessage, Xattr};
+use crate::session::{InoRangeMessage, VolumeStatus};
 
 mod sharing;
 

@@ -5,17 +5,25 @@
 //! encoded [`ClientMessage`] or [`ServerMessage`]. Order matters and is kept: what is sent first takes
 //! effect first. The rows in a volume's tables have the same encoding as in messages.
 
+mod admin;
+mod batches;
 mod convert;
 pub mod frame;
 mod locks;
 mod messages;
+mod reading;
 mod rows;
+mod session;
 mod sharing;
 
+pub use admin::*;
+pub use batches::*;
 pub use convert::{InvalidMessage, decode_blocks, encode_blocks, error_code, error_of};
 pub use locks::LockKind;
 pub use messages::*;
+pub use reading::*;
 pub use rows::{DentryRow, InodeRowMessage, NotedRow, WrittenEntry, Xattr};
+pub use session::*;
 pub use sharing::*;
 
 /// The version of the protocol that this crate speaks; a server refuses any other.

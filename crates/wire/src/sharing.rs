@@ -4,7 +4,7 @@
 use bytes::Bytes;
 use prost::{Message, Oneof};
 
-use crate::messages::RecordMessage;
+use crate::batches::RecordMessage;
 
 /// `hayloft_model::grants::Object`.
 #[derive(Clone, Copy, PartialEq, Message)]

@@ -3,7 +3,7 @@
 use hayloft_fuse::Errno;
 use hayloft_model::TreeError;
 
-use crate::log::committer::FlushError;
+use crate::log::ledger::FlushError;
 use crate::sharing::fault::FaultError;
 use crate::sharing::locks::LockError;
 

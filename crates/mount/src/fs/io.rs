@@ -13,7 +13,7 @@ use super::{Done, Need, Stop, VolumeFs, attr};
 use crate::cache::data::{File, FileData, Lacking};
 use crate::core::Core;
 use crate::kernel::Word;
-use crate::log::committer::FlushError;
+use crate::log::ledger::FlushError;
 use crate::sharing::ahead::Place;
 use crate::sharing::appends::Append;
 

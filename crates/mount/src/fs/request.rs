@@ -11,7 +11,7 @@ use super::names::{OPEN_FLAGS, RENAME_EXCHANGE, RENAME_NOREPLACE, RENAME_WHITEOU
 use super::{Stop, VolumeFs, attr, ino_of, made_entry};
 use crate::core::Client;
 use crate::kernel::nodes::NodeId;
-use crate::sharing::Outcome;
+use crate::sharing::change::Outcome;
 
 /// What was asked of the server for an operation.
 pub(super) struct Asked<'a> {

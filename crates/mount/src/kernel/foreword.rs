@@ -18,7 +18,7 @@ use hayloft_model::{FileKind, Ino, Name, Record};
 use rustc_hash::FxBuildHasher;
 
 use crate::core::{Client, Core};
-use crate::kernel::Speaker;
+use crate::kernel::speaker::Speaker;
 
 /// How long the stream waits for the kernel.
 const PATIENCE: Duration = Duration::from_millis(20);

@@ -10,14 +10,15 @@ pub(crate) mod foreword;
 pub(crate) mod moved;
 pub(crate) mod nodes;
 pub(crate) mod pages;
+pub(crate) mod speaker;
 pub(crate) mod words;
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::mpsc::{Receiver, Sender};
 use std::time::{Duration, Instant};
 
-use hayloft_fuse::{Control, Notifier, Pace, Validity};
+use hayloft_fuse::{Control, Pace, Validity};
 use hayloft_model::tree::{Stale, Tree};
 use hayloft_model::{FileKind, Ino, Name};
 use rustc_hash::FxBuildHasher;
@@ -25,16 +26,11 @@ use rustc_hash::FxBuildHasher;
 use crate::core::{Client, Core};
 use crate::kernel::foreword::Changing;
 use crate::kernel::nodes::{Left, NodeId};
+use crate::kernel::speaker::{Leaving, Speaker};
 use crate::kernel::words::{Inodes, Words};
 
-/// How long a name's lock is waited for before the epoch is raised; and so much more for each name, which takes a
-/// microsecond or two.
-const PATIENCE: Duration = Duration::from_millis(100);
-const PATIENCE_EACH: Duration = Duration::from_micros(20);
 /// How long after the last change by request the names of a directory may be kept again.
 const COOLING: Duration = Duration::from_secs(1);
-/// How long a directory's lock is waited for before others speak.
-const LOCK_AT_ONCE: Duration = Duration::from_millis(1);
 /// So many names of a directory are expired together at most; in larger ones each goes by itself.
 const WARM_MAX: usize = 4096;
 /// Most absent names of one directory that the kernel is told without a time limit.
@@ -355,217 +351,11 @@ pub(crate) enum Word {
     End,
 }
 
-/// What may have to wait for a lock, and where to say that it is done.
-struct Slow {
-    names: Vec<(Ino, Name)>,
-    /// Inodes of which the attributes go.
-    attributes: Vec<Ino>,
-    /// Inodes with offsets and lengths of data, bytes; length 0 is up to the end.
-    ranges: Vec<(Ino, u64, u64)>,
-    /// Is told which of the inodes the kernel does not have, and directories that do not have a name.
-    done: Sender<Vec<Ino>>,
-}
-
-/// What came of taking the lock of a directory.
-pub(crate) enum Lock {
-    Taken,
-    /// The name is not there, or nobody could ask.
-    Unknown,
-    Awaited(Receiver<Vec<Ino>>),
-}
-
-impl Lock {
-    /// Whether somebody who had it before has let go of it.
-    pub(crate) fn is_taken(&self) -> bool {
-        match self {
-            Lock::Taken => true,
-            Lock::Unknown => false,
-            Lock::Awaited(wait) => wait.try_recv().is_ok_and(|missing| missing.is_empty()),
-        }
-    }
-}
-
-/// Has threads say what may have to wait for a lock.
-pub(crate) struct Speaker {
-    notifier: Notifier,
-    thread: Option<Sender<Slow>>,
-}
-
-impl Speaker {
-    pub(crate) fn new(notifier: Notifier) -> Speaker {
-        Speaker { notifier, thread: None }
-    }
-
-    fn raise_epoch(&self, client: &Client) -> std::io::Result<()> {
-        // Names that are handed out afterwards are not among them.
-        let mut core = client.core();
-        self.notifier.inc_epoch()?;
-        core.names.dropped();
-        client.stats.epochs.add(1);
-        Ok(())
-    }
-
-    /// Expires names. When that does not come through, the epoch is raised instead; the rest is said by the thread
-    /// that waits.
-    fn expire(&mut self, client: &Client, names: Vec<(Ino, Name)>) {
-        let patience = PATIENCE + PATIENCE_EACH * names.len() as u32;
-        let Ok(wait) = self.entrust(names, Vec::new(), Vec::new()) else {
-            let _ = self.raise_epoch(client);
-            return;
-        };
-        match wait.recv_timeout(patience) {
-            Ok(_) => {}
-            Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => {
-                // It ends by itself when the lock is free; until then another thread speaks.
-                self.thread = None;
-                if self.raise_epoch(client).is_err() {
-                    let _ = wait.recv();
-                }
-            }
-        }
-    }
-
-    /// Expires names if that comes through in time. Returns whether it has.
-    pub(crate) fn try_expire(&mut self, names: Vec<(Ino, Name)>, patience: Duration) -> bool {
-        let patience = patience + PATIENCE_EACH * names.len() as u32;
-        let Ok(wait) = self.entrust(names, Vec::new(), Vec::new()) else { return false };
-        let is_done = wait.recv_timeout(patience).is_ok();
-        if !is_done {
-            self.thread = None;
-        }
-        is_done
-    }
-
-    /// Has a thread expire a name, for which the kernel takes the lock of its directory if it has the name. Returns what tells
-    /// that it is done, with nothing in it if so; waits a moment for that itself.
-    pub(crate) fn take_lock(&mut self, place: (Ino, Name)) -> Lock {
-        let Ok(wait) = self.entrust(vec![place], Vec::new(), Vec::new()) else { return Lock::Unknown };
-        match wait.recv_timeout(LOCK_AT_ONCE) {
-            Ok(missing) if missing.is_empty() => Lock::Taken,
-            Ok(_) => Lock::Unknown,
-            Err(_) => {
-                self.thread = None;
-                Lock::Awaited(wait)
-            }
-        }
-    }
-
-    /// The same for all these. A directory whose lock is held is in use by a call that waits for the server: others do
-    /// not wait for it.
-    fn try_expire_all(&mut self, names: Vec<(Ino, Name)>) {
-        let mut of_dir: HashMap<Ino, Vec<(Ino, Name)>> = HashMap::new();
-        names.into_iter().for_each(|(dir, name)| of_dir.entry(dir).or_default().push((dir, name)));
-        for names in of_dir.into_values() {
-            self.try_expire(names, PATIENCE);
-        }
-    }
-
-    /// Has a thread drop attributes, and data, from the kernel's cache; returns what tells that it is done.
-    pub(crate) fn drop_inodes(
-        &mut self,
-        attributes: Vec<Ino>,
-        ranges: Vec<(Ino, u64, u64)>,
-    ) -> Receiver<Vec<Ino>> {
-        self.entrust(Vec::new(), attributes, ranges).unwrap_or_else(|slow| {
-            // Nobody else can say it.
-            let (done, wait) = channel();
-            say(&self.notifier, Slow { done, ..slow });
-            wait
-        })
-    }
-
-    /// What was entrusted last takes long: another thread speaks from now on.
-    pub(crate) fn go_on(&mut self) {
-        self.thread = None;
-    }
-
-    /// The same, on a thread that nobody else speaks through afterwards.
-    pub(crate) fn drop_apart(&mut self, ranges: Vec<(Ino, u64, u64)>) -> Option<Receiver<Vec<Ino>>> {
-        let mut apart = Speaker::new(self.notifier.clone());
-        apart.entrust(Vec::new(), Vec::new(), ranges).ok()
-    }
-
-    /// Has a thread say it; returns what tells that it is done, or what there is to say when no thread can be had.
-    fn entrust(
-        &mut self,
-        names: Vec<(Ino, Name)>,
-        attributes: Vec<Ino>,
-        ranges: Vec<(Ino, u64, u64)>,
-    ) -> Result<Receiver<Vec<Ino>>, Slow> {
-        let (done, wait) = channel();
-        let slow = Slow { names, attributes, ranges, done };
-        let slow = match &self.thread {
-            Some(to) => to.send(slow).err().map(|error| error.0),
-            None => Some(slow),
-        };
-        if let Some(slow) = slow {
-            let (to, from) = channel::<Slow>();
-            let notifier = self.notifier.clone();
-            let spawned = std::thread::Builder::new()
-                .name("hayloft-kernel".to_string())
-                .spawn(move || from.iter().for_each(|slow| say(&notifier, slow)));
-            match spawned {
-                Ok(_) => {
-                    let _ = to.send(slow);
-                    self.thread = Some(to);
-                }
-                Err(error) => {
-                    tracing::warn!(%error, "no thread to speak to the kernel with");
-                    return Err(slow);
-                }
-            }
-        }
-        Ok(wait)
-    }
-}
-
-/// Drops entries of directories that have been moved away. Nobody waits for that.
-struct Leaving {
-    notifier: Notifier,
-    thread: Option<Sender<(NodeId, Name)>>,
-}
-
-impl Leaving {
-    fn drop_entry(&mut self, parent: NodeId, name: Name) {
-        let thread = self.thread.get_or_insert_with(|| {
-            let (to, from) = channel::<(NodeId, Name)>();
-            let notifier = self.notifier.clone();
-            let each = move |(parent, name): (NodeId, Name)| {
-                let _ = notifier.inval_entry(parent.0, name.as_bytes());
-            };
-            // Without a thread they go when they are looked for, or when memory is short.
-            let spawned = std::thread::Builder::new()
-                .name("hayloft-leave".to_string())
-                .spawn(move || from.iter().for_each(each));
-            drop(spawned);
-            to
-        });
-        let _ = thread.send((parent, name));
-    }
-}
-
-fn say(notifier: &Notifier, slow: Slow) {
-    let attributes = slow.attributes.into_iter().map(|ino| (ino, -1, 0));
-    let ranges = slow.ranges.into_iter().map(|(ino, offset, length)| (ino, offset as i64, length as i64));
-    let mut unknown = Vec::new();
-    for (dir, name) in slow.names {
-        if matches!(notifier.expire_entry(dir.0, name.as_bytes()), Ok(false)) {
-            unknown.push(dir);
-        }
-    }
-    for (ino, offset, length) in attributes.chain(ranges) {
-        if matches!(notifier.inval_inode(ino.0, offset, length), Ok(false)) {
-            unknown.push(ino);
-        }
-    }
-    let _ = slow.done.send(unknown);
-}
-
 /// Tells the kernel, in order, until the end.
 pub(crate) fn run(client: &Arc<Client>, control: &Control, to_say: &Receiver<Word>) {
     let mut speaker = Speaker::new(control.notifier());
     let mut words = Words::new(client, control);
-    let mut leaving = Leaving { notifier: control.notifier(), thread: None };
+    let mut leaving = Leaving::new(control.notifier());
     for word in to_say {
         match word {
             Word::Stale { names, attributes, data, in_use, ack } => {

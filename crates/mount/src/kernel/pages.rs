@@ -15,7 +15,7 @@ use hayloft_fuse::{Control, Operation, Request};
 use hayloft_model::Ino;
 use parking_lot::Mutex;
 
-use crate::kernel::Speaker;
+use crate::kernel::speaker::Speaker;
 
 const PAGE: u64 = 4096;
 /// How long a call that does not wait for anybody is waited for.

@@ -21,7 +21,7 @@ use parking_lot::Mutex;
 use crate::core::Client;
 use crate::kernel::nodes::NodeId;
 use crate::kernel::pages::Pages;
-use crate::kernel::{Lock, Speaker};
+use crate::kernel::speaker::{Lock, Speaker};
 
 /// How long the words that follow wait for one.
 const AT_ONCE: Duration = Duration::from_millis(10);

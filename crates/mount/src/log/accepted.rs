@@ -9,7 +9,7 @@ use hayloft_wire::{Entry, FailureCode, WrittenEntry};
 use prost::Message;
 
 use crate::core::Client;
-use crate::log::committer::FlushError;
+use crate::log::ledger::FlushError;
 use crate::session::link::CallError;
 
 /// How long to wait before another server is asked.

@@ -1,22 +1,21 @@
-//! The log on its way to the server: cuts it, ships content and records, and keeps account of what has arrived there.
+//! The log on its way to the server: cuts it, and ships content and records.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::sync::atomic::Ordering;
+use std::time::Duration;
 
-use hayloft_fuse::Interrupt;
 use hayloft_model::tree::Cut;
 use hayloft_model::{BlockRef, Content, FileKind, Ino, PAGE_BLOCKS, Record, Sequence};
 use hayloft_store::encode_chunk;
 use hayloft_wire::client_message::Body as Ask;
 use hayloft_wire::server_message::Body as Answer;
 use hayloft_wire::{BeginBatch, Chunk, Commit, Committed, FailureCode, RecordMessage, Records};
-use parking_lot::{Condvar, Mutex};
 use prost::Message;
 
 use crate::cache::data::DataCut;
 use crate::core::Client;
 use crate::host;
+use crate::log::ledger::{FlushError, Work};
 use crate::log::rescue::{self, Unsent};
 use crate::session::link::CallError;
 
@@ -31,304 +30,6 @@ const DAMAGED_MAX: u32 = 4;
 const PART_BYTES: usize = 1 << 20;
 /// This part of the changed rows that there may be is shipped before its time.
 const ROWS_PART: usize = 4;
-
-/// Why something cannot be made durable now.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum FlushError {
-    /// The store is full, or the quota used up; everything is kept here and tried again.
-    NoSpace,
-    /// The store does not work at present; everything is kept here and tried again.
-    Store(String),
-    /// The caller gave up.
-    Interrupted,
-    /// The session is over.
-    Ended(String),
-    /// The server has ended the session, and what was not durable by then could not be applied: where it is kept.
-    Lost(String),
-    /// The server has ended the session, and another one begins.
-    Replaced,
-}
-
-#[derive(Debug, Default)]
-struct Account {
-    /// When the oldest change was made that is in no cut.
-    dirty_since: Option<Instant>,
-    /// When the oldest change in the cut under way was made.
-    shipping_since: Option<Instant>,
-    /// Flushes asked for, and up to which of them the server has everything.
-    asked: u64,
-    arrived: u64,
-    /// The next batch is to be answered when it is durable.
-    wants_durable: bool,
-    /// Up to which flush the last attempt went, and why it failed.
-    failed: Option<(u64, FlushError)>,
-    /// Flushes of changes that could not be applied: from, up to, and what has become of the changes.
-    lost: Option<(u64, u64, Option<String>)>,
-    /// The same, for who asks for everything next.
-    untold: Option<String>,
-    kicked: bool,
-    /// Somebody else waits for what was refused for want of room.
-    pressed: bool,
-    /// The committer is at work.
-    busy: bool,
-    stop: bool,
-    stopped: bool,
-    sequence: Sequence,
-    durable_sequence: Sequence,
-}
-
-/// Account of the log: what is dirty, under way, and at the server.
-#[derive(Debug, Default)]
-pub(crate) struct Ledger {
-    account: Mutex<Account>,
-    /// Wakes the committer.
-    work: Condvar,
-    /// Wakes those who wait for what is shipped, or for room.
-    progress: Condvar,
-    dirty: AtomicBool,
-    full: AtomicBool,
-}
-
-impl Ledger {
-    /// Something has changed.
-    pub(crate) fn touch(&self) {
-        if !self.dirty.swap(true, Ordering::AcqRel) {
-            self.account.lock().dirty_since.get_or_insert_with(Instant::now);
-            self.work.notify_one();
-        }
-    }
-
-    /// Ships what there is without waiting for its time.
-    pub(crate) fn kick(&self) {
-        let mut account = self.account.lock();
-        if !account.kicked {
-            account.kicked = true;
-            self.work.notify_one();
-        }
-    }
-
-    /// What was refused for want of room is tried again at once, and may take what is reserved: somebody else waits for
-    /// it than its writer.
-    pub(crate) fn press(&self) {
-        self.account.lock().pressed = true;
-        self.work.notify_one();
-    }
-
-    pub(crate) fn await_progress(&self, timeout: Duration) {
-        let mut account = self.account.lock();
-        self.progress.wait_for(&mut account, timeout);
-    }
-
-    pub(crate) fn durable_sequence(&self) -> Sequence {
-        self.account.lock().durable_sequence
-    }
-
-    /// Whether the server refused the last batch for want of room.
-    pub(crate) fn is_full(&self) -> bool {
-        self.full.load(Ordering::Relaxed)
-    }
-
-    /// Whether a batch is under way: the server's account of the usage may have it, or not.
-    pub(crate) fn is_shipping(&self) -> bool {
-        self.account.lock().shipping_since.is_some()
-    }
-
-    /// Age of the oldest change that the server is not known to have.
-    pub(crate) fn oldest_age(&self) -> Duration {
-        let account = self.account.lock();
-        account.shipping_since.or(account.dirty_since).map_or(Duration::ZERO, |since| since.elapsed())
-    }
-
-    /// Somebody waits until everything up to now is durable.
-    pub(crate) fn want_durable(&self) {
-        self.account.lock().wants_durable = true;
-    }
-
-    /// Waits until the server has everything up to now, or an attempt has failed.
-    pub(crate) fn flush(&self, interrupt: Option<&Interrupt>) -> Result<(), FlushError> {
-        let mut account = self.account.lock();
-        account.asked += 1;
-        let ticket = account.asked;
-        account.kicked = true;
-        self.work.notify_one();
-        loop {
-            if let Some((from, upto, kept)) = &account.lost
-                // What becomes of it is not known yet: then everybody waits.
-                && (*from < ticket && (kept.is_none() || ticket <= *upto))
-            {
-                if let Some(kept) = kept {
-                    return Err(FlushError::Lost(kept.clone()));
-                }
-                self.progress.wait_for(&mut account, Duration::from_millis(100));
-                continue;
-            }
-            if account.arrived >= ticket {
-                return Ok(());
-            }
-            if let Some((upto, error)) = &account.failed
-                && *upto >= ticket
-            {
-                return Err(error.clone());
-            }
-            if account.stopped {
-                // Whoever asks later is told as well what has become of the changes.
-                if let Some((_, error @ FlushError::Ended(_))) = &account.failed {
-                    return Err(error.clone());
-                }
-                return Err(FlushError::Ended("the mount is closed".to_string()));
-            }
-            if interrupt.is_some_and(Interrupt::interrupted) {
-                return Err(FlushError::Interrupted);
-            }
-            self.progress.wait_for(&mut account, Duration::from_millis(100));
-        }
-    }
-
-    /// What has become of changes that could not be applied, if nobody has been told; it is told now.
-    pub(crate) fn take_untold(&self) -> Option<String> {
-        self.account.lock().untold.take()
-    }
-
-    /// Something is lost: whoever asks for everything next is told.
-    pub(crate) fn tell_lost(&self, message: &str) {
-        self.account.lock().untold = Some(message.to_string());
-    }
-
-    /// Whether a batch is being made, or under way.
-    pub(crate) fn is_busy(&self) -> bool {
-        self.account.lock().busy
-    }
-
-    /// The session is over, and what it has not shipped, if there is anything, is about to be kept elsewhere: whoever
-    /// waits for that waits until it is. Returns the last batch.
-    pub(crate) fn lose(&self, is_lost: bool) -> Sequence {
-        let mut account = self.account.lock();
-        if is_lost {
-            let from = match account.lost {
-                // What another one has left is not kept yet.
-                Some((from, _, None)) => from,
-                _ => account.arrived,
-            };
-            account.lost = Some((from, account.asked, None));
-            account.kicked = true;
-            self.work.notify_one();
-        }
-        account.sequence
-    }
-
-    /// The server has it after all, by this batch.
-    pub(crate) fn restored(&self, sequence: Sequence) {
-        let mut account = self.account.lock();
-        (account.sequence, account.durable_sequence) = (sequence, sequence);
-        account.lost = None;
-        self.progress.notify_all();
-    }
-
-    /// The number of the next batch.
-    pub(crate) fn next_sequence(&self) -> Sequence {
-        self.account.lock().sequence.next()
-    }
-
-    /// It is kept.
-    fn kept(&self, message: &str) {
-        let mut account = self.account.lock();
-        if let Some((_, _, kept)) = &mut account.lost {
-            *kept = Some(message.to_string());
-        }
-        account.untold = Some(message.to_string());
-        self.progress.notify_all();
-    }
-
-    /// The committer ends as soon as nothing is under way.
-    pub(crate) fn stop(&self) {
-        self.account.lock().stop = true;
-        self.work.notify_one();
-    }
-
-    /// Waits before a refused batch is tried again, unless somebody else waits for it.
-    fn pause(&self, pause: Duration) {
-        let until = Instant::now() + pause;
-        let mut account = self.account.lock();
-        while !account.pressed && !account.stop && !self.work.wait_until(&mut account, until).timed_out() {}
-    }
-
-    /// Waits until there is something to ship; `None` to end.
-    fn await_work(&self, commit: Duration) -> Option<Work> {
-        let mut account = self.account.lock();
-        loop {
-            if account.stop {
-                account.stopped = true;
-                self.progress.notify_all();
-                return None;
-            }
-            let due = account.dirty_since.map(|since| since + commit);
-            if account.kicked || account.pressed || due.is_some_and(|due| due <= Instant::now()) {
-                (account.kicked, account.busy) = (false, true);
-                let pressing = std::mem::take(&mut account.pressed);
-                let durable = std::mem::take(&mut account.wants_durable);
-                account.shipping_since = account.dirty_since.take();
-                self.dirty.store(false, Ordering::Release);
-                return Some(Work { ticket: account.asked, pressing, durable });
-            }
-            match due {
-                Some(due) => drop(self.work.wait_until(&mut account, due)),
-                None => self.work.wait(&mut account),
-            }
-        }
-    }
-
-    fn succeeded(&self, ticket: u64, sequence: Option<Sequence>) {
-        let mut account = self.account.lock();
-        (account.arrived, account.busy) = (account.arrived.max(ticket), false);
-        account.failed = None;
-        account.pressed = false;
-        account.shipping_since = None;
-        if let Some(sequence) = sequence {
-            account.sequence = sequence;
-            account.durable_sequence = sequence;
-        }
-        self.full.store(false, Ordering::Relaxed);
-        self.progress.notify_all();
-    }
-
-    /// What was refused goes out at once again, without what was set aside.
-    fn again(&self) {
-        let mut account = self.account.lock();
-        (account.pressed, account.busy) = (true, false);
-        account.dirty_since = account.shipping_since.take().or(account.dirty_since);
-        self.dirty.store(true, Ordering::Release);
-    }
-
-    /// Nothing was shipped, since another session begins: it is tried again with that one.
-    fn put_off(&self) {
-        let mut account = self.account.lock();
-        let since = account.shipping_since.take().or(account.dirty_since);
-        account.dirty_since = since.or_else(|| Some(Instant::now()));
-        (account.kicked, account.busy) = (true, false);
-        self.dirty.store(true, Ordering::Release);
-    }
-
-    fn failed(&self, ticket: u64, error: FlushError) {
-        let mut account = self.account.lock();
-        self.full.store(error == FlushError::NoSpace, Ordering::Relaxed);
-        (account.failed, account.busy) = (Some((ticket, error)), false);
-        let since = account.shipping_since.take().or(account.dirty_since);
-        // Without a time nothing would ever be due.
-        account.dirty_since = since.or_else(|| Some(Instant::now()));
-        self.dirty.store(true, Ordering::Release);
-        self.progress.notify_all();
-    }
-}
-
-/// What is to be shipped.
-struct Work {
-    /// Up to which flush it will be.
-    ticket: u64,
-    /// Others wait for what was refused.
-    pressing: bool,
-    /// Somebody waits until it is durable.
-    durable: bool,
-}
 
 /// A cut with the data of its files.
 #[derive(Debug)]
@@ -345,13 +46,13 @@ pub(crate) struct Shipment {
     pub(crate) completed: bool,
 }
 
-/// The committer's thread: runs until [`Ledger::stop`].
+/// The committer's thread: runs until [`crate::log::ledger::Ledger::stop`].
 pub(crate) fn run(client: &Client) {
     host::lower_priority();
     let mut pause = RETRY_MIN;
     while let Some(Work { ticket, pressing, durable }) = client.ledger.await_work(client.options.commit) {
         client.keep_lost();
-        let sequence = client.ledger.account.lock().sequence.next();
+        let sequence = client.ledger.next_sequence();
         let Some(mut shipment) = cut(client, sequence, pressing, durable) else {
             client.ledger.succeeded(ticket, None);
             continue;

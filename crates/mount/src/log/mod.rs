@@ -3,5 +3,6 @@
 pub(crate) mod accepted;
 pub(crate) mod aside;
 pub(crate) mod committer;
+pub(crate) mod ledger;
 pub(crate) mod rejoin;
 pub(crate) mod rescue;

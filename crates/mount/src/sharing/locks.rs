@@ -1,22 +1,23 @@
 //! Locks of flock(2) and fcntl(2) that hold on every host: the server decides, this host sees to it that they end
 //! with their holders ([`crate::sharing::holders`]).
 
-use std::collections::hash_map::Entry;
-use std::collections::{HashMap, HashSet};
+mod state;
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use hayloft_fuse::Interrupt;
-use hayloft_model::locks::{Family, LAST_BYTE, Lock, Locks as Table, Mode, Owner};
-use hayloft_model::{Ino, SessionId};
+use hayloft_model::Ino;
+use hayloft_model::locks::{Family, LAST_BYTE, Lock, Mode};
 use hayloft_wire::client_message::Body as Ask;
 use hayloft_wire::server_message::Body as Answer;
 use hayloft_wire::{LockAnswer, LockKind, LockMessage, LockRequest};
 use parking_lot::{Condvar, Mutex};
 
 use crate::session::link::{CallError, Link};
-use crate::sharing::holders::{self, Alarm, Caller, FileId, OpenFiles, Process};
+use crate::sharing::holders::{self, Alarm, Caller, FileId, Process};
+use crate::sharing::locks::state::{Holder, State};
 
 /// How often all holders are looked at while there are any.
 const LOOK: Duration = Duration::from_millis(250);
@@ -74,48 +75,6 @@ pub(crate) struct Wanted {
     pub(crate) pid: u32,
 }
 
-/// A process that holds or wants locks of fcntl. The kernel's owner of these is the table of descriptors.
-struct Descriptors {
-    /// Our number of it, never used again.
-    id: u64,
-    /// More than one when processes share it (`CLONE_FILES`).
-    processes: Vec<Process>,
-    files: HashMap<Ino, Hold>,
-}
-
-/// A file that somebody holds or wants locks of.
-struct Hold {
-    file: FileId,
-    /// The open files that were locked through.
-    open: OpenFiles,
-    /// The descriptor of the last call.
-    fd: i32,
-    /// Calls under way: no end is seen before they are answered.
-    pending: usize,
-}
-
-/// An open file that holds or wants locks.
-struct OpenFile {
-    id: u64,
-    hold: Hold,
-}
-
-#[derive(Default)]
-struct State {
-    last_id: u64,
-    tables: HashMap<u64, Descriptors>,
-    open_files: HashMap<u64, OpenFile>,
-    watches: HashMap<Ino, i32>,
-    /// What this session holds at the server.
-    held: Table,
-    /// Files of which an end is being told to the server, and how many.
-    ending: HashMap<Ino, usize>,
-    /// How often the held locks were claimed: an answer from before may be about a lock that is gone.
-    claims: u64,
-    /// Files of which locks that are held here were lost with a session: others may have had them since.
-    lost: HashSet<Ino>,
-}
-
 /// The locks of a mount.
 pub(crate) struct Locks {
     link: Arc<Link>,
@@ -130,16 +89,6 @@ pub(crate) struct Locks {
     /// Some file has lost locks.
     any_lost: AtomicBool,
 }
-
-/// Who a request is for: the number that the server knows, and where the kernel's end is kept.
-#[derive(Clone, Copy)]
-struct Holder {
-    id: u64,
-    of_file: bool,
-}
-
-/// Which session this is does not matter in a table of its own.
-const OWN: SessionId = SessionId(0);
 
 impl Locks {
     pub(crate) fn new(link: Arc<Link>) -> std::io::Result<Locks> {
@@ -522,152 +471,5 @@ impl Wanted {
         let (family, owner) = (self.family(), holder.owner());
         let (start, end) = if self.flock { (0, LAST_BYTE) } else { (self.start, self.end.min(LAST_BYTE)) };
         Lock { ino: self.ino, family, owner, start, end, mode, pid: self.pid, of_file: holder.of_file }
-    }
-}
-
-impl Holder {
-    fn owner(self) -> Owner {
-        Owner { session: OWN, id: self.id }
-    }
-}
-
-impl State {
-    fn next_id(&mut self) -> u64 {
-        self.last_id += 1;
-        self.last_id
-    }
-
-    fn find(&self, wanted: &Wanted) -> Option<Holder> {
-        if let Some(found) = self.open_files.get(&wanted.owner) {
-            return Some(Holder { id: found.id, of_file: true });
-        }
-        self.tables.get(&wanted.owner).map(|found| Holder { id: found.id, of_file: false })
-    }
-
-    /// Makes the holder that `hold` finds.
-    fn enter(
-        &mut self,
-        wanted: &Wanted,
-        process: Option<Process>,
-        of_file: bool,
-        alarm: &Alarm,
-    ) -> std::io::Result<Holder> {
-        let new_hold = || {
-            let file = FileId::default();
-            Ok::<_, std::io::Error>(Hold { file, open: OpenFiles::new()?, fd: -1, pending: 0 })
-        };
-        let id = match (self.tables.get(&wanted.owner), self.open_files.get(&wanted.owner)) {
-            (Some(table), _) if !of_file => table.id,
-            (_, Some(open_file)) if of_file => open_file.id,
-            _ => self.next_id(),
-        };
-        match process {
-            None => {
-                if let Entry::Vacant(vacant) = self.open_files.entry(wanted.owner) {
-                    vacant.insert(OpenFile { id, hold: new_hold()? });
-                }
-            }
-            Some(process) => {
-                let hold = new_hold()?;
-                let fresh = || Descriptors { id, processes: Vec::new(), files: HashMap::new() };
-                let table = self.tables.entry(wanted.owner).or_insert_with(fresh);
-                if table.processes.iter().all(|other| other.pid != process.pid) {
-                    alarm.watch_process(&process);
-                    table.processes.push(process);
-                }
-                table.files.entry(wanted.ino).or_insert(hold);
-            }
-        }
-        Ok(Holder { id, of_file })
-    }
-
-    fn hold(&mut self, wanted: &Wanted, holder: Holder) -> Option<&mut Hold> {
-        if holder.of_file {
-            self.open_files.get_mut(&wanted.owner).map(|open_file| &mut open_file.hold)
-        } else {
-            self.tables.get_mut(&wanted.owner)?.files.get_mut(&wanted.ino)
-        }
-    }
-
-    /// Takes out what is held by some, one lock for each owner, family and file.
-    fn take_held(&mut self, of: impl Fn(&Lock) -> bool) -> Vec<Lock> {
-        let mut over: Vec<Lock> = self.held.held().filter(|lock| of(lock)).copied().collect();
-        over.sort_by_key(|lock| (lock.ino, lock.family, lock.owner));
-        over.dedup_by_key(|lock| (lock.ino, lock.family, lock.owner));
-        for lock in &over {
-            self.held.release(lock.ino, lock.family, lock.owner);
-            *self.ending.entry(lock.ino).or_default() += 1;
-        }
-        over
-    }
-
-    /// Takes out what those held who are gone.
-    fn take_over(&mut self, ino: Option<Ino>, alarm: &Alarm) -> Vec<Lock> {
-        let concerns = |hold: &Hold| hold.pending == 0 && ino.is_none_or(|ino| ino.0 == hold.file.ino);
-        let mut gone: Vec<(u64, Ino)> = Vec::new();
-        for open_file in self.open_files.values().filter(|open_file| concerns(&open_file.hold)) {
-            if !open_file.hold.open.any() {
-                gone.push((open_file.id, Ino(open_file.hold.file.ino)));
-            }
-        }
-        for table in self.tables.values() {
-            let ended = table.processes.iter().all(Process::has_ended);
-            for hold in table.files.values().filter(|hold| concerns(hold)) {
-                let has_open = |process: &Process| process.has_open(hold.file, hold.fd);
-                if ended || !hold.open.any() || !table.processes.iter().any(has_open) {
-                    gone.push((table.id, Ino(hold.file.ino)));
-                }
-            }
-        }
-        for table in self.tables.values_mut().filter(|table| table.processes.len() > 1) {
-            // Of processes that share their descriptors, the last one counts.
-            let some_left = table.processes.iter().any(|process| !process.has_ended());
-            table.processes.retain(|process| {
-                let stays = !some_left || !process.has_ended();
-                if !stays {
-                    alarm.forget_process(process);
-                }
-                stays
-            });
-        }
-        if gone.is_empty() {
-            return Vec::new();
-        }
-        let over = self.take_held(|lock| gone.contains(&(lock.owner.id, lock.ino)));
-        let mut files: Vec<Ino> = gone.iter().map(|(_, ino)| *ino).collect();
-        files.sort_unstable();
-        files.dedup();
-        files.into_iter().for_each(|ino| self.drop_idle(ino, alarm));
-        over
-    }
-
-    /// Forgets whoever holds nothing of a file and has no call under way.
-    fn drop_idle(&mut self, ino: Ino, alarm: &Alarm) {
-        let State { held, open_files, tables, watches, lost, .. } = self;
-        if lost.contains(&ino) && !held.held().any(|lock| lock.ino == ino) {
-            lost.remove(&ino);
-        }
-        let holds = |id: u64| {
-            let owner = Owner { session: OWN, id };
-            held.holds(ino, Family::Posix, owner) || held.holds(ino, Family::Flock, owner)
-        };
-        open_files.retain(|_, of| of.hold.file.ino != ino.0 || of.hold.pending > 0 || holds(of.id));
-        let mut used = open_files.values().any(|of| of.hold.file.ino == ino.0);
-        tables.retain(|_, table| {
-            if let Some(hold) = table.files.get(&ino) {
-                if hold.pending > 0 || holds(table.id) {
-                    used = true;
-                } else {
-                    table.files.remove(&ino);
-                }
-            }
-            if table.files.is_empty() {
-                table.processes.iter().for_each(|process| alarm.forget_process(process));
-            }
-            !table.files.is_empty()
-        });
-        if !used && let Some(watch) = watches.remove(&ino) {
-            alarm.unwatch_closes(watch);
-        }
     }
 }

@@ -4,49 +4,33 @@
 pub(crate) mod abandoned;
 pub(crate) mod ahead;
 pub(crate) mod appends;
+pub(crate) mod change;
 pub(crate) mod contents;
 pub(crate) mod fault;
 pub(crate) mod holders;
 pub(crate) mod locks;
+pub(crate) mod recalls;
 
 use std::collections::HashSet;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::mpsc::{Receiver, RecvTimeoutError};
-use std::time::{Duration, Instant};
 
 use hayloft_fuse::Interrupt;
 use hayloft_model::grants::Object;
 use hayloft_model::tree::Stale;
-use hayloft_model::{Change, FileKind, Ino, Name, Record, Sequence, TreeError};
+use hayloft_model::{FileKind, Ino, Name, Record, Sequence};
 use hayloft_wire::client_message::Body as Ask;
 use hayloft_wire::event::Body as Told;
 use hayloft_wire::server_message::Body as Answer;
 use hayloft_wire::{
-    Ack, Acquire, Apply, ChangeRequest, Claim, Entry, Event, GiveBack, InvalidMessage, LetGo, ObjectMessage,
-    Release, Welcome, error_of,
+    Ack, Acquire, Apply, Claim, Entry, Event, InvalidMessage, LetGo, ObjectMessage, Release, Welcome,
 };
 
 use crate::core::{Client, Core};
 use crate::kernel::Word;
 use crate::kernel::foreword::Announced;
-use crate::log::committer::FlushError;
 use crate::session::link::{Arrival, CallError, Line, Receiver as LinkReceiver};
 use crate::sharing::fault::FaultError;
-
-/// How long to wait before a log that cannot be shipped is tried again.
-const AGAIN: Duration = Duration::from_millis(200);
-/// How long to wait for writes under way to reach the tree.
-const WRITES_PAUSE: Duration = Duration::from_micros(50);
-
-/// An object that somebody else needs.
-#[derive(Debug)]
-pub(crate) struct Recalled {
-    connection: u64,
-    event: u64,
-    object: Object,
-    keep_read: bool,
-}
+use crate::sharing::recalls::Recalled;
 
 /// An event that the kernel need not be told of any more.
 #[derive(Debug)]
@@ -61,20 +45,6 @@ pub(crate) struct Heard {
 const TOGETHER_MAX: usize = 512;
 /// How many files a message says to give back.
 const RELEASE_AT_ONCE: usize = 4096;
-/// How long what is recalled is kept for calls that have waited for it, and how often these are looked at.
-const USE_PATIENCE: Duration = Duration::from_millis(50);
-const USE_PAUSE: Duration = Duration::from_micros(200);
-
-/// What the server made of a change.
-#[derive(Debug)]
-pub(crate) enum Outcome {
-    /// It did it; with the inode that was made.
-    Done(Option<Ino>),
-    /// The directories are owned now: do it here.
-    Yours,
-    /// It refused.
-    Refused(TreeError),
-}
 
 impl LinkReceiver for Client {
     fn receive(&self, at: Arrival, body: Answer) {
@@ -343,288 +313,10 @@ impl Client {
         }
     }
 
-    /// Has the server execute a change. Its names are handed to the kernel for one use from now on.
-    pub(crate) fn change(
-        self: &Arc<Self>,
-        change: &Change,
-        execute: bool,
-        interrupt: &Interrupt,
-    ) -> Result<Outcome, FaultError> {
-        let durable = self.durable();
-        let known_there = {
-            let mut core = self.core();
-            change.directories().into_iter().for_each(|dir| core.heat(dir));
-            if let Change::Rename(from, to, flags) = change {
-                core.names.moves((from.0, &from.1), (to.0, &to.1), flags.exchange);
-            }
-            let mut named = Vec::new();
-            for (dir, name) in change.places() {
-                if let Ok(Some(dentry)) = core.tree.lookup(dir, name.as_bytes()) {
-                    named.push(dentry.ino);
-                    if dentry.kind == FileKind::Directory {
-                        core.spare(dentry.ino);
-                    }
-                }
-            }
-            let mut all = change.directories().into_iter().chain(change.inode()).chain(named);
-            let known_there = all.all(|ino| core.tree.is_stored(ino, durable));
-            // A file without a name goes to the server only when it must.
-            self.room_wanted.fetch_or(!known_there, Ordering::Relaxed);
-            // What is durable is in the order in which it was done.
-            known_there && !core.tree.is_dirty() && !core.in_flight
-        };
-        if !known_there {
-            self.ship_before(interrupt)?;
-        }
-        self.give_back(change);
-        let operation = Some(change.into());
-        let ask = Ask::Change(ChangeRequest { forget_below: 0, execute, operation });
-        let number = self.link.begin_change();
-        let answers = self.ask_change(&ask, number, Some(interrupt));
-        if let Err(FaultError::Interrupted) = answers {
-            self.take_over(change.clone(), ask, number);
-            return Err(FaultError::Interrupted);
-        }
-        self.link.end_change(number);
-        match answers?.into_iter().next() {
-            Some(Answer::Changed(changed)) if changed.error != 0 => {
-                Ok(Outcome::Refused(error_of(changed.error)?))
-            }
-            Some(Answer::Changed(changed)) if changed.yours => Ok(Outcome::Yours),
-            Some(Answer::Changed(changed)) => {
-                // Rows of what is made by request take memory that nothing else looks at: it comes with no listing, and an
-                // empty file has no data.
-                self.trim();
-                Ok(Outcome::Done((changed.ino != 0).then_some(Ino(changed.ino))))
-            }
-            _ => Err(FaultError::Broken("the server's answer is of another kind than asked for".to_string())),
-        }
-    }
-
-    /// Gives back the files that a change is about and that are owned by themselves, if all of them is stored: the server
-    /// would recall them.
-    fn give_back(&self, change: &Change) {
-        let Some(connection) = self.link.connected() else { return };
-        let durable = self.durable();
-        // From looking until it is said nobody here changes one, or asks for it anew.
-        let mut core = self.core();
-        let named = change.places().into_iter().filter_map(|(dir, name)| {
-            core.tree.lookup(dir, name.as_bytes()).ok().flatten().map(|dentry| dentry.ino)
-        });
-        let mut files: Vec<Ino> = change.inode().into_iter().chain(named).collect();
-        files.retain(|ino| core.may_give_back(*ino, durable));
-        let (of, event) = core.seen;
-        if files.is_empty() || of != connection {
-            return;
-        }
-        let inos = files.iter().map(|ino| ino.0).collect();
-        if self.link.try_send_on(connection, Ask::GiveBack(GiveBack { inos, seen: event })) == Some(true) {
-            files.into_iter().for_each(|ino| core.tree.disown(ino));
-        }
-    }
-
-    /// Ships what was changed before a change that the server is asked for.
-    fn ship_before(&self, interrupt: &Interrupt) -> Result<(), FaultError> {
-        let mut pressed = false;
-        loop {
-            match self.ledger.flush(Some(interrupt)) {
-                Ok(()) => return Ok(()),
-                // Whoever changes something else, perhaps to make room, is not the one who has to wait for it.
-                Err(FlushError::NoSpace) if !pressed => {
-                    pressed = true;
-                    self.ledger.press();
-                }
-                Err(FlushError::NoSpace) => return Err(FaultError::NoSpace),
-                Err(FlushError::Interrupted) => return Err(FaultError::Interrupted),
-                Err(FlushError::Ended(reason) | FlushError::Lost(reason)) => {
-                    return Err(FaultError::Ended(reason));
-                }
-                Err(FlushError::Replaced) => {}
-                Err(FlushError::Store(reason)) => {
-                    tracing::warn!(reason, "a change waits for others that cannot be shipped yet");
-                    if interrupt.wait_timeout(AGAIN) {
-                        return Err(FaultError::Interrupted);
-                    }
-                }
-            }
-        }
-    }
-
-    /// Waits until writes that were admitted while the object was owned are in the tree.
-    fn await_writes(&self, object: Object) {
-        let is_written = |file: &Arc<crate::cache::data::File>| file.writes.load(Ordering::Acquire) > 0;
-        let files: Vec<Arc<crate::cache::data::File>> = {
-            let core = self.core();
-            match object {
-                Object::File { ino, .. } => {
-                    core.files.get(&ino).filter(|file| is_written(file)).cloned().into_iter().collect()
-                }
-                Object::Directory(dir) => {
-                    let at_home = |ino: &Ino| core.tree.inode(*ino).is_ok_and(|row| row.parent == dir);
-                    let of_object = core.files.iter().filter(|(ino, file)| is_written(file) && at_home(ino));
-                    of_object.map(|(_, file)| Arc::clone(file)).collect()
-                }
-            }
-        };
-        for file in files {
-            while is_written(&file) {
-                std::thread::sleep(WRITES_PAUSE);
-            }
-        }
-    }
-
-    /// Ships whatever was changed so far, however long that takes. `false`: the session is over.
-    fn ship_all(&self) -> bool {
-        {
-            let core = self.core();
-            if !core.tree.is_dirty() && !core.in_flight {
-                return true;
-            }
-        }
-        let mut pressed = false;
-        loop {
-            match self.ledger.flush(None) {
-                Ok(()) => return true,
-                Err(FlushError::Ended(_)) => return false,
-                Err(FlushError::NoSpace) if !pressed => {
-                    pressed = true;
-                    self.ledger.press();
-                }
-                // What could not be applied is not in anybody's way.
-                Err(FlushError::Lost(_) | FlushError::Replaced) => {}
-                Err(error) => {
-                    tracing::warn!(?error, "another host waits for changes that cannot be shipped yet");
-                    pressed = false;
-                    std::thread::sleep(AGAIN);
-                }
-            }
-        }
-    }
-
-    /// Gives back what is recalled, but that which an append has begun in meanwhile: that is returned.
-    fn give_way(&self, free: Vec<(Recalled, Instant)>) -> Vec<(Recalled, Instant)> {
-        self.expire_before(&free);
-        let mut core = self.core();
-        let (kept, recalled): (Vec<_>, Vec<_>) =
-            free.into_iter().partition(|(recalled, _)| core.is_appending(recalled.object));
-        for (recalled, _) in &recalled {
-            let ino = recalled.object.ino();
-            if core.tree.owns_itself(ino) {
-                core.giving.insert(ino);
-                core.tree.disown(ino);
-            }
-        }
-        drop(core);
-        recalled.iter().for_each(|(recalled, _)| self.await_writes(recalled.object));
-        if !self.ship_all() {
-            return kept;
-        }
-        for (Recalled { connection, event, object, keep_read }, _) in &recalled {
-            let mut core = self.core();
-            let ino = object.ino();
-            core.giving.remove(&ino);
-            // Owned again: there is another connection.
-            let is_held = *keep_read || core.tree.owns_itself(ino);
-            let (mut stale, names) = if is_held {
-                (Stale::default(), Vec::new())
-            } else {
-                core.note_uncovered(*object);
-                let mut stale = core.tree.uncover(*object);
-                let names = std::mem::take(&mut stale.names);
-                // A call that has the lock may wait until others have the directory: no name is waited for without need.
-                (stale, core.take_names(ino, names))
-            };
-            if !stale.in_use.contains(&ino) {
-                // Without a name: whether it stays is the server's business from now on.
-                stale.in_use.push(ino);
-            }
-            self.drop_data(&mut core, &stale);
-            let word = core.word(stale, names, Some((*connection, *event)));
-            drop(core);
-            match word {
-                // Else what was said before has to be heard first: from then on others change the names without a word.
-                Word::Stale { names, attributes, data, in_use, ack: Some(ack) }
-                    if is_held && names.is_empty() && attributes.is_empty() && data.is_empty() =>
-                {
-                    self.acknowledge(ack, in_use);
-                }
-                word => self.tell_kernel(word),
-            }
-        }
-        kept
-    }
-
-    /// Names that the kernel keeps only go with their directory's lock: as long as the directory is held nobody has that and
-    /// waits for others.
-    fn expire_before(&self, free: &[(Recalled, Instant)]) {
-        let mut names: Vec<(Ino, Name)> = Vec::new();
-        let mut core = self.core();
-        for (recalled, _) in free {
-            if let Object::Directory(dir) = recalled.object {
-                names.extend(core.warm(dir));
-            }
-        }
-        let names = core.nodes.each_name(names);
-        drop(core);
-        if !names.is_empty() {
-            self.expire_now(names);
-        }
-    }
-
-    /// Waits until the kernel has dropped these names.
-    fn expire_now(&self, names: Vec<(Ino, Name)>) {
-        let (done, wait) = std::sync::mpsc::channel();
-        self.tell_kernel(Word::ExpireNow(names, done));
-        // The other end is dropped then.
-        let _ = wait.recv();
-    }
-
     /// Waits until the kernel has heard everything that it was told.
     pub(crate) fn await_heard(&self) {
         let (done, wait) = std::sync::mpsc::channel();
         self.tell_kernel(Word::Heard(done));
         let _ = wait.recv();
-    }
-}
-
-/// Gives way to others, until the mount is gone.
-pub(crate) fn run(client: &Client, recalls: &Receiver<Recalled>) {
-    let mut waiting: Vec<(Recalled, Instant)> = Vec::new();
-    loop {
-        let first = if waiting.is_empty() {
-            recalls.recv().map_err(|_| RecvTimeoutError::Disconnected)
-        } else {
-            recalls.recv_timeout(USE_PAUSE)
-        };
-        match first {
-            Ok(first) => waiting.push((first, Instant::now())),
-            Err(RecvTimeoutError::Timeout) => {}
-            Err(RecvTimeoutError::Disconnected) => return,
-        }
-        waiting.extend(recalls.try_iter().map(|recalled| (recalled, Instant::now())));
-        if waiting.iter().any(|(recalled, _)| recalled.connection == 0) {
-            return;
-        }
-        // Calls that have waited for it are done first: else hosts could take it from each other for ever.
-        let (used, free): (Vec<_>, Vec<_>) = {
-            let mut core = client.core();
-            core.appending.retain(|_, append| append.goes_on());
-            let wanted = client.wanted.lock();
-            waiting.into_iter().partition(|(recalled, since)| {
-                let is_wanted = |ino: &Ino| wanted.contains_key(ino) && since.elapsed() < USE_PATIENCE;
-                core.is_appending(recalled.object) || core.covered_by(recalled.object, |ino| is_wanted(&ino))
-            })
-        };
-        waiting = used;
-        if !free.is_empty() {
-            waiting.extend(client.give_way(free));
-        }
-    }
-}
-
-impl Recalled {
-    /// The mark that ends the thread.
-    pub(crate) fn end() -> Recalled {
-        Recalled { connection: 0, event: 0, object: Object::Directory(Ino::ROOT), keep_read: true }
     }
 }

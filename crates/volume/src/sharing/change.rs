@@ -6,14 +6,12 @@ use std::time::Instant;
 
 use hayloft_model::grants::{NOT_TOLD, Object, Outcome, Request};
 use hayloft_model::{
-    Change, Executed, Execution, FileKind, Ino, InodeRow, Name, Record, SessionId, TreeError, Usage, Wants,
+    Change, Executed, Execution, FileKind, Ino, Name, Record, SessionId, TreeError, Usage, Wants,
 };
 use hayloft_wire::server_message::Body as Answer;
-use hayloft_wire::{
-    Apply, ChangeRequest, Changed, DentryRow, InodeRowMessage, RecordMessage, error_code, record_message,
-};
+use hayloft_wire::{Apply, ChangeRequest, Changed, DentryRow, RecordMessage, error_code, record_message};
 use prost::Message;
-use slatedb::{Db, DbSnapshot};
+use slatedb::Db;
 
 use crate::content::reserve::COMMIT_ROOM;
 use crate::database;
@@ -22,6 +20,7 @@ use crate::database::tables::{self, VolumeRow};
 use crate::error::VolumeError;
 use crate::order::Ordered;
 use crate::order::entry::Doing;
+use crate::sharing::objects::row_of;
 use crate::sharing::{Pass, Progress, Sharing};
 use crate::volume::Volume;
 
@@ -161,7 +160,10 @@ impl Volume {
                     objects.extend(&more);
                     pass.extend(more)?;
                 }
-                Tried::Done(executed, about) => return self.publish(asked, pass, executed, about).await,
+                Tried::Done(executed, about) => {
+                    self.publish(asked.session, pass, &executed, &about).await?;
+                    return Ok(Answered { changed: outcome(&executed), about });
+                }
             }
         }
     }
@@ -390,56 +392,11 @@ impl Volume {
             session.orphans.extend(&executed.unnamed);
         }
     }
-
-    /// Tells everybody who knows what was changed, and waits until they have heard.
-    async fn publish(
-        self: &Arc<Self>,
-        asked: &Asked,
-        mut pass: Pass,
-        executed: Executed,
-        about: Vec<Ino>,
-    ) -> Result<Answered, VolumeError> {
-        let now_ms = self.shared.uptime_ms();
-        {
-            let mut sharing = self.sharing.lock();
-            // Once more: the session may have a new connection, and claims them on the next one only if it is told.
-            sharing.adopt_births(asked.session, &executed);
-            let events = sharing.grants.publish(pass.ticket, &executed.objects);
-            let own_event = events.iter().find(|(to, _)| *to == asked.session).map(|(_, number)| *number);
-            if let Some(number) = own_event {
-                executed.births.iter().for_each(|birth| sharing.grants.told(birth.ino(), number));
-            }
-            for (to, number) in events {
-                let apply = sharing.seen_by(to, &executed, to == asked.session);
-                let entries = || self.order.tell(to, about.iter().copied());
-                sharing.apply((to, number), apply, now_ms, entries);
-            }
-            for record in &executed.records {
-                if let Record::PutInode(ino, row) = record
-                    && row.nlink == 0
-                {
-                    sharing.grants.forget(*ino);
-                }
-            }
-            sharing.uses.unnamed(asked.session, &executed.unnamed, own_event);
-            if !sharing.grants.knows(asked.session) {
-                sharing.uses.told_all(asked.session);
-            }
-            pass.finished(&mut sharing, now_ms);
-        }
-        let settled = pass.settled().await;
-        if !executed.unnamed.is_empty() {
-            self.sharing.lock().uses.settled(&executed.unnamed);
-            self.settle_uses();
-        }
-        settled?;
-        Ok(Answered { changed: outcome(&executed), about })
-    }
 }
 
 impl Sharing {
     /// What a change has made is its maker's own.
-    fn adopt_births(&mut self, session: SessionId, executed: &Executed) {
+    pub(super) fn adopt_births(&mut self, session: SessionId, executed: &Executed) {
         for birth in &executed.births {
             self.grants.adopt(session, *birth);
             self.grants.told(birth.ino(), NOT_TOLD);
@@ -449,34 +406,6 @@ impl Sharing {
     /// It was not made after all.
     fn forget_births(&mut self, executed: &Executed) {
         executed.births.iter().for_each(|birth| self.grants.forget(birth.ino()));
-    }
-
-    /// What a session is told of a change: rows that it may know, names of directories that it holds.
-    fn seen_by(&self, session: SessionId, executed: &Executed, is_asker: bool) -> Apply {
-        let mut apply = Apply::default();
-        if is_asker {
-            apply.asked = true;
-            let is_own = |birth: &&Object| self.grants.owner(birth.ino()) == Some(session);
-            apply.own = executed.births.iter().filter(is_own).map(|object| (*object).into()).collect();
-        }
-        let is_born = |ino: Ino| executed.births.iter().any(|object| object.ino() == ino);
-        for record in &executed.records {
-            let is_seen = match record {
-                Record::PutInode(ino, row) => {
-                    row.nlink == 0 || self.grants.covers(session, Object::of(*ino, row))
-                }
-                Record::PutDentry(dir, ..) | Record::DeleteDentry(dir, _) => {
-                    self.grants.held(session, *dir).is_some()
-                }
-                _ => false,
-            };
-            match record {
-                _ if is_seen => apply.records.push(record.into()),
-                Record::PutInode(ino, _) if !is_born(*ino) => apply.forget.push(ino.0),
-                _ => {}
-            }
-        }
-        apply
     }
 
     /// These outcomes are deleted.
@@ -503,15 +432,4 @@ impl Sharing {
 
 fn outcome(executed: &Executed) -> Changed {
     Changed { ino: executed.made.map_or(0, |ino| ino.0), ..Changed::default() }
-}
-
-/// A row as it is stored, and as a value.
-pub(crate) async fn row_of(
-    snapshot: &DbSnapshot,
-    ino: Ino,
-) -> Result<Option<(InodeRowMessage, InodeRow)>, VolumeError> {
-    let Some(row) = snapshot.get(tables::inode(ino)).await? else { return Ok(None) };
-    let message = database::decode::<InodeRowMessage>(row, "inode")?;
-    let row = InodeRow::try_from(&message)?;
-    Ok(Some((message, row)))
 }

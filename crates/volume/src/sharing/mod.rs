@@ -5,6 +5,7 @@ pub(crate) mod change;
 pub(crate) mod enter;
 pub(crate) mod objects;
 pub(crate) mod restore;
+mod telling;
 pub(crate) mod uses;
 
 use std::collections::{BTreeMap, HashMap, HashSet};

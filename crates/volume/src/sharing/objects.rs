@@ -3,13 +3,15 @@
 use std::sync::Arc;
 
 use hayloft_model::grants::{Grant, Object, Outcome, Request};
-use hayloft_model::{Ino, SessionId};
+use hayloft_model::{Ino, InodeRow, SessionId};
 use hayloft_wire::server_message::Body as Answer;
-use hayloft_wire::{Acquire, Acquired, InodeAnswer, RecordMessage, record_message};
+use hayloft_wire::{Acquire, Acquired, InodeAnswer, InodeRowMessage, RecordMessage, record_message};
+use slatedb::DbSnapshot;
 
+use crate::database;
+use crate::database::tables;
 use crate::error::VolumeError;
 use crate::replies::Replies;
-use crate::sharing::change::row_of;
 use crate::volume::Volume;
 
 impl Volume {
@@ -91,4 +93,15 @@ impl Volume {
             return Ok(());
         }
     }
+}
+
+/// A row as it is stored, and as a value.
+pub(crate) async fn row_of(
+    snapshot: &DbSnapshot,
+    ino: Ino,
+) -> Result<Option<(InodeRowMessage, InodeRow)>, VolumeError> {
+    let Some(row) = snapshot.get(tables::inode(ino)).await? else { return Ok(None) };
+    let message = database::decode::<InodeRowMessage>(row, "inode")?;
+    let row = InodeRow::try_from(&message)?;
+    Ok(Some((message, row)))
 }

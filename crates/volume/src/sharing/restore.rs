@@ -10,7 +10,7 @@ use hayloft_wire::RecordMessage;
 
 use crate::error::VolumeError;
 use crate::sharing::Pass;
-use crate::sharing::change::row_of;
+use crate::sharing::objects::row_of;
 use crate::volume::Volume;
 
 impl Volume {

@@ -1,6 +1,6 @@
 //! What a mount may keep in memory, and giving back what it keeps only to be faster.
 //!
-//! Content is counted where it is written and fetched ([`crate::core::Budget`]). Everything else that is resident (rows,
+//! Content is counted where it is written and fetched ([`crate::cache::budget::Budget`]). Everything else that is resident (rows,
 //! the allocator's free pages, buffers) is looked at every second, and what it takes beyond [`OVERHEAD`] the cache gives up.
 //! So all of it together stays within `cache` and `dirty`. `docs/operations.md` has the rules for whoever sets them.
 

@@ -1,0 +1,162 @@
+//! Messages of those who administer volumes.
+#![allow(missing_docs)] // prost's derives make undocumented helpers; every field below has its comment
+
+use prost::Message;
+
+use crate::session::VolumeStatus;
+
+/// Makes a volume; answered by [`Volumes`] with the one.
+#[derive(Clone, PartialEq, Message)]
+pub struct CreateVolume {
+    #[prost(string, tag = "1")]
+    pub name: String,
+    /// 0 for no quota.
+    #[prost(uint64, tag = "2")]
+    pub quota_bytes: u64,
+    /// 0 for no quota.
+    #[prost(uint64, tag = "3")]
+    pub quota_inodes: u64,
+    /// Permission bits of the root directory.
+    #[prost(uint32, tag = "4")]
+    pub mode: u32,
+    /// Owner of the root directory.
+    #[prost(uint32, tag = "5")]
+    pub uid: u32,
+    /// Group of the root directory.
+    #[prost(uint32, tag = "6")]
+    pub gid: u32,
+}
+
+/// Lists all volumes.
+#[derive(Clone, PartialEq, Message)]
+pub struct ListVolumes {}
+
+/// Shows one volume.
+#[derive(Clone, PartialEq, Message)]
+pub struct ShowVolume {
+    #[prost(string, tag = "1")]
+    pub name: String,
+}
+
+/// Deletes a volume and its content; refused with `Busy` while it is mounted.
+#[derive(Clone, PartialEq, Message)]
+pub struct DeleteVolume {
+    #[prost(string, tag = "1")]
+    pub name: String,
+}
+
+/// Reclaims deleted content now.
+#[derive(Clone, PartialEq, Message)]
+pub struct SweepVolume {
+    #[prost(string, tag = "1")]
+    pub name: String,
+}
+
+/// Changes a volume's quota.
+#[derive(Clone, PartialEq, Message)]
+pub struct SetQuota {
+    #[prost(string, tag = "1")]
+    pub name: String,
+    /// 0 for no quota.
+    #[prost(uint64, tag = "2")]
+    pub quota_bytes: u64,
+    /// 0 for no quota.
+    #[prost(uint64, tag = "3")]
+    pub quota_inodes: u64,
+}
+
+/// Verifies a volume.
+#[derive(Clone, PartialEq, Message)]
+pub struct CheckVolume {
+    #[prost(string, tag = "1")]
+    pub name: String,
+    /// Read and hash all content, too.
+    #[prost(bool, tag = "2")]
+    pub content: bool,
+}
+
+/// What a check found.
+#[derive(Clone, PartialEq, Message)]
+pub struct Checked {
+    #[prost(uint64, tag = "1")]
+    pub inodes: u64,
+    #[prost(uint64, tag = "2")]
+    pub dentries: u64,
+    #[prost(uint64, tag = "3")]
+    pub chunks: u64,
+    /// One sentence a problem; empty when all is well.
+    #[prost(string, repeated, tag = "4")]
+    pub problems: Vec<String>,
+}
+
+/// Wants the server's statistics.
+#[derive(Clone, PartialEq, Message)]
+pub struct StatsRequest {}
+
+/// The server's statistics.
+#[derive(Clone, PartialEq, Message)]
+pub struct StatsAnswer {
+    /// A JSON document; its keys are described in `docs/operations.md`.
+    #[prost(string, tag = "1")]
+    pub json: String,
+}
+
+/// Some volumes.
+#[derive(Clone, PartialEq, Message)]
+pub struct Volumes {
+    #[prost(message, repeated, tag = "1")]
+    pub volumes: Vec<VolumeInfo>,
+}
+
+/// A volume.
+#[derive(Clone, PartialEq, Message)]
+pub struct VolumeInfo {
+    #[prost(string, tag = "1")]
+    pub name: String,
+    /// Random, never used twice.
+    #[prost(string, tag = "2")]
+    pub id: String,
+    /// Seconds since the epoch.
+    #[prost(int64, tag = "3")]
+    pub created_secs: i64,
+    #[prost(message, optional, tag = "4")]
+    pub status: Option<VolumeStatus>,
+    /// Who has it mounted.
+    #[prost(message, repeated, tag = "5")]
+    pub clients: Vec<ClientInfo>,
+}
+
+/// A mounted client.
+#[derive(Clone, PartialEq, Message)]
+pub struct ClientInfo {
+    #[prost(uint64, tag = "1")]
+    pub session: u64,
+    #[prost(string, tag = "2")]
+    pub host_name: String,
+    #[prost(uint32, tag = "3")]
+    pub pid: u32,
+    #[prost(string, tag = "4")]
+    pub mount_point: String,
+    #[prost(bool, tag = "5")]
+    pub connected: bool,
+    /// Directories that it holds.
+    #[prost(uint64, tag = "6")]
+    pub grants: u64,
+    /// Its last durable batch.
+    #[prost(uint64, tag = "7")]
+    pub last_sequence: u64,
+}
+
+/// What a sweep did.
+#[derive(Clone, PartialEq, Message)]
+pub struct Swept {
+    /// Packs deleted.
+    #[prost(uint64, tag = "1")]
+    pub packs_deleted: u64,
+    /// Packs of which the live part was moved.
+    #[prost(uint64, tag = "2")]
+    pub packs_rewritten: u64,
+    /// Bytes given back to the store.
+    #[prost(uint64, tag = "3")]
+    pub bytes_reclaimed: u64,
+}
