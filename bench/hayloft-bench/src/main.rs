@@ -3,6 +3,7 @@
 mod build;
 mod delay;
 mod machine;
+mod make;
 mod report;
 mod rng;
 mod shared;
@@ -24,7 +25,8 @@ Examples:
   hayloft-bench tree --sync --json run.json tmpfs=/dev/shm hayloft=/mnt/hayloft
   hayloft-bench build --rounds 3 tmpfs=/dev/shm ext4=/mnt/image
   hayloft-bench build --source zlib_1.3.orig.tar.gz tmpfs=/dev/shm ext4=/mnt/image
-  hayloft-bench shared --workers 8 /mnt/a /mnt/b /mnt/c /mnt/d       one volume, mounted four times
+  hayloft-bench shared --workers 8 tmpfs=/dev/shm hayloft=/mnt/a,/mnt/b      one volume, mounted twice
+  hayloft-bench make --source coreutils.tar.xz ext4=/mnt/image hayloft=/mnt/a,/mnt/b    half of the recipes on each
 
 Exit status: 0 done, 1 a file system failed or returned wrong content, 2 wrong usage, 130 interrupted.";
 
@@ -43,19 +45,28 @@ enum Workload {
     Build(build::Options),
     /// Several mounts of one file system: create, rename, read and delete where others do so too
     Shared(shared::Options),
+    /// Make a real package with recipes in turn on several mounts of one file system
+    Make(make::Options),
     /// No workload: a TCP proxy with a round-trip time, for mounts over a slow link
     Delay(delay::Options),
 }
 
 /// Options of every workload.
 #[derive(Args)]
-struct Common {
+struct Repeat {
     /// How often each target is measured; the targets take turns
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
     rounds: u32,
     /// Write every measurement, and the machine, to this file
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
+}
+
+/// Options of workloads that a single mount has.
+#[derive(Args)]
+struct Common {
+    #[command(flatten)]
+    repeat: Repeat,
     /// Directories to measure, each with a name for the table; the first is the baseline
     #[arg(value_name = "NAME=DIR", required = true)]
     targets: Vec<Target>,
@@ -68,6 +79,7 @@ fn main() -> ExitCode {
         Workload::Tree(options) => tree::run(options),
         Workload::Build(options) => build::run(options),
         Workload::Shared(options) => shared::run(options),
+        Workload::Make(options) => make::run(options),
         Workload::Delay(options) => delay::run(options),
     };
     match done {

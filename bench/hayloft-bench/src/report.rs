@@ -61,8 +61,8 @@ pub(crate) struct Run<W: Serialize> {
     pub(crate) workload: W,
     pub(crate) machine: Machine,
     pub(crate) phases: Vec<Phase>,
-    /// Heading of the total of the phases that count.
-    pub(crate) total: &'static str,
+    /// Heading of the total of the phases that count; none where it is one phase.
+    pub(crate) total: Option<&'static str>,
     pub(crate) targets: Vec<Target>,
     /// By target, then round, then phase.
     pub(crate) measurements: Vec<Vec<Vec<Measurement>>>,
@@ -70,7 +70,12 @@ pub(crate) struct Run<W: Serialize> {
 
 impl<W: Serialize> Run<W> {
     /// Room for the measurements of `targets`.
-    pub(crate) fn new(workload: W, phases: Vec<Phase>, total: &'static str, targets: Vec<Target>) -> Self {
+    pub(crate) fn new(
+        workload: W,
+        phases: Vec<Phase>,
+        total: Option<&'static str>,
+        targets: Vec<Target>,
+    ) -> Self {
         let measurements = vec![Vec::new(); targets.len()];
         Run { workload, machine: Machine::describe(), phases, total, targets, measurements }
     }
@@ -133,11 +138,12 @@ impl<W: Serialize> Run<W> {
         std::fs::write(path, text).with_context(|| path.display().to_string())
     }
 
-    /// One row per target, one column per phase, and the time of all phases together.
+    /// One row per target, one column per phase, and the time of all phases that count.
     fn table(&self, cell: impl Fn(usize, Option<usize>) -> String) -> String {
-        let columns: Vec<Option<usize>> = (0..self.phases.len()).map(Some).chain([None]).collect();
+        let phases = (0..self.phases.len()).map(Some);
+        let columns: Vec<Option<usize>> = phases.chain(self.total.map(|_| None)).collect();
         let heading = |column: &Option<usize>| match column {
-            None => format!("{}, s", self.total),
+            None => format!("{}, s", self.total.unwrap_or_default()),
             Some(p) => match self.phases[*p].unit {
                 Unit::MegabytesPerSecond => format!("{}, MB/s", self.phases[*p].name),
                 Unit::FilesPerSecond => format!("{}, files/s", self.phases[*p].name),
@@ -185,14 +191,14 @@ impl<W: Serialize> Run<W> {
 }
 
 /// The middle value, or the mean of the two.
-fn median(mut values: Vec<f64>) -> f64 {
+pub(crate) fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
     let middle = values.len() / 2;
     if values.len() % 2 == 1 { values[middle] } else { (values[middle - 1] + values[middle]) / 2.0 }
 }
 
 /// Three significant digits, thousands separated.
-fn significant(value: f64) -> String {
+pub(crate) fn significant(value: f64) -> String {
     if value < 1.0 {
         return if value < 0.01 { format!("{value:.5}") } else { format!("{value:.3}") };
     }
@@ -213,7 +219,7 @@ fn significant(value: f64) -> String {
 }
 
 /// A Markdown table whose columns line up.
-fn aligned(rows: &[Vec<String>]) -> String {
+pub(crate) fn aligned(rows: &[Vec<String>]) -> String {
     let widths: Vec<usize> =
         (0..rows[0].len()).map(|c| rows.iter().map(|r| r[c].len()).max().unwrap_or(0)).collect();
     let mut out = String::new();
@@ -244,7 +250,7 @@ mod tests {
             Phase { name: "sync", unit: Unit::Seconds, role: Role::NotCompared },
         ];
         let targets = ["base=/a", "slow=/b"].map(|t| t.parse().unwrap()).to_vec();
-        let mut run = Run::new((), phases, "all", targets);
+        let mut run = Run::new((), phases, Some("all"), targets);
         for (t, factor) in [(0, 1.0), (1, 2.0)] {
             for seconds in [3.0, 1.0, 2.0] {
                 let m = |s: f64| Measurement {

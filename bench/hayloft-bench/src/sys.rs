@@ -64,6 +64,36 @@ pub(crate) fn syncfs(file: &File) -> io::Result<()> {
     if unsafe { libc::syncfs(file.as_raw_fd()) } == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
+/// Processor time, of user and kernel together, of all processes that this one has started and waited for.
+pub(crate) fn children_cpu_seconds() -> io::Result<f64> {
+    // SAFETY: `rusage` is plain numbers, and the call writes within it.
+    let usage = unsafe {
+        let mut usage = std::mem::zeroed::<libc::rusage>();
+        if libc::getrusage(libc::RUSAGE_CHILDREN, &mut usage) != 0 {
+            return Err(io::Error::last_os_error());
+        }
+        usage
+    };
+    let seconds = |time: libc::timeval| time.tv_sec as f64 + time.tv_usec as f64 / 1e6;
+    Ok(seconds(usage.ru_utime) + seconds(usage.ru_stime))
+}
+
+/// Processor time, of user and kernel together, of a process that is running: fields 14 and 15 of proc_pid_stat(5).
+pub(crate) fn process_cpu_seconds(pid: u32) -> io::Result<f64> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat"))?;
+    let ticks = cpu_ticks(&stat).ok_or_else(|| io::Error::other(format!("not understood: {stat}")))?;
+    // SAFETY: touches no memory of ours.
+    let per_second = unsafe { libc::sysconf(libc::_SC_CLK_TCK) };
+    Ok(ticks as f64 / per_second as f64)
+}
+
+/// The name, the second field, may hold anything but ends with the last parenthesis.
+fn cpu_ticks(stat: &str) -> Option<u64> {
+    let after_name = stat.rsplit_once(')')?.1;
+    let mut fields = after_name.split_whitespace().skip(11);
+    Some(fields.next()?.parse::<u64>().ok()? + fields.next()?.parse::<u64>().ok()?)
+}
+
 /// Bytes and inodes that this user may still use; nothing where the file system does not say.
 pub(crate) fn free_space(dir: &Path) -> io::Result<(Option<u64>, Option<u64>)> {
     let path = CString::new(dir.as_os_str().as_bytes())?;
@@ -77,4 +107,17 @@ pub(crate) fn free_space(dir: &Path) -> io::Result<(Option<u64>, Option<u64>)> {
     };
     let bytes = (stat.f_blocks > 0).then(|| stat.f_bavail * stat.f_frsize);
     Ok((bytes, (stat.f_files > 0).then_some(stat.f_favail)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn processor_time_is_found_behind_any_name() {
+        let stat = "12 (a) b (c) S 1 12 12 0 -1 4194560 105 0 0 0 70 8 3 4 20 0 1 0 5 6 7";
+        assert_eq!(cpu_ticks(stat), Some(78));
+        assert!(process_cpu_seconds(std::process::id()).is_ok());
+        assert!(children_cpu_seconds().is_ok());
+    }
 }

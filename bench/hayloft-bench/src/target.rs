@@ -34,6 +34,53 @@ impl FromStr for Target {
     }
 }
 
+/// One directory, seen through each of the mounts of a file system.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Mounts {
+    #[serde(flatten)]
+    pub(crate) first: Target,
+    #[serde(rename = "mounts", serialize_with = "count")]
+    pub(crate) dirs: Vec<PathBuf>,
+}
+
+impl Mounts {
+    pub(crate) fn name(&self) -> &str {
+        &self.first.name
+    }
+}
+
+fn count<S: serde::Serializer>(dirs: &[PathBuf], to: S) -> Result<S::Ok, S::Error> {
+    to.serialize_u64(dirs.len() as u64)
+}
+
+impl FromStr for Mounts {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let wrong = || "expected NAME=DIR[,DIR...]".to_owned();
+        let (name, dirs) = text.split_once('=').ok_or_else(wrong)?;
+        let dirs: Vec<&str> = dirs.split(',').collect();
+        if dirs.contains(&"") {
+            return Err(wrong());
+        }
+        let first = format!("{name}={}", dirs[0]).parse().map_err(|_| wrong())?;
+        Ok(Mounts { first, dirs: dirs.into_iter().map(PathBuf::from).collect() })
+    }
+}
+
+/// As [`check`], and each further mount has to be there.
+pub(crate) fn check_mounts(targets: &[Mounts], bytes: u64, inodes: u64) -> Result<Vec<Mounts>> {
+    let firsts: Vec<Target> = targets.iter().map(|target| target.first.clone()).collect();
+    let checked = check(&firsts, bytes, inodes)?.into_iter().zip(targets);
+    let with_all = checked.map(|(first, target)| {
+        let whole = |dir: &PathBuf| {
+            dir.canonicalize().with_context(|| format!("{}={}", target.name(), dir.display()))
+        };
+        Ok(Mounts { first, dirs: target.dirs.iter().map(whole).collect::<Result<_>>()? })
+    });
+    with_all.collect()
+}
+
 /// Finds what would fail later: a missing or read-only directory, a name used twice, too little room.
 pub(crate) fn check(targets: &[Target], bytes_needed: u64, inodes_needed: u64) -> Result<Vec<Target>> {
     let mut checked: Vec<Target> = Vec::new();
@@ -114,6 +161,16 @@ mod tests {
         assert!("tmpfs=/dev/shm".parse::<Target>().is_ok());
         for wrong in ["/dev/shm", "=/dev/shm", "tmpfs="] {
             assert!(wrong.parse::<Target>().is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn a_target_may_have_several_mounts() {
+        let mounts: Mounts = "hayloft=/mnt/a,/mnt/b".parse().unwrap();
+        assert_eq!((mounts.name(), mounts.dirs.len()), ("hayloft", 2));
+        assert_eq!(mounts.first.dir, mounts.dirs[0]);
+        for wrong in ["/mnt/a", "=/mnt/a", "hayloft=", "hayloft=/mnt/a,", "hayloft=,/mnt/a"] {
+            assert!(wrong.parse::<Mounts>().is_err(), "{wrong}");
         }
     }
 

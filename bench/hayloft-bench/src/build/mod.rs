@@ -1,6 +1,6 @@
 //! The workload `build`: unpacking, configuring and making a real package.
 
-mod source;
+pub(crate) mod source;
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -59,21 +59,21 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     }
     let described = Described { name: "build", source: source.name(), jobs: options.jobs };
     eprintln!("source: {}", described.source);
-    let mut run = Run::new(described, PHASES.to_vec(), "configure + make", targets);
-    for round in 1..=options.common.rounds {
+    let mut run = Run::new(described, PHASES.to_vec(), Some("configure + make"), targets);
+    for round in 1..=options.common.repeat.rounds {
         for t in 0..run.targets.len() {
             let target = run.targets[t].clone();
-            eprintln!("round {round} of {}: {}", options.common.rounds, target.name);
+            eprintln!("round {round} of {}: {}", options.common.repeat.rounds, target.name);
             let measured = measure(&target, &source, options.jobs)
                 .with_context(|| format!("{}={}", target.name, target.dir.display()))?;
             run.measurements[t].push(measured);
         }
     }
     print!("{}", run.tables());
-    options.common.json.as_deref().map_or(Ok(()), |path| run.write_json(path))
+    options.common.repeat.json.as_deref().map_or(Ok(()), |path| run.write_json(path))
 }
 
-fn in_path(tool: &str) -> bool {
+pub(crate) fn in_path(tool: &str) -> bool {
     let path = std::env::var_os("PATH").unwrap_or_default();
     std::env::split_paths(&path).any(|dir| dir.join(tool).is_file())
 }
@@ -102,7 +102,7 @@ fn measure(target: &Target, source: &Source, jobs: u32) -> Result<Vec<Measuremen
 }
 
 /// Runs one step; when it fails, shows the end of what it printed.
-fn timed(phase: &str, command: &mut Command, log: &Path) -> Result<Measurement> {
+pub(crate) fn timed(phase: &str, command: &mut Command, log: &Path) -> Result<Measurement> {
     sys::check_interrupted()?;
     let out = File::create(log)?;
     command.stdin(Stdio::null()).stdout(out.try_clone()?).stderr(out);
@@ -125,7 +125,7 @@ fn timed(phase: &str, command: &mut Command, log: &Path) -> Result<Measurement> 
 }
 
 /// The objects below `dir`, each with the time of its last change.
-fn objects(dir: &Path) -> Result<BTreeMap<PathBuf, SystemTime>> {
+pub(crate) fn objects(dir: &Path) -> Result<BTreeMap<PathBuf, SystemTime>> {
     let mut found = BTreeMap::new();
     for entry in std::fs::read_dir(dir).with_context(|| dir.display().to_string())? {
         let path = entry?.path();
@@ -140,7 +140,7 @@ fn objects(dir: &Path) -> Result<BTreeMap<PathBuf, SystemTime>> {
 }
 
 /// On a file system with wrong modification times, or a wrong order of them, make compiles again.
-fn check_nothing_was_rebuilt(dir: &Path, before: &BTreeMap<PathBuf, SystemTime>) -> Result<()> {
+pub(crate) fn check_nothing_was_rebuilt(dir: &Path, before: &BTreeMap<PathBuf, SystemTime>) -> Result<()> {
     let after = objects(dir)?;
     for (path, modified) in before {
         ensure!(

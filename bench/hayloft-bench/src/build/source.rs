@@ -10,14 +10,14 @@ const FETCH_SCRIPT: &str = include_str!("../../../fetch-source.sh");
 const DEFAULT_PACKAGE: &str = "hello";
 
 /// What is unpacked or copied into each target.
-pub(super) enum Source {
+pub(crate) enum Source {
     Tarball(PathBuf),
     Directory(PathBuf),
 }
 
 impl Source {
     /// What was given, or Debian's source of GNU hello, fetched once.
-    pub(super) fn find(given: Option<&Path>) -> Result<Self> {
+    pub(crate) fn find(given: Option<&Path>) -> Result<Self> {
         let path = match given {
             Some(path) => path.canonicalize().with_context(|| path.display().to_string())?,
             None => fetch(DEFAULT_PACKAGE)?,
@@ -30,13 +30,13 @@ impl Source {
     }
 
     /// Without the folder it is in: results are shown to others.
-    pub(super) fn name(&self) -> String {
+    pub(crate) fn name(&self) -> String {
         let (Source::Tarball(path) | Source::Directory(path)) = self;
         path.file_name().unwrap_or_default().to_string_lossy().into_owned()
     }
 
     /// A command that puts the source into its current directory.
-    pub(super) fn unpack(&self) -> Command {
+    pub(crate) fn unpack(&self) -> Command {
         match self {
             Source::Tarball(path) => {
                 let mut command = Command::new("tar");

@@ -81,18 +81,18 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         described.generator_bytes_per_second / 1e9,
     );
     let total = if options.sync { "all but sync" } else { "all" };
-    let mut run = Run::new(described, phase_list(options.sync), total, targets);
-    for round in 1..=options.common.rounds {
+    let mut run = Run::new(described, phase_list(options.sync), Some(total), targets);
+    for round in 1..=options.common.repeat.rounds {
         for t in 0..run.targets.len() {
             let target = run.targets[t].clone();
-            eprintln!("round {round} of {}: {}", options.common.rounds, target.name);
+            eprintln!("round {round} of {}: {}", options.common.repeat.rounds, target.name);
             let measured = measure(&target, &plan, &content, options)
                 .with_context(|| format!("{}={}", target.name, target.dir.display()))?;
             run.measurements[t].push(measured);
         }
     }
     print!("{}\n{}", run.tables(), run.own_share());
-    options.common.json.as_deref().map_or(Ok(()), |path| run.write_json(path))
+    options.common.repeat.json.as_deref().map_or(Ok(()), |path| run.write_json(path))
 }
 
 fn describe(options: &Options, plan: &Plan, content: &Content) -> Described {
