@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// A crate, and the crates of this workspace that it may use.
-const MAY_USE: [(&str, &[&str]); 10] = [
+const MAY_USE: [(&str, &[&str]); 11] = [
     ("hayloft-model", &[]),
     ("hayloft-wire", &["hayloft-model"]),
     ("hayloft-store", &["hayloft-model"]),
@@ -16,6 +16,7 @@ const MAY_USE: [(&str, &[&str]); 10] = [
     ("hayloft-mount", &["hayloft-model", "hayloft-wire", "hayloft-store", "hayloft-fuse"]),
     ("hayloft-layer", &[]),
     ("hayloft-root", &["hayloft-model"]),
+    ("hayloft-schedule", &[]),
     (
         "hayloft",
         &[
