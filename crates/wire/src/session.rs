@@ -81,7 +81,7 @@ pub struct Welcome {
     /// store is a later state of the one that was seen before, or goes on from an older copy of it.
     #[prost(fixed64, tag = "9")]
     pub opening: u64,
-    /// Grows with everything that the server writes; see [`ServerMessage::mark`].
+    /// Grows with everything that the server writes; see [`crate::ServerMessage::mark`].
     #[prost(uint64, tag = "10")]
     pub mark: u64,
     /// The session that this one replaces is known: changes that were asked for in it are executed once even so.
