@@ -2,7 +2,7 @@
 # Measures Hayloft beside a memory, a disk and a plain FUSE file system, all on this machine.
 #
 #   bench/run.sh [--smoke] [--rounds N] [--workloads LIST] [--only LIST] [--rtt LIST] [--store-delay MS]
-#                [--out DIR] [--scratch DIR] [NAME=DIR[,DIR...]...]
+#                [--parts LIST] [--out DIR] [--scratch DIR] [NAME=DIR[,DIR...]...]
 #
 #   --smoke           seconds: a fiftieth of the tree and toy packages, one round; the figures mean nothing
 #   --rounds N        rounds of each workload (default 3)
@@ -11,6 +11,7 @@
 #   --rtt LIST        hayloft over slow links: a target for each of these round-trip times, in milliseconds; the first is
 #                     the baseline, and (without --only) nothing else is prepared
 #   --store-delay MS  beside each target hayloft one whose server has a store on which each write takes so much longer
+#   --parts LIST      of the workload shared only these parts: depend,easy,durable,hard,watch,pass,hand (default all)
 #   --out DIR         where tables and raw results go (default bench/target/runs/DATE)
 #   --scratch DIR     where the ext4 image goes: 12 GB on a local disk (default $TMPDIR, else /var/tmp)
 #   NAME=DIR,...      a directory to measure as well, or instead of the prepared one of that name; several: as seen
@@ -31,7 +32,7 @@ export LC_ALL=C
 
 here=$(cd "$(dirname "$0")" && pwd)
 hayloft=${HAYLOFT:-$here/../target/release/hayloft}
-smoke= rounds=3 workloads=tree,build only= rtt= store_delay= out= scratch=${TMPDIR:-/var/tmp}
+smoke= rounds=3 workloads=tree,build only= rtt= store_delay= parts= out= scratch=${TMPDIR:-/var/tmp}
 shared_hosts=4 make_hosts=8
 declare -A given=() dirs=() pids=()
 order=() names=()
@@ -53,7 +54,7 @@ note() {
 while [[ $# -gt 0 ]]; do
     case $1 in
         --smoke) smoke=1 rounds=1 ;;
-        --rounds | --workloads | --only | --rtt | --store-delay | --out | --scratch)
+        --rounds | --workloads | --only | --rtt | --store-delay | --parts | --out | --scratch)
             [[ $# -gt 1 ]] || { usage >&2; exit 2; }
             option=${1#--}
             declare "${option//-/_}=$2"
@@ -103,7 +104,7 @@ run_shared() {
     [[ -z $smoke ]] || seconds=0.1
     for name in "${names[@]}"; do targets+=("$(through "$name" $shared_hosts)"); done
     for workers in $shared_hosts $((2 * shared_hosts)); do
-        measure "shared-$workers" shared --workers "$workers" --seconds "$seconds" "${targets[@]}"
+        measure "shared-$workers" shared --workers "$workers" --seconds "$seconds" ${parts:+--parts "$parts"} "${targets[@]}"
     done
 }
 

@@ -106,7 +106,16 @@ pub(crate) fn check(targets: &[Target], bytes_needed: u64, inodes_needed: u64) -
 
 /// Lets no target pay for what another one has still to write.
 pub(crate) fn settle(target: &Target) -> Result<()> {
-    let directory = File::open(&target.dir).context("open")?;
+    settle_below(&target.dir)
+}
+
+/// The same for each mount.
+pub(crate) fn settle_mounts(target: &Mounts) -> Result<()> {
+    target.dirs.iter().try_for_each(|dir| settle_below(dir))
+}
+
+fn settle_below(dir: &Path) -> Result<()> {
+    let directory = File::open(dir).context("open")?;
     sys::syncfs(&directory).context("syncfs")?;
     // The kernel does not pass syncfs on to every FUSE file system; fsync it does.
     directory.sync_all().context("fsync")
