@@ -65,6 +65,8 @@ pub(crate) struct Core {
     pub(crate) giving: HashSet<Ino, FxBuildHasher>,
     /// Files of which data was set aside for want of room, and whose users have not been told.
     pub(crate) lost: HashSet<Ino, FxBuildHasher>,
+    /// When rows were evicted last.
+    pub(crate) trimmed: Option<crate::cache::trim::Trimmed>,
     /// When the server was last told what this host would rather not own.
     pub(crate) released: Option<Instant>,
     /// Inodes that the kernel knows, with changes that could not be applied: who asks for durability is told once.

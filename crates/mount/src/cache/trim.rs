@@ -11,7 +11,7 @@ use rustc_hash::FxBuildHasher;
 use crate::cache::data::File;
 use crate::core::Client;
 
-/// How soon what this host would rather not own is told again.
+/// How soon what this host would rather not own is told again, and rows are looked at again that had to stay.
 const RELEASE_PAUSE: Duration = Duration::from_millis(200);
 /// Places in the queue of blocks that are never worth a clean-up.
 const QUEUE_MIN: usize = 1 << 16;
@@ -20,6 +20,20 @@ const QUEUE_MIN: usize = 1 << 16;
 fn is_used(files: &HashMap<Ino, Arc<File>, FxBuildHasher>, durable: Sequence) -> impl Fn(Ino) -> bool {
     move |ino| {
         files.get(&ino).is_some_and(|file| Arc::strong_count(file) > 1 || !file.data.lock().is_clean(durable))
+    }
+}
+
+/// When rows were evicted last, which looks at all of them, and how many had to stay.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Trimmed {
+    at: Instant,
+    left: usize,
+}
+
+impl Trimmed {
+    /// Whether it is worth to look again: there are a tenth more, or those that had to stay may go by now.
+    fn is_over(self, rows: usize, most: usize) -> bool {
+        rows > self.left + most / 10 || self.at.elapsed() > RELEASE_PAUSE
     }
 }
 
@@ -50,7 +64,8 @@ impl Client {
         let mut released = Vec::new();
         let most = self.memory.rows();
         let mut core = self.core();
-        if core.tree.in_memory().0 > most {
+        let rows = core.tree.in_memory().0;
+        if rows > most && core.trimmed.is_none_or(|trimmed| trimmed.is_over(rows, most)) {
             let core = &mut *core;
             // Some more than needed, so that this is rare.
             let before = core.tree.in_memory();
@@ -60,7 +75,9 @@ impl Client {
             if core.tree.in_memory() != before {
                 self.evictions.fetch_add(1, Ordering::Relaxed);
             }
-            let excess = core.tree.in_memory().0.saturating_sub(enough);
+            let left = core.tree.in_memory().0;
+            core.trimmed = Some(Trimmed { at: Instant::now(), left });
+            let excess = left.saturating_sub(enough);
             if excess > 0 && core.released.is_none_or(|since| since.elapsed() > RELEASE_PAUSE) {
                 core.released = Some(Instant::now());
                 released = core.tree.releasable(excess, durable, is_used(&core.files, durable));
@@ -118,5 +135,20 @@ impl Client {
         self.trim_content(self.memory.content());
         self.ship_soon();
         self.ledger.await_progress(Duration::from_millis(100));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_that_had_to_stay_are_not_looked_at_for_each_change() {
+        let now = Trimmed { at: Instant::now() + Duration::from_secs(60), left: 1500 };
+        assert!(!now.is_over(1501, 1000) && !now.is_over(1600, 1000));
+        assert!(now.is_over(1601, 1000), "there are many more");
+        assert!(!Trimmed { left: 900, ..now }.is_over(1000, 1000));
+        let before = Instant::now().checked_sub(Duration::from_secs(60)).expect("the clock runs for longer");
+        assert!(Trimmed { at: before, ..now }.is_over(1501, 1000));
     }
 }
