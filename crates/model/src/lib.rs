@@ -27,7 +27,7 @@ pub use execute::{Executed, Execution, Wants};
 pub use id::{ContentHash, Ino, InoRange, Sequence, SessionId};
 pub use row::{
     BLOCK_SIZE, BlockRef, Content, Dentry, FileKind, INLINE_MAX, InodeRow, NAME_MAX, Name, PAGE_BLOCKS,
-    blocks_of, pages_of,
+    Xattrs, blocks_of, pages_of,
 };
 pub use rows::Rows;
 pub use time::Timestamp;

@@ -2,8 +2,11 @@
 //! per [`PAGE_BLOCKS`] blocks of a file beyond its first page.
 
 use std::borrow::Borrow;
+use std::cmp::Ordering;
 use std::collections::BTreeMap;
 use std::fmt;
+use std::hash::{Hash, Hasher};
+use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -32,31 +35,80 @@ pub fn pages_of(size: u64) -> u64 {
     blocks_of(size).div_ceil(PAGE_BLOCKS)
 }
 
+/// Names up to this many bytes take no memory of their own.
+const SHORT_MAX: usize = 22;
+
 /// A name in a directory: 1 to [`NAME_MAX`] bytes without `/` and NUL; cheap to clone.
-#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Name(Arc<[u8]>);
+#[derive(Clone)]
+pub struct Name(Repr);
+
+#[derive(Clone)]
+enum Repr {
+    Short { len: u8, bytes: [u8; SHORT_MAX] },
+    Long(Arc<[u8]>),
+}
 
 impl Name {
     /// The bytes as they were given; who makes one from user input checks length and characters.
     pub fn new(bytes: &[u8]) -> Name {
-        Name(bytes.into())
+        if bytes.len() > SHORT_MAX {
+            return Name(Repr::Long(bytes.into()));
+        }
+        let mut short = [0; SHORT_MAX];
+        short[..bytes.len()].copy_from_slice(bytes);
+        Name(Repr::Short { len: bytes.len() as u8, bytes: short })
     }
 
     /// The bytes of the name.
     pub fn as_bytes(&self) -> &[u8] {
-        &self.0
+        match &self.0 {
+            Repr::Short { len, bytes } => &bytes[..usize::from(*len)],
+            Repr::Long(bytes) => bytes,
+        }
     }
 }
 
 impl Borrow<[u8]> for Name {
     fn borrow(&self) -> &[u8] {
-        &self.0
+        self.as_bytes()
+    }
+}
+
+impl AsRef<[u8]> for Name {
+    fn as_ref(&self) -> &[u8] {
+        self.as_bytes()
+    }
+}
+
+impl PartialEq for Name {
+    fn eq(&self, other: &Name) -> bool {
+        self.as_bytes() == other.as_bytes()
+    }
+}
+
+impl Eq for Name {}
+
+impl PartialOrd for Name {
+    fn partial_cmp(&self, other: &Name) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for Name {
+    fn cmp(&self, other: &Name) -> Ordering {
+        self.as_bytes().cmp(other.as_bytes())
+    }
+}
+
+impl Hash for Name {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.as_bytes().hash(state);
     }
 }
 
 impl fmt::Debug for Name {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        String::from_utf8_lossy(&self.0).fmt(f)
+        String::from_utf8_lossy(self.as_bytes()).fmt(f)
     }
 }
 
@@ -131,6 +183,51 @@ pub enum Content {
     Blocks(Vec<Option<BlockRef>>),
     /// The target of a symbolic link.
     Target(Bytes),
+    /// The whole data of a small file, which the server has and has not sent along: whoever only looks at names does not
+    /// wait for it. In a record: what the server has stays as it is.
+    LeftOut,
+}
+
+/// Extended attributes by their whole name. Most inodes have none, and then this is a word.
+#[derive(Clone, Default)]
+#[allow(clippy::box_collection)] // a third of what the map takes by itself
+pub struct Xattrs(Option<Box<BTreeMap<Bytes, Bytes>>>);
+
+static NO_XATTRS: BTreeMap<Bytes, Bytes> = BTreeMap::new();
+
+impl Deref for Xattrs {
+    type Target = BTreeMap<Bytes, Bytes>;
+
+    fn deref(&self) -> &BTreeMap<Bytes, Bytes> {
+        self.0.as_deref().unwrap_or(&NO_XATTRS)
+    }
+}
+
+impl DerefMut for Xattrs {
+    fn deref_mut(&mut self) -> &mut BTreeMap<Bytes, Bytes> {
+        self.0.get_or_insert_default()
+    }
+}
+
+impl FromIterator<(Bytes, Bytes)> for Xattrs {
+    fn from_iter<I: IntoIterator<Item = (Bytes, Bytes)>>(xattrs: I) -> Xattrs {
+        let all: BTreeMap<Bytes, Bytes> = xattrs.into_iter().collect();
+        Xattrs((!all.is_empty()).then(|| Box::new(all)))
+    }
+}
+
+impl PartialEq for Xattrs {
+    fn eq(&self, other: &Xattrs) -> bool {
+        **self == **other
+    }
+}
+
+impl Eq for Xattrs {}
+
+impl fmt::Debug for Xattrs {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        (**self).fmt(f)
+    }
 }
 
 /// An inode as it is stored and sent.
@@ -165,8 +262,8 @@ pub struct InodeRow {
     pub next_cookie: u64,
     /// It was made without a name (O_TMPFILE), and has had none so far: it may get one. What has lost its last name may not.
     pub unnamed: bool,
-    /// Extended attributes by their whole name.
-    pub xattrs: BTreeMap<Bytes, Bytes>,
+    /// Extended attributes.
+    pub xattrs: Xattrs,
     /// Data, blocks or target.
     pub content: Content,
 }
@@ -191,7 +288,7 @@ impl InodeRow {
             parent,
             next_cookie: crate::tree::FIRST_COOKIE,
             unnamed: false,
-            xattrs: BTreeMap::new(),
+            xattrs: Xattrs::default(),
             content: Content::None,
         }
     }

@@ -10,7 +10,7 @@ use std::time::Instant;
 use hayloft_fuse::Request;
 use hayloft_model::grants::Object;
 use hayloft_model::tree::Tree;
-use hayloft_model::{Content, FileKind, Ino, Name, Record, Sequence, TreeError, Usage};
+use hayloft_model::{Content, FileKind, Ino, Missing, Name, Record, Sequence, TreeError, Usage};
 use hayloft_wire::VolumeStatus;
 use parking_lot::{Mutex, MutexGuard};
 use rustc_hash::FxBuildHasher;
@@ -80,6 +80,9 @@ impl Core {
             return Ok(Arc::clone(file));
         }
         let row = self.tree.inode(ino)?;
+        if row.content == Content::LeftOut {
+            return Err(TreeError::Missing(Missing::Inode(ino)));
+        }
         match row.kind() {
             FileKind::Regular => {}
             FileKind::Directory => return Err(TreeError::IsDirectory),

@@ -24,11 +24,11 @@ pub struct InvalidMessage {
     pub what: &'static str,
 }
 
-fn invalid<T>(what: &'static str) -> Result<T, InvalidMessage> {
+pub(crate) fn invalid<T>(what: &'static str) -> Result<T, InvalidMessage> {
     Err(InvalidMessage { what })
 }
 
-fn valid<T>(value: Option<T>, what: &'static str) -> Result<T, InvalidMessage> {
+pub(crate) fn valid<T>(value: Option<T>, what: &'static str) -> Result<T, InvalidMessage> {
     value.ok_or(InvalidMessage { what })
 }
 
@@ -99,7 +99,7 @@ impl InodeRowMessage {
     /// The message for `row`, the row of `ino`.
     pub fn from_row(ino: Ino, row: &InodeRow) -> InodeRowMessage {
         let (inline, blocks, target) = match &row.content {
-            Content::None => (None, None, None),
+            Content::None | Content::LeftOut => (None, None, None),
             Content::Inline(bytes) => (Some(bytes.clone()), None, None),
             Content::Blocks(blocks) => (None, Some(encode_blocks(blocks)), None),
             Content::Target(target) => (None, None, Some(target.clone())),
@@ -126,6 +126,7 @@ impl InodeRowMessage {
             blocks,
             target,
             unnamed: row.unnamed,
+            left_out: row.content == Content::LeftOut,
         }
     }
 }
@@ -137,6 +138,7 @@ impl TryFrom<&InodeRowMessage> for InodeRow {
         valid(FileKind::of_mode(message.mode), "mode")?;
         let [atime, mtime, ctime, btime] = times_from(&message.times)?;
         let content = match (&message.inline, &message.blocks, &message.target) {
+            (None, None, None) if message.left_out => Content::LeftOut,
             (None, None, None) => Content::None,
             (Some(bytes), None, None) if bytes.len() as u64 <= INLINE_MAX => Content::Inline(bytes.clone()),
             (None, Some(packed), None) => Content::Blocks(decode_blocks(packed)?),
@@ -164,7 +166,7 @@ impl TryFrom<&InodeRowMessage> for InodeRow {
     }
 }
 
-fn times_from(packed: &[i64]) -> Result<[Timestamp; 4], InvalidMessage> {
+pub(crate) fn times_from(packed: &[i64]) -> Result<[Timestamp; 4], InvalidMessage> {
     let packed: [i64; 8] = valid(packed.try_into().ok(), "set of times")?;
     let mut times = [Timestamp::default(); 4];
     for (time, pair) in times.iter_mut().zip(packed.chunks_exact(2)) {

@@ -69,7 +69,7 @@ mod tests {
         let messages: Vec<ClientMessage> = (0..20)
             .map(|dir| ClientMessage {
                 request: dir,
-                body: Some(Body::Enter(Enter { dir, budget_bytes: dir * 1000, names_only: false })),
+                body: Some(Body::Enter(Enter { dir, budget_bytes: dir * 1000, ..Enter::default() })),
             })
             .collect();
         let mut bytes = Vec::new();

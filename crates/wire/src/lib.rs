@@ -9,6 +9,7 @@ mod admin;
 mod batches;
 mod convert;
 pub mod frame;
+pub mod listing;
 mod locks;
 mod messages;
 mod reading;
@@ -27,7 +28,7 @@ pub use session::*;
 pub use sharing::*;
 
 /// The version of the protocol that this crate speaks; a server refuses any other.
-pub const PROTOCOL: u32 = 4;
+pub const PROTOCOL: u32 = 5;
 
 /// Largest frame that a peer accepts, bytes. Larger answers are sent in parts.
 pub const FRAME_MAX: usize = 64 << 20;

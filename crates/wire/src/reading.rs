@@ -4,7 +4,7 @@
 use bytes::Bytes;
 use prost::Message;
 
-use crate::rows::{DentryRow, InodeRowMessage};
+use crate::rows::InodeRowMessage;
 
 /// Wants a directory's listing with its children's rows, small contents, and likely neighbours
 /// (directories below it), up to a budget. The answer carries a grant of each directory in it.
@@ -16,9 +16,16 @@ pub struct Enter {
     /// How many bytes of content and neighbours may come along; the listing itself comes whole.
     #[prost(uint64, tag = "2")]
     pub budget_bytes: u64,
-    /// No content is wanted but what rows hold themselves: nobody seems to be reading files.
+    /// No content is wanted: nobody seems to be reading files.
     #[prost(bool, tag = "3")]
     pub names_only: bool,
+    /// Not the listing, but only the rows of these files with their content, as far as the budget goes: of those that nobody
+    /// else owns.
+    #[prost(uint64, repeated, tag = "4")]
+    pub files: Vec<u64>,
+    /// Their homes, in the same order: others than the directory may come along.
+    #[prost(uint64, repeated, tag = "5")]
+    pub homes: Vec<u64>,
 }
 
 /// Some directories.
@@ -36,6 +43,9 @@ pub struct Listings {
     /// In the last part: the directory that would have come next, which a walk through the tree wants then. 0: none.
     #[prost(uint64, tag = "4")]
     pub next: u64,
+    /// Rows of files that were asked for, as [`InodeRowMessage`](crate::InodeRowMessage)s.
+    #[prost(bytes = "bytes", repeated, tag = "5")]
+    pub files: Vec<Bytes>,
 }
 
 /// One directory, whole; a large one may be spread over several parts: `complete` is on its last.
@@ -44,29 +54,15 @@ pub struct Listing {
     /// The directory.
     #[prost(uint64, tag = "1")]
     pub dir: u64,
-    /// Its entries, in the order of their cookies.
-    #[prost(message, repeated, tag = "2")]
-    pub entries: Vec<ListedEntry>,
+    /// Some of its entries, in the order of their cookies, as [`crate::listing`] packs them. (Field 2 had them as messages.)
+    #[prost(bytes = "bytes", tag = "5")]
+    pub packed: Bytes,
     /// All entries have been said now.
     #[prost(bool, tag = "3")]
     pub complete: bool,
     /// The session owns the directory from now on; else it is a reader of it.
     #[prost(bool, tag = "4")]
     pub own: bool,
-}
-
-/// A name with the row it leads to.
-#[derive(Clone, PartialEq, Message)]
-pub struct ListedEntry {
-    /// The name.
-    #[prost(bytes = "bytes", tag = "1")]
-    pub name: Bytes,
-    /// Where it leads.
-    #[prost(message, optional, tag = "2")]
-    pub dentry: Option<DentryRow>,
-    /// The inode's row; absent when somebody else owns it.
-    #[prost(message, optional, tag = "3")]
-    pub inode: Option<InodeRowMessage>,
 }
 
 /// Wants one inode's row.

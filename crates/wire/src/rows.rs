@@ -65,6 +65,9 @@ pub struct InodeRowMessage {
     /// Made without a name, and without one so far.
     #[prost(bool, tag = "16")]
     pub unnamed: bool,
+    /// There is data of a small file that was left out: see [`hayloft_model::Content::LeftOut`]. Never in the tables.
+    #[prost(bool, tag = "17")]
+    pub left_out: bool,
 }
 
 /// What one mark has written: all that it takes to write it once more. Not a row; [`crate::Entry`] brings it.

@@ -66,11 +66,11 @@ impl Tree {
                 map.shrink_to_fit();
             }
         }
-        fit(&mut self.nodes);
+        fit(self.nodes.table());
         fit(&mut self.dirs);
         fit(&mut self.lookups);
         fit(&mut self.dying);
-        self.dirs.values_mut().for_each(|directory| fit(&mut directory.by_name));
+        self.dirs.values_mut().for_each(|directory| directory.by_name.shrink());
         for set in self.owned.iter_mut().chain([&mut self.homeless, &mut self.in_use]) {
             if set.capacity() / 4 > set.len() {
                 set.shrink_to_fit();

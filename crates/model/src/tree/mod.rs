@@ -10,9 +10,10 @@ mod evict;
 mod log;
 mod names;
 mod share;
+mod tables;
 mod times;
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{HashMap, HashSet};
 
 use rustc_hash::FxBuildHasher;
 
@@ -24,7 +25,7 @@ pub(crate) use share::object_of;
 
 use crate::grants::Object;
 use crate::{
-    Dentry, FileKind, Ino, InoRange, InodeRow, Missing, Name, Sequence, Timestamp, TreeError, Usage,
+    Content, Dentry, FileKind, Ino, InoRange, InodeRow, Missing, Name, Sequence, Timestamp, TreeError, Usage,
     UsageDelta,
 };
 
@@ -46,8 +47,7 @@ struct Node {
 
 #[derive(Debug, Default)]
 struct Directory {
-    by_name: HashMap<Name, Dentry, FxBuildHasher>,
-    by_cookie: BTreeMap<u64, Name>,
+    by_name: tables::Names,
     /// The last cut that took one of its names.
     cut: Sequence,
     /// Names changed since then.
@@ -60,14 +60,11 @@ struct Directory {
 
 impl Directory {
     fn insert(&mut self, name: Name, dentry: Dentry) {
-        self.by_cookie.insert(dentry.cookie, name.clone());
         self.by_name.insert(name, dentry);
     }
 
     fn remove(&mut self, name: &[u8]) -> Option<Dentry> {
-        let dentry = self.by_name.remove(name)?;
-        self.by_cookie.remove(&dentry.cookie);
-        Some(dentry)
+        self.by_name.remove(name)
     }
 }
 
@@ -82,7 +79,7 @@ pub trait Known: std::fmt::Debug + Send {
 /// A volume's tree as one client knows it. See the module's documentation.
 #[derive(Debug, Default)]
 pub struct Tree {
-    nodes: Map<Ino, Node>,
+    nodes: tables::Nodes,
     dirs: Map<Ino, Directory>,
     /// How often the kernel has been given each inode and not forgotten it.
     lookups: Map<Ino, u64>,
@@ -182,10 +179,16 @@ impl Tree {
         Err(TreeError::Missing(Missing::Numbers))
     }
 
-    /// Adds an inode's row as fetched from the server; a row that is here already stays, since it is newer.
+    /// Adds an inode's row as fetched from the server; a row that is here already stays, since it is newer. Content that
+    /// was left out of that is added.
     pub fn add_inode(&mut self, ino: Ino, row: InodeRow) {
         self.saw(&row);
-        self.nodes.entry(ino).or_insert(Node { row, stored: true, dirty: false, cut: Sequence(0) });
+        self.nodes.add(ino, row);
+    }
+
+    /// Whether the content of a small file was left out of its row.
+    pub fn is_left_out(&self, ino: Ino) -> bool {
+        self.nodes.get(&ino).is_some_and(|node| node.row.content == Content::LeftOut)
     }
 
     /// Adds a directory's whole listing as fetched from the server, unless it is here already, and the rows that came
@@ -202,20 +205,24 @@ impl Tree {
         let is_new = here.is_none() && !ended;
         let mut directory =
             here.unwrap_or_else(|| Directory { used: self.operations, ..Directory::default() });
+        let entries = entries.into_iter();
+        if is_new {
+            directory.by_name.reserve(entries.size_hint().0);
+        }
         for (name, dentry, row) in entries {
-            let leads_there = match directory.by_name.get(&name) {
-                Some(here) => here.ino == dentry.ino,
-                None => is_new,
-            };
+            let leads_there =
+                is_new || directory.by_name.get(&name).is_some_and(|here| here.ino == dentry.ino);
             if is_new {
                 directory.insert(name, dentry);
             }
-            if let Some(row) = row.filter(|_| leads_there) {
-                self.add_inode(dentry.ino, row);
-            }
-            if dentry.kind != FileKind::Directory
-                && let Some(node) = self.nodes.get(&dentry.ino)
-            {
+            let node = match row.filter(|_| leads_there) {
+                Some(row) => {
+                    self.newest = self.newest.max(row.ctime);
+                    Some(self.nodes.add(dentry.ino, row))
+                }
+                None => self.nodes.get(&dentry.ino),
+            };
+            if let Some(node) = node.filter(|_| dentry.kind != FileKind::Directory) {
                 directory.latest = directory.latest.max(node.row.ctime);
             }
         }
@@ -296,10 +303,7 @@ impl Tree {
         cookie: u64,
     ) -> Result<impl Iterator<Item = (&Name, &Dentry)>, TreeError> {
         let directory: &Directory = self.directory(dir)?;
-        Ok(directory
-            .by_cookie
-            .range(cookie.saturating_add(1)..)
-            .map(|(_, name)| (name, directory.by_name.get(name).expect("both maps hold the same names"))))
+        Ok(directory.by_name.behind(cookie))
     }
 
     /// The kernel has been told about the inode once more.

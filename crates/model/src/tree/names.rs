@@ -1,7 +1,5 @@
 //! Operations on names: making, linking, removing and renaming.
 
-use std::collections::BTreeMap;
-
 use bytes::Bytes;
 
 use super::{Directory, FIRST_COOKIE, Node, Tree};
@@ -103,7 +101,7 @@ impl Tree {
             parent: if is_dir || nlink > 0 { dir } else { STRAY },
             next_cookie: if is_dir { FIRST_COOKIE } else { 0 },
             unnamed: !is_dir && nlink == 0,
-            xattrs: BTreeMap::new(),
+            xattrs: Default::default(),
             content: new.target.map_or(Content::None, Content::Target),
         };
         self.nodes.insert(ino, Node { row, stored: false, dirty: true, cut: Sequence(0) });

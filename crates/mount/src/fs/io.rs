@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 
 use hayloft_fuse::{Interrupt, Pace, Reply, SetAttr, Validity};
 use hayloft_model::tree::{AttributeChange, Tree, has_privileges};
-use hayloft_model::{BLOCK_SIZE, FileKind, Ino, InodeRow, TreeError};
+use hayloft_model::{BLOCK_SIZE, Content, FileKind, Ino, InodeRow, TreeError};
 use parking_lot::MutexGuard;
 
 use super::error::FsError;
@@ -87,12 +87,13 @@ impl VolumeFs {
                     buffer[..part].copy_from_slice(&bytes[..part]);
                 }
                 reply.filled(count);
+                drop(core);
+                self.client.note_reading(Place { ino, index: 0 });
                 return Ok(());
             }
             (core.file(ino)?, length)
         };
-        self.client.note_reading();
-        self.client.contents_ahead.reads(Place { ino, index: offset / BLOCK_SIZE });
+        self.client.note_reading(Place { ino, index: offset / BLOCK_SIZE });
         let wanted = u64::from(size).min(length.saturating_sub(offset));
         let ahead = file.ahead(offset, wanted);
         let buffer = &mut reply.buffer()[..wanted as usize];
@@ -199,6 +200,10 @@ impl VolumeFs {
             return Err(TreeError::TooLarge.into());
         }
         core.tree.check_owned(ino)?;
+        if size == 0 && core.tree.is_left_out(ino) {
+            // Nothing of it is needed any more.
+            core.tree.set_content(ino, Content::None);
+        }
         let file = core.file(ino)?;
         self.with_data(ino, &file, |data| data.truncate(size))?;
         let allocated = file.data.lock().allocated();

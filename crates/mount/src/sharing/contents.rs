@@ -5,10 +5,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use hayloft_fuse::Interrupt;
-use hayloft_model::{BlockRef, Content, Ino};
+use hayloft_model::grants::STRAY;
+use hayloft_model::{BlockRef, Content, INLINE_MAX, Ino};
 use hayloft_wire::client_message::Body as Ask;
 use hayloft_wire::server_message::Body as Answer;
-use hayloft_wire::{FetchContent, FetchPages};
+use hayloft_wire::{Enter, FetchContent, FetchPages};
 use parking_lot::{Condvar, Mutex};
 
 use crate::cache::data::{File, Lacking};
@@ -23,6 +24,8 @@ const DOUBLINGS_MAX: u32 = 2;
 /// How many of the next inode numbers are looked at for files to fetch ahead, and how large these may be, bytes.
 const NEIGHBOURS: u64 = 256;
 const NEIGHBOUR_SIZE_MAX: u64 = 1 << 20;
+/// Bytes of a row with its data, as a rule: those with large attributes besides come one by one.
+const FILE_MAX: u64 = INLINE_MAX + 512;
 /// A walk may leave out so many files between two parts: those that have come with their directory.
 pub(crate) const REACH: u64 = 64;
 /// How often a waiting caller looks whether it was interrupted.
@@ -36,7 +39,29 @@ struct Wanted {
     stored: BlockRef,
 }
 
-/// Blocks that are being fetched ahead: who needs one waits for that.
+/// What is fetched together.
+#[derive(Default)]
+struct Part {
+    blocks: Vec<Wanted>,
+    /// Files of which the content was left out of their rows, with their homes.
+    files: Vec<(Ino, Ino)>,
+    /// Bytes of these.
+    file_bytes: u64,
+}
+
+impl Part {
+    fn len(&self) -> usize {
+        self.blocks.len() + self.files.len()
+    }
+
+    /// Twice what comes: as it comes, and decoded.
+    fn room(&self) -> u64 {
+        let blocks: u64 = self.blocks.iter().map(|wanted| u64::from(wanted.stored.len)).sum();
+        2 * (blocks + self.file_bytes)
+    }
+}
+
+/// Contents that are being fetched ahead: who needs one waits for that. What was left out of a row is block 0.
 #[derive(Debug, Default)]
 pub(crate) struct Coming {
     blocks: Mutex<HashSet<(Ino, u64)>>,
@@ -55,8 +80,9 @@ impl Drop for Fetching<'_> {
 
 impl Coming {
     /// Only one part is fetched ahead at a time.
-    fn begin(&self, wanted: &[Wanted]) -> Fetching<'_> {
-        *self.blocks.lock() = wanted.iter().map(|wanted| (wanted.ino, wanted.index)).collect();
+    fn begin(&self, part: &Part) -> Fetching<'_> {
+        let blocks = part.blocks.iter().map(|wanted| (wanted.ino, wanted.index));
+        *self.blocks.lock() = blocks.chain(part.files.iter().map(|(ino, _)| (*ino, 0))).collect();
         Fetching(self)
     }
 
@@ -64,12 +90,12 @@ impl Coming {
     fn wait(
         &self,
         ino: Ino,
-        lacking: &[(u64, BlockRef)],
+        lacking: impl Iterator<Item = u64> + Clone,
         interrupt: Option<&Interrupt>,
     ) -> Result<bool, FaultError> {
         let mut blocks = self.blocks.lock();
         let is_coming = |blocks: &HashSet<(Ino, u64)>| {
-            !blocks.is_empty() && lacking.iter().any(|(index, _)| blocks.contains(&(ino, *index)))
+            !blocks.is_empty() && lacking.clone().any(|index| blocks.contains(&(ino, index)))
         };
         let mut has_waited = false;
         while is_coming(&blocks) {
@@ -107,7 +133,7 @@ impl Client {
                 Ok(())
             }
             Lacking::Content(blocks) => {
-                if self.coming.wait(ino, &blocks, interrupt)? {
+                if self.coming.wait(ino, blocks.iter().map(|(index, _)| *index), interrupt)? {
                     return Ok(());
                 }
                 self.fetch_content(ino, file, blocks, interrupt)
@@ -123,7 +149,7 @@ impl Client {
         interrupt: Option<&Interrupt>,
     ) -> Result<(), FaultError> {
         let Some((first, _)) = blocks.first().copied() else { return Ok(()) };
-        let mut wanted: Vec<Wanted> = blocks
+        let wanted: Vec<Wanted> = blocks
             .into_iter()
             .map(|(index, stored)| Wanted { ino, file: Arc::clone(file), index, stored })
             .collect();
@@ -132,63 +158,103 @@ impl Client {
         self.contents_ahead.asks(Place { ino, index: first });
         let last = wanted.last().map_or(first, |last| last.index);
         let rest = file.data.lock().absent().into_iter().find(|(index, _)| *index > last);
+        let mut part = Part { blocks: wanted, ..Part::default() };
         let next = match rest {
             Some((index, _)) => Some(Place { ino, index }),
-            None if first == 0 && wanted.len() < FETCH_BLOCKS => {
-                self.add_files(Place { ino: Ino(ino.0 + 1), index: 0 }, FETCH_BLOCKS, &mut wanted)
+            None if first == 0 && part.len() < FETCH_BLOCKS => {
+                self.add_files(Place { ino: Ino(ino.0 + 1), index: 0 }, FETCH_BLOCKS, &mut part)
             }
             None => Some(Place { ino: Ino(ino.0 + 1), index: 0 }),
         };
-        self.stats.blocks_prefetched.add((wanted.len() - needed) as u64);
-        let mut result = self.fetch_all(&wanted, interrupt);
-        if matches!(result, Err(FaultError::Gone | FaultError::Broken(_))) && needed < wanted.len() {
+        self.stats.blocks_prefetched.add((part.len() - needed) as u64);
+        let mut result = self.fetch_all(&part.blocks, interrupt);
+        if matches!(result, Err(FaultError::Gone | FaultError::Broken(_))) && needed < part.blocks.len() {
             // What was only fetched ahead must not make a read fail.
-            result = self.fetch_all(&wanted[..needed], interrupt);
+            result = self.fetch_all(&part.blocks[..needed], interrupt);
         }
-        drop(wanted);
+        if result.is_ok() {
+            // The same here.
+            let _ = self.fetch_files(&part.files, interrupt);
+        }
+        drop(part);
         self.contents_ahead.came(Place { ino, index: first }, next);
         self.trim();
         result
+    }
+
+    /// Fetches the content that was left out of a file's row, and what a walk will read after it.
+    pub(crate) fn fetch_left_out(&self, ino: Ino, interrupt: Option<&Interrupt>) -> Result<(), FaultError> {
+        if self.coming.wait(ino, std::iter::once(0), interrupt)? {
+            return Ok(());
+        }
+        let place = Place { ino, index: 0 };
+        self.contents_ahead.asks(place);
+        let mut part = Part::default();
+        let next = self.add_files(place, FETCH_BLOCKS, &mut part);
+        if part.files.first().is_some_and(|(first, _)| *first == ino) {
+            self.stats.block_misses.add(1);
+            self.stats.blocks_prefetched.add(part.len() as u64 - 1);
+            self.fetch_files(&part.files, interrupt)?;
+            let _ = self.fetch_all(&part.blocks, interrupt);
+        }
+        drop(part);
+        if self.core().tree.is_left_out(ino) {
+            // It has names in several directories, or is owned by itself.
+            self.fetch_inode(ino, interrupt)?;
+        }
+        self.contents_ahead.came(place, next);
+        self.trim();
+        Ok(())
     }
 
     /// Fetches a part of what a walk will read.
     pub(crate) fn fetch_contents_ahead(&self, from: Place) {
         let parts = self.contents_ahead.asks(from);
         let most = FETCH_BLOCKS << parts.saturating_sub(1).min(DOUBLINGS_MAX);
-        let mut wanted = Vec::new();
-        let next = self.add_files(from, most, &mut wanted);
-        let Some(head) = wanted.first().map(|wanted| Place { ino: wanted.ino, index: wanted.index }) else {
-            return;
-        };
-        let fetching = self.coming.begin(&wanted);
+        let mut part = Part::default();
+        let next = self.add_files(from, most, &mut part);
+        let block = part.blocks.first().map(|wanted| Place { ino: wanted.ino, index: wanted.index });
+        let file = part.files.first().map(|(ino, _)| Place { ino: *ino, index: 0 });
+        let first = |one: Place, other: Place| if other.ino < one.ino { other } else { one };
+        let Some(head) = block.into_iter().chain(file).reduce(first) else { return };
+        let fetching = self.coming.begin(&part);
         // What is only fetched ahead does not wait for room. Whoever needs it asks for it as well, and is told why it cannot
         // be had.
-        let bytes = wanted.iter().map(|wanted| 2 * u64::from(wanted.stored.len)).sum();
-        let room = self.budget.fetch_now(bytes, self.memory.fetched());
-        let is_fetched = room.is_some() && self.fetch_blocks(&wanted, None).is_ok();
+        let room = self.budget.fetch_now(part.room(), self.memory.fetched());
+        let is_fetched = room.is_some()
+            && self.fetch_files(&part.files, None).is_ok()
+            && self.fetch_blocks(&part.blocks, None).is_ok();
         drop((fetching, room));
         if is_fetched {
-            self.stats.blocks_prefetched.add(wanted.len() as u64);
+            self.stats.blocks_prefetched.add(part.len() as u64);
             self.contents_ahead.came(head, next);
         }
-        drop(wanted);
+        drop(part);
         self.trim();
     }
 
     /// Files made right after one another are likely to be read so. Adds what lacks of them, up to `most` blocks in all. Returns
     /// where the next part begins.
-    fn add_files(&self, from: Place, most: usize, wanted: &mut Vec<Wanted>) -> Option<Place> {
+    fn add_files(&self, from: Place, most: usize, part: &mut Part) -> Option<Place> {
         let mut core = self.core();
         for ino in (from.ino.0..from.ino.0 + NEIGHBOURS).map(Ino) {
+            let Ok(row) = core.tree.inode(ino) else { continue };
             // One that is being read may have any size.
             let begin = if ino == from.ino { from.index } else { 0 };
-            let fits = core.tree.inode(ino).is_ok_and(|row| {
-                matches!(row.content, Content::Blocks(_)) && (begin > 0 || row.size <= NEIGHBOUR_SIZE_MAX)
-            });
-            let Some(file) = fits.then(|| core.file(ino).ok()).flatten() else { continue };
+            match row.content {
+                Content::Blocks(_) if begin > 0 || row.size <= NEIGHBOUR_SIZE_MAX => {}
+                Content::LeftOut if part.len() == most => return Some(Place { ino, index: 0 }),
+                Content::LeftOut if row.parent != STRAY => {
+                    part.files.push((ino, row.parent));
+                    part.file_bytes += row.size.min(INLINE_MAX);
+                    continue;
+                }
+                _ => continue,
+            }
+            let Ok(file) = core.file(ino) else { continue };
             let mut absent = file.data.lock().absent();
             absent.retain(|(index, _)| *index >= begin);
-            let room = most - wanted.len();
+            let room = most - part.len();
             let is_cut = absent.len() > room;
             if is_cut && begin == 0 {
                 return Some(Place { ino, index: 0 });
@@ -200,12 +266,25 @@ impl Client {
                 index,
                 stored,
             });
-            wanted.extend(of_file);
+            part.blocks.extend(of_file);
             if is_cut {
                 return rest;
             }
         }
         Some(Place { ino: Ino(from.ino.0 + NEIGHBOURS), index: 0 })
+    }
+
+    /// The rows come in the stream, see [`Client::receive_listings`].
+    fn fetch_files(&self, files: &[(Ino, Ino)], interrupt: Option<&Interrupt>) -> Result<(), FaultError> {
+        let Some((_, dir)) = files.first() else { return Ok(()) };
+        let enter = Enter {
+            dir: dir.0,
+            budget_bytes: files.len() as u64 * FILE_MAX,
+            files: files.iter().map(|(ino, _)| ino.0).collect(),
+            homes: files.iter().map(|(_, home)| home.0).collect(),
+            ..Enter::default()
+        };
+        self.ask_marked(Ask::Enter(enter), interrupt, self.mark()).map(|_| ())
     }
 
     fn fetch_all(&self, wanted: &[Wanted], interrupt: Option<&Interrupt>) -> Result<(), FaultError> {
@@ -222,6 +301,9 @@ impl Client {
     }
 
     fn fetch_blocks(&self, wanted: &[Wanted], interrupt: Option<&Interrupt>) -> Result<(), FaultError> {
+        if wanted.is_empty() {
+            return Ok(());
+        }
         let hashes: Vec<u8> = wanted.iter().flat_map(|wanted| wanted.stored.hash.0).collect();
         let answers = self.ask(Ask::FetchContent(FetchContent { hashes: hashes.into() }), interrupt)?;
         let mut contents = HashMap::new();

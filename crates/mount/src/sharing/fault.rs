@@ -6,9 +6,10 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use hayloft_fuse::Interrupt;
-use hayloft_model::{BlockRef, Content, ContentHash, Dentry, Ino, InoRange, InodeRow, Missing, Name};
+use hayloft_model::{BlockRef, Content, ContentHash, Ino, InoRange, InodeRow, Missing};
 use hayloft_store::{Codec, decode_chunk};
 use hayloft_wire::client_message::Body as Ask;
+use hayloft_wire::listing::Entry;
 use hayloft_wire::server_message::Body as Answer;
 use hayloft_wire::{AllocateInos, Chunk, Enter, FailureCode, FetchInode, InodeAnswer, Listings};
 use parking_lot::{Condvar, Mutex};
@@ -21,15 +22,17 @@ use crate::sharing::ahead::Place;
 const ENTER_BUDGET: u64 = 4 << 20;
 /// The same where contents are not wanted. Should files be read after all, those of what has come are fetched by
 /// themselves, so it is not too much.
-const ENTER_NAMES: u64 = 512 << 10;
-/// How often that doubles for who walks.
-const DOUBLINGS_MAX: u32 = 3;
+const ENTER_NAMES: u64 = 64 << 10;
+/// How often that becomes four times as much for who walks.
+const GROWTHS_MAX: u32 = 3;
 /// The same while a lot is on its way already.
 const ENTER_LEAST: u64 = 256 << 10;
 /// How often a waiting caller looks whether it was interrupted.
 const INTERRUPT_POLL: Duration = Duration::from_millis(50);
 /// How long a store that does not work is waited for before the caller hears of it.
 const STORE_PATIENCE: Duration = Duration::from_secs(60);
+/// Names that are added while the lock is held.
+const ADD_AT_ONCE: usize = 512;
 /// Inode numbers fetched at once.
 const NUMBERS: u64 = 1 << 16;
 
@@ -111,14 +114,11 @@ impl Drop for UnderWay<'_> {
     }
 }
 
-/// An entry, with the row of its inode unless somebody else owns that.
-type ListedEntry = (Name, Dentry, Option<InodeRow>);
-
 /// A directory with all its entries.
 #[derive(Debug)]
 struct Listed {
     dir: Ino,
-    entries: Vec<ListedEntry>,
+    entries: Vec<Entry>,
     /// It is owned from now on.
     own: bool,
 }
@@ -128,10 +128,10 @@ struct Listed {
 pub(crate) struct Bundle {
     dirs: Vec<Listed>,
     /// Entries of directories of which parts are still to come.
-    partial: HashMap<u64, Vec<ListedEntry>>,
-    /// Blocks that wait for their content, by its name.
-    wanted: HashMap<ContentHash, Vec<(Ino, u64, BlockRef)>>,
+    partial: HashMap<u64, Vec<Entry>>,
     chunks: Vec<Chunk>,
+    /// Rows of files that were asked for.
+    files: Vec<(Ino, InodeRow)>,
 }
 
 impl Client {
@@ -142,6 +142,7 @@ impl Client {
         interrupt: Option<&Interrupt>,
     ) -> Result<(), FaultError> {
         self.faults.once(missing, interrupt, || match missing {
+            Missing::Inode(ino) if self.core().tree.is_left_out(ino) => self.fetch_left_out(ino, interrupt),
             Missing::Inode(ino) => self.fetch_inode(ino, interrupt),
             Missing::Directory(dir) => self.enter(dir, interrupt),
             Missing::Numbers => self.fetch_numbers(interrupt),
@@ -166,7 +167,7 @@ impl Client {
         self.ask_until(interrupt, || self.link.call_change(ask.clone(), interrupt, number))
     }
 
-    fn ask_marked(
+    pub(super) fn ask_marked(
         &self,
         ask: Ask,
         interrupt: Option<&Interrupt>,
@@ -209,12 +210,12 @@ impl Client {
 
     /// What has been evicted so far: an answer that was asked for before an eviction may be older than what was
     /// dropped, and is not used.
-    fn mark(&self) -> u64 {
+    pub(super) fn mark(&self) -> u64 {
         self.evictions.load(Ordering::Relaxed)
     }
 
     /// The row comes in the stream, see [`Client::receive_inode`].
-    fn fetch_inode(&self, ino: Ino, interrupt: Option<&Interrupt>) -> Result<(), FaultError> {
+    pub(super) fn fetch_inode(&self, ino: Ino, interrupt: Option<&Interrupt>) -> Result<(), FaultError> {
         self.ask_marked(Ask::FetchInode(FetchInode { ino: ino.0 }), interrupt, self.mark()).map(|_| ())
     }
 
@@ -238,12 +239,13 @@ impl Client {
         Ok(())
     }
 
-    /// A file is read whose content is not in its row.
-    pub(crate) fn note_reading(&self) {
+    /// A file is read.
+    pub(crate) fn note_reading(&self, place: Place) {
         // Most of the time it is known, and then no other core loses the line.
         if !self.is_reading.load(Ordering::Relaxed) {
             self.is_reading.store(true, Ordering::Relaxed);
         }
+        self.contents_ahead.reads(place);
     }
 
     /// Fetches a directory, its children's rows, and directories below it that come along; small contents as well when
@@ -251,13 +253,13 @@ impl Client {
     /// [`Client::receive_listings`].
     fn enter(&self, dir: Ino, interrupt: Option<&Interrupt>) -> Result<(), FaultError> {
         let names_only = !self.is_reading.swap(false, Ordering::Relaxed);
-        let doublings = self.ahead.asks(Place { ino: dir, index: 0 }).min(DOUBLINGS_MAX);
+        let growths = self.ahead.asks(Place { ino: dir, index: 0 }).min(GROWTHS_MAX);
         let whole =
-            if names_only { ENTER_NAMES << doublings } else { ENTER_BUDGET }.min(self.memory.content());
+            if names_only { ENTER_NAMES << (2 * growths) } else { ENTER_BUDGET }.min(self.memory.content());
         // Twice: as it comes, and decoded. What only comes along does not wait for room.
         let along = self.budget.fetch_now(2 * whole, self.memory.fetched());
         let budget_bytes = if along.is_some() { whole } else { whole.min(ENTER_LEAST) };
-        let enter = Enter { dir: dir.0, budget_bytes, names_only };
+        let enter = Enter { dir: dir.0, budget_bytes, names_only, ..Enter::default() };
         self.ask_marked(Ask::Enter(enter), interrupt, self.mark())?;
         self.core().tree.touch(dir);
         self.trim();
@@ -278,43 +280,82 @@ impl Client {
             self.partial.lock().insert(request, bundle);
             return Ok(());
         }
-        let mut core = self.core();
         if let Some(asked) = bundle.dirs.first() {
             self.ahead.came(Place { ino: asked.dir, index: 0 }, next);
         }
-        let own: Vec<Ino> = bundle.dirs.iter().filter(|listed| listed.own).map(|listed| listed.dir).collect();
+        self.stats.directories_prefetched.add(bundle.dirs.len().saturating_sub(1) as u64);
+        let contents = self.contents_for(&bundle);
+        self.add_directories(bundle.dirs, mark);
+        let mut core = self.core();
         if mark == self.mark() {
-            self.add_bundle(&mut core, bundle);
-        }
-        // One that is gone here is on its way out at the server.
-        for dir in own {
-            if core.tree.has_inode(dir) {
-                core.tree.own(dir);
+            for (ino, row) in bundle.files {
+                // What is here is newer but for what was left out.
+                if core.tree.is_left_out(ino) {
+                    core.tree.add_inode(ino, row);
+                }
             }
+            self.fill(&mut core, contents);
         }
         Ok(())
     }
 
-    fn add_bundle(&self, core: &mut Core, bundle: Bundle) {
-        self.stats.directories_prefetched.add(bundle.dirs.len().saturating_sub(1) as u64);
-        let listed = bundle.dirs.iter().flat_map(|listed| &listed.entries).map(|(_, dentry, _)| dentry.ino);
-        let fresh: HashSet<Ino> = listed.filter(|ino| !core.tree.has_inode(*ino)).collect();
-        for Listed { dir, entries, own } in bundle.dirs {
-            core.names.listed(dir, own);
-            core.tree.add_listing(dir, entries);
+    /// Not with one hold of the lock: others want to look at what has come already.
+    fn add_directories(&self, dirs: Vec<Listed>, mark: u64) {
+        let mut dirs = dirs.into_iter();
+        while dirs.len() > 0 {
+            let mut core = self.core();
+            let mut count = 0;
+            while count < ADD_AT_ONCE
+                && let Some(Listed { dir, entries, own }) = dirs.next()
+            {
+                count += 1 + entries.len();
+                if mark == self.mark() {
+                    core.names.listed(dir, own);
+                    core.tree.add_listing(dir, entries);
+                }
+                // One that is gone here is on its way out at the server.
+                if own && core.tree.has_inode(dir) {
+                    core.tree.own(dir);
+                }
+            }
         }
-        for chunk in bundle.chunks {
-            let Ok((hash, data)) = decode(&chunk) else { continue };
-            for (ino, index, stored) in bundle.wanted.get(&hash).into_iter().flatten() {
-                // A file that was known before may have changed since; what is here is newer.
-                if !fresh.contains(ino) {
+    }
+
+    /// Contents that have come, with the blocks that they are for. A file that was known before may have changed since: what is
+    /// here is newer.
+    fn contents_for(&self, bundle: &Bundle) -> Vec<(Ino, u64, BlockRef, Arc<Vec<u8>>)> {
+        if bundle.chunks.is_empty() {
+            return Vec::new();
+        }
+        let mut wanted: HashMap<ContentHash, Vec<(Ino, u64, BlockRef)>> = HashMap::new();
+        {
+            let core = self.core();
+            for (_, dentry, row) in bundle.dirs.iter().flat_map(|listed| &listed.entries) {
+                let Some(Content::Blocks(blocks)) = row.as_ref().map(|row| &row.content) else { continue };
+                if core.tree.has_inode(dentry.ino) {
                     continue;
                 }
-                let Ok(file) = core.file(*ino) else { continue };
-                if self.budget.with(&file, |file| file.fill(*index, *stored, &data)) > 0 {
-                    self.stats.blocks_prefetched.add(1);
-                    self.may_drop(*ino, [*index]);
+                for (index, stored) in blocks.iter().enumerate() {
+                    if let Some(stored) = stored {
+                        wanted.entry(stored.hash).or_default().push((dentry.ino, index as u64, *stored));
+                    }
                 }
+            }
+        }
+        let decoded = bundle.chunks.iter().filter_map(|chunk| decode(chunk).ok());
+        let for_blocks = decoded.flat_map(|(hash, data)| {
+            let blocks = wanted.get(&hash).cloned().unwrap_or_default();
+            blocks.into_iter().map(move |(ino, index, stored)| (ino, index, stored, Arc::clone(&data)))
+        });
+        for_blocks.collect()
+    }
+
+    fn fill(&self, core: &mut Core, contents: Vec<(Ino, u64, BlockRef, Arc<Vec<u8>>)>) {
+        for (ino, index, stored, data) in contents {
+            let Ok(file) = core.file(ino) else { continue };
+            if self.budget.with(&file, |file| file.fill(index, stored, &data)) > 0 {
+                self.stats.blocks_prefetched.add(1);
+                self.may_drop(ino, [index]);
             }
         }
     }
@@ -323,24 +364,17 @@ impl Client {
 impl Bundle {
     fn add(&mut self, listings: Listings) -> Result<(), FaultError> {
         for listing in listings.dirs {
-            let entries = self.partial.entry(listing.dir).or_default();
-            for entry in listing.entries {
-                let dentry = Dentry::try_from(&entry.dentry.ok_or_else(unexpected)?)?;
-                let row = entry.inode.map(|inode| InodeRow::try_from(&inode)).transpose()?;
-                if let Some(Content::Blocks(blocks)) = row.as_ref().map(|row| &row.content) {
-                    for (index, stored) in blocks.iter().enumerate() {
-                        if let Some(stored) = stored {
-                            let place = (dentry.ino, index as u64, *stored);
-                            self.wanted.entry(stored.hash).or_default().push(place);
-                        }
-                    }
-                }
-                entries.push((Name::new(&entry.name), dentry, row.map(own)));
+            let mut entries = self.partial.remove(&listing.dir).unwrap_or_default();
+            for entry in hayloft_wire::listing::unpack(&listing.packed) {
+                entries.push(entry?);
             }
-            if listing.complete {
-                let entries = self.partial.remove(&listing.dir).unwrap_or_default();
-                self.dirs.push(Listed { dir: Ino(listing.dir), entries, own: listing.own });
+            match listing.complete {
+                true => self.dirs.push(Listed { dir: Ino(listing.dir), entries, own: listing.own }),
+                false => drop(self.partial.insert(listing.dir, entries)),
             }
+        }
+        for row in &listings.files {
+            self.files.push(hayloft_wire::listing::row_from(row)?);
         }
         self.chunks.extend(listings.contents);
         Ok(())
@@ -356,7 +390,7 @@ fn own(mut row: InodeRow) -> InodeRow {
     use bytes::Bytes;
     match &mut row.content {
         Content::Inline(bytes) | Content::Target(bytes) => *bytes = Bytes::copy_from_slice(bytes),
-        Content::None | Content::Blocks(_) => {}
+        Content::None | Content::LeftOut | Content::Blocks(_) => {}
     }
     row.xattrs = row
         .xattrs

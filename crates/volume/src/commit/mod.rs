@@ -226,7 +226,10 @@ impl Volume {
             let record = Record::try_from(message)?;
             match (&record, message.body.as_ref()) {
                 (Record::PutInode(ino, row), Some(Body::PutInode(message))) => {
-                    let row_bytes = message.encode_to_vec();
+                    let row_bytes = match &row.content {
+                        Content::LeftOut => with_data(db, message).await?,
+                        _ => message.encode_to_vec(),
+                    };
                     subjects.row_bytes += row_bytes.len() as u64;
                     batch.put(tables::inode(*ino), row_bytes);
                     subjects.settled.push(*ino);
@@ -453,4 +456,12 @@ impl Subjects {
     fn name(&mut self, blocks: &[Option<BlockRef>]) {
         self.named.extend(blocks.iter().flatten().map(|block| block.hash));
     }
+}
+
+/// A row of which the data was left out, with the data that is stored.
+async fn with_data(db: &Db, message: &InodeRowMessage) -> Result<Vec<u8>, VolumeError> {
+    let stored = db.get(tables::inode(Ino(message.ino))).await?;
+    let stored = stored.ok_or(VolumeError::Invalid("data was left out of a row that is not there"))?;
+    let InodeRowMessage { inline, .. } = database::decode(stored, "inode")?;
+    Ok(InodeRowMessage { inline, left_out: false, ..message.clone() }.encode_to_vec())
 }

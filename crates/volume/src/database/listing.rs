@@ -4,8 +4,9 @@ use std::collections::HashMap;
 
 use bytes::Bytes;
 use futures::stream::{self, StreamExt, TryStreamExt};
-use hayloft_model::{FileKind, Ino};
-use hayloft_wire::{DentryRow, InodeRowMessage, PageRow};
+use hayloft_model::{Dentry, FileKind, Ino};
+use hayloft_wire::{InodeRowMessage, PageRow};
+use rustc_hash::FxBuildHasher;
 use slatedb::DbSnapshot;
 
 use crate::database;
@@ -27,16 +28,26 @@ const PAGES_MAX: usize = 48 << 20;
 /// Bytes of an encoded page row besides its blocks, at most.
 const PAGE_HEAD: usize = 24;
 
+/// By numbers of inodes.
+pub(crate) type Map<V> = HashMap<u64, V, FxBuildHasher>;
+
 /// A name and where it leads.
 #[derive(Clone, Debug)]
 pub(crate) struct Entry {
     pub(crate) name: Bytes,
-    pub(crate) dentry: DentryRow,
+    pub(crate) dentry: Dentry,
+    /// The same as it is stored.
+    pub(crate) row: Bytes,
 }
 
 impl Entry {
+    fn of(key: &Bytes, row: Bytes) -> Result<Entry, VolumeError> {
+        let dentry = hayloft_wire::listing::dentry_from(&row).map_err(|_| VolumeError::Damaged("dentry"))?;
+        Ok(Entry { name: tables::rest_of(key), dentry, row })
+    }
+
     pub(crate) fn is_directory(&self) -> bool {
-        self.dentry.kind == FileKind::Directory.bits()
+        self.dentry.kind == FileKind::Directory
     }
 }
 
@@ -46,17 +57,46 @@ pub(crate) async fn entries(
     dir: Ino,
     limit: usize,
 ) -> Result<Option<Vec<Entry>>, VolumeError> {
-    let mut entries = Vec::new();
-    let mut scan = database::scan(snapshot, &tables::dentries(dir)).await?;
-    while let Some(found) = scan.next().await? {
-        if entries.len() == limit {
-            return Ok(None);
+    Ok(directories(snapshot, &[dir], limit).await?.remove(&dir.0))
+}
+
+/// The entries of several directories, read with one scan; for a walk, in which they mostly lie close together. Those that
+/// come after the first `limit` entries are left out.
+pub(crate) async fn directories(
+    snapshot: &DbSnapshot,
+    dirs: &[Ino],
+    limit: usize,
+) -> Result<Map<Vec<Entry>>, VolumeError> {
+    let mut numbers: Vec<u64> = dirs.iter().map(|dir| dir.0).collect();
+    numbers.sort_unstable();
+    numbers.dedup();
+    let mut found: Map<Vec<Entry>> = numbers.iter().map(|dir| (*dir, Vec::new())).collect();
+    let (Some(first), Some(last)) = (numbers.first(), numbers.last()) else { return Ok(found) };
+    let (from, to) = (tables::dentries(Ino(*first)), tables::dentries(Ino(last.saturating_add(1))));
+    let mut scan = database::scan_range(snapshot, from, to).await?;
+    let (mut wanted, mut count) = (numbers.iter().copied().peekable(), 0);
+    let mut here = Vec::new();
+    while let Some(row) = scan.next().await? {
+        let dir = tables::number_in(&row.key).ok_or(VolumeError::Damaged("key of a dentry"))?;
+        while let Some(passed) = wanted.next_if(|wanted| *wanted < dir) {
+            found.insert(passed, std::mem::take(&mut here));
         }
-        let dentry = database::decode::<DentryRow>(found.value, "dentry")?;
-        entries.push(Entry { name: tables::rest_of(&found.key), dentry });
+        match wanted.peek() {
+            Some(wanted) if *wanted == dir => here.push(Entry::of(&row.key, row.value)?),
+            Some(wanted) => scan.seek(tables::dentries(Ino(*wanted))).await?,
+            None => break,
+        }
+        count += 1;
+        if count > limit {
+            wanted.by_ref().for_each(|left_out| drop(found.remove(&left_out)));
+            break;
+        }
     }
-    entries.sort_by_key(|entry| entry.dentry.cookie);
-    Ok(Some(entries))
+    if let Some(last) = wanted.next() {
+        found.insert(last, here);
+    }
+    found.values_mut().for_each(|entries| entries.sort_by_key(|entry| entry.dentry.cookie));
+    Ok(found)
 }
 
 /// One inode's row.
@@ -65,16 +105,16 @@ pub(crate) async fn inode(snapshot: &DbSnapshot, ino: Ino) -> Result<InodeRowMes
     database::decode(row, "inode")
 }
 
-/// The rows of these inodes. Numbers that lie close together, as those of one directory's files mostly
+/// The rows of these inodes, as they are stored. Numbers that lie close together, as those of one directory's files mostly
 /// do, are read with one scan.
 pub(crate) async fn inodes(
     snapshot: &DbSnapshot,
     wanted: impl Iterator<Item = u64>,
-) -> Result<HashMap<u64, InodeRowMessage>, VolumeError> {
+) -> Result<Map<Bytes>, VolumeError> {
     let mut numbers: Vec<u64> = wanted.collect();
     numbers.sort_unstable();
     numbers.dedup();
-    let mut rows = HashMap::with_capacity(numbers.len());
+    let mut rows = Map::with_capacity_and_hasher(numbers.len(), FxBuildHasher);
     let mut single = Vec::new();
     for run in numbers.chunk_by(|one, next| next - one <= RUN_GAP) {
         if run.len() < RUN_MIN {
@@ -84,24 +124,24 @@ pub(crate) async fn inodes(
         let (from, to) = (run[0], run[run.len() - 1]);
         let mut scan =
             database::scan_range(snapshot, tables::inode(Ino(from)), tables::inode(Ino(to))).await?;
+        let mut wanted = run.iter().copied().peekable();
         while let Some(found) = scan.next().await? {
-            if tables::number_in(&found.key).is_some_and(|ino| run.binary_search(&ino).is_ok()) {
-                let row = database::decode::<InodeRowMessage>(found.value, "inode")?;
-                rows.insert(row.ino, row);
+            let Some(ino) = tables::number_in(&found.key) else { continue };
+            while wanted.next_if(|wanted| *wanted < ino).is_some() {}
+            if wanted.next_if_eq(&ino).is_some() {
+                rows.insert(ino, found.value);
             }
         }
     }
-    let found: Vec<Option<InodeRowMessage>> = stream::iter(single)
+    let found: Vec<(u64, Option<Bytes>)> = stream::iter(single)
         .map(|ino| async move {
-            match snapshot.get(tables::inode(Ino(ino))).await? {
-                Some(row) => database::decode::<InodeRowMessage>(row, "inode").map(Some),
-                None => Ok(None),
-            }
+            let row = snapshot.get(tables::inode(Ino(ino))).await?;
+            Ok::<_, VolumeError>((ino, row))
         })
         .buffer_unordered(READS)
         .try_collect()
         .await?;
-    rows.extend(found.into_iter().flatten().map(|row| (row.ino, row)));
+    rows.extend(found.into_iter().filter_map(|(ino, row)| Some((ino, row?))));
     Ok(rows)
 }
 

@@ -126,8 +126,11 @@ pub(crate) async fn write_durably(db: &Db, batch: WriteBatch) -> Result<(), slat
     handle.await_durable().await
 }
 
+/// Scans end where their range does, so what is read ahead is needed; each piece costs a task.
+const READ_AHEAD: usize = 1 << 20;
+
 fn scan_options() -> ScanOptions {
-    ScanOptions::new().with_read_ahead_bytes(256 * 1024).with_cache_blocks(true)
+    ScanOptions::new().with_read_ahead_bytes(READ_AHEAD).with_cache_blocks(true)
 }
 
 /// All rows whose key begins with `prefix`, in order.

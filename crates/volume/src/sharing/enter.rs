@@ -5,31 +5,28 @@
 //! comes whole, as long as the budget lasts, and with the contents of its small files if these are wanted.
 //!
 //! Whatever is sent was read after the request had claimed it, so that nobody changes it before it is in the stream:
-//! first a directory, then its names are read; then what its names lead to, then the rows.
+//! first a directory, then its names are read; then what its names lead to, then the rows. Directories that come after
+//! one another are read together, which takes a fraction of the scans.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
+use bytes::Bytes;
 use hayloft_model::grants::{Grant, Object, Request};
-use hayloft_model::{BLOCK_SIZE, ContentHash, FileKind, Ino, SessionId};
-use hayloft_wire::{
-    Enter, InodeRowMessage, ListedEntry, Listing, Listings, decode_blocks, server_message::Body,
-};
-use prost::Message;
+use hayloft_model::{ContentHash, FileKind, Ino, SessionId};
+use hayloft_wire::{Enter, InodeRowMessage, Listing, Listings, server_message::Body};
 use slatedb::Db;
 
 use crate::content::message_of;
-use crate::database::listing::{self, Entry};
+use crate::database::listing::{self, Entry, Map};
 use crate::error::VolumeError;
 use crate::replies::Replies;
 use crate::sharing::Pass;
+use crate::sharing::listed::{Listed, PART};
 use crate::volume::Volume;
 
 /// Most bytes that may come along, whatever the client says.
 const BUDGET_MAX: u64 = 16 << 20;
-
-/// An answer is cut into parts of about this many bytes.
-const PART: usize = 1 << 20;
 
 /// Entries of a large directory that are handled at a time.
 const SLICE: usize = 512;
@@ -43,30 +40,37 @@ const PARENT_MAX: usize = 8192;
 /// Bytes that an entry takes at least; bounds what is read of a directory that will not fit.
 const ENTRY_MIN: u64 = 48;
 
-/// Bytes that stand before an entry in a listing, at most.
-const ENTRY_HEAD: usize = 8;
+/// Directories that are read together, at most.
+const TOGETHER: usize = 32;
 
-/// Type bits of a mode.
-const FILE_TYPE: u32 = 0o170000;
+/// Bytes that an entry takes most likely, before anything is known: without contents, and with them.
+const ENTRY_LIKELY: u64 = 128;
+const FILE_LIKELY: u64 = 4096;
 
-struct Walk<'a> {
-    volume: &'a Arc<Volume>,
-    session: SessionId,
-    pass: Pass,
-    db: Db,
+pub(super) struct Walk<'a> {
+    pub(super) volume: &'a Arc<Volume>,
+    pub(super) session: SessionId,
+    pub(super) pass: Pass,
+    pub(super) db: Db,
     replies: &'a Replies,
     connection: u64,
     request: u64,
     budget: u64,
     /// Contents do not come along.
-    names_only: bool,
+    pub(super) names_only: bool,
     walked: usize,
     /// The first directory for which there was no room.
     next: Option<Ino>,
     /// The client had this directory already and asks again: it has forgotten it, and so most likely
     /// its neighbours.
     again: bool,
+    /// Directories that were read with others before them; `None`: it must not come along.
+    read: Map<Option<Listed>>,
+    /// Bytes that came along, and for how many entries.
+    so_far: (u64, u64),
     part: Listings,
+    /// What it tells of.
+    part_inos: Vec<Ino>,
     part_bytes: usize,
     wanted: Vec<ContentHash>,
     wanted_bytes: usize,
@@ -105,18 +109,23 @@ impl Volume {
             walked: 0,
             next: None,
             again,
+            read: Map::default(),
+            so_far: (if asked.names_only { ENTRY_LIKELY } else { FILE_LIKELY }, 1),
             part: Listings::default(),
+            part_inos: Vec::new(),
             part_bytes: 0,
             wanted: Vec::new(),
             wanted_bytes: 0,
             seen: HashSet::new(),
         };
-        let below = walk.whole(dir).await?;
-        walk.neighbours(&row, below).await?;
-        walk.fetch_contents().await?;
-        let next = walk.next.map_or(0, |dir| dir.0);
-        let last = Listings { next, ..std::mem::take(&mut walk.part) };
-        walk.push(last).await?;
+        if asked.files.is_empty() {
+            let below = walk.whole(dir).await?;
+            walk.neighbours(&row, below).await?;
+            walk.fetch_contents().await?;
+        } else {
+            walk.files(dir, asked).await?;
+        }
+        walk.send_part(false).await?;
         walk.pass.finish();
         Ok(())
     }
@@ -127,25 +136,8 @@ impl Volume {
     }
 }
 
-/// The content of a small file that is not in its row.
-fn small_content(row: &InodeRowMessage) -> Option<(ContentHash, u32)> {
-    if row.size > BLOCK_SIZE {
-        return None;
-    }
-    let blocks = decode_blocks(row.blocks.as_ref()?).ok()?;
-    blocks.first().copied().flatten().map(|block| (block.hash, block.len))
-}
-
-/// What a part tells of: directories, and what their names lead to.
-fn inos_of(part: &Listings) -> impl Iterator<Item = Ino> + '_ {
-    part.dirs.iter().flat_map(|listing| {
-        let led_to = listing.entries.iter().filter_map(|entry| entry.inode.as_ref());
-        std::iter::once(Ino(listing.dir)).chain(led_to.map(|row| Ino(row.ino)))
-    })
-}
-
 fn directories(entries: &[Entry]) -> Vec<Ino> {
-    entries.iter().filter(|entry| entry.is_directory()).map(|entry| Ino(entry.dentry.ino)).collect()
+    entries.iter().filter(|entry| entry.is_directory()).map(|entry| entry.dentry.ino).collect()
 }
 
 impl Walk<'_> {
@@ -153,89 +145,54 @@ impl Walk<'_> {
     async fn whole(&mut self, dir: Ino) -> Result<Vec<Ino>, VolumeError> {
         self.note_listed(dir);
         let entries = listing::entries(&*self.db.snapshot()?, dir, usize::MAX).await?.unwrap_or_default();
-        if entries.is_empty() {
-            self.list(dir, Vec::new(), true).await?;
-        }
         let slices = entries.chunks(SLICE).len();
+        if slices == 0 {
+            self.list(dir, Listed::default(), true).await?;
+        }
         for (at, slice) in entries.chunks(SLICE).enumerate() {
             let listed = self.listed(dir, slice).await?;
-            for (hash, len) in self.contents_of(&listed) {
-                if u64::from(len) <= self.budget && self.seen.insert(hash) {
-                    self.want(hash, len);
-                }
-            }
             self.list(dir, listed, at + 1 == slices).await?;
         }
         Ok(directories(&entries))
     }
 
-    /// The entries with the rows that the session may know.
-    async fn listed(&self, dir: Ino, entries: &[Entry]) -> Result<Vec<ListedEntry>, VolumeError> {
-        let mut known = self.take_along(entries);
-        let snapshot = self.db.snapshot()?;
-        let mut rows = listing::inodes(&snapshot, known.iter().copied()).await?;
-        self.read_strays(&mut rows, &mut known).await?;
-        let is_own = self.volume.sharing.lock().grants.owner(dir) == Some(self.session);
-        let listed = entries.iter().map(|entry| {
-            let ino = entry.dentry.ino;
-            let inode = rows.get(&ino).cloned();
-            // What the session itself owns it may be removing at this moment.
-            if inode.is_none() && known.contains(&ino) && !is_own {
-                let (volume, dir) = (&self.volume.name, dir.0);
-                tracing::error!(volume, dir, ino, "a name leads to an inode that does not exist");
-            }
-            ListedEntry { name: entry.name.clone(), dentry: Some(entry.dentry.clone()), inode }
-        });
-        Ok(listed.collect())
-    }
-
-    /// Which inodes' rows may come along: directories that the session reads from now on, and files that nobody else
-    /// owns. Nobody becomes an owner of these while the request is under way.
-    fn take_along(&self, entries: &[Entry]) -> HashSet<u64> {
-        let mut sharing = self.volume.sharing.lock();
-        let mut known = HashSet::with_capacity(entries.len());
-        for entry in entries {
-            let ino = Ino(entry.dentry.ino);
-            let is_known = match entry.is_directory() {
-                true => sharing.grants.read_along(self.pass.ticket, ino).is_some(),
-                // What the session owns by itself it has, and may be told to give back meanwhile.
-                false => sharing.grants.owner(ino).is_none(),
-            };
-            if is_known {
-                known.insert(ino.0);
-            }
-        }
-        known
-    }
-
-    /// Files with names in several directories are covered by none: their rows are read once more, when the request
-    /// has claimed each.
-    async fn read_strays(
-        &self,
-        rows: &mut HashMap<u64, InodeRowMessage>,
-        known: &mut HashSet<u64>,
-    ) -> Result<(), VolumeError> {
-        let is_directory = |row: &InodeRowMessage| row.mode & FILE_TYPE == FileKind::Directory.bits();
-        let strays: Vec<u64> =
-            rows.values().filter(|row| row.parent == 0 && !is_directory(row)).map(|row| row.ino).collect();
-        if strays.is_empty() {
-            return Ok(());
-        }
-        for ino in &strays {
-            rows.remove(ino);
-            known.remove(ino);
-        }
-        let claimed: Vec<u64> = {
+    /// Rows of files that directories cover, with their content.
+    async fn files(&mut self, dir: Ino, asked: &Enter) -> Result<(), VolumeError> {
+        let free: Vec<(u64, u64)> = {
             let mut sharing = self.volume.sharing.lock();
-            let claim = |ino: &u64| {
-                sharing.grants.owner(Ino(*ino)).is_none()
-                    && sharing.grants.read_stray_along(self.pass.ticket, Ino(*ino))
-            };
-            strays.into_iter().filter(claim).collect()
+            let mut homes = HashMap::from([(dir.0, true)]);
+            let mut free = Vec::with_capacity(asked.files.len());
+            for (ino, home) in asked.files.iter().copied().zip(asked.homes.iter().copied()) {
+                let ticket = self.pass.ticket;
+                let reads = || sharing.grants.read_along(ticket, Ino(home)).is_some();
+                let is_covered = *homes.entry(home).or_insert_with(reads);
+                if is_covered && sharing.grants.owner(Ino(ino)).is_none() {
+                    free.push((ino, home));
+                }
+            }
+            free
         };
-        let snapshot = self.db.snapshot()?;
-        rows.extend(listing::inodes(&snapshot, claimed.iter().copied()).await?);
-        known.extend(claimed);
+        let mut rows = listing::inodes(&*self.db.snapshot()?, free.iter().map(|(ino, _)| *ino)).await?;
+        let mut count = 0;
+        for (ino, home) in free {
+            let Some(row) = rows.remove(&ino) else { continue };
+            let found = hayloft_wire::listing::Row::of(&row).map_err(|_| VolumeError::Damaged("inode"))?;
+            if found.parent != home || found.is_directory() {
+                continue;
+            }
+            let len = row.len() as u64;
+            if len > self.budget && count > 0 {
+                break;
+            }
+            count += 1;
+            self.budget = self.budget.saturating_sub(len);
+            self.part_bytes += row.len();
+            self.part.files.push(row);
+            self.part_inos.push(Ino(ino));
+            if self.part_bytes >= PART {
+                self.send_part(true).await?;
+            }
+        }
         Ok(())
     }
 
@@ -245,7 +202,7 @@ impl Walk<'_> {
         let (mut at, mut parent) = (Ino(dir.ino), Ino(dir.parent));
         loop {
             while let Some(next) = stack.pop() {
-                match self.neighbour(next).await? {
+                match self.neighbour(next, &stack).await? {
                     Some(below) => stack.extend(below.into_iter().rev()),
                     None => return Ok(()),
                 }
@@ -256,7 +213,7 @@ impl Walk<'_> {
             let Some(entries) = listing::entries(&*self.db.snapshot()?, parent, PARENT_MAX).await? else {
                 return Ok(());
             };
-            let behind = entries.iter().position(|entry| entry.dentry.ino == at.0).map_or(0, |at| at + 1);
+            let behind = entries.iter().position(|entry| entry.dentry.ino == at).map_or(0, |at| at + 1);
             stack.extend(directories(&entries[behind..]).into_iter().rev());
             let up = listing::inode(&*self.db.snapshot()?, parent).await?;
             (at, parent) = (parent, Ino(up.parent));
@@ -264,45 +221,69 @@ impl Walk<'_> {
     }
 
     /// One directory more, whole and with its small contents, if that fits into the budget; gives its
-    /// subdirectories, or `None` when the walk is over.
-    async fn neighbour(&mut self, dir: Ino) -> Result<Option<Vec<Ino>>, VolumeError> {
-        let limit = (self.budget / ENTRY_MIN) as usize;
+    /// subdirectories, or `None` when the walk is over. `then`: what comes after it, the next one last.
+    async fn neighbour(&mut self, dir: Ino, then: &[Ino]) -> Result<Option<Vec<Ino>>, VolumeError> {
         if !self.again && self.volume.is_listed(self.session, dir) {
             self.walked += 1;
+            let limit = (self.budget / ENTRY_MIN) as usize;
             let entries = listing::entries(&*self.db.snapshot()?, dir, limit).await?.unwrap_or_default();
             return Ok((self.walked < WALKED_MAX).then(|| directories(&entries)));
         }
-        if self.volume.sharing.lock().grants.read_along(self.pass.ticket, dir).is_none() {
-            return Ok(Some(Vec::new()));
+        if !self.read.contains_key(&dir.0) {
+            self.read_together(dir, then).await?;
         }
-        let Some(entries) = listing::entries(&*self.db.snapshot()?, dir, limit).await? else {
+        let Some(listed) = self.read.remove(&dir.0) else {
             self.next = Some(dir);
             return Ok(None);
         };
-        let listed = self.listed(dir, &entries).await?;
-        let mut bytes: u64 = listed.iter().map(|entry| entry.encoded_len() as u64).sum::<u64>() + ENTRY_MIN;
-        let mut contents = self.contents_of(&listed);
-        contents.retain(|(hash, _)| !self.seen.contains(hash));
-        bytes += contents.iter().map(|(_, len)| u64::from(*len)).sum::<u64>();
-        if bytes > self.budget {
+        let Some(mut listed) = listed else { return Ok(Some(Vec::new())) };
+        listed.contents.retain(|(hash, _)| !self.seen.contains(hash));
+        let bytes = listed.bytes() as u64 + ENTRY_MIN;
+        let with_contents = bytes + listed.contents.iter().map(|(_, len)| u64::from(*len)).sum::<u64>();
+        if with_contents > self.budget {
             self.next = Some(dir);
             return Ok(None);
         }
         self.note_listed(dir);
-        self.budget -= bytes - contents.iter().map(|(_, len)| u64::from(*len)).sum::<u64>();
-        for (hash, len) in contents {
-            if self.seen.insert(hash) {
-                self.want(hash, len);
-            }
-        }
+        self.so_far = (self.so_far.0 + with_contents, self.so_far.1 + listed.entries);
+        self.budget -= bytes;
+        let below = std::mem::take(&mut listed.below);
         self.list(dir, listed, true).await?;
-        Ok(Some(directories(&entries)))
+        Ok(Some(below))
     }
 
-    /// Contents of small files that may come along.
-    fn contents_of(&self, listed: &[ListedEntry]) -> Vec<(ContentHash, u32)> {
-        let rows = listed.iter().filter(|_| !self.names_only).filter_map(|entry| entry.inode.as_ref());
-        rows.filter_map(small_content).collect()
+    /// Reads a directory, and those that come after it for which there will be room.
+    async fn read_together(&mut self, dir: Ino, then: &[Ino]) -> Result<(), VolumeError> {
+        let mut dirs = vec![dir];
+        let likely = (self.budget * self.so_far.1 / self.so_far.0) as usize;
+        for next in then.iter().rev().take(TOGETHER.min(likely / 4)) {
+            let is_known = !self.again && self.volume.is_listed(self.session, *next);
+            if !is_known && !self.read.contains_key(&next.0) {
+                dirs.push(*next);
+            }
+        }
+        dirs.retain(|dir| {
+            let claimed = self.volume.sharing.lock().grants.read_along(self.pass.ticket, *dir).is_some();
+            if !claimed {
+                self.read.insert(dir.0, None);
+            }
+            claimed
+        });
+        if dirs.is_empty() {
+            return Ok(());
+        }
+        let mut found = listing::directories(&*self.db.snapshot()?, &dirs, likely).await?;
+        if dirs[0] == dir && !found.contains_key(&dir.0) {
+            let limit = (self.budget / ENTRY_MIN) as usize;
+            found = listing::directories(&*self.db.snapshot()?, &[dir], limit).await?;
+        }
+        let found: Vec<(Ino, Vec<Entry>)> =
+            dirs.into_iter().filter_map(|dir| Some((dir, found.remove(&dir.0)?))).collect();
+        let dirs: Vec<(Ino, &[Entry])> = found.iter().map(|(dir, entries)| (*dir, &entries[..])).collect();
+        for ((dir, _), listed) in dirs.iter().zip(self.all_listed(&dirs).await?) {
+            self.read.insert(dir.0, Some(listed));
+        }
+        Ok(())
     }
 
     fn note_listed(&self, dir: Ino) {
@@ -313,49 +294,45 @@ impl Walk<'_> {
 
     /// Puts a part into the stream. Whether a directory is owned is said as it is at that moment: a recall is in the
     /// stream either before the part, or behind it.
-    async fn push(&self, mut part: Listings) -> Result<(), VolumeError> {
-        let volume = self.volume;
-        volume.await_stuck(inos_of(&part)).await?;
+    async fn send_part(&mut self, more: bool) -> Result<(), VolumeError> {
+        self.part_bytes = 0;
+        let (volume, inos) = (self.volume, std::mem::take(&mut self.part_inos));
+        let next = self.next.filter(|_| !more).map_or(0, |dir| dir.0);
+        let mut part = Listings { more, next, ..std::mem::take(&mut self.part) };
+        volume.await_stuck(inos.iter().copied()).await?;
         let sharing = volume.sharing.lock();
         for listing in &mut part.dirs {
             listing.own = sharing.grants.held(self.session, Ino(listing.dir)) == Some(Grant::Own);
         }
-        let entries = volume.entries_for(&sharing, (self.session, self.connection), inos_of(&part));
+        let entries = volume.entries_for(&sharing, (self.session, self.connection), inos);
         self.replies.push_with(self.request, Body::Listings(part), entries);
         Ok(())
     }
 
-    fn want(&mut self, hash: ContentHash, len: u32) {
-        self.budget = self.budget.saturating_sub(u64::from(len));
-        self.wanted.push(hash);
-        self.wanted_bytes += len as usize;
-    }
-
-    /// Adds a listing, or a piece of one, to the part; sends the part whenever it is large enough: rows
-    /// with many attributes are large.
-    async fn list(&mut self, dir: Ino, entries: Vec<ListedEntry>, complete: bool) -> Result<(), VolumeError> {
-        let mut piece = Vec::with_capacity(entries.len());
-        for entry in entries {
-            self.part_bytes += entry.encoded_len() + ENTRY_HEAD;
-            piece.push(entry);
-            if self.part_bytes >= PART {
-                let entries = std::mem::take(&mut piece);
-                self.part.dirs.push(Listing { dir: dir.0, entries, complete: false, own: false });
-                self.send_part().await?;
+    /// Adds a listing, or a piece of one, to the part; sends the part whenever it is large enough.
+    async fn list(&mut self, dir: Ino, listed: Listed, complete: bool) -> Result<(), VolumeError> {
+        for (hash, len) in listed.contents {
+            if u64::from(len) <= self.budget && self.seen.insert(hash) {
+                self.budget = self.budget.saturating_sub(u64::from(len));
+                self.wanted.push(hash);
+                self.wanted_bytes += len as usize;
             }
         }
-        self.part_bytes += ENTRY_MIN as usize;
-        self.part.dirs.push(Listing { dir: dir.0, entries: piece, complete, own: false });
-        if self.wanted_bytes >= PART {
-            self.fetch_contents().await?;
+        let pieces = listed.pieces.len().max(1);
+        let mut packed = listed.pieces.into_iter();
+        for at in 1..=pieces {
+            let (packed, inos) = packed.next().unwrap_or_default();
+            self.part_bytes += packed.len() + ENTRY_MIN as usize;
+            self.part_inos.push(dir);
+            self.part_inos.extend(inos);
+            let packed = Bytes::from(packed);
+            let complete = complete && at == pieces;
+            self.part.dirs.push(Listing { dir: dir.0, packed, complete, own: false });
+            if self.part_bytes >= PART {
+                self.send_part(true).await?;
+            }
         }
-        if self.part_bytes >= PART { self.send_part().await } else { Ok(()) }
-    }
-
-    async fn send_part(&mut self) -> Result<(), VolumeError> {
-        self.part_bytes = 0;
-        let part = Listings { more: true, ..std::mem::take(&mut self.part) };
-        self.push(part).await
+        if self.wanted_bytes >= PART { self.fetch_contents().await } else { Ok(()) }
     }
 
     /// Reads the contents that were chosen so far. One that cannot be read does not spoil the listing:
@@ -371,6 +348,6 @@ impl Walk<'_> {
                 Err(error) => tracing::error!(volume = self.volume.name, %error, "content cannot be read"),
             }
         }
-        Ok(())
+        if self.part_bytes >= PART { self.send_part(true).await } else { Ok(()) }
     }
 }

@@ -3,6 +3,7 @@
 
 pub(crate) mod change;
 pub(crate) mod enter;
+mod listed;
 pub(crate) mod objects;
 pub(crate) mod restore;
 mod telling;

@@ -1,6 +1,5 @@
 //! Batches in parts, and what becomes of those that are given up or refused.
 
-use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -56,7 +55,7 @@ fn records_in_parts_are_applied_with_their_commit_and_a_new_begin_forgets_them()
     client.records(&[small_file(2), small_file(3)].concat());
     client.records(&small_file(4));
     client.commit(1, &small_file(5), (0, 5)).unwrap();
-    let names: Vec<_> = client.enter(1, 0).unwrap().dirs[0].entries.iter().map(|e| e.name.clone()).collect();
+    let names: Vec<_> = client.enter(1, 0).unwrap().dirs[0].entries.iter().map(ListedEntry::name).collect();
     assert_eq!(names, ["f1", "f2", "f3", "f4", "f5"]);
     assert!(client.ask(Ask::FetchInode(FetchInode { ino: 150 })).is_err());
     expect_packs(folder.path(), 0);
@@ -125,8 +124,9 @@ fn listings_of_rows_with_large_attributes_come_in_parts() {
     let (_folder, running, mut client) = started(|_| {});
     let count = 700;
     for n in 0..count {
-        let attribute = |name: &'static str, seed| (name.into(), noise(seed, 60_000).into());
-        let xattrs = BTreeMap::from([attribute("user.x", n), attribute("user.y", n + 1000)]);
+        let attribute =
+            |name: &'static str, seed| (bytes::Bytes::from(name), bytes::Bytes::from(noise(seed, 60_000)));
+        let xattrs = [attribute("user.x", n), attribute("user.y", n + 1000)].into_iter().collect();
         let row = InodeRow { xattrs, ..file(Content::None, 0) };
         client.records(&[link(1, &format!("f{n}"), 100 + n, FileKind::Regular, 3 + n), put(100 + n, row)]);
     }

@@ -15,7 +15,7 @@ use hayloft_store::Store;
 use hayloft_volume::Server;
 use hayloft_wire::client_message::Body as Ask;
 use hayloft_wire::server_message::Body as Answer;
-use hayloft_wire::{CheckVolume, Failed, FailureCode, Goodbye, ListedEntry, SweepVolume};
+use hayloft_wire::{CheckVolume, Failed, FailureCode, Goodbye, SweepVolume};
 use object_store::memory::InMemory;
 use object_store::path::Path;
 use object_store::{ObjectStore, PutOptions, PutPayload, PutResult, Result};
@@ -111,7 +111,7 @@ fn batches_sent_until_they_are_acknowledged_are_applied_once() {
         assert!(started.elapsed() < Duration::from_secs(120));
         match client.enter(1, 0) {
             Ok(listed) => {
-                let name = |entry: &ListedEntry| String::from_utf8(entry.name.to_vec()).unwrap();
+                let name = ListedEntry::name;
                 break listed.dirs[0].entries.iter().map(name).collect();
             }
             Err(_) => std::thread::sleep(Duration::from_millis(50)),
@@ -187,7 +187,7 @@ fn names_of(client: &mut Client, session: u64) -> Vec<String> {
     let mut names = Vec::new();
     persist(|| {
         let listed = client.enter(own_directory(session), 0)?;
-        let name = |entry: &ListedEntry| String::from_utf8(entry.name.to_vec()).unwrap();
+        let name = ListedEntry::name;
         names = listed.dirs[0].entries.iter().map(name).collect();
         Ok(())
     });

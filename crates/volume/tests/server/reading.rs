@@ -6,7 +6,7 @@ use std::time::Instant;
 use crate::common::*;
 use hayloft_model::{Content, ContentHash, FileKind, Ino, InodeRow, Record};
 use hayloft_wire::client_message::Body as Ask;
-use hayloft_wire::{Goodbye, ListedEntry};
+use hayloft_wire::{Enter, FailureCode, Goodbye};
 
 const FILES: u64 = 16;
 
@@ -70,7 +70,7 @@ impl Tar {
         let entries = self.listed[&dir].clone();
         let missing: Vec<ContentHash> = entries
             .iter()
-            .filter_map(|entry| match InodeRow::try_from(entry.inode.as_ref().unwrap()).unwrap().content {
+            .filter_map(|entry| match entry.inode.clone().unwrap().content {
                 Content::Blocks(blocks) => blocks[0].map(|block| block.hash),
                 _ => None,
             })
@@ -81,9 +81,8 @@ impl Tar {
             self.contents.extend(missing);
         }
         for entry in entries {
-            let dentry = entry.dentry.unwrap();
-            match FileKind::of_mode(dentry.kind) {
-                Some(FileKind::Directory) => self.walk(client, dentry.ino),
+            match entry.dentry.kind {
+                FileKind::Directory => self.walk(client, entry.dentry.ino.0),
                 _ => self.files += 1,
             }
         }
@@ -141,7 +140,99 @@ fn a_directory_of_a_hundred_thousand_names_comes_whole() {
     assert_eq!(listings.dirs[0].entries.len() as u64, NAMES);
     for (entry, ino) in listings.dirs[0].entries.iter().zip(100..) {
         let inode = entry.inode.as_ref().unwrap();
-        assert_eq!((Ino(inode.ino), inode.inline.as_deref()), (Ino(ino), Some(ino.to_string().as_bytes())));
+        assert_eq!((entry.dentry.ino, &inode.content), (Ino(ino), &Content::Inline(ino.to_string().into())));
     }
+    running.shutdown();
+}
+
+/// The listings of the whole tree, asked for as a walk does.
+fn walk(client: &mut Client, budget_bytes: u64) -> (HashMap<u64, Vec<ListedEntry>>, u64) {
+    let (mut listed, mut waiting, mut requests) = (HashMap::new(), vec![1], 0);
+    while let Some(dir) = waiting.pop() {
+        if !listed.contains_key(&dir) {
+            let enter = Enter { dir, budget_bytes, names_only: true, ..Enter::default() };
+            let asked = client.send(Ask::Enter(enter));
+            let entered = client.listings(asked).unwrap();
+            assert!(entered.contents.is_empty());
+            listed.extend(entered.dirs.into_iter().map(|listed| (listed.dir, listed.entries)));
+            requests += 1;
+        }
+        let is_dir = |entry: &&ListedEntry| entry.dentry.kind == FileKind::Directory;
+        waiting.extend(listed[&dir].iter().filter(is_dir).map(|entry| entry.dentry.ino.0).rev());
+    }
+    (listed, requests)
+}
+
+#[test]
+fn names_come_without_the_data_of_files_and_many_at_a_time() {
+    let folder = tempfile::tempdir().unwrap();
+    let (running, mut client) = opened(config(folder.path()));
+    let (files, dirs) = tree(&mut client);
+    client.send(Ask::Goodbye(Goodbye {}));
+    drop(client);
+    for (session, budget, most) in [(2, 1 << 20, 10), (3, 100_000, 60)] {
+        let (mut reader, _) = Client::open(running.address, hello(session)).unwrap();
+        let (listed, requests) = walk(&mut reader, budget);
+        let entries = || listed.values().flatten();
+        assert_eq!((listed.len() as u64, entries().count() as u64), (dirs, files + dirs - 1));
+        assert!(requests <= most, "{requests} requests");
+        for entry in entries() {
+            let row = entry.inode.as_ref().unwrap();
+            let is_left_out = row.content == Content::LeftOut;
+            assert_eq!(is_left_out, row.kind() == FileKind::Regular && row.size <= 4096, "{row:?}");
+        }
+        reader.send(Ask::Goodbye(Goodbye {}));
+    }
+    running.shutdown();
+}
+
+#[test]
+fn data_that_was_left_out_is_asked_for_by_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let (running, mut client) = opened(config(folder.path()));
+    let records = [
+        put(1, directory(1, 1, 6)),
+        link(1, "small", 100, FileKind::Regular, 3),
+        put(100, file_in(1, Content::Inline(b"hay".to_vec().into()), 3)),
+        link(1, "dir", 101, FileKind::Directory, 4),
+        put(101, directory(1, 0, 4)),
+        link(101, "below", 102, FileKind::Regular, 3),
+        put(102, file_in(101, Content::Inline(b"straw".to_vec().into()), 5)),
+    ];
+    client.commit(1, &records, (8, 3)).unwrap();
+    let mut files = |files: &[u64], homes: &[u64], budget_bytes| {
+        let (files, homes) = (files.to_vec(), homes.to_vec());
+        let enter = Enter { dir: 1, budget_bytes, files, homes, ..Enter::default() };
+        let asked = client.send(Ask::Enter(enter));
+        let entered = client.listings(asked).unwrap();
+        assert!(entered.dirs.is_empty());
+        entered.files.into_iter().map(|(ino, row)| (ino.0, row.content)).collect::<Vec<_>>()
+    };
+    let [small, below] =
+        [(100, "hay"), (102, "straw")].map(|(ino, data)| (ino, Content::Inline(data.into())));
+    assert_eq!(files(&[100, 102], &[1, 101], 1 << 20), [small.clone(), below]);
+    // What is elsewhere, is no file or does not exist is left out; one comes however small the budget is.
+    assert_eq!(files(&[102, 101, 103, 100], &[1, 1, 1, 1], 1 << 20), std::slice::from_ref(&small));
+    assert_eq!(files(&[100, 102], &[1, 101], 0), [small]);
+    running.shutdown();
+}
+
+#[test]
+fn a_row_without_its_data_leaves_the_data_as_it_is() {
+    let folder = tempfile::tempdir().unwrap();
+    let (running, mut client) = opened(config(folder.path()));
+    let hay = Content::Inline(b"hay".to_vec().into());
+    let records = [
+        put(1, directory(1, 0, 4)),
+        link(1, "small", 100, FileKind::Regular, 3),
+        put(100, file_in(1, hay.clone(), 3)),
+    ];
+    client.commit(1, &records, (3, 1)).unwrap();
+    let changed = InodeRow { mode: 0o100600, ..file_in(1, Content::LeftOut, 3) };
+    client.commit(2, &[put(100, changed.clone())], (0, 0)).unwrap();
+    let listed = client.enter(1, 0).unwrap();
+    assert_eq!(listed.dirs[0].entries[0].inode, Some(InodeRow { content: hay, ..changed.clone() }));
+    let refused = client.commit(3, &[put(101, changed)], (0, 0)).unwrap_err();
+    assert_eq!(code(&refused), FailureCode::Invalid);
     running.shutdown();
 }

@@ -186,11 +186,11 @@ fn names_of(one: &mut Client, two: &mut Client) -> Vec<String> {
     }
     let listings = one.listings(asked).unwrap();
     let entries = listings.dirs[0].entries.iter();
-    entries.map(|entry| String::from_utf8(entry.name.to_vec()).unwrap()).collect()
+    entries.map(ListedEntry::name).collect()
 }
 
 fn look() -> Ask {
-    Ask::Enter(Enter { dir: 1, budget_bytes: 0, names_only: false })
+    Ask::Enter(Enter { dir: 1, budget_bytes: 0, ..Enter::default() })
 }
 
 fn marks(entries: &[Entry]) -> Vec<u64> {

@@ -11,8 +11,8 @@ use hayloft_wire::event::Body as Event;
 use hayloft_wire::server_message::Body as Answer;
 use hayloft_wire::{
     Acquire, Apply, ChangeRequest, Changed, Claim, DeleteVolume, Enter, EvictClient, FailureCode, FetchInode,
-    GiveBack, Hello, LetGo, ListClients, Listings, ObjectMessage, Ping, SetQuota, StatsRequest,
-    StatusRequest, error_of,
+    GiveBack, Hello, LetGo, ListClients, ObjectMessage, Ping, SetQuota, StatsRequest, StatusRequest,
+    error_of,
 };
 
 const ROOT: Object = Object::Directory(Ino::ROOT);
@@ -38,7 +38,7 @@ fn readers() -> (tempfile::TempDir, Running, Client, Client) {
     assert!(one.enter(1, 0).unwrap().dirs[0].own);
     one.commit(1, &file_records(), (3, 1)).unwrap();
     let (mut two, _) = Client::open(running.address, hello(2)).unwrap();
-    let asked = two.send(Ask::Enter(Enter { dir: 1, budget_bytes: 0, names_only: false }));
+    let asked = two.send(Ask::Enter(Enter { dir: 1, budget_bytes: 0, ..Enter::default() }));
     assert!(is_recall(&one.acked(), ROOT, true));
     assert_eq!(names(&two.listings(asked).unwrap()), ["f"]);
     (folder, running, one, two)
@@ -58,9 +58,9 @@ fn applied(event: Event) -> (Vec<Record>, Apply) {
     }
 }
 
-fn names(listings: &Listings) -> Vec<String> {
+fn names(listings: &Entered) -> Vec<String> {
     let entries = &listings.dirs[0].entries;
-    entries.iter().map(|entry| String::from_utf8(entry.name.to_vec()).unwrap()).collect()
+    entries.iter().map(ListedEntry::name).collect()
 }
 
 fn create(name: &str) -> Ask {
@@ -96,7 +96,7 @@ fn an_owner_ships_its_log_before_another_reads() {
     let (mut one, _) = Client::open(running.address, hello(1)).unwrap();
     assert!(one.enter(1, 0).unwrap().dirs[0].own, "alone");
     let (mut two, _) = Client::open(running.address, hello(2)).unwrap();
-    let asked = two.send(Ask::Enter(Enter { dir: 1, budget_bytes: 1 << 20, names_only: false }));
+    let asked = two.send(Ask::Enter(Enter { dir: 1, budget_bytes: 1 << 20, ..Enter::default() }));
     let (event, body) = one.event();
     assert!(is_recall(&body, ROOT, true));
     assert!(!two.is_answered(asked));
@@ -242,7 +242,7 @@ fn recalled() -> (tempfile::TempDir, Running, Client, Client, u64, u64) {
     let (mut one, _) = Client::open(running.address, hello(1)).unwrap();
     assert!(one.enter(1, 0).unwrap().dirs[0].own, "alone");
     let (mut two, _) = Client::open(running.address, hello(2)).unwrap();
-    let asked = two.send(Ask::Enter(Enter { dir: 1, budget_bytes: 1 << 20, names_only: false }));
+    let asked = two.send(Ask::Enter(Enter { dir: 1, budget_bytes: 1 << 20, ..Enter::default() }));
     let (event, body) = one.event();
     assert!(is_recall(&body, ROOT, true));
     (folder, running, one, two, event, asked)
@@ -323,8 +323,8 @@ fn a_change_is_executed_once_over_reconnects_and_restarts() {
 }
 
 /// The second one's listing of the root, whoever owns it.
-fn two_listing(one: &mut Client, two: &mut Client) -> Listings {
-    let asked = two.send(Ask::Enter(Enter { dir: 1, budget_bytes: 0, names_only: false }));
+fn two_listing(one: &mut Client, two: &mut Client) -> Entered {
+    let asked = two.send(Ask::Enter(Enter { dir: 1, budget_bytes: 0, ..Enter::default() }));
     while !two.is_answered(asked) {
         if one.is_answered(0) {
             one.acked();
@@ -418,7 +418,7 @@ fn a_restarted_server_waits_for_what_its_sessions_claim() {
     running.crash();
     let running = Running::start(config(folder.path()));
     let (mut two, _) = Client::open(running.address, resume(2)).unwrap();
-    let asked = two.send(Ask::Enter(Enter { dir: 1, budget_bytes: 0, names_only: false }));
+    let asked = two.send(Ask::Enter(Enter { dir: 1, budget_bytes: 0, ..Enter::default() }));
     assert!(!two.is_answered(asked));
     let claim = Claim { own: vec![ROOT.into()], ..Claim::default() };
     let (mut one, _) = Client::open_with(running.address, resume(1), claim.clone()).unwrap();
@@ -437,7 +437,7 @@ fn a_restarted_server_waits_for_what_its_sessions_claim() {
     running.crash();
     let running = Running::start(config(folder.path()));
     (three, _) = Client::open(running.address, resume(3)).unwrap();
-    let asked = three.send(Ask::Enter(Enter { dir: 1, budget_bytes: 0, names_only: false }));
+    let asked = three.send(Ask::Enter(Enter { dir: 1, budget_bytes: 0, ..Enter::default() }));
     eventually(|| three.is_answered(asked));
     assert_eq!(names(&three.listings(asked).unwrap()), ["f"]);
     running.shutdown();

@@ -1,5 +1,3 @@
-use std::collections::BTreeMap;
-
 use super::*;
 
 fn row(content: Content) -> InodeRow {
@@ -18,7 +16,7 @@ fn row(content: Content) -> InodeRow {
         parent: Ino(0),
         next_cookie: 9,
         unnamed: true,
-        xattrs: BTreeMap::from([(Bytes::from_static(b"user.a"), Bytes::from_static(b"\0\xff"))]),
+        xattrs: [(Bytes::from_static(b"user.a"), Bytes::from_static(b"\0\xff"))].into_iter().collect(),
         content,
     }
 }

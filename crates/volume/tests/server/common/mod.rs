@@ -16,10 +16,11 @@ use hayloft_store::{Codec, decode_chunk, encode_chunk};
 use hayloft_volume::{Config, Server};
 use hayloft_wire::client_message::Body as Ask;
 use hayloft_wire::event::Body as EventBody;
+use hayloft_wire::listing::{row_from, unpack};
 use hayloft_wire::server_message::Body as Answer;
 use hayloft_wire::{
     Ack, BeginBatch, CheckVolume, Chunk, Claim, ClientMessage, Commit, CreateVolume, Enter, Entry, Failed,
-    FailureCode, FetchContent, Hello, Listings, PROTOCOL, Ping, RecordMessage, Records, ServerMessage,
+    FailureCode, FetchContent, Hello, Listing, PROTOCOL, Ping, RecordMessage, Records, ServerMessage,
     Welcome, frame,
 };
 
@@ -307,29 +308,36 @@ impl Client {
     }
 
     /// All parts of the answer to an `Enter`, put together.
-    pub(crate) fn enter(&mut self, dir: u64, budget_bytes: u64) -> Result<Listings, Failed> {
-        let request = self.send(Ask::Enter(Enter { dir, budget_bytes, names_only: false }));
+    pub(crate) fn enter(&mut self, dir: u64, budget_bytes: u64) -> Result<Entered, Failed> {
+        let request = self.send(Ask::Enter(Enter { dir, budget_bytes, ..Enter::default() }));
         self.listings(request)
     }
 
-    pub(crate) fn listings(&mut self, request: u64) -> Result<Listings, Failed> {
-        let mut whole = Listings::default();
+    pub(crate) fn listings(&mut self, request: u64) -> Result<Entered, Failed> {
+        let mut whole = Entered::default();
         loop {
             match self.receive(request) {
                 Answer::Listings(part) => {
-                    for listing in part.dirs {
-                        match whole.dirs.last_mut() {
-                            Some(last) if last.dir == listing.dir => {
-                                last.entries.extend(listing.entries);
-                                last.complete = listing.complete;
-                                last.own = listing.own;
+                    for Listing { dir, packed, complete, own } in part.dirs {
+                        let entries = unpack(&packed).map(|entry| {
+                            let (name, dentry, inode) = entry.unwrap();
+                            ListedEntry { name, dentry, inode }
+                        });
+                        match whole.dirs.last_mut().filter(|last| last.dir == dir) {
+                            Some(last) => {
+                                last.entries.extend(entries);
+                                (last.complete, last.own) = (complete, own);
                             }
-                            _ => whole.dirs.push(listing),
+                            None => {
+                                whole.dirs.push(Listed { dir, entries: entries.collect(), complete, own })
+                            }
                         }
                     }
                     whole.contents.extend(part.contents);
+                    whole.files.extend(part.files.iter().map(|row| row_from(row).unwrap()));
                     if !part.more {
                         assert!(whole.dirs.iter().all(|listing| listing.complete));
+                        whole.next = part.next;
                         return Ok(whole);
                     }
                 }
@@ -408,6 +416,37 @@ pub(crate) fn noise(seed: u64, len: usize) -> Vec<u8> {
     bytes
 }
 
+/// What an `Enter` brings.
+#[derive(Debug, Default)]
+pub(crate) struct Entered {
+    pub(crate) dirs: Vec<Listed>,
+    pub(crate) contents: Vec<Chunk>,
+    pub(crate) files: Vec<(Ino, InodeRow)>,
+    pub(crate) next: u64,
+}
+
+/// A directory in it.
+#[derive(Debug)]
+pub(crate) struct Listed {
+    pub(crate) dir: u64,
+    pub(crate) entries: Vec<ListedEntry>,
+    complete: bool,
+    pub(crate) own: bool,
+}
+
+#[derive(Clone, Debug)]
+pub(crate) struct ListedEntry {
+    pub(crate) name: Name,
+    pub(crate) dentry: Dentry,
+    pub(crate) inode: Option<InodeRow>,
+}
+
+impl ListedEntry {
+    pub(crate) fn name(&self) -> String {
+        String::from_utf8(self.name.as_bytes().to_vec()).unwrap()
+    }
+}
+
 /// Reads all that can be reached and compares it with `rows`.
 pub(crate) fn compare_tree(client: &mut Client, rows: &Rows) {
     let mut listed = HashMap::new();
@@ -420,11 +459,7 @@ pub(crate) fn compare_tree(client: &mut Client, rows: &Rows) {
             let entries: Vec<_> = listing
                 .entries
                 .iter()
-                .map(|entry| {
-                    let dentry = Dentry::try_from(entry.dentry.as_ref().unwrap()).unwrap();
-                    let inode = InodeRow::try_from(entry.inode.as_ref().unwrap()).unwrap();
-                    (Name::new(&entry.name), dentry, inode)
-                })
+                .map(|entry| (entry.name.clone(), entry.dentry, entry.inode.clone().unwrap()))
                 .collect();
             waiting.extend(
                 entries.iter().filter(|entry| entry.1.kind == FileKind::Directory).map(|entry| entry.1.ino.0),
