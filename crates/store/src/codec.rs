@@ -97,6 +97,12 @@ pub fn encode_chunk(raw: &[u8]) -> EncodedChunk {
     }
 }
 
+/// Names content of at most a block, and leaves it as it is.
+pub fn name_chunk(raw: Bytes) -> EncodedChunk {
+    let hash = ContentHash(*blake3::hash(&raw).as_bytes());
+    EncodedChunk { hash, len: raw.len() as u32, codec: Codec::Raw, payload: raw }
+}
+
 fn compress(raw: &[u8]) -> Option<Bytes> {
     SCRATCH.with_borrow_mut(|Scratch { table, output }| {
         if raw.len() > 4 * SAMPLE {

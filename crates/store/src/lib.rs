@@ -14,7 +14,7 @@ mod open;
 mod pack;
 mod store;
 
-pub use codec::{ChunkError, Codec, EncodedChunk, decode_chunk, encode_chunk};
+pub use codec::{ChunkError, Codec, EncodedChunk, decode_chunk, encode_chunk, name_chunk};
 pub use counting::{Operation, OperationStats};
 pub use error::StoreError;
 pub use histogram::Histogram;

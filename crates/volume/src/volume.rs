@@ -10,12 +10,12 @@ use hayloft_model::{ContentHash, FileKind, Ino, InoRange, SessionId, Timestamp, 
 use hayloft_wire::{Changed, InodeRowMessage, VolumeStatus};
 use parking_lot::{Mutex, RwLock};
 use prost::Message;
-use slatedb::{CloseReason, Db, ErrorKind, WriteBatch};
+use slatedb::{CloseReason, ErrorKind, WriteBatch};
 
-use crate::database;
 use crate::database::compaction::Wish;
 use crate::database::registry::Registered;
 use crate::database::tables::{self, BroughtRow, EndedRow, PackId, SessionRow, VolumeRow};
+use crate::database::{self, Db};
 use crate::error::{VolumeError, chain};
 use crate::order::Order;
 use crate::order::history::History;
@@ -223,7 +223,7 @@ impl Volume {
             Some(row) => database::decode::<VolumeRow>(row, "volume")?,
             None => self.create_rows(db).await?,
         };
-        if row.version != tables::VERSION {
+        if !(1..=tables::VERSION).contains(&row.version) {
             return Err(VolumeError::Damaged("volume row of another version of Hayloft"));
         }
         let snapshot = db.snapshot()?;

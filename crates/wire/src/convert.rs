@@ -127,6 +127,7 @@ impl InodeRowMessage {
             target,
             unnamed: row.unnamed,
             left_out: row.content == Content::LeftOut,
+            placed: None,
         }
     }
 }
@@ -136,6 +137,9 @@ impl TryFrom<&InodeRowMessage> for InodeRow {
 
     fn try_from(message: &InodeRowMessage) -> Result<InodeRow, InvalidMessage> {
         valid(FileKind::of_mode(message.mode), "mode")?;
+        if message.placed.is_some() {
+            return invalid("place of content");
+        }
         let [atime, mtime, ctime, btime] = times_from(&message.times)?;
         let content = match (&message.inline, &message.blocks, &message.target) {
             (None, None, None) if message.left_out => Content::LeftOut,

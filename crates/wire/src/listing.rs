@@ -18,6 +18,7 @@ mod field {
     pub(super) const PARENT: u32 = 10;
     pub(super) const INLINE: u32 = 13;
     pub(super) const BLOCKS: u32 = 14;
+    pub(super) const PLACED: u32 = 18;
 }
 
 /// `left_out` of a row, set.
@@ -91,8 +92,9 @@ pub struct Row<'a> {
     pub size: u64,
     /// Its blocks, packed.
     pub blocks: Option<&'a [u8]>,
-    /// The data in it, as a field: from where, up to where.
+    /// The data in it, or where that is, as a field: from where, up to where.
     inline: (usize, usize),
+    is_placed: bool,
 }
 
 impl<'a> Row<'a> {
@@ -111,7 +113,10 @@ impl<'a> Row<'a> {
                 (field::SIZE, Value::Number(size)) => found.size = size,
                 (field::PARENT, Value::Number(parent)) => found.parent = parent,
                 (field::BLOCKS, Value::Bytes(blocks)) => found.blocks = Some(blocks),
-                (field::INLINE, Value::Bytes(_)) => found.inline = (begin, row.len() - fields.rest.len()),
+                (field::INLINE | field::PLACED, Value::Bytes(_)) => {
+                    found.inline = (begin, row.len() - fields.rest.len());
+                    found.is_placed = number == field::PLACED;
+                }
                 _ => {}
             }
         }
@@ -123,7 +128,12 @@ impl<'a> Row<'a> {
         FileKind::of_mode(self.mode) == Some(FileKind::Directory)
     }
 
-    /// Whether it is a file's whose data is all in it.
+    /// Whether it says where the data of a small file is. Such a row is not to be sent as it is.
+    pub fn is_placed(&self) -> bool {
+        self.is_placed
+    }
+
+    /// Whether it is a file's whose data is all in it, or would be.
     pub fn has_data(&self) -> bool {
         self.inline.0 < self.inline.1
     }
@@ -229,6 +239,7 @@ pub fn row_from(bytes: &[u8]) -> Result<(Ino, InodeRow), InvalidMessage> {
             (15, Value::Bytes(to)) => target = Some(to),
             (16, Value::Number(unnamed)) => row.unnamed = unnamed != 0,
             (17, Value::Number(number)) => left_out = number != 0,
+            (field::PLACED, _) => return invalid("place of content"),
             _ => {}
         }
     }

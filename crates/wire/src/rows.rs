@@ -68,6 +68,9 @@ pub struct InodeRowMessage {
     /// There is data of a small file that was left out: see [`hayloft_model::Content::LeftOut`]. Never in the tables.
     #[prost(bool, tag = "17")]
     pub left_out: bool,
+    /// Where a server keeps the data of a small file. Only in its tables: never sent.
+    #[prost(bytes = "bytes", optional, tag = "18")]
+    pub placed: Option<Bytes>,
 }
 
 /// What one mark has written: all that it takes to write it once more. Not a row; [`crate::Entry`] brings it.

@@ -6,10 +6,10 @@ use std::sync::Arc;
 use hayloft_model::{ContentHash, FileKind, Ino};
 use hayloft_store::decode_chunk;
 use hayloft_wire::{Checked, DentryRow, InodeRowMessage, decode_blocks};
-use slatedb::DbSnapshot;
 
-use crate::database;
+use crate::database::small::SmallPlace;
 use crate::database::tables::{self, PackId, Place, VolumeRow};
+use crate::database::{self, DbSnapshot};
 use crate::error::{VolumeError, chain};
 use crate::volume::Volume;
 
@@ -35,6 +35,8 @@ struct Check<'a> {
     inodes: HashMap<u64, Inode>,
     orphans: HashSet<u64>,
     content: HashSet<ContentHash>,
+    /// Content of small files that lies in packs.
+    small: Vec<(u64, SmallPlace)>,
     bytes: u64,
 }
 
@@ -53,6 +55,7 @@ impl Volume {
             inodes: HashMap::new(),
             orphans: HashSet::new(),
             content: HashSet::new(),
+            small: Vec::new(),
             bytes: 0,
         };
         check.read_inodes(&snapshot).await?;
@@ -63,6 +66,7 @@ impl Volume {
         check.compare_content(&snapshot).await?;
         if content {
             check.verify_content().await;
+            check.verify_small_files().await?;
         }
         Ok(check.found)
     }
@@ -89,6 +93,7 @@ impl Check<'_> {
             if let Some(blocks) = &row.blocks {
                 self.name(row.ino, blocks);
             }
+            self.small.extend(SmallPlace::of_row(&row)?.map(|place| (row.ino, place)));
             // What is deleted but open somewhere takes no part in the usage.
             if row.ino != Ino::ROOT.0 && row.nlink > 0 {
                 self.bytes += row.allocated;
@@ -219,6 +224,16 @@ impl Check<'_> {
             .iter()
             .filter_map(|object| Some((PackId::from_name(object.location.filename()?)?, object.size)))
             .collect();
+        for (ino, place) in std::mem::take(&mut self.small) {
+            if sizes.get(&place.pack).is_none_or(|size| *size < place.range().end) {
+                self.problem(format!(
+                    "inode {ino} has its content in pack {:016x}, which is gone",
+                    place.pack.0
+                ));
+            } else {
+                self.small.push((ino, place));
+            }
+        }
         let mut missing = self.content.clone();
         let mut scan = database::scan(snapshot, &[tables::CHUNKS]).await?;
         while let Some(found) = scan.next().await? {
@@ -240,6 +255,25 @@ impl Check<'_> {
         }
         for hash in missing {
             self.problem(format!("content {hash} is named by a file and is not stored"));
+        }
+        Ok(())
+    }
+
+    async fn verify_small_files(&mut self) -> Result<(), VolumeError> {
+        let db = self.volume.db()?;
+        let mut small = std::mem::take(&mut self.small);
+        small.sort_unstable_by_key(|(_, place)| (place.pack, place.offset));
+        for files in small.chunk_by(|(_, one), (_, next)| one.pack == next.pack) {
+            for files in files.chunks(READ) {
+                let places = files.iter().map(|(_, place)| *place);
+                let contents = db.contents().read(files[0].1.pack, places).await?.unwrap_or_default();
+                let mut contents = contents.into_iter();
+                for (ino, place) in files {
+                    if !contents.next().is_some_and(|content| place.is(&content)) {
+                        self.problem(format!("the content of inode {ino} is damaged"));
+                    }
+                }
+            }
         }
         Ok(())
     }

@@ -1,7 +1,7 @@
 //! Commits: a batch of records has its place in the order, exactly once, and is answered when it is durable, or when its
 //! client keeps what it takes to bring it back.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use futures::stream::{self, StreamExt, TryStreamExt};
@@ -9,13 +9,13 @@ use hayloft_model::grants::{Object, STRAY};
 use hayloft_model::{BlockRef, Content, ContentHash, FileKind, Ino, Record, SessionId, Usage, UsageDelta};
 use hayloft_wire::{Commit, Committed, InodeRowMessage, RecordMessage, record_message::Body};
 use prost::Message;
-use slatedb::Db;
 
 use crate::content::reserve::COMMIT_ROOM;
 use crate::content::{Pending, Ready};
-use crate::database;
 use crate::database::rows::Rows;
+use crate::database::small::{self, SmallPlace};
 use crate::database::tables;
+use crate::database::{self, Db};
 use crate::error::VolumeError;
 use crate::order::Ordered;
 use crate::order::entry::Doing;
@@ -59,7 +59,7 @@ impl Volume {
         commit.records = records;
         // Before the turn is taken: packs of this commit are written while other changes go on.
         let pressing = pending.is_pressing();
-        let ready = pending.finish().await;
+        let ready = pending.finish(&commit.records).await;
         let (sequence, durable) = (commit.sequence, commit.durable);
         let reclaimed = match commit.restores != 0 && self.is_next(id, sequence)? {
             true => Some(self.reclaim(id, &commit.records).await?),
@@ -161,7 +161,7 @@ impl Volume {
             self.check_estate(restores, &commit.records).await?;
         }
         let mut batch = Rows::new();
-        let subjects = self.put_records(&db, &mut batch, id, &commit.records).await?;
+        let subjects = self.put_rows(&db, &mut batch, id, (&commit.records, &ready.small)).await?;
         let doing =
             Doing { session: id, sequence: commit.sequence, usage: delta, waits: commit.restores != 0 };
         match self.check_grants(id, &subjects, &commit.records) {
@@ -220,15 +220,30 @@ impl Volume {
         id: SessionId,
         records: &[RecordMessage],
     ) -> Result<Subjects, VolumeError> {
+        self.put_rows(db, batch, id, (records, &HashMap::new())).await
+    }
+
+    /// As [`Volume::put_records`]; the content of some lies in packs.
+    async fn put_rows(
+        &self,
+        db: &Db,
+        batch: &mut Rows,
+        id: SessionId,
+        (records, small): (&[RecordMessage], &HashMap<usize, SmallPlace>),
+    ) -> Result<Subjects, VolumeError> {
         let mut subjects = Subjects::default();
-        for message in records {
+        for (at, message) in records.iter().enumerate() {
             // The conversion is the check; what is stored is the message.
             let record = Record::try_from(message)?;
             match (&record, message.body.as_ref()) {
                 (Record::PutInode(ino, row), Some(Body::PutInode(message))) => {
-                    let row_bytes = match &row.content {
-                        Content::LeftOut => with_data(db, message).await?,
-                        _ => message.encode_to_vec(),
+                    let row_bytes = match (small.get(&at), &row.content) {
+                        (Some(place), _) => {
+                            let (inline, placed) = (None, Some(place.encode()));
+                            InodeRowMessage { inline, placed, ..message.clone() }.encode_to_vec()
+                        }
+                        (None, Content::LeftOut) => with_data(db, message).await?,
+                        (None, _) => message.encode_to_vec(),
                     };
                     subjects.row_bytes += row_bytes.len() as u64;
                     batch.put(tables::inode(*ino), row_bytes);
@@ -366,8 +381,9 @@ impl Volume {
     ) -> Result<(), VolumeError> {
         let unknown: Vec<ContentHash> = {
             let state = self.state.lock();
-            let is_known =
-                |hash: &&ContentHash| ready.places.contains_key(hash) || state.known.contains(hash);
+            let is_known = |hash: &&ContentHash| {
+                ready.places.contains_key(hash) || state.known.contains(hash) || small::is_lost(hash)
+            };
             named.iter().filter(|hash| !is_known(hash)).copied().collect()
         };
         stream::iter(unknown.iter().copied())
@@ -458,10 +474,10 @@ impl Subjects {
     }
 }
 
-/// A row of which the data was left out, with the data that is stored.
+/// A row of which the data was left out, with the data that is stored, or where that is.
 async fn with_data(db: &Db, message: &InodeRowMessage) -> Result<Vec<u8>, VolumeError> {
-    let stored = db.get(tables::inode(Ino(message.ino))).await?;
+    let stored = (**db).get(tables::inode(Ino(message.ino))).await?;
     let stored = stored.ok_or(VolumeError::Invalid("data was left out of a row that is not there"))?;
-    let InodeRowMessage { inline, .. } = database::decode(stored, "inode")?;
-    Ok(InodeRowMessage { inline, left_out: false, ..message.clone() }.encode_to_vec())
+    let InodeRowMessage { inline, placed, .. } = database::decode(stored, "inode")?;
+    Ok(InodeRowMessage { inline, placed, left_out: false, ..message.clone() }.encode_to_vec())
 }

@@ -6,13 +6,15 @@ pub(crate) mod sweep;
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use bytes::Bytes;
 use futures::stream::{self, StreamExt, TryStreamExt};
 use hayloft_model::{BLOCK_SIZE, ContentHash};
-use hayloft_store::{ChunkError, Codec, EncodedChunk, PackEntry, PackWriter, StoreError};
-use hayloft_wire::{BeginBatch, Chunk, RecordMessage};
+use hayloft_store::{ChunkError, Codec, EncodedChunk, PackEntry, PackWriter, StoreError, name_chunk};
+use hayloft_wire::{BeginBatch, Chunk, RecordMessage, record_message};
 use prost::Message;
 use tokio::task::JoinHandle;
 
+use crate::database::small::SmallPlace;
 use crate::database::tables::{self, PackId, Place};
 use crate::error::VolumeError;
 use crate::volume::{Flying, Volume};
@@ -27,6 +29,9 @@ const PACKS_IN_FLIGHT: usize = 2;
 /// Content of a commit up to this many bytes goes into rows: the commit is one write then, not two.
 const ROWS_BYTES: usize = 128 * 1024;
 
+/// Content of a small file up to this many bytes stays in its row: where it is would take a tenth of it.
+const SMALL_MIN: usize = 256;
+
 /// Rows or packs that are read at a time for one request.
 const READS: usize = 16;
 
@@ -35,6 +40,8 @@ struct Written {
     flying: Arc<Flying>,
     size: u64,
     entries: Vec<PackEntry>,
+    /// The records that have brought the last of these, in their order.
+    small: Vec<usize>,
     done: JoinHandle<Result<(), VolumeError>>,
 }
 
@@ -51,6 +58,8 @@ pub(crate) struct Pending {
     /// Bytes of `records`, encoded.
     records_bytes: u64,
     open: PackWriter,
+    /// The records that have brought the last chunks of `open`.
+    small: Vec<usize>,
     written: Vec<Written>,
     failed: Option<VolumeError>,
 }
@@ -58,6 +67,8 @@ pub(crate) struct Pending {
 /// Content that is ready to be named by rows: durable packs, or chunks for the rows themselves.
 pub(crate) struct Ready {
     pub(crate) places: HashMap<ContentHash, Place>,
+    /// Content of small files, by the number of the record that has brought it.
+    pub(crate) small: HashMap<usize, SmallPlace>,
     pub(crate) packs: Vec<(PackId, u64)>,
     /// Bytes that the rows will hold.
     pub(crate) row_bytes: u64,
@@ -109,6 +120,7 @@ impl Pending {
             records: Vec::new(),
             records_bytes: 0,
             open: PackWriter::default(),
+            small: Vec::new(),
             written: Vec::new(),
             failed: None,
         }
@@ -150,6 +162,7 @@ impl Pending {
     fn fail(&mut self, error: VolumeError) {
         self.failed = Some(error);
         self.open = PackWriter::default();
+        self.small.clear();
         self.written.clear();
         self.records = Vec::new();
     }
@@ -176,7 +189,7 @@ impl Pending {
         if let Some(at) = self.written.len().checked_sub(PACKS_IN_FLIGHT) {
             finished(&mut self.written[at].done).await?;
         }
-        let open = std::mem::take(&mut self.open);
+        let (open, small) = (std::mem::take(&mut self.open), std::mem::take(&mut self.small));
         let (size, entries) = (open.sealed_size(), open.entries().to_vec());
         let reserve = &self.volume.shared.reserve;
         if self.frees || self.pressing {
@@ -195,17 +208,39 @@ impl Pending {
             drop(held);
             stored
         });
-        self.written.push(Written { flying, size, entries, done });
+        self.written.push(Written { flying, size, entries, small, done });
         Ok(())
     }
 
-    /// Makes everything durable that has to be so before the rows.
-    pub(crate) async fn finish(mut self) -> Result<Ready, VolumeError> {
+    /// Puts the content of small files into packs, if there is enough of all to be worth one.
+    async fn push_small(&mut self, records: &[RecordMessage]) -> Result<(), VolumeError> {
+        let small: Vec<(usize, Bytes)> = small_contents(records).collect();
+        let bytes = small.iter().map(|(_, content)| content.len()).sum::<usize>();
+        if small.is_empty() || self.written.is_empty() && self.open.size() + bytes < ROWS_BYTES {
+            return Ok(());
+        }
+        let name = move || -> Vec<(usize, EncodedChunk)> {
+            small.into_iter().map(|(at, content)| (at, name_chunk(content))).collect()
+        };
+        for (at, chunk) in tokio::task::spawn_blocking(name).await.map_err(|_| VolumeError::ShuttingDown)? {
+            self.open.push_named(chunk);
+            self.small.push(at);
+            if self.open.size() >= PACK_BYTES {
+                self.write_pack().await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes everything durable that has to be so before the rows of these records.
+    pub(crate) async fn finish(mut self, records: &[RecordMessage]) -> Result<Ready, VolumeError> {
         if let Some(error) = self.failed.take() {
             return Err(error);
         }
+        self.push_small(records).await?;
         let mut ready = Ready {
             places: HashMap::new(),
+            small: HashMap::new(),
             packs: Vec::new(),
             row_bytes: 0,
             content_bytes: 0,
@@ -224,8 +259,12 @@ impl Pending {
         }
         for mut written in self.written {
             finished(&mut written.done).await?;
-            for entry in &written.entries {
-                ready.content_bytes += u64::from(entry.len);
+            let (chunks, small) = written.entries.split_at(written.entries.len() - written.small.len());
+            ready.content_bytes += written.entries.iter().map(|entry| u64::from(entry.len)).sum::<u64>();
+            let place =
+                |(at, entry): (usize, &PackEntry)| (at, SmallPlace::in_pack(written.flying.pack, entry));
+            ready.small.extend(written.small.into_iter().zip(small).map(place));
+            for entry in chunks {
                 ready.places.insert(entry.hash, Place::in_pack(written.flying.pack, entry));
             }
             ready.packs.push((written.flying.pack, written.size));
@@ -233,6 +272,16 @@ impl Pending {
         }
         Ok(ready)
     }
+}
+
+/// Content in rows that is better kept in packs, with the numbers of the records.
+fn small_contents(records: &[RecordMessage]) -> impl Iterator<Item = (usize, Bytes)> {
+    records.iter().enumerate().filter_map(|(at, record)| match record.body.as_ref()? {
+        record_message::Body::PutInode(row) => {
+            row.inline.clone().filter(|content| content.len() > SMALL_MIN).map(|content| (at, content))
+        }
+        _ => None,
+    })
 }
 
 /// Gives the chunks back when each of them is what its name says: no other may get a place, or take that of a good one.

@@ -8,6 +8,7 @@
 
 mod mark;
 mod rewrite;
+mod small;
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -17,10 +18,10 @@ use bytes::Bytes;
 use hayloft_model::ContentHash;
 use hayloft_wire::Swept;
 use prost::Message;
-use slatedb::{Db, DbSnapshot, WriteBatch};
+use slatedb::WriteBatch;
 
-use crate::database;
 use crate::database::tables::{self, PackId, Place};
+use crate::database::{self, Db, DbSnapshot};
 use crate::error::VolumeError;
 use crate::server::Shared;
 use crate::volume::Volume;
@@ -137,6 +138,9 @@ impl Sweep<'_> {
         for slice in marks.stale_pages.chunks(SLICE) {
             self.delete_rows(slice).await?;
         }
+        for (pack, bytes) in &marks.small {
+            self.count_bytes(*pack, *bytes);
+        }
         self.drop_dead_chunks(snapshot, &marks).await?;
         let dead: Vec<PackId> =
             self.live.iter().filter(|(_, live)| **live == 0).map(|(pack, _)| *pack).collect();
@@ -193,11 +197,16 @@ impl Sweep<'_> {
     fn count_live(&mut self, row: Bytes) -> Result<(), VolumeError> {
         if let Place::Pack { pack, payload_len, .. } =
             Place::decode(row).ok_or(VolumeError::Damaged("place of content"))?
-            && let Some(live) = self.live.get_mut(&pack)
         {
-            *live += u64::from(payload_len).max(1);
+            self.count_bytes(pack, u64::from(payload_len).max(1));
         }
         Ok(())
+    }
+
+    fn count_bytes(&mut self, pack: PackId, bytes: u64) {
+        if let Some(live) = self.live.get_mut(&pack) {
+            *live += bytes;
+        }
     }
 
     async fn drop_slice(&mut self, dead: &mut Vec<(ContentHash, Bytes)>) -> Result<(), VolumeError> {

@@ -6,10 +6,11 @@ use bytes::Bytes;
 use futures::stream::{self, StreamExt, TryStreamExt};
 use hayloft_model::{Dentry, FileKind, Ino};
 use hayloft_wire::{InodeRowMessage, PageRow};
+use prost::Message;
 use rustc_hash::FxBuildHasher;
-use slatedb::DbSnapshot;
 
 use crate::database;
+use crate::database::DbSnapshot;
 use crate::database::tables;
 use crate::error::VolumeError;
 
@@ -105,11 +106,12 @@ pub(crate) async fn inode(snapshot: &DbSnapshot, ino: Ino) -> Result<InodeRowMes
     database::decode(row, "inode")
 }
 
-/// The rows of these inodes, as they are stored. Numbers that lie close together, as those of one directory's files mostly
+/// The rows of these inodes, as they are stored, or with the content of small files in them. Numbers that lie close together, as those of one directory's files mostly
 /// do, are read with one scan.
 pub(crate) async fn inodes(
     snapshot: &DbSnapshot,
     wanted: impl Iterator<Item = u64>,
+    with_contents: bool,
 ) -> Result<Map<Bytes>, VolumeError> {
     let mut numbers: Vec<u64> = wanted.collect();
     numbers.sort_unstable();
@@ -135,14 +137,30 @@ pub(crate) async fn inodes(
     }
     let found: Vec<(u64, Option<Bytes>)> = stream::iter(single)
         .map(|ino| async move {
-            let row = snapshot.get(tables::inode(Ino(ino))).await?;
+            let row = (**snapshot).get(tables::inode(Ino(ino))).await?;
             Ok::<_, VolumeError>((ino, row))
         })
         .buffer_unordered(READS)
         .try_collect()
         .await?;
     rows.extend(found.into_iter().filter_map(|(ino, row)| Some((ino, row?))));
+    if with_contents {
+        fill(snapshot, &mut rows).await?;
+    }
     Ok(rows)
+}
+
+/// Puts the content of small files into their rows.
+async fn fill(snapshot: &DbSnapshot, rows: &mut Map<Bytes>) -> Result<(), VolumeError> {
+    let mut placed = Vec::new();
+    for row in rows.values() {
+        if hayloft_wire::listing::Row::of(row).is_ok_and(|found| found.is_placed()) {
+            placed.push(database::decode::<InodeRowMessage>(row.clone(), "inode")?);
+        }
+    }
+    snapshot.fill(placed.iter_mut()).await?;
+    rows.extend(placed.into_iter().map(|row| (row.ino, Bytes::from(row.encode_to_vec()))));
+    Ok(())
 }
 
 /// The page rows of a file; refused when they would not fit into one answer.

@@ -1,9 +1,11 @@
 //! The SlateDB database of a volume: how it is opened, and helpers to read it.
 
 pub(crate) mod compaction;
+mod handle;
 pub(crate) mod listing;
 pub(crate) mod registry;
 pub(crate) mod rows;
+pub(crate) mod small;
 pub(crate) mod tables;
 
 use std::collections::HashMap;
@@ -18,10 +20,13 @@ use slatedb::config::{
 };
 use slatedb::db_cache::moka::{MokaCache, MokaCacheOptions};
 use slatedb::db_cache::{DbCache, SplitCache};
-use slatedb::{CompactorBuilder, Db, DbIterator, DbSnapshot, Settings, WriteBatch};
+use slatedb::{CompactorBuilder, DbIterator, Settings, WriteBatch};
 
 use crate::database::compaction::Wish;
+use crate::database::small::Contents;
 use crate::error::VolumeError;
+
+pub(crate) use crate::database::handle::{Db, DbSnapshot};
 
 /// A table file written from memory holds about this much; also the most that a start replays.
 pub(crate) const TABLE_FILE: usize = 16 << 20;
@@ -110,12 +115,13 @@ pub(crate) async fn open(
     let compactor = CompactorBuilder::new(path(volume_id), store.objects())
         .with_options(compactor())
         .with_scheduler_supplier(Arc::new(whole.clone()));
-    Db::builder(path(volume_id), store.objects())
+    let db = slatedb::Db::builder(path(volume_id), store.objects())
         .with_compactor_builder(compactor)
         .with_settings(settings(unflushed_bytes))
         .with_db_cache(cache, cache_id)
         .build()
-        .await
+        .await?;
+    Ok(Db::new(db, Contents { store: store.clone(), volume_id: volume_id.to_owned() }))
 }
 
 /// Applies a batch; it is durable when this returns.

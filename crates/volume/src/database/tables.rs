@@ -3,7 +3,7 @@
 //!
 //! | key | row |
 //! |---|---|
-//! | `I` inode | [`InodeRowMessage`](hayloft_wire::InodeRowMessage), with the data of a small file |
+//! | `I` inode | [`InodeRowMessage`](hayloft_wire::InodeRowMessage), with the data of a small file or its [`SmallPlace`](super::small::SmallPlace) |
 //! | `D` directory, name | [`DentryRow`](hayloft_wire::DentryRow) |
 //! | `B` inode, page | block references of page 1 and later, as [`hayloft_wire::encode_blocks`] packs them |
 //! | `C` hash | [`Place`]: where a chunk is, or the chunk itself |
@@ -303,8 +303,9 @@ pub(crate) struct VolumeRow {
     pub(crate) version: u32,
 }
 
-/// The version of the tables that this code reads and writes.
-pub(crate) const VERSION: u32 = 1;
+/// The version of the tables that this code writes. It reads the ones before as well: in version 1 the content of a small
+/// file was always in its row.
+pub(crate) const VERSION: u32 = 2;
 
 #[cfg(test)]
 mod tests {

@@ -10,11 +10,11 @@ use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{AcqRel, Acquire};
 
 use prost::Message;
-use slatedb::{Db, WriteBatch};
+use slatedb::WriteBatch;
 
-use crate::database;
 use crate::database::registry::random;
 use crate::database::tables::{self, HistoryRow, MarkRow, Opening};
+use crate::database::{self, Db};
 use crate::error::VolumeError;
 use crate::order::entry::SealKey;
 use crate::volume::Volume;

@@ -15,8 +15,9 @@ use hayloft_model::{Ino, SessionId};
 use hayloft_wire::Entry;
 use parking_lot::Mutex;
 use prost::Message;
-use slatedb::{CloseReason, Db, ErrorKind, WriteBatch, WriteHandle};
+use slatedb::{CloseReason, ErrorKind, WriteBatch, WriteHandle};
 
+use crate::database::Db;
 use crate::database::rows::Rows;
 use crate::database::tables::{self, MarkRow};
 use crate::error::VolumeError;

@@ -11,10 +11,10 @@ use std::time::Duration;
 use hayloft_model::SessionId;
 use hayloft_wire::Changed;
 use prost::Message;
-use slatedb::{Db, WriteBatch};
+use slatedb::WriteBatch;
 
-use crate::database;
 use crate::database::tables::{self, EndedRow};
+use crate::database::{self, Db};
 use crate::error::VolumeError;
 use crate::sharing::{Progress, Sharing};
 use crate::volume::Volume;

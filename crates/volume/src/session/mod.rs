@@ -18,11 +18,11 @@ use hayloft_wire::{
     Claim, Claimed, FailureCode, Hello, InodeRowMessage, LostPeer, PROTOCOL, SessionInfo, Welcome,
 };
 use prost::Message;
-use slatedb::{Db, WriteBatch};
+use slatedb::WriteBatch;
 use tokio::sync::Notify;
 
-use crate::database;
 use crate::database::tables::{self, SessionRow};
+use crate::database::{self, Db};
 use crate::error::VolumeError;
 use crate::replies::Replies;
 use crate::session::ended::End;

@@ -4,8 +4,9 @@ use std::sync::Arc;
 
 use hayloft_model::InoRange;
 use prost::Message;
-use slatedb::{Db, WriteBatch};
+use slatedb::WriteBatch;
 
+use crate::database::Db;
 use crate::database::tables;
 use crate::error::VolumeError;
 use crate::volume::Volume;

@@ -7,10 +7,10 @@ use std::sync::Arc;
 use hayloft_model::{Ino, SessionId, UsageDelta};
 use hayloft_wire::{Changed, Entry, InodeRowMessage, NotedRow, WrittenEntry};
 use prost::Message;
-use slatedb::{Db, WriteBatch};
+use slatedb::WriteBatch;
 
-use crate::database;
 use crate::database::tables::{self, BroughtRow, EndedRow, SessionRow, VolumeRow};
+use crate::database::{self, Db};
 use crate::error::VolumeError;
 use crate::order::Ordered;
 use crate::order::entry;

@@ -11,12 +11,11 @@ use hayloft_model::{
 use hayloft_wire::server_message::Body as Answer;
 use hayloft_wire::{Apply, ChangeRequest, Changed, DentryRow, RecordMessage, error_code, record_message};
 use prost::Message;
-use slatedb::Db;
 
 use crate::content::reserve::COMMIT_ROOM;
-use crate::database;
 use crate::database::rows::Rows;
 use crate::database::tables::{self, VolumeRow};
+use crate::database::{self, Db};
 use crate::error::VolumeError;
 use crate::order::Ordered;
 use crate::order::entry::Doing;

@@ -15,9 +15,9 @@ use bytes::Bytes;
 use hayloft_model::grants::{Grant, Object, Request};
 use hayloft_model::{ContentHash, FileKind, Ino, SessionId};
 use hayloft_wire::{Enter, InodeRowMessage, Listing, Listings, server_message::Body};
-use slatedb::Db;
 
 use crate::content::message_of;
+use crate::database::Db;
 use crate::database::listing::{self, Entry, Map};
 use crate::error::VolumeError;
 use crate::replies::Replies;
@@ -172,7 +172,7 @@ impl Walk<'_> {
             }
             free
         };
-        let mut rows = listing::inodes(&*self.db.snapshot()?, free.iter().map(|(ino, _)| *ino)).await?;
+        let mut rows = listing::inodes(&*self.db.snapshot()?, free.iter().map(|(ino, _)| *ino), true).await?;
         let mut count = 0;
         for (ino, home) in free {
             let Some(row) = rows.remove(&ino) else { continue };

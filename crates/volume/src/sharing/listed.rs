@@ -58,7 +58,7 @@ impl Walk<'_> {
     pub(super) async fn all_listed(&self, dirs: &[(Ino, &[Entry])]) -> Result<Vec<Listed>, VolumeError> {
         let mut known = self.take_along(dirs);
         let snapshot = self.db.snapshot()?;
-        let mut rows = listing::inodes(&snapshot, known.iter().copied()).await?;
+        let mut rows = listing::inodes(&snapshot, known.iter().copied(), !self.names_only).await?;
         self.read_strays(&mut rows, &mut known).await?;
         dirs.iter().map(|(dir, entries)| self.packed(*dir, entries, &rows, &known)).collect()
     }
@@ -157,7 +157,7 @@ impl Walk<'_> {
             strays.into_iter().filter(claim).collect()
         };
         let snapshot = self.db.snapshot()?;
-        rows.extend(listing::inodes(&snapshot, claimed.iter().copied()).await?);
+        rows.extend(listing::inodes(&snapshot, claimed.iter().copied(), !self.names_only).await?);
         known.extend(claimed);
         Ok(())
     }

@@ -6,10 +6,9 @@ use hayloft_model::grants::{Grant, Object, Outcome, Request};
 use hayloft_model::{Ino, InodeRow, SessionId};
 use hayloft_wire::server_message::Body as Answer;
 use hayloft_wire::{Acquire, Acquired, InodeAnswer, InodeRowMessage, RecordMessage, record_message};
-use slatedb::DbSnapshot;
 
-use crate::database;
 use crate::database::tables;
+use crate::database::{self, DbSnapshot};
 use crate::error::VolumeError;
 use crate::replies::Replies;
 use crate::volume::Volume;

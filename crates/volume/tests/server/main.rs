@@ -10,4 +10,5 @@ mod protocol;
 mod reading;
 mod replay;
 mod sharing;
+mod small;
 mod space;

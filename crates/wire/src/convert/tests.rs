@@ -80,3 +80,11 @@ fn broken_rows_are_refused() {
         assert!(InodeRow::try_from(&bad).is_err());
     }
 }
+
+#[test]
+fn nobody_can_say_where_a_server_keeps_content() {
+    let mut message = InodeRowMessage::from_row(Ino(77), &row(Content::None));
+    InodeRow::try_from(&message).unwrap();
+    message.placed = Some(Bytes::from_static(b"somewhere"));
+    InodeRow::try_from(&message).unwrap_err();
+}

@@ -1,12 +1,15 @@
 //! Marking: which content rows name.
 
+use std::collections::HashMap;
+
 use bytes::Bytes;
 use hayloft_model::ContentHash;
 use hayloft_wire::{InodeRowMessage, decode_blocks};
-use slatedb::{DbIterator, DbSnapshot};
+use slatedb::DbIterator;
 
-use crate::database;
-use crate::database::tables;
+use crate::database::small::SmallPlace;
+use crate::database::tables::{self, PackId};
+use crate::database::{self, DbSnapshot};
 use crate::error::VolumeError;
 
 /// What a snapshot's rows name.
@@ -14,6 +17,8 @@ pub(super) struct Marks {
     /// The first eight bytes of each hash, sorted: enough, since taking a dead chunk for a live one does
     /// no harm, and a quarter of the memory.
     live: Vec<u64>,
+    /// Bytes of small files in each pack.
+    pub(super) small: HashMap<PackId, u64>,
     /// Keys of page rows of inodes that are gone.
     pub(super) stale_pages: Vec<Bytes>,
 }
@@ -36,7 +41,7 @@ impl Marks {
 
 /// Reads all inode and page rows, side by side in the order of their inodes.
 pub(super) async fn mark(snapshot: &DbSnapshot) -> Result<Marks, VolumeError> {
-    let mut marks = Marks { live: Vec::new(), stale_pages: Vec::new() };
+    let mut marks = Marks { live: Vec::new(), small: HashMap::new(), stale_pages: Vec::new() };
     let mut inodes = database::scan(snapshot, &[tables::INODES]).await?;
     let mut pages = database::scan(snapshot, &[tables::PAGES]).await?;
     let mut inode = next_inode(&mut inodes, &mut marks).await?;
@@ -64,6 +69,9 @@ async fn next_inode(inodes: &mut DbIterator, marks: &mut Marks) -> Result<Option
     let row = database::decode::<InodeRowMessage>(found.value, "inode")?;
     if let Some(blocks) = &row.blocks {
         marks.name(blocks)?;
+    }
+    if let Some(place) = SmallPlace::of_row(&row)? {
+        *marks.small.entry(place.pack).or_default() += u64::from(place.len);
     }
     Ok(Some(row.ino))
 }

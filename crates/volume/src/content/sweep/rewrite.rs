@@ -4,16 +4,17 @@ use std::collections::{HashMap, HashSet};
 
 use bytes::Bytes;
 use hayloft_model::ContentHash;
-use hayloft_store::{EncodedChunk, PackWriter, decode_chunk};
+use hayloft_store::{EncodedChunk, PackEntry, PackWriter, decode_chunk};
 use slatedb::WriteBatch;
 
 use super::Sweep;
 use crate::database;
 use crate::database::tables::{self, PackId, Place};
 use crate::error::VolumeError;
+use crate::volume::Flying;
 
 /// Payload that is moved at a time.
-const MOVE_BYTES: u64 = 8 << 20;
+pub(super) const MOVE_BYTES: u64 = 8 << 20;
 
 impl Sweep<'_> {
     /// Moves what is live in these packs, and deletes them.
@@ -42,6 +43,7 @@ impl Sweep<'_> {
             }
         }
         self.move_chunks(group, &mut kept).await?;
+        self.move_small_files(&snapshot, sparse, &mut kept).await?;
         for (pack, size) in sparse.iter().filter(|(pack, _)| !kept.contains(*pack)) {
             self.delete_pack(*pack, *size).await?;
             self.done.packs_rewritten += 1;
@@ -83,24 +85,43 @@ impl Sweep<'_> {
         if writer.is_empty() {
             return Ok(());
         }
-        let sealed = writer.seal();
-        let flying = self.volume.new_pack(sealed.size);
-        let path = flying.pack.path(&self.volume.id);
-        self.volume.shared.store.create(&path, sealed.payload).await?;
+        let (flying, size, entries) = self.put_pack(writer).await?;
         let _turn = self.volume.turn.lock().await;
         let mut batch = WriteBatch::new();
-        for entry in &sealed.entries {
+        for entry in &entries {
             if self.db.get(tables::chunk(entry.hash)).await?.as_ref() == old_rows.get(&entry.hash) {
                 batch.put(tables::chunk(entry.hash), Place::in_pack(flying.pack, entry).encode());
             }
         }
-        batch.put(tables::pack(flying.pack), sealed.size.to_le_bytes());
+        self.name_pack(batch, flying, size).await
+    }
+
+    /// Puts a pack; rows are to name it next.
+    pub(super) async fn put_pack(
+        &self,
+        writer: PackWriter,
+    ) -> Result<(Flying, u64, Vec<PackEntry>), VolumeError> {
+        let sealed = writer.seal();
+        let flying = self.volume.new_pack(sealed.size);
+        let path = flying.pack.path(&self.volume.id);
+        self.volume.shared.store.create(&path, sealed.payload).await?;
+        Ok((flying, sealed.size, sealed.entries))
+    }
+
+    /// Writes the rows that name a new pack. The caller has the turn.
+    pub(super) async fn name_pack(
+        &mut self,
+        mut batch: WriteBatch,
+        flying: Flying,
+        size: u64,
+    ) -> Result<(), VolumeError> {
+        batch.put(tables::pack(flying.pack), size.to_le_bytes());
         flying.will_be_named();
         self.volume.write(&self.db, batch).await?;
-        self.done.bytes_reclaimed = self.done.bytes_reclaimed.saturating_sub(sealed.size);
+        self.done.bytes_reclaimed = self.done.bytes_reclaimed.saturating_sub(size);
         let mut state = self.volume.state.lock();
         state.packs += 1;
-        state.pack_bytes += sealed.size;
+        state.pack_bytes += size;
         Ok(())
     }
 
