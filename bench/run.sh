@@ -6,7 +6,7 @@
 #
 #   --smoke           seconds: a fiftieth of the tree and toy packages, one round; the figures mean nothing
 #   --rounds N        rounds of each workload (default 3)
-#   --workloads LIST  of tree,build,shared,make (default tree,build)
+#   --workloads LIST  of tree,build,shared,make,many (default tree,build)
 #   --only LIST       which of tmpfs,ext4,bindfs,hayloft to prepare (default all; hayloft if it has been built)
 #   --rtt LIST        hayloft over slow links: a target for each of these round-trip times, in milliseconds; the first is
 #                     the baseline, and (without --only) nothing else is prepared
@@ -70,7 +70,7 @@ while [[ $# -gt 0 ]]; do
     shift
 done
 for workload in ${workloads//,/ }; do
-    [[ $workload =~ ^(tree|build|shared|make)$ ]] || fail "no such workload: $workload"
+    [[ $workload =~ ^(tree|build|shared|make|many)$ ]] || fail "no such workload: $workload"
 done
 [[ $rtt =~ ^([0-9.]+(,[0-9.]+)*)?$ ]] || fail "--rtt: not milliseconds: $rtt"
 [[ $store_delay =~ ^[0-9.]*$ ]] || fail "--store-delay: not milliseconds: $store_delay"
@@ -106,6 +106,21 @@ run_shared() {
     for workers in $shared_hosts $((2 * shared_hosts)); do
         measure "shared-$workers" shared --workers "$workers" --seconds "$seconds" ${parts:+--parts "$parts"} "${targets[@]}"
     done
+}
+
+# What each of very many files costs the two processes of Hayloft.
+run_many() {
+    local options=()
+    if [[ -z ${pids[hayloft]:-} ]]; then
+        note "workload many looks at the processes of a Hayloft that is prepared here: left out"
+        return
+    fi
+    [[ -z $smoke ]] || options+=(--files 2000 --portion 1000 --rest 0)
+    note "workload many"
+    run "$bench" many --server-pid "$(cut -d, -f 1 <<<"${pids[hayloft]}")" --json "$out/many.json" \
+        --client-pid "$(cut -d, -f 2 <<<"${pids[hayloft]}")" "${options[@]}" "${dirs[hayloft]%%,*}" >"$out/many.txt" ||
+        fail "workload many failed; results so far are in $out"
+    cat "$out/many.txt"
 }
 
 # As usual on one mount of each, and with recipes sent in turn to all mounts of each that has several. To a local disk they are

@@ -4,6 +4,7 @@ mod build;
 mod delay;
 mod machine;
 mod make;
+mod many;
 mod report;
 mod rng;
 mod shared;
@@ -26,6 +27,7 @@ Examples:
   hayloft-bench build --rounds 3 tmpfs=/dev/shm ext4=/mnt/image
   hayloft-bench build --source zlib_1.3.orig.tar.gz tmpfs=/dev/shm ext4=/mnt/image
   hayloft-bench shared --workers 8 tmpfs=/dev/shm hayloft=/mnt/a,/mnt/b      one volume, mounted twice
+  hayloft-bench many --files 500000 --server-pid 4711 /mnt/hayloft   what each file costs the server
   hayloft-bench make --source coreutils.tar.xz ext4=/mnt/image hayloft=/mnt/a,/mnt/b    half of the recipes on each
 
 Exit status: 0 done, 1 a file system failed or returned wrong content, 2 wrong usage, 130 interrupted.";
@@ -47,6 +49,8 @@ enum Workload {
     Shared(shared::Options),
     /// Make a real package with recipes in turn on several mounts of one file system
     Make(make::Options),
+    /// Very many small files: what each costs the server and the client
+    Many(many::Options),
     /// No workload: a TCP proxy with a round-trip time, for mounts over a slow link
     Delay(delay::Options),
 }
@@ -80,6 +84,7 @@ fn main() -> ExitCode {
         Workload::Build(options) => build::run(options),
         Workload::Shared(options) => shared::run(options),
         Workload::Make(options) => make::run(options),
+        Workload::Many(options) => many::run(options),
         Workload::Delay(options) => delay::run(options),
     };
     match done {
