@@ -2,6 +2,7 @@
 
 use bytes::Bytes;
 
+use crate::grants::BySlots;
 use crate::tree::{AttributeChange, NewNode, RenameFlags, Tree};
 use crate::{Ino, Name, Timestamp, TreeError};
 
@@ -45,6 +46,19 @@ impl Change {
             Change::Unlink(dir, name) | Change::Rmdir(dir, name) => vec![(*dir, name)],
             Change::Rename((from, old), (to, new), _) => vec![(*from, old), (*to, new)],
             Change::SetAttributes(..) | Change::SetXattr(..) | Change::RemoveXattr(..) => Vec::new(),
+        }
+    }
+
+    /// Whether who owns the slots of its names does it itself, in a directory that is split.
+    pub fn by_slots(&self) -> BySlots {
+        let is_file = |new: &NewNode| crate::FileKind::of_mode(new.mode) != Some(crate::FileKind::Directory);
+        match self {
+            Change::Create(_, _, new) if is_file(new) => BySlots::Makes,
+            Change::Unlink(..) => BySlots::Can,
+            Change::Rename(from, to, flags) if from.0 == to.0 && *flags == RenameFlags::default() => {
+                BySlots::Can
+            }
+            _ => BySlots::Cannot,
         }
     }
 

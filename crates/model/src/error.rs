@@ -10,6 +10,10 @@ pub enum Missing {
     Inode(Ino),
     /// The directory's listing.
     Directory(Ino),
+    /// The names of a stem in a slot of a split directory: [`crate::tree::Tree::wanted_stem`].
+    Names(Ino),
+    /// The whole listing of a split directory, which is not split any more then.
+    Listing(Ino),
     /// More inode numbers.
     Numbers,
     /// The object belongs to others as well: acquire it, or ask the server to execute the operation.

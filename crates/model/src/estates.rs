@@ -37,6 +37,10 @@ impl Estates {
             };
             for record in records {
                 strike(&subject(record));
+                // Whoever owned the slot of a name could change it.
+                if let Some(slot) = slot_of(record) {
+                    strike(&slot);
+                }
                 // Whoever owned the home of a file could change it.
                 if let Record::PutInode(_, row) = record
                     && row.kind() != FileKind::Directory
@@ -65,7 +69,13 @@ impl Estates {
         let is_left = |ino: Ino| estate.and_then(|estate| estate.get(&ino)) == Some(&false);
         let may = |record: &&Record| {
             let ino = subject(record);
+            let has_slot = slot_of(record).is_some_and(is_left);
             match stored(ino) {
+                Some(row) if has_slot => row.nlink > 0,
+                // It was removed, or is brought along.
+                None if has_slot => {
+                    records.iter().any(|other| matches!(other, Record::PutInode(of, _) if *of == ino))
+                }
                 Some(row) => is_left(ino) || Object::of(ino, &row).home().is_some_and(is_left),
                 // Nobody else has heard of it. Or it is gone: then it was struck, or what covered it.
                 None => {
@@ -85,6 +95,14 @@ fn subject(record: &Record) -> Ino {
         | Record::PutPage(ino, ..)
         | Record::DeletePages(ino, _) => *ino,
         Record::PutDentry(dir, ..) | Record::DeleteDentry(dir, _) => *dir,
+    }
+}
+
+/// The slot that a record about a name is in, if its directory is split.
+fn slot_of(record: &Record) -> Option<Ino> {
+    match record {
+        Record::PutDentry(dir, name, _) | Record::DeleteDentry(dir, name) => Some(dir.slot(name.as_bytes())),
+        _ => None,
     }
 }
 

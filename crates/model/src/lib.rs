@@ -16,6 +16,7 @@ pub mod locks;
 pub mod replay;
 mod row;
 mod rows;
+pub mod slot;
 mod time;
 pub mod tree;
 

@@ -218,11 +218,12 @@ impl Core {
     /// Others may move what is in a directory, and nobody will tell.
     pub(crate) fn note_uncovered(&mut self, object: Object) {
         if let Object::Directory(dir) = object {
+            let at = dir.of_slot().unwrap_or(dir);
             self.tree
                 .known_names(dir)
                 .iter()
                 .take(crate::kernel::moved::KEPT_MAX)
-                .for_each(|name| self.note_leaving(dir, name));
+                .for_each(|name| self.note_leaving(at, name));
         }
     }
 

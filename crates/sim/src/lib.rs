@@ -119,11 +119,17 @@ pub enum Rule {
     BringAfterEnd,
     /// Files are given back although what was changed of them is not shipped.
     GiveBackUnshipped,
+    /// Names of split directories are handed out without a limit.
+    KeepSplitNames,
+    /// Who lets go of a split directory ships nothing of its slots.
+    KeepSlotsBack,
+    /// A directory is made whole although slots of it are held.
+    WholeWithSlots,
 }
 
 impl Rule {
     /// All, by name.
-    pub const ALL: [(&'static str, Rule); 50] = [
+    pub const ALL: [(&'static str, Rule); 53] = [
         ("ack-before-apply", Rule::AckBeforeApply),
         ("recall-without-ship", Rule::RecallWithoutShip),
         ("no-claim-grace", Rule::NoClaimGrace),
@@ -174,5 +180,8 @@ impl Rule {
         ("claim-at-once", Rule::ClaimAtOnce),
         ("bring-after-end", Rule::BringAfterEnd),
         ("give-back-unshipped", Rule::GiveBackUnshipped),
+        ("keep-split-names", Rule::KeepSplitNames),
+        ("keep-slots-back", Rule::KeepSlotsBack),
+        ("whole-with-slots", Rule::WholeWithSlots),
     ];
 }

@@ -78,6 +78,7 @@ fn main() -> ExitCode {
                         sum.recalls += outcome.recalls;
                         sum.brought += outcome.brought;
                         sum.lost += outcome.lost;
+                        sum.splits += outcome.splits;
                     }
                     if let Some(failure) = outcome.failure {
                         stop.fetch_or(!options.all, Relaxed);
@@ -94,13 +95,14 @@ fn main() -> ExitCode {
     let sum = sum.into_inner().unwrap_or_default();
     println!(
         "{worlds} worlds in {seconds:.1} s, {:.0} worlds/s; {} operations, {} executed by the server, {} recalls, {} brought \
-         back, {} lost, {} steps",
+         back, {} lost, {} splits, {} steps",
         worlds as f64 / seconds,
         sum.ops,
         sum.executed,
         sum.recalls,
         sum.brought,
         sum.lost,
+        sum.splits,
         sum.steps,
     );
     let mut failed = failed.into_inner().unwrap_or_default();

@@ -33,6 +33,10 @@ pub(crate) type Entry = Rc<Written>;
 #[derive(Clone, Debug)]
 pub(crate) enum Ask {
     Enter(Ino),
+    /// All names of a directory, which is whole then.
+    List(Ino),
+    /// The names of a stem in a slot.
+    Names(Ino, Name),
     Fetch(Ino),
     Acquire(Object),
     Change {
@@ -92,6 +96,20 @@ pub(crate) struct Listing {
     /// With the rows that the session may know.
     pub(crate) entries: Vec<(Name, Dentry, Option<InodeRow>)>,
     pub(crate) own: Vec<Ino>,
+    pub(crate) what: Listed,
+}
+
+/// What a listing is.
+#[derive(Clone, Debug)]
+pub(crate) enum Listed {
+    /// All of a directory.
+    Directory,
+    /// Names of a stem; the directory is their slot.
+    Stem(Name),
+    /// Nothing of a split directory but its row.
+    Split(Box<InodeRow>),
+    /// Nothing: it is not split any more.
+    Whole,
 }
 
 #[derive(Clone, Debug)]
@@ -99,6 +117,17 @@ pub(crate) enum Body {
     Apply { records: Vec<Record>, own: Vec<Object>, forget: Vec<Ino> },
     Drop(Ino),
     Recall { object: Object, keep_read: bool },
+}
+
+/// Who does a change that was asked for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Doing {
+    /// The server did it, or refused.
+    Server,
+    /// The client, which owns the directories.
+    Yours,
+    /// The client, by slots.
+    BySlots,
 }
 
 #[derive(Clone, Debug)]
@@ -128,6 +157,7 @@ pub(crate) enum ToClient {
         ino: Ino,
         row: Option<Box<InodeRow>>,
         own: bool,
+        split: bool,
     },
     Acquired {
         request: u64,
@@ -136,7 +166,7 @@ pub(crate) enum ToClient {
     Changed {
         request: u64,
         result: Result<Option<Ino>, TreeError>,
-        yours: bool,
+        doing: Doing,
     },
     Numbers {
         request: u64,

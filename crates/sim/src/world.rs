@@ -31,6 +31,8 @@ const STICKY: u64 = 0x0057_0c4b;
 const RESTORES: u64 = 0x0e57_04e5;
 /// The same of windows, and of how soon things are durable.
 const STORES: u64 = 0x0003_1d03;
+/// The same of worlds in which directories are split.
+const SPLITS: u64 = 0x0005_911d;
 /// Steps of a world, at most.
 const STEPS_MAX: u64 = 4_000_000;
 
@@ -64,6 +66,8 @@ pub struct Outcome {
     pub brought: u64,
     /// Operations that were lost with the server and all who knew of them.
     pub lost: u64,
+    /// Directories that were split.
+    pub splits: u64,
 }
 
 /// What is wrong.
@@ -161,6 +165,8 @@ pub(crate) struct World {
     pub(crate) deep: bool,
     /// Who finds its session ended comes back with what it had not shipped.
     pub(crate) restores: bool,
+    /// After how many turns directories are split, if they are. Their times are not looked at then.
+    pub(crate) splits: Option<u32>,
     last_fault: u64,
     pub(crate) fate: Fate,
     /// No more operations and faults.
@@ -233,10 +239,17 @@ impl World {
             busy,
             deep,
             restores: Rng::new(config.seed ^ RESTORES).permille(120),
+            splits: None,
             last_fault: 0,
             fate: Fate::default(),
             draining: false,
         };
+        let mut other = Rng::new(config.seed ^ SPLITS);
+        if other.permille(250) {
+            world.splits = Some(*other.pick(&[1, 1, 2, 4]));
+            world.reference.ignore_directory_times();
+        }
+        world.set_splits();
         for at in 0..clients as usize {
             let client = world.new_client(at, 1);
             world.clients.push(client);
@@ -352,6 +365,7 @@ impl World {
             What::ServerCheck => {
                 self.check_sessions();
                 self.check_patience();
+                self.rest();
                 self.after(20, What::ServerCheck);
             }
             What::ServerStart => {

@@ -31,6 +31,8 @@ const SHUTDOWN_PATIENCE: Duration = Duration::from_secs(20);
 
 /// How often to look for sessions that are silent.
 const LEASE_CHECK: Duration = Duration::from_millis(200);
+/// So many of these checks without a change in a split directory, and it is made whole.
+const REST_CHECKS: u64 = 5;
 
 /// A volume that is open, or is being opened by whoever holds the lock.
 type Place = Arc<tokio::sync::Mutex<Option<Arc<Volume>>>>;
@@ -210,7 +212,7 @@ async fn listen(store: Store, config: Config) -> Result<Server, ServerError> {
 
 /// Ends sessions that are silent and that others wait for.
 async fn watch_leases(shared: Arc<Shared>) {
-    loop {
+    for check in 1_u64.. {
         tokio::time::sleep(LEASE_CHECK).await;
         // The clock has to see when the system's is set.
         shared.now();
@@ -220,6 +222,9 @@ async fn watch_leases(shared: Arc<Shared>) {
             let volume = place.try_lock().ok().and_then(|place| place.clone());
             if let Some(volume) = volume {
                 volume.end_silent().await;
+                if check.is_multiple_of(REST_CHECKS) {
+                    volume.rest();
+                }
             }
         }
     }

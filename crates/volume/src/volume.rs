@@ -79,8 +79,8 @@ impl State {
     }
 }
 
-/// An open volume. Locks, in the order in which they are taken: `sweeping`, `turn`, `sharing`, `state`, then one of
-/// the others; only the first two are held across an await.
+/// An open volume. Locks, in the order in which they are taken: `sweeping`, `settling`, `turn`, `sharing`, `state`, then one of
+/// the others; only the first three are held across an await.
 pub(crate) struct Volume {
     pub(crate) name: String,
     pub(crate) id: String,
@@ -92,6 +92,8 @@ pub(crate) struct Volume {
     slot: RwLock<Slot>,
     /// One sweep or check at a time.
     pub(crate) sweeping: tokio::sync::Mutex<()>,
+    /// One gives directories that are whole again their times.
+    pub(crate) settling: tokio::sync::Mutex<()>,
     /// Whoever changes rows holds it from reading what the change builds on until it has its place in the order.
     pub(crate) turn: tokio::sync::Mutex<()>,
     pub(crate) order: Order,
@@ -157,6 +159,7 @@ impl Volume {
             compaction: Wish::default(),
             slot: RwLock::new(Slot::Closed),
             sweeping: tokio::sync::Mutex::default(),
+            settling: tokio::sync::Mutex::default(),
             turn: tokio::sync::Mutex::default(),
             order: Order::default(),
             sharing: Mutex::default(),

@@ -96,6 +96,11 @@ impl TryFrom<&DentryRow> for Dentry {
 }
 
 impl InodeRowMessage {
+    /// The ctime; the epoch if the message has no times.
+    pub fn changed(&self) -> Timestamp {
+        times_from(&self.times).map_or(Timestamp::default(), |[_, _, changed, _]| changed)
+    }
+
     /// The message for `row`, the row of `ino`.
     pub fn from_row(ino: Ino, row: &InodeRow) -> InodeRowMessage {
         let (inline, blocks, target) = match &row.content {

@@ -26,6 +26,12 @@ pub struct Enter {
     /// Their homes, in the same order: others than the directory may come along.
     #[prost(uint64, repeated, tag = "5")]
     pub homes: Vec<u64>,
+    /// Of a split directory, only the names of this stem are wanted. Empty: all.
+    #[prost(bytes = "bytes", tag = "6")]
+    pub stem: Bytes,
+    /// All names are wanted: if the directory is split, it is made whole.
+    #[prost(bool, tag = "7")]
+    pub whole: bool,
 }
 
 /// Some directories.
@@ -63,6 +69,15 @@ pub struct Listing {
     /// The session owns the directory from now on; else it is a reader of it.
     #[prost(bool, tag = "4")]
     pub own: bool,
+    /// These are the names of a stem; `dir` is their slot.
+    #[prost(bytes = "bytes", tag = "8")]
+    pub stem: Bytes,
+    /// The directory is split: this is its row, and there are no entries.
+    #[prost(message, optional, tag = "6")]
+    pub split: Option<InodeRowMessage>,
+    /// The directory is not split, though names of a stem were asked for.
+    #[prost(bool, tag = "7")]
+    pub whole: bool,
 }
 
 /// Wants one inode's row.
@@ -82,6 +97,9 @@ pub struct InodeAnswer {
     /// The session owns it from now on (directories only); else it is a reader of it, or of its home.
     #[prost(bool, tag = "2")]
     pub own: bool,
+    /// It is a split directory.
+    #[prost(bool, tag = "3")]
+    pub split: bool,
 }
 
 /// Wants the page rows 1 and later of a file.

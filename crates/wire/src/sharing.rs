@@ -180,6 +180,9 @@ pub struct Changed {
     /// Not executed: the directories are the session's own now, it does the operation itself.
     #[prost(bool, tag = "3")]
     pub yours: bool,
+    /// Not executed: the directory is split now, the session does the operation itself when it has the slots.
+    #[prost(bool, tag = "4")]
+    pub split: bool,
 }
 
 /// Something that a client has to apply, in the order of the stream, and to acknowledge by [`Ack`].

@@ -46,18 +46,18 @@ impl Host {
         fs::rename(&new, &self.clock).unwrap();
     }
 
-    /// The two mounts make files in one directory in turn, which is done by the server, for so long. Each has a later time than the
-    /// one before. Gives the time of the last one.
-    fn make_files(&mut self, how_long: Duration, mut last: i128) -> i128 {
+    /// The two mounts make directories in one directory in turn, which is done by the server, for so long. Each has a later time
+    /// than the one before. Gives the time of the last one.
+    fn make_directories(&mut self, how_long: Duration, mut last: i128) -> i128 {
         let until = Instant::now() + how_long;
         while Instant::now() < until {
             self.made += 1;
             let mount = &self.mounts[self.made as usize % 2];
-            let path = mount.join(&format!("dir/file-{}", self.made));
-            File::create(&path).unwrap();
+            let path = mount.join(&format!("dir/made-{}", self.made));
+            fs::create_dir(&path).unwrap();
             let dir = fs::metadata(mount.join("dir")).unwrap();
             let time = mtime(&path);
-            assert!(time > last, "file {} has the time {time} after {last}", self.made);
+            assert!(time > last, "directory {} has the time {time} after {last}", self.made);
             assert_eq!(mtime_of(&dir), time, "it is the directory's last change");
             last = time;
             std::thread::sleep(Duration::from_millis(20));
@@ -98,13 +98,13 @@ fn mtime_of(of: &fs::Metadata) -> i128 {
 #[test]
 fn a_servers_clock_that_is_wrong_for_a_moment_changes_no_time() {
     let mut host = Host::new();
-    let mut last = host.make_files(Duration::from_secs(1), 0);
+    let mut last = host.make_directories(Duration::from_secs(1), 0);
     for wrong in [3600, -3600] {
         host.set(wrong);
-        last = host.make_files(Duration::from_secs(6), last);
+        last = host.make_directories(Duration::from_secs(6), last);
         assert!((last - now()).abs() < 5 * SECOND, "{}", last - now());
         host.set(0);
-        last = host.make_files(Duration::from_secs(2), last);
+        last = host.make_directories(Duration::from_secs(2), last);
         assert!((last - now()).abs() < 5 * SECOND, "{}", last - now());
     }
 }
@@ -112,15 +112,15 @@ fn a_servers_clock_that_is_wrong_for_a_moment_changes_no_time() {
 #[test]
 fn times_grow_and_come_back_when_a_servers_clock_was_wrong_for_long() {
     let mut host = Host::new();
-    let mut last = host.make_files(Duration::from_secs(1), 0);
+    let mut last = host.make_directories(Duration::from_secs(1), 0);
     host.set(3600);
     let begun = Instant::now();
     // It keeps to that: then it is believed.
     while host.lead() < HOUR / 2 {
         assert!(begun.elapsed() < Duration::from_secs(60), "the clock is never followed");
-        last = host.make_files(Duration::from_millis(500), last);
+        last = host.make_directories(Duration::from_millis(500), last);
     }
-    last = host.make_files(Duration::from_secs(1), last);
+    last = host.make_directories(Duration::from_secs(1), last);
     assert!((last - now() - HOUR).abs() < 30 * SECOND, "{}", last - now());
     let project = host.mounts[1].join("project");
     fs::create_dir(&project).unwrap();
@@ -130,10 +130,10 @@ fn times_grow_and_come_back_when_a_servers_clock_was_wrong_for_long() {
     assert_eq!(fs::read_to_string(project.join("out")).unwrap(), "one\n");
 
     host.set(0);
-    last = host.make_files(Duration::from_secs(1), last);
+    last = host.make_directories(Duration::from_secs(1), last);
     wait_until("times are right again", Duration::from_secs(15), || host.lead().abs() < 5 * SECOND);
     // What was changed before still grows, and so what is made anew is newer than what it is made from.
-    host.make_files(Duration::from_secs(1), last);
+    host.make_directories(Duration::from_secs(1), last);
     for _ in 0..2 {
         let mut source = OpenOptions::new().append(true).open(project.join("source")).unwrap();
         source.write_all(b"more\n").unwrap();

@@ -11,9 +11,10 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Barrier, Mutex};
+use std::time::Duration;
 
 use crate::calls;
-use crate::farm::{Farm, Mount, rounds, seed};
+use crate::farm::{Farm, Mount, rounds, seed, wait_until};
 use crate::kinds::{KINDS, Kind};
 use crate::model::Random;
 use crate::watchdog::Watchdog;
@@ -113,6 +114,31 @@ impl View {
     }
 }
 
+impl View {
+    /// The same without the times of the directory.
+    fn without_times(&self) -> View {
+        let dir = self.dir.clone().map(|dir| Seen { mtime: (0, 0), ctime: (0, 0), ..dir });
+        View { names: self.names.clone(), dir, held: self.held.clone() }
+    }
+}
+
+/// What several mounts see. While several make files in a directory its times run with the clock, and stand still soon
+/// after (docs/semantics.md): if that is all in which they differ, it is waited for.
+fn views(look: impl Fn() -> Vec<View>) -> Vec<View> {
+    let seen = look();
+    let all_same = |views: &[View]| views.iter().all(|view| *view == views[0]);
+    let plain: Vec<View> = seen.iter().map(View::without_times).collect();
+    if all_same(&seen) || !all_same(&plain) {
+        return seen;
+    }
+    let mut again = seen;
+    wait_until("the times of a directory stand still", Duration::from_secs(20), || {
+        again = look();
+        all_same(&again)
+    });
+    again
+}
+
 fn view(dir: &Path, names: &[&str], held: Option<&File>) -> View {
     let at = |path: &Path| look(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
     View {
@@ -194,8 +220,8 @@ impl Round<'_> {
         let kept_open = (kind.change)(&dirs[self.maker]);
         // The one that made it comes last: its own look must not help.
         let order: Vec<usize> = (1..=count).map(|step| (self.maker + step) % count).collect();
-        let views: Vec<View> =
-            order.iter().map(|at| view(&dirs[*at], kind.names, held[*at].as_ref())).collect();
+        let views =
+            views(|| order.iter().map(|at| view(&dirs[*at], kind.names, held[*at].as_ref())).collect());
         let truth = views.last().unwrap();
         let mut missed = Vec::new();
         for (at, view) in order.iter().zip(&views).filter(|(_, view)| *view != truth) {
@@ -369,7 +395,7 @@ fn of_simultaneous_exclusive_changes_exactly_one_wins() {
             let won = outcomes.iter().filter(|outcome| outcome.is_ok()).count();
             let lost = outcomes.iter().filter_map(|outcome| outcome.as_ref().err()?.raw_os_error());
             assert!(won == 1 && lost.clone().all(|errno| errno == race.loser), "{}: {outcomes:?}", race.name);
-            let views: Vec<View> = dirs.iter().map(|dir| view(dir, &["a"], None)).collect();
+            let views = views(|| dirs.iter().map(|dir| view(dir, &["a"], None)).collect());
             assert!(views.iter().all(|view| *view == views[0]), "{}: {views:#?}", race.name);
             clear(&dirs[(round + 1) % dirs.len()]);
             watchdog.progress();

@@ -44,6 +44,7 @@ mod shared_files;
 mod shared_locks;
 mod signals;
 mod space;
+mod split;
 mod syncfs;
 mod trial;
 mod unsent;

@@ -34,6 +34,10 @@ impl Grants {
 
     pub(super) fn recalled(&mut self, session: SessionId, object: Object, keep_read: bool) {
         let ino = object.ino();
+        if !keep_read {
+            self.let_go_of_slots(session, ino);
+            self.leave_split(ino);
+        }
         let Some(holding) = self.objects.get_mut(&ino) else { return };
         let owned = holding.owner == Some(session);
         if owned {
@@ -78,6 +82,7 @@ impl Grants {
     pub(super) fn drop_idle(&mut self, ino: Ino) {
         if self.objects.get(&ino).is_some_and(Holding::is_idle) {
             self.objects.remove(&ino);
+            self.leave_split(ino.of_slot().unwrap_or(ino));
         }
     }
 
@@ -93,6 +98,7 @@ impl Grants {
         if others {
             return false;
         }
+        self.splits.restore(object.ino());
         // What it is just being told of again it may not know yet.
         let told = if holding.owner == Some(session) { holding.told } else { 0 };
         self.give(session, object);
@@ -136,6 +142,7 @@ impl Grants {
         holding.owner = Some(session);
         holding.readers.clear();
         holding.streak = None;
+        self.splits.holds(object.ino());
         if let Object::File { ino, home } = object {
             if let Some(before) = holding.home.replace(home).filter(|before| *before != home)
                 && let Some(files) = self.files.get_mut(&before)
@@ -152,11 +159,12 @@ impl Grants {
         if let Some(held @ Grant::Own) = self.held(session, dir) {
             return held;
         }
+        let is_split = self.is_split(dir);
         let holding = self.objects.entry(dir).or_default();
         if holding.owner == Some(session) {
             return Grant::Read;
         }
-        if alone && !foreign_files {
+        if alone && !foreign_files && !is_split {
             self.give(session, Object::Directory(dir));
             return Grant::Own;
         }

@@ -3,8 +3,8 @@
 use std::collections::{BTreeSet, HashMap, HashSet};
 
 use crate::grants::{
-    Awaited, Grants, Mode, Object, Order, Outcome, Output, Request, STRAY, STREAK_MIN, Stage, Ticket,
-    Waiting, object::home_first,
+    Awaited, BySlots, Grants, Mode, Object, Order, Outcome, Output, Request, STRAY, STREAK_MIN, Stage,
+    Ticket, Waiting, object::home_first,
 };
 use crate::{Ino, SessionId};
 
@@ -48,7 +48,7 @@ impl Grants {
                 self.try_ready(ticket);
             }
             if !self.requests.contains_key(&ticket) {
-                // A release is over.
+                // A release or rest is over.
                 continue;
             }
             claims.into_iter().for_each(|(ino, mode)| claimed.entry(ino).or_default().push((ticket, mode)));
@@ -60,7 +60,9 @@ impl Grants {
         let waiting = &self.requests[&ticket];
         let session = waiting.session;
         let reads = matches!(waiting.request, Request::Read(_) | Request::Release(_));
-        let concerned = |object: &Object| [Some(object.ino()), object.home()].into_iter().flatten();
+        let concerned = |object: &Object| {
+            [Some(object.ino()), object.home(), object.ino().of_slot()].into_iter().flatten()
+        };
         let recalled = |ino| match reads {
             true => self.is_recalled(session, ino),
             false => self.peers.values().any(|peer| peer.is_recalled(ino)),
@@ -70,7 +72,37 @@ impl Grants {
             // reader that is letting go be told of a change behind that, and keep it.
             return;
         }
-        match waiting.request.clone() {
+        if let Request::Change { objects, local: true, by_slots } = &waiting.request
+            && *by_slots != BySlots::Cannot
+            && let [Object::Directory(dir)] = objects[..]
+            && self.is_split(dir)
+        {
+            // It was split after this had been asked for.
+            return self.ready(ticket, Outcome::Shared);
+        }
+        // By who wants it whole. Own requests are answered that they are shared.
+        let request = &waiting.request;
+        if matches!(
+            request,
+            Request::List(_) | Request::Rest(_) | Request::Reclaim(_) | Request::Change { .. }
+        ) {
+            let objects = waiting.request.objects().to_vec();
+            if self.make_whole(&objects) {
+                return;
+            }
+        }
+        match self.requests[&ticket].request.clone() {
+            Request::Names(object) => self.try_names(ticket, session, object),
+            Request::Own(object) if object.ino().of_slot().is_some() => {
+                self.try_slot(ticket, session, object);
+            }
+            Request::List(object) => {
+                if !self.recall(self.owners_of(session, &[object])) {
+                    self.register_reader(session, object.ino());
+                    self.ready(ticket, Outcome::Granted);
+                }
+            }
+            Request::Rest(_) => drop(self.requests.remove(&ticket)),
             Request::Release(files) => self.try_release(ticket, session, &files),
             Request::Read(objects) => {
                 if self.recall(self.owners_of(session, &objects)) {
@@ -91,7 +123,7 @@ impl Grants {
                 self.ready(ticket, Outcome::Granted);
             }
             Request::Own(object @ Object::Directory(dir)) => {
-                if !self.may_own(session, dir) {
+                if self.is_split(dir) || !self.may_own(session, dir) {
                     self.ready(ticket, Outcome::Shared);
                 } else if !self.recall(self.holders_of(session, dir)) {
                     self.give(session, object);
@@ -121,11 +153,18 @@ impl Grants {
                     self.ready(ticket, Outcome::Granted);
                 }
             }
-            Request::Change { objects, local } => {
+            Request::Change { objects, local, by_slots } => {
                 let dirs: Vec<Ino> = objects
                     .iter()
                     .filter_map(|object| matches!(object, Object::Directory(_)).then_some(object.ino()))
                     .collect();
+                if let [dir] = dirs[..]
+                    && by_slots == BySlots::Makes
+                    && local
+                    && self.should_split(dir)
+                {
+                    return self.split(ticket, dir);
+                }
                 let foreign = objects.iter().any(|object| {
                     matches!(object, Object::File { .. })
                         && self.owner(object.ino()).is_some_and(|owner| owner != session)

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeSet, HashMap};
 
-use crate::grants::{Awaited, Grant, Grants, Mode, Object, Request, STRAY, Stage, Waiting};
+use crate::grants::{Awaited, Grant, Grants, Holding, Mode, Object, Request, STRAY, Stage, Waiting};
 use crate::{Ino, SessionId};
 
 impl Grants {
@@ -100,10 +100,15 @@ impl Grants {
         })
     }
 
+    /// All objects but slots.
+    fn whole_objects(&self) -> impl Iterator<Item = &Holding> {
+        self.objects.iter().filter(|(ino, _)| ino.of_slot().is_none()).map(|(_, holding)| holding)
+    }
+
     /// Directories owned and read, files owned, and events not acknowledged, of a session.
     pub fn summary(&self, session: SessionId) -> Summary {
         let mut summary = Summary::default();
-        for holding in self.objects.values() {
+        for holding in self.whole_objects() {
             match (holding.owner == Some(session), holding.home) {
                 (true, None) => summary.own_directories += 1,
                 (true, Some(_)) => summary.own_files += 1,
@@ -117,7 +122,7 @@ impl Grants {
     /// The same of all sessions together.
     pub fn totals(&self) -> Summary {
         let mut totals = Summary::default();
-        for holding in self.objects.values() {
+        for holding in self.whole_objects() {
             match (holding.owner, holding.home) {
                 (Some(_), None) => totals.own_directories += 1,
                 (Some(_), Some(_)) => totals.own_files += 1,

@@ -13,6 +13,7 @@ mod line;
 mod looks;
 mod object;
 mod requests;
+mod split;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -30,8 +31,14 @@ pub struct Ticket(pub u64);
 pub enum Request {
     /// To know these objects.
     Read(Vec<Object>),
+    /// To know all names of a directory, which is whole then.
+    List(Object),
+    /// To know the names of a slot of a split directory.
+    Names(Object),
     /// To own an object.
     Own(Object),
+    /// That a split directory is whole, since nothing is done in it. Nothing else comes of it.
+    Rest(Object),
     /// Not to own these files by themselves. Nothing comes of it but that they are recalled.
     Release(Vec<Object>),
     /// To own all of these, whoever knows them: for what a session that was ended has changed, see [`crate::Estates`].
@@ -42,6 +49,8 @@ pub enum Request {
         objects: Vec<Object>,
         /// Whether owning them is as good.
         local: bool,
+        /// Whether it can be done by slots.
+        by_slots: BySlots,
     },
 }
 
@@ -52,9 +61,22 @@ impl Request {
             | Request::Release(objects)
             | Request::Reclaim(objects)
             | Request::Change { objects, .. } => objects,
-            Request::Own(object) => std::slice::from_ref(object),
+            Request::Own(object) | Request::List(object) | Request::Names(object) | Request::Rest(object) => {
+                std::slice::from_ref(object)
+            }
         }
     }
+}
+
+/// Whether who owns the slots of a directory's names can do a change by itself.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum BySlots {
+    /// It is more than names of files in one directory.
+    Cannot,
+    /// It can.
+    Can,
+    /// It can, and makes a file: directories in which several sessions do so are split.
+    Makes,
 }
 
 /// What a request has come to when its turn is there.
@@ -62,12 +84,16 @@ impl Request {
 pub enum Outcome {
     /// Of `Read`: go on, see [`Grants::held`]; of `Own` and `Reclaim`: it is owned.
     Granted,
-    /// Of `Own`: it is not, others use it too; changes have to be requested.
+    /// Of `Own`: it is not, others use it too; changes have to be requested. Of a slot, and of `Names`: the directory is not
+    /// split, or the session has to look at it first. Of `Change`: the directory is split already, the session does it itself when it
+    /// has the slots.
     Shared,
     /// Of `Change`: execute it.
     Execute,
     /// Of `Change`: the session owns these now, and does it itself.
     Yours(Vec<Object>),
+    /// Of `Change`: the directory is split now, and nobody holds anything of it; the session does it itself when it has the slots.
+    Split,
 }
 
 /// What a session has to do, and to acknowledge.
@@ -105,6 +131,8 @@ pub enum Output {
     },
     /// Everybody has acknowledged what the request published.
     Settled(Ticket),
+    /// A directory is not split any more: its times are to be set before anybody reads its row.
+    Whole(Ino),
 }
 
 /// How often in a row a session has to be alone in changing and looking into a directory before it is worth recalling readers.
@@ -205,6 +233,7 @@ pub struct Grants {
     files: HashMap<Ino, BTreeSet<Ino>>,
     peers: BTreeMap<SessionId, Peer>,
     requests: BTreeMap<Ticket, Waiting>,
+    splits: split::Splits,
     last_ticket: u64,
     outputs: Vec<Output>,
 }
@@ -258,6 +287,7 @@ impl Grants {
         }
         emptied.into_iter().for_each(|ino| self.unlist_file(ino));
         self.objects.retain(|_, holding| !holding.is_idle());
+        self.splits.dirs().into_iter().for_each(|dir| self.leave_split(dir));
         if let Some(peer) = self.peers.get_mut(&session) {
             peer.awaited.clear();
             peer.recalls.clear();
@@ -295,12 +325,16 @@ impl Waiting {
         let settling = matches!(self.stage, Stage::Settling(_));
         let (dir_mode, file_mode, below) = match &self.request {
             Request::Read(_) | Request::Release(_) => (Mode::Read, Mode::Read, Mode::ReadBelow),
-            Request::Own(_) | Request::Reclaim(_) | Request::Change { .. } => {
-                (Mode::Exclusive, Mode::Exclusive, Mode::OwnBelow)
-            }
+            // Alone, so that nobody is told meanwhile that it is split.
+            Request::List(_)
+            | Request::Names(_)
+            | Request::Rest(_)
+            | Request::Own(_)
+            | Request::Reclaim(_)
+            | Request::Change { .. } => (Mode::Exclusive, Mode::Exclusive, Mode::OwnBelow),
         };
         let of_objects = self.request.objects().iter().flat_map(move |object| match object {
-            Object::Directory(dir) => [Some((*dir, dir_mode)), None],
+            Object::Directory(dir) => [Some((*dir, dir_mode)), dir.of_slot().map(|of| (of, Mode::OwnBelow))],
             Object::File { ino, .. } => [Some((*ino, file_mode)), object.home().map(|home| (home, below))],
         });
         let along = self.along.iter().map(|dir| Some((*dir, Mode::Read)));
@@ -313,3 +347,6 @@ mod tests;
 
 #[cfg(test)]
 mod session_tests;
+
+#[cfg(test)]
+mod split_tests;

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeSet, HashSet};
 
-use crate::grants::{Awaited, Grant, Grants, Mode, Object, Request, Stage, Ticket, Waiting};
+use crate::grants::{Awaited, BySlots, Grant, Grants, Mode, Object, Request, Stage, Ticket, Waiting};
 use crate::{Ino, SessionId};
 
 impl Grants {
@@ -11,8 +11,9 @@ impl Grants {
         self.last_ticket += 1;
         let ticket = Ticket(self.last_ticket);
         match &request {
-            Request::Change { objects, .. } => self.count_streaks(session, objects),
+            Request::Change { objects, by_slots, .. } => self.count_streaks(session, objects, *by_slots),
             Request::Read(objects) => self.end_streaks(session, objects),
+            Request::List(object) => self.end_streaks(session, std::slice::from_ref(object)),
             _ => {}
         }
         let waiting = Waiting {
@@ -46,7 +47,7 @@ impl Grants {
         }
     }
 
-    pub(super) fn count_streaks(&mut self, session: SessionId, objects: &[Object]) {
+    fn count_streaks(&mut self, session: SessionId, objects: &[Object], by_slots: BySlots) {
         for object in objects {
             if let Object::Directory(dir) = object
                 && let Some(holding) = self.objects.get_mut(dir)
@@ -55,6 +56,9 @@ impl Grants {
                     Some((last, count)) if last == session => Some((last, count.saturating_add(1))),
                     _ => Some((session, 1)),
                 };
+                if by_slots == BySlots::Makes {
+                    self.splits.count(*dir, session);
+                }
             }
         }
     }
@@ -63,6 +67,9 @@ impl Grants {
     fn end_streaks(&mut self, session: SessionId, objects: &[Object]) {
         for object in objects {
             let dir = object.home().unwrap_or(object.ino());
+            if object.home().is_none() {
+                self.splits.is_read(dir);
+            }
             if let Some(holding) = self.objects.get_mut(&dir) {
                 holding.streak = holding.streak.filter(|(last, _)| *last == session);
             }
@@ -90,12 +97,15 @@ impl Grants {
     /// A request that is ready takes along one more directory, if nobody owns it or is about to. Returns how the
     /// session holds it now.
     pub fn read_along(&mut self, ticket: Ticket, dir: Ino) -> Option<Grant> {
+        if self.is_split(dir) {
+            return None;
+        }
         let session = self.take_along(ticket, dir)?;
         Some(self.register_reader(session, dir))
     }
 
-    /// The same for a file that no directory covers: nobody owns it, and nobody will while the request is under way.
-    pub fn read_stray_along(&mut self, ticket: Ticket, file: Ino) -> bool {
+    /// The same for a file of which the request claims no home: nobody owns it, and nobody will while the request is under way.
+    pub fn read_file_along(&mut self, ticket: Ticket, file: Ino) -> bool {
         self.take_along(ticket, file).is_some()
     }
 

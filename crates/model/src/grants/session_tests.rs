@@ -44,7 +44,7 @@ fn recalls(outputs: &[Output]) -> Vec<(SessionId, u64, Object, bool)> {
 fn who_does_not_read_the_home_of_a_file_keeps_nothing_of_it() {
     let mut grants = joined(&[A, B]);
     assert!(grants.adopt(A, FILE));
-    let change = Request::Change { objects: vec![FILE], local: false };
+    let change = Request::Change { objects: vec![FILE], local: false, by_slots: BySlots::Cannot };
     let ticket = grants.request(B, change);
     let outputs = grants.take_outputs();
     let [(to, event, object, keep_read)] = recalls(&outputs)[..] else { panic!("{outputs:?}") };
@@ -61,7 +61,8 @@ fn an_ended_session_gets_nothing_by_what_it_had_begun() {
     let mut grants = joined(&[A, B]);
     read(&mut grants, B, Object::Directory(DIR));
     let (reading, _) = ready(&mut grants, A, Request::Read(vec![Object::Directory(Ino(21))]));
-    let change = Request::Change { objects: vec![Object::Directory(DIR)], local: true };
+    let change =
+        Request::Change { objects: vec![Object::Directory(DIR)], local: true, by_slots: BySlots::Cannot };
     let (changing, outcome) = ready(&mut grants, A, change);
     assert_eq!(outcome, Outcome::Execute);
     grants.end(A);
@@ -80,13 +81,14 @@ fn a_stray_comes_along_unless_somebody_changes_it() {
     let mut grants = joined(&[A, B]);
     let stray = Object::File { ino: Ino(31), home: STRAY };
     let (reading, _) = ready(&mut grants, A, Request::Read(vec![Object::Directory(DIR)]));
-    assert!(grants.read_stray_along(reading, Ino(31)));
-    let change = grants.request(B, Request::Change { objects: vec![stray], local: false });
+    assert!(grants.read_file_along(reading, Ino(31)));
+    let change =
+        grants.request(B, Request::Change { objects: vec![stray], local: false, by_slots: BySlots::Cannot });
     assert_eq!(grants.take_outputs(), [], "it waits for the reader");
     grants.finish(reading);
     assert!(grants.take_outputs().contains(&Output::Ready { ticket: change, outcome: Outcome::Execute }));
     let (reading, _) = ready(&mut grants, A, Request::Read(vec![Object::Directory(DIR)]));
-    assert!(!grants.read_stray_along(reading, Ino(31)));
+    assert!(!grants.read_file_along(reading, Ino(31)));
 }
 
 #[test]
@@ -112,7 +114,8 @@ fn who_is_long_alone_in_changing_becomes_the_owner() {
     let mut grants = joined(&[A, B]);
     read(&mut grants, A, Object::Directory(DIR));
     read(&mut grants, B, Object::Directory(DIR));
-    let change = || Request::Change { objects: vec![Object::Directory(DIR)], local: true };
+    let change =
+        || Request::Change { objects: vec![Object::Directory(DIR)], local: true, by_slots: BySlots::Cannot };
     for _ in 1..STREAK_MIN {
         let (ticket, outcome) = ready(&mut grants, A, change());
         assert_eq!(outcome, Outcome::Execute);
@@ -136,7 +139,7 @@ fn what_is_given_back_is_not_recalled() {
         assert!(grants.adopt(A, FILE));
         grants.told(FILE.ino(), told);
     };
-    let change = || Request::Change { objects: vec![FILE], local: false };
+    let change = || Request::Change { objects: vec![FILE], local: false, by_slots: BySlots::Cannot };
     owned(&mut grants, 7);
     grants.give_back(B, &[FILE.ino()], 9);
     grants.give_back(A, &[FILE.ino()], 6);

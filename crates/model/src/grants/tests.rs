@@ -20,11 +20,11 @@ fn sessions(of: &[SessionId]) -> Grants {
 }
 
 fn change(objects: &[Object]) -> Request {
-    Request::Change { objects: objects.to_vec(), local: true }
+    Request::Change { objects: objects.to_vec(), local: true, by_slots: BySlots::Cannot }
 }
 
 fn execute(objects: &[Object]) -> Request {
-    Request::Change { objects: objects.to_vec(), local: false }
+    Request::Change { objects: objects.to_vec(), local: false, by_slots: BySlots::Cannot }
 }
 
 type Orders = Vec<(SessionId, u64, Order)>;
@@ -36,7 +36,7 @@ fn outputs(grants: &mut Grants) -> (Vec<(Ticket, Outcome)>, Orders) {
         match output {
             Output::Ready { ticket, outcome } => ready.push((ticket, outcome)),
             Output::Order { to, event, order } => orders.push((to, event, order)),
-            Output::Settled(_) => {}
+            Output::Settled(_) | Output::Whole(_) => {}
         }
     }
     (ready, orders)

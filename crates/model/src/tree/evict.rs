@@ -40,6 +40,7 @@ impl Tree {
                 break;
             }
             let Some(directory) = self.dirs.remove(&dir) else { continue };
+            self.splits.forget(dir);
             for dentry in directory.by_name.values() {
                 self.leave_to_home(dir, dentry.ino);
                 let clean = self.nodes.get(&dentry.ino).is_some_and(|node| {
@@ -67,6 +68,7 @@ impl Tree {
             }
         }
         fit(self.nodes.table());
+        self.splits.shrink();
         fit(&mut self.dirs);
         fit(&mut self.lookups);
         fit(&mut self.dying);

@@ -49,7 +49,8 @@ impl Changes {
 impl Tree {
     /// A name of `dir` is about to change; `present` says whether it exists before the change.
     pub(super) fn note_name(&mut self, dir: Ino, name: &Name, present: bool) -> Result<(), TreeError> {
-        let directory = self.dirs.get_mut(&dir).ok_or(TreeError::Missing(Missing::Directory(dir)))?;
+        let place = self.place(dir, name.as_bytes());
+        let directory = self.dirs.get_mut(&place).ok_or(TreeError::Missing(Missing::Directory(dir)))?;
         self.changes.names.entry((dir, name.clone())).or_insert_with(|| {
             directory.dirty_names += 1;
             present
@@ -107,7 +108,8 @@ impl Tree {
             records.push(Record::DeleteInode(ino));
         }
         for ((dir, name), stored) in std::mem::take(&mut self.changes.names) {
-            let directory = self.dirs.get_mut(&dir);
+            let place = self.place(dir, name.as_bytes());
+            let directory = self.dirs.get_mut(&place);
             let dentry = directory.and_then(|directory| {
                 directory.dirty_names = 0;
                 directory.cut = sequence;
@@ -139,6 +141,8 @@ impl Tree {
         for ino in cut.homeless {
             match self.nodes.get(&ino).map(|node| node.row.parent) {
                 Some(STRAY) if self.owns(ino) => drop(self.homeless.insert(ino)),
+                // Made in a split directory.
+                Some(parent) if self.is_split(parent) && self.owns(ino) => drop(self.homeless.insert(ino)),
                 // It has a home again, and the server does not know that it had none.
                 Some(parent) if parent != STRAY => self.disown(ino),
                 _ => {}
@@ -162,7 +166,8 @@ impl Tree {
             }
         }
         for (dir, name, stored) in cut.names {
-            if let Some(directory) = self.dirs.get_mut(&dir)
+            let place = self.place(dir, name.as_bytes());
+            if let Some(directory) = self.dirs.get_mut(&place)
                 && !self.changes.names.contains_key(&(dir, name.clone()))
             {
                 directory.dirty_names += 1;

@@ -10,6 +10,7 @@ mod evict;
 mod log;
 mod names;
 mod share;
+mod split;
 mod tables;
 mod times;
 
@@ -104,6 +105,8 @@ pub struct Tree {
     released: Vec<Ino>,
     /// Inodes without name and use that were given back, until their last change is shipped.
     lingering: Vec<Ino>,
+    /// Split directories.
+    splits: split::Splits,
     /// The latest change that is known of, see [`Tree::stamp`].
     newest: Timestamp,
     times_go_back: bool,
@@ -203,6 +206,7 @@ impl Tree {
         let ended = node.row.nlink == 0;
         let here = self.dirs.remove(&dir);
         let is_new = here.is_none() && !ended;
+        self.splits.leave(dir);
         let mut directory =
             here.unwrap_or_else(|| Directory { used: self.operations, ..Directory::default() });
         let entries = entries.into_iter();
@@ -244,7 +248,7 @@ impl Tree {
 
     /// How many names of the directory are in memory.
     pub fn names_in_memory(&self, dir: Ino) -> usize {
-        self.dirs.get(&dir).map_or(0, |directory| directory.by_name.len())
+        self.all_names(dir).count()
     }
 
     /// The row of an inode.
@@ -278,6 +282,9 @@ impl Tree {
         if self.node(dir)?.row.kind() != FileKind::Directory {
             return Err(TreeError::NotDirectory);
         }
+        if self.is_split(dir) {
+            return Err(TreeError::Missing(Missing::Listing(dir)));
+        }
         self.operations += 1;
         let directory = self.dirs.get_mut(&dir).ok_or(TreeError::Missing(Missing::Directory(dir)))?;
         directory.used = self.operations;
@@ -290,7 +297,7 @@ impl Tree {
     /// Not a directory, name too long, or something missing.
     pub fn lookup(&mut self, dir: Ino, name: &[u8]) -> Result<Option<Dentry>, TreeError> {
         check_name(name)?;
-        Ok(self.directory(dir)?.by_name.get(name).copied())
+        Ok(self.names(dir, name)?.by_name.get(name).copied())
     }
 
     /// The entries of a directory after `cookie` (0 for all), in order.
@@ -387,10 +394,8 @@ impl Tree {
             if !seen.insert(dir) {
                 continue;
             }
-            let (Some(directory), Some(path)) = (self.dirs.get(&dir), paths.get(&dir).cloned()) else {
-                continue;
-            };
-            for (name, dentry) in &directory.by_name {
+            let Some(path) = paths.get(&dir).cloned() else { continue };
+            for (name, dentry) in self.all_names(dir) {
                 if dentry.kind != FileKind::Directory && !wanted(dentry.ino) {
                     continue;
                 }

@@ -56,11 +56,21 @@ impl Tree {
         if self.lookup(dir, name)?.is_some() {
             return Err(TreeError::Exists);
         }
-        self.need_names(dir)?;
+        if FileKind::of_mode(new.mode) == Some(FileKind::Directory) {
+            self.need_whole(dir)?;
+        }
+        self.need_name(dir, name)?;
         self.check_inode_room()?;
         let now = self.stamp(now, &[dir]);
         let ino = self.add_new(dir, new, 1, now)?;
-        self.add_name(dir, name, ino, place, now)?;
+        self.add_name(
+            dir,
+            name,
+            ino,
+            place.or_else(|| self.is_split(dir).then(|| Tree::split_cookie(ino))),
+            now,
+        )?;
+        self.splits.makes(dir);
         self.count(0, 1);
         Ok(ino)
     }
@@ -71,7 +81,9 @@ impl Tree {
     /// # Errors
     /// As [`Tree::create`].
     pub fn create_unnamed(&mut self, dir: Ino, new: NewNode, now: Timestamp) -> Result<Ino, TreeError> {
-        self.directory(dir)?;
+        if !self.is_split(dir) {
+            self.directory(dir)?;
+        }
         let now = self.stamp(now, &[]);
         self.add_new(dir, new, 0, now)
     }
@@ -112,7 +124,7 @@ impl Tree {
         // Nobody else knows of it.
         if is_dir {
             self.own(ino);
-        } else if nlink == 0 {
+        } else if nlink == 0 || self.is_split(dir) {
             self.own_homeless(ino);
         }
         Ok(ino)
@@ -130,25 +142,34 @@ impl Tree {
         now: Timestamp,
     ) -> Result<(), TreeError> {
         let kind = self.inode(ino)?.kind();
-        let place = place.filter(|_| !self.replaced_names_move);
-        let parent = self.change(dir)?;
-        let cookie = place.unwrap_or(parent.next_cookie);
-        parent.next_cookie += u64::from(place.is_none());
-        parent.nlink += u32::from(kind == FileKind::Directory);
-        (parent.mtime, parent.ctime) = (now, now);
+        let cookie = match place {
+            // The row of a split directory is nobody's.
+            Some(place) if self.is_split(dir) => place,
+            place => {
+                let place = place.filter(|_| !self.replaced_names_move);
+                let parent = self.change(dir)?;
+                let cookie = place.unwrap_or(parent.next_cookie);
+                parent.next_cookie += u64::from(place.is_none());
+                parent.nlink += u32::from(kind == FileKind::Directory);
+                (parent.mtime, parent.ctime) = (now, now);
+                cookie
+            }
+        };
         let name = Name::new(name);
         self.note_name(dir, &name, false)?;
-        self.directory(dir)?.insert(name, Dentry { ino, kind, cookie });
+        self.names(dir, name.as_bytes())?.insert(name, Dentry { ino, kind, cookie });
         Ok(())
     }
 
     /// Takes a name away: the dentry, the parent's times and links. The inode is left as it is.
     fn take_name(&mut self, dir: Ino, name: &[u8], now: Timestamp) -> Result<Dentry, TreeError> {
-        let dentry = self.directory(dir)?.remove(name).ok_or(TreeError::NotFound)?;
+        let dentry = self.names(dir, name)?.remove(name).ok_or(TreeError::NotFound)?;
         self.note_name(dir, &Name::new(name), true)?;
-        let parent = self.change(dir)?;
-        parent.nlink -= u32::from(dentry.kind == FileKind::Directory);
-        (parent.mtime, parent.ctime) = (now, now);
+        if !self.is_split(dir) {
+            let parent = self.change(dir)?;
+            parent.nlink -= u32::from(dentry.kind == FileKind::Directory);
+            (parent.mtime, parent.ctime) = (now, now);
+        }
         Ok(dentry)
     }
 
@@ -192,7 +213,8 @@ impl Tree {
         if self.inode(dir)?.nlink == 0 {
             return Err(TreeError::NotFound);
         }
-        self.need_names(dir)?;
+        self.need_whole(dir)?;
+        self.need_name(dir, name)?;
         self.need_row(ino)?;
         let now = self.stamp(now, &[ino, dir]);
         if is_first {
@@ -223,7 +245,7 @@ impl Tree {
         if dentry.kind == FileKind::Directory {
             return Err(TreeError::IsDirectory);
         }
-        self.need_names(dir)?;
+        self.need_name(dir, name)?;
         self.need_row(dentry.ino)?;
         let now = self.stamp(now, &[dir, dentry.ino]);
         self.take_name(dir, name, now)?;
@@ -237,8 +259,9 @@ impl Tree {
     /// No such name, not a directory, not empty, or something missing.
     pub fn rmdir(&mut self, dir: Ino, name: &[u8], now: Timestamp) -> Result<Ino, TreeError> {
         let dentry = self.lookup(dir, name)?.ok_or(TreeError::NotFound)?;
+        self.need_whole(dir)?;
         self.check_empty(dentry)?;
-        self.need_names(dir)?;
+        self.need_name(dir, name)?;
         self.need_names(dentry.ino)?;
         let now = self.stamp(now, &[dir, dentry.ino]);
         self.take_name(dir, name, now)?;
@@ -250,6 +273,7 @@ impl Tree {
         if dentry.kind != FileKind::Directory {
             return Err(TreeError::NotDirectory);
         }
+        self.need_whole(dentry.ino)?;
         if self.directory(dentry.ino)?.by_name.is_empty() { Ok(()) } else { Err(TreeError::NotEmpty) }
     }
 
@@ -270,8 +294,9 @@ impl Tree {
         if self.inode(to.0)?.nlink == 0 {
             return Err(TreeError::NotFound);
         }
-        self.need_names(from.0)?;
-        self.need_names(to.0)?;
+        let is_split = self.check_split(from.0, to.0, (source, target), flags)?;
+        self.need_name(from.0, from.1)?;
+        self.need_name(to.0, to.1)?;
         self.need_row(source.ino)?;
         target.map_or(Ok(()), |target| self.need_row(target.ino))?;
         let moves_directory =
@@ -295,16 +320,21 @@ impl Tree {
         }
         if flags.whiteout {
             self.check_inode_room()?;
-            if self.numbers_left() == 0 {
-                return Err(TreeError::Missing(Missing::Numbers));
-            }
         }
+        let counts = is_split && target.is_none();
+        if (flags.whiteout || counts) && self.numbers_left() == 0 {
+            return Err(TreeError::Missing(Missing::Numbers));
+        }
+        let place = match target {
+            None if counts => Some(Tree::split_cookie(self.next_ino()?)),
+            target => target.map(|target| target.cookie),
+        };
         if let Some(target) = target {
             self.take_name(to.0, to.1, now)?;
             self.drop_link(target.ino, now)?;
         }
         self.take_name(from.0, from.1, now)?;
-        self.add_name(to.0, to.1, source.ino, target.map(|target| target.cookie), now)?;
+        self.add_name(to.0, to.1, source.ino, place, now)?;
         self.moved(source, to.0, now)?;
         if flags.whiteout {
             let owner = self.inode(source.ino)?;
@@ -313,6 +343,23 @@ impl Tree {
             self.create_at(from.0, from.1, whiteout, Some(source.cookie), now)?;
         }
         Ok(())
+    }
+
+    /// Whether names are moved within a split directory, which is done here for files only.
+    fn check_split(
+        &self,
+        from: Ino,
+        to: Ino,
+        (source, target): (Dentry, Option<Dentry>),
+        flags: RenameFlags,
+    ) -> Result<bool, TreeError> {
+        let is_split = self.is_split(from) || self.is_split(to);
+        let has_directory =
+            [Some(source), target].into_iter().flatten().any(|moved| moved.kind == FileKind::Directory);
+        if is_split && (from != to || has_directory || flags.exchange || flags.whiteout) {
+            return Err(TreeError::Missing(Missing::Executor));
+        }
+        Ok(is_split)
     }
 
     /// The inode itself learns that it is elsewhere now.
@@ -370,7 +417,7 @@ impl Tree {
         for (place, old, new) in [(from, source, target), (to, target, source)] {
             let name = Name::new(place.1);
             self.note_name(place.0, &name, true)?;
-            self.directory(place.0)?.insert(name, Dentry { cookie: old.cookie, ..new });
+            self.names(place.0, place.1)?.insert(name, Dentry { cookie: old.cookie, ..new });
             let parent = self.change(place.0)?;
             parent.nlink -= u32::from(old.kind == FileKind::Directory);
             parent.nlink += u32::from(new.kind == FileKind::Directory);

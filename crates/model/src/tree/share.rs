@@ -18,6 +18,15 @@ pub struct Stale {
     pub in_use: Vec<Ino>,
 }
 
+impl Stale {
+    fn extend(&mut self, more: Stale) {
+        self.names.extend(more.names);
+        self.attributes.extend(more.attributes);
+        self.data.extend(more.data);
+        self.in_use.extend(more.in_use);
+    }
+}
+
 impl Tree {
     /// From now on only what is owned is changed here; everything else asks for it.
     pub fn share(&mut self) {
@@ -55,9 +64,10 @@ impl Tree {
     /// from now on: it is among [`Tree::in_use`] while the kernel knows it, and who gives it back says so.
     pub fn disown(&mut self, ino: Ino) {
         self.homeless.remove(&ino);
+        let may_go = self.is_home_split(ino) || self.nodes.get(&ino).is_some_and(|node| node.row.nlink == 0);
         if let Some(owned) = &mut self.owned
             && owned.remove(&ino)
-            && self.nodes.get(&ino).is_some_and(|node| node.row.nlink == 0)
+            && may_go
             && self.lookups.contains_key(&ino)
         {
             self.in_use.insert(ino);
@@ -138,6 +148,11 @@ impl Tree {
         }
     }
 
+    /// The same for one name.
+    pub(super) fn need_name(&self, dir: Ino, name: &[u8]) -> Result<(), TreeError> {
+        self.need_names(self.place(dir, name))
+    }
+
     /// Whether an inode's row may be changed here, for a change that is made in two steps.
     ///
     /// # Errors
@@ -173,13 +188,17 @@ impl Tree {
 
     /// All names in memory that lead to inodes which the kernel knows.
     pub fn all_known_names(&self) -> Vec<(Ino, Name)> {
-        let dirs = self.dirs.keys();
-        dirs.flat_map(|dir| self.known_names(*dir).into_iter().map(|name| (*dir, name))).collect()
+        let places =
+            self.dirs.iter().map(|(place, directory)| (place.of_slot().unwrap_or(*place), directory));
+        let names =
+            places.flat_map(|(dir, directory)| directory.by_name.iter().map(move |entry| (dir, entry)));
+        let known = names.filter(|(_, (_, dentry))| self.lookups(dentry.ino) > 0);
+        known.map(|(dir, (name, _))| (dir, name.clone())).collect()
     }
 
     /// Names of a directory that lead to inodes which the kernel knows.
     pub fn known_names(&self, dir: Ino) -> Vec<Name> {
-        let entries = self.dirs.get(&dir).into_iter().flat_map(|directory| &directory.by_name);
+        let entries = self.all_names(dir);
         entries.filter(|(_, dentry)| self.lookups(dentry.ino) > 0).map(|(name, _)| name.clone()).collect()
     }
 
@@ -265,10 +284,11 @@ impl Tree {
         self.drop_row(ino, stale);
         self.disown(ino);
         self.dirs.remove(&ino);
+        self.splits.leave(ino);
         self.report_in_use(ino, stale);
     }
 
-    fn report_in_use(&mut self, ino: Ino, stale: &mut Stale) {
+    pub(super) fn report_in_use(&mut self, ino: Ino, stale: &mut Stale) {
         if self.lookups.contains_key(&ino) {
             self.in_use.insert(ino);
             stale.in_use.push(ino);
@@ -276,7 +296,7 @@ impl Tree {
     }
 
     /// The row of an inode may change elsewhere.
-    fn drop_row(&mut self, ino: Ino, stale: &mut Stale) {
+    pub(super) fn drop_row(&mut self, ino: Ino, stale: &mut Stale) {
         if self.nodes.get(&ino).is_some_and(|node| node.dirty) {
             return;
         }
@@ -291,14 +311,29 @@ impl Tree {
     /// The rows of these inodes may change elsewhere.
     pub fn drop_rows(&mut self, inos: &[Ino]) -> Stale {
         let mut stale = Stale::default();
-        inos.iter().for_each(|ino| self.drop_row(*ino, &mut stale));
+        for ino in inos {
+            let may_go = self.is_home_split(*ino);
+            self.drop_row(*ino, &mut stale);
+            if may_go {
+                self.report_in_use(*ino, &mut stale);
+            }
+        }
         stale
     }
 
     /// The object is no longer held at all: what is known of it goes. It is not owned, and all of it is shipped.
     pub fn uncover(&mut self, object: Object) -> Stale {
-        let mut stale = Stale::default();
         let ino = object.ino();
+        if ino.of_slot().is_some() {
+            return self.uncover_slot(ino);
+        }
+        let mut stale = Stale::default();
+        let was_split = self.is_split(ino);
+        for slot in self.slots_in_memory(ino) {
+            if !self.owns_itself(slot) {
+                stale.extend(self.uncover_slot(slot));
+            }
+        }
         match (object, self.dirs.remove(&ino)) {
             (Object::Directory(_), Some(directory)) => self.uncover_files(ino, directory, &mut stale),
             // The listing has left memory: whatever may be one of its files goes.
@@ -317,6 +352,9 @@ impl Tree {
             (Object::File { .. }, _) => {}
         }
         self.drop_row(ino, &mut stale);
+        if was_split {
+            self.splits.leave(ino);
+        }
         self.report_in_use(ino, &mut stale);
         stale
     }
@@ -350,7 +388,9 @@ impl Tree {
         let Some(owned) = self.owned.clone() else { return stale };
         let dirs: Vec<Ino> = self.dirs.keys().filter(|dir| !owned.contains(dir)).copied().collect();
         for dir in dirs {
-            if let Some(directory) = self.dirs.remove(&dir) {
+            if dir.of_slot().is_some() {
+                stale.extend(self.uncover_slot(dir));
+            } else if let Some(directory) = self.dirs.remove(&dir) {
                 self.uncover_files(dir, directory, &mut stale);
             }
         }
@@ -362,6 +402,7 @@ impl Tree {
             self.drop_row(ino, &mut stale);
             self.report_in_use(ino, &mut stale);
         }
+        self.splits.all().into_iter().for_each(|dir| self.splits.leave(dir));
         stale.in_use.sort_unstable();
         stale.in_use.dedup();
         stale
@@ -378,6 +419,7 @@ impl Tree {
         }
         self.nodes.clear();
         self.dirs.clear();
+        self.splits.clear();
         self.homeless.clear();
         self.dying.clear();
         self.lingering.clear();

@@ -25,18 +25,29 @@ impl Tree {
         }
         for ino in changed {
             let home = self.nodes.get(ino).map_or(STRAY, |node| home(*ino, &node.row));
-            if let Some(directory) = self.dirs.get_mut(&home) {
-                directory.latest = directory.latest.max(time);
+            if let Some(latest) = self.latest_in(home) {
+                *latest = (*latest).max(time);
             }
         }
         time
+    }
+
+    /// The latest change that is known of what is at home in a directory.
+    fn latest_in(&mut self, dir: Ino) -> Option<&mut Timestamp> {
+        match self.dirs.get_mut(&dir) {
+            Some(directory) => Some(&mut directory.latest),
+            None => self.splits.latest_in(dir),
+        }
     }
 
     /// The latest change of a row, or where it is at home.
     fn latest(&self, ino: Ino) -> Timestamp {
         let Some(node) = self.nodes.get(&ino) else { return Timestamp::default() };
         let home = home(ino, &node.row);
-        let around = self.dirs.get(&home).map_or(Timestamp::default(), |directory| directory.latest);
+        let around = match self.dirs.get(&home) {
+            Some(directory) => directory.latest,
+            None => self.splits.latest(home),
+        };
         let above = self.nodes.get(&home).map_or(Timestamp::default(), |node| node.row.ctime);
         node.row.ctime.max(around).max(above)
     }
@@ -46,9 +57,9 @@ impl Tree {
         self.newest = self.newest.max(row.ctime);
         // Not of directories: a wrong time would go up to the root.
         if row.kind() != FileKind::Directory
-            && let Some(directory) = self.dirs.get_mut(&row.parent)
+            && let Some(latest) = self.latest_in(row.parent)
         {
-            directory.latest = directory.latest.max(row.ctime);
+            *latest = (*latest).max(row.ctime);
         }
     }
 }

@@ -245,8 +245,8 @@ impl VolumeFs {
         match request.op {
             Operation::Lookup { name } => self.lookup(request, name, pace, reply),
             Operation::Getattr { .. } => {
-                let core = self.client.core();
-                let is_changing = core.names.changing.contains(ino);
+                let mut core = self.client.core();
+                let is_changing = core.names.changing.contains(ino) | core.tree.run_clock(ino, self.now());
                 let validity = if is_changing { Validity::ZERO } else { Validity::FOREVER };
                 reply.attr(&attr(ino, core.tree.inode(ino)?), validity);
                 Ok(())

@@ -57,7 +57,8 @@ impl VolumeFs {
                 }
                 let validity = core.validity(dir, pace);
                 let node = self.hand_out(&mut core, at, name, ino);
-                let entry = if core.names.changing.contains(ino) { made_entry } else { entry };
+                let is_changing = core.names.changing.contains(ino) | core.tree.run_clock(ino, self.now());
+                let entry = if is_changing { made_entry } else { entry };
                 reply.entry(&entry(node, core.tree.inode(ino)?, validity));
             }
             None => reply.entry(&Entry::negative(core.absence(dir, name, pace))),
@@ -77,6 +78,7 @@ impl VolumeFs {
             b"." => at,
             _ => core.nodes.parent(at, core.tree.inode(at.ino())?.parent),
         };
+        core.tree.run_clock(node.ino(), self.now());
         let entry = made_entry(node, core.tree.inode(node.ino())?, Validity::ZERO);
         core.hand_out_lone(node, node == at);
         reply.entry(&entry);
@@ -127,8 +129,9 @@ impl VolumeFs {
         let node = self.hand_out(&mut core, at, name, ino);
         let validity = core.validity(dir, pace);
         let is_file = matches!(request.op, Operation::Create { .. });
-        let lasts = is_file && core.births.begin(at, name, node);
-        if is_file && !lasts {
+        let is_birth = is_file && !core.tree.is_split(dir);
+        let lasts = is_birth && core.births.begin(at, name, node);
+        if is_birth && !lasts {
             self.settle_births(&mut core);
         }
         let entry = if lasts { entry } else { made_entry }(node, core.tree.inode(ino)?, validity);
@@ -356,6 +359,7 @@ impl VolumeFs {
                 // asked for.
                 let mut is_born =
                     |name: &Name| births.holds_back(NodeId::of_file(dentry.ino), at, name.as_bytes());
+                let runs = tree.run_clock(dentry.ino, self.now());
                 let row = tree.inode(dentry.ino).ok().filter(|_| plus && !is_born(&name));
                 let added = match row {
                     Some(row) => {
@@ -367,7 +371,7 @@ impl VolumeFs {
                         // changed.
                         let is_known = tree.lookups(dentry.ino) > u64::from(made.contains(&dentry.ino));
                         let lasts = is_known || tree.owns(dentry.ino);
-                        let lasts = lasts && !names.changing.contains(dentry.ino);
+                        let lasts = lasts && !runs && !names.changing.contains(dentry.ino);
                         let entry = if lasts { entry } else { made_entry }(node, row, validity);
                         writer.add_plus(&entry, dentry.cookie, kind, name.as_bytes())
                     }

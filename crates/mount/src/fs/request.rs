@@ -13,6 +13,9 @@ use crate::core::Client;
 use crate::kernel::nodes::NodeId;
 use crate::sharing::change::Outcome;
 
+/// An operation that has asked for slots so often is done by the server.
+const SLOTS_MAX: u32 = 4;
+
 /// What was asked of the server for an operation.
 pub(super) struct Asked<'a> {
     client: &'a Client,
@@ -20,13 +23,15 @@ pub(super) struct Asked<'a> {
     wanted: Vec<Ino>,
     /// Directories that it was to own: asked once each.
     acquired: Vec<Ino>,
+    /// How often it has asked for slots: others may want the same.
+    slots: u32,
     /// It was told to do it here, where something was still lacking.
     was_yours: bool,
 }
 
 impl<'a> Asked<'a> {
     pub(super) fn new(client: &'a Client) -> Asked<'a> {
-        Asked { client, wanted: Vec::new(), acquired: Vec::new(), was_yours: false }
+        Asked { client, wanted: Vec::new(), acquired: Vec::new(), slots: 0, was_yours: false }
     }
 
     fn want(&mut self, ino: Ino) {
@@ -67,6 +72,12 @@ impl VolumeFs {
     ) -> Result<bool, FsError> {
         if let Missing::Own(object) = missing {
             asked.want(object.ino());
+            if object.ino().of_slot().is_some() && asked.slots < SLOTS_MAX {
+                // Granted, or the directory is not split any more.
+                asked.slots += 1;
+                self.client.acquire(object, Some(interrupt))?;
+                return Ok(false);
+            }
         }
         let change = match (missing, self.change_of(request)) {
             (Missing::Own(object), None) => {
@@ -77,6 +88,10 @@ impl VolumeFs {
             (Missing::Own(object @ Object::File { .. }), Some(_)) => {
                 self.client.acquire(object, Some(interrupt))?;
                 return Ok(false);
+            }
+            (Missing::Own(Object::Directory(slot)), Some(change)) if slot.of_slot().is_some() => {
+                asked.was_yours = true;
+                change
             }
             (Missing::Own(Object::Directory(dir)), Some(change)) => {
                 let tried = asked.acquired.contains(&dir) || self.client.core().names.is_changed_here(dir);
@@ -91,6 +106,7 @@ impl VolumeFs {
         };
         // What became its own may not be enough: the row of a directory that is moved or removed is another's.
         match self.client.change(&change, missing == Missing::Executor || asked.was_yours, interrupt)? {
+            Outcome::Split => Ok(false),
             Outcome::Yours => {
                 asked.was_yours = true;
                 Ok(false)

@@ -69,7 +69,8 @@ impl KernelNames {
     fn lasting(&mut self, tree: &Tree, dir: Ino, pace: Pace<'_>) -> bool {
         // An answer of a pool thread may be late: after the word that a name has changed.
         let in_time = matches!(pace, Pace::Fast);
-        !self.changing.contains(dir) && !self.is_hot(dir) && (tree.owns(dir) || (in_time && self.epochs))
+        let is_still = !self.changing.contains(dir) && !self.is_hot(dir) && !tree.is_split(dir);
+        is_still && (tree.owns(dir) || (in_time && self.epochs))
     }
 
     /// A directory's listing has come.
@@ -207,6 +208,10 @@ impl Core {
     /// for one use from now on. Returns what the kernel holds of it, which has to be expired. So when this host changes
     /// it as well, nobody waits for the lock that the call holds.
     pub(crate) fn warm(&mut self, dir: Ino) -> Vec<(Ino, Name)> {
+        if self.tree.is_split(dir) || dir.of_slot().is_some() {
+            // They were handed out for one use.
+            return Vec::new();
+        }
         if self.names.is_hot(dir) {
             if let Some(hot) = self.names.hot.get_mut(&dir) {
                 hot.changed = Instant::now();
@@ -224,7 +229,8 @@ impl Core {
     /// What the kernel may hold of a directory without a limit. Absent names are accounted for elsewhere from now on.
     fn take_held(&mut self, dir: Ino) -> HashSet<Name, FxBuildHasher> {
         let absent = self.names.absent.remove(&dir).unwrap_or_default();
-        self.tree.known_names(dir).into_iter().chain(absent).collect()
+        let known = if self.tree.is_split(dir) { Vec::new() } else { self.tree.known_names(dir) };
+        known.into_iter().chain(absent).collect()
     }
 
     /// Which of these names the kernel may hold; they are on their way out of it.
@@ -233,6 +239,7 @@ impl Core {
             .into_iter()
             .filter(|(dir, name)| match self.names.hot.get_mut(dir) {
                 Some(hot) => hot.held.remove(name),
+                None if self.tree.is_split(*dir) => false,
                 None => {
                     if let Some(absent) = self.names.absent.get_mut(dir) {
                         absent.remove(name);
@@ -260,7 +267,13 @@ impl Core {
     /// The directory is not held any more: what the kernel may keep of these names, and of absent ones.
     pub(crate) fn take_names(&mut self, dir: Ino, names: Vec<(Ino, Name)>) -> Vec<(Ino, Name)> {
         let mut names = self.held(names);
+        let was_hot = self.names.is_hot(dir);
         names.extend(self.take_absent(dir));
+        if was_hot {
+            // What else the kernel knows of it was handed out for one use.
+            let hot = Hot { changed: Instant::now(), here: false, held: HashSet::default() };
+            self.names.hot.insert(dir, hot);
+        }
         names
     }
 

@@ -24,6 +24,8 @@ pub(crate) enum Outcome {
     Done(Option<Ino>),
     /// The directories are owned now: do it here.
     Yours,
+    /// The directory is split now: do it here, by slots.
+    Split,
     /// It refused.
     Refused(TreeError),
 }
@@ -77,6 +79,7 @@ impl Client {
                 Ok(Outcome::Refused(error_of(changed.error)?))
             }
             Some(Answer::Changed(changed)) if changed.yours => Ok(Outcome::Yours),
+            Some(Answer::Changed(changed)) if changed.split => Ok(Outcome::Split),
             Some(Answer::Changed(changed)) => {
                 // Rows of what is made by request take memory that nothing else looks at: it comes with no listing, and an
                 // empty file has no data.

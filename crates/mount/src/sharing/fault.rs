@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use bytes::Bytes;
 use hayloft_fuse::Interrupt;
 use hayloft_model::{BlockRef, Content, ContentHash, Ino, InoRange, InodeRow, Missing};
 use hayloft_store::{Codec, decode_chunk};
@@ -121,6 +122,20 @@ struct Listed {
     entries: Vec<Entry>,
     /// It is owned from now on.
     own: bool,
+    what: What,
+}
+
+/// What a listing is.
+#[derive(Debug)]
+enum What {
+    /// All of a directory.
+    Directory,
+    /// Names of a stem, in a slot.
+    Stem(Bytes),
+    /// A split directory: its row.
+    Split(InodeRow),
+    /// A directory that is not split any more.
+    Whole,
 }
 
 /// Directories as an answer brings them.
@@ -144,7 +159,9 @@ impl Client {
         self.faults.once(missing, interrupt, || match missing {
             Missing::Inode(ino) if self.core().tree.is_left_out(ino) => self.fetch_left_out(ino, interrupt),
             Missing::Inode(ino) => self.fetch_inode(ino, interrupt),
-            Missing::Directory(dir) => self.enter(dir, interrupt),
+            Missing::Directory(dir) => self.enter(dir, false, interrupt),
+            Missing::Listing(dir) => self.enter(dir, true, interrupt),
+            Missing::Names(slot) => self.enter_names(slot, interrupt),
             Missing::Numbers => self.fetch_numbers(interrupt),
             Missing::Own(_) | Missing::Executor => {
                 Err(FaultError::Broken("this is no row that can be fetched".to_string()))
@@ -224,7 +241,10 @@ impl Client {
         let row = InodeRow::try_from(message)?;
         let mut core = self.core();
         if mark == self.mark() {
-            core.tree.add_inode(Ino(message.ino), own(row));
+            match answer.split {
+                true => core.tree.add_split(Ino(message.ino), own(row)),
+                false => core.tree.add_inode(Ino(message.ino), own(row)),
+            }
         }
         if answer.own {
             core.tree.own(Ino(message.ino));
@@ -251,17 +271,30 @@ impl Client {
     /// Fetches a directory, its children's rows, and directories below it that come along; small contents as well when
     /// files are being read: who only walks does not wait for these. They come in the stream, see
     /// [`Client::receive_listings`].
-    fn enter(&self, dir: Ino, interrupt: Option<&Interrupt>) -> Result<(), FaultError> {
+    /// `whole`: all names are wanted also if the directory is split.
+    fn enter(&self, dir: Ino, whole: bool, interrupt: Option<&Interrupt>) -> Result<(), FaultError> {
         let names_only = !self.is_reading.swap(false, Ordering::Relaxed);
         let growths = self.ahead.asks(Place { ino: dir, index: 0 }).min(GROWTHS_MAX);
-        let whole =
+        let most =
             if names_only { ENTER_NAMES << (2 * growths) } else { ENTER_BUDGET }.min(self.memory.content());
         // Twice: as it comes, and decoded. What only comes along does not wait for room.
-        let along = self.budget.fetch_now(2 * whole, self.memory.fetched());
-        let budget_bytes = if along.is_some() { whole } else { whole.min(ENTER_LEAST) };
-        let enter = Enter { dir: dir.0, budget_bytes, names_only, ..Enter::default() };
+        let along = self.budget.fetch_now(2 * most, self.memory.fetched());
+        let budget_bytes = if along.is_some() { most } else { most.min(ENTER_LEAST) };
+        let enter = Enter { dir: dir.0, budget_bytes, names_only, whole, ..Enter::default() };
         self.ask_marked(Ask::Enter(enter), interrupt, self.mark())?;
         self.core().tree.touch(dir);
+        self.trim();
+        Ok(())
+    }
+
+    /// Fetches the names of a stem of a split directory.
+    fn enter_names(&self, slot: Ino, interrupt: Option<&Interrupt>) -> Result<(), FaultError> {
+        let stem = self.core().tree.wanted_stem(slot);
+        let (Some(dir), Some(stem)) = (slot.of_slot(), stem) else { return Ok(()) };
+        let stem = Bytes::copy_from_slice(stem.as_bytes());
+        let names_only = !self.is_reading.load(Ordering::Relaxed);
+        let enter = Enter { dir: dir.0, names_only, stem, ..Enter::default() };
+        self.ask_marked(Ask::Enter(enter), interrupt, self.mark())?;
         self.trim();
         Ok(())
     }
@@ -306,15 +339,22 @@ impl Client {
             let mut core = self.core();
             let mut count = 0;
             while count < ADD_AT_ONCE
-                && let Some(Listed { dir, entries, own }) = dirs.next()
+                && let Some(Listed { dir, entries, own, what }) = dirs.next()
             {
                 count += 1 + entries.len();
                 if mark == self.mark() {
-                    core.names.listed(dir, own);
-                    core.tree.add_listing(dir, entries);
+                    match what {
+                        What::Directory => {
+                            core.names.listed(dir, own);
+                            core.tree.add_listing(dir, entries);
+                        }
+                        What::Stem(stem) => core.tree.add_names(dir, &stem, entries),
+                        What::Split(row) => core.tree.add_split(dir, row),
+                        What::Whole => core.tree.forget_split(dir),
+                    }
                 }
                 // One that is gone here is on its way out at the server.
-                if own && core.tree.has_inode(dir) {
+                if own && core.tree.has_inode(dir.of_slot().unwrap_or(dir)) {
                     core.tree.own(dir);
                 }
             }
@@ -369,7 +409,15 @@ impl Bundle {
                 entries.push(entry?);
             }
             match listing.complete {
-                true => self.dirs.push(Listed { dir: Ino(listing.dir), entries, own: listing.own }),
+                true => {
+                    let what = match &listing.split {
+                        Some(row) => What::Split(own(InodeRow::try_from(row)?)),
+                        None if listing.whole => What::Whole,
+                        None if !listing.stem.is_empty() => What::Stem(listing.stem),
+                        None => What::Directory,
+                    };
+                    self.dirs.push(Listed { dir: Ino(listing.dir), entries, own: listing.own, what });
+                }
                 false => drop(self.partial.insert(listing.dir, entries)),
             }
         }

@@ -9,7 +9,7 @@ use hayloft_model::grants::Object;
 use hayloft_model::tree::Stale;
 use hayloft_model::{Ino, Name};
 
-use crate::core::Client;
+use crate::core::{Client, Core};
 use crate::kernel::Word;
 use crate::log::ledger::FlushError;
 
@@ -89,8 +89,7 @@ impl Client {
         let (kept, recalled): (Vec<_>, Vec<_>) =
             free.into_iter().partition(|(recalled, _)| core.is_appending(recalled.object));
         for (recalled, _) in &recalled {
-            let ino = recalled.object.ino();
-            if core.tree.owns_itself(ino) {
+            for ino in recalled.owned(&core) {
                 core.giving.insert(ino);
                 core.tree.disown(ino);
             }
@@ -103,13 +102,17 @@ impl Client {
         for (Recalled { connection, event, object, keep_read }, _) in &recalled {
             let mut core = self.core();
             let ino = object.ino();
-            core.giving.remove(&ino);
+            core.giving.retain(|given| *given != ino && (*keep_read || given.of_slot() != Some(ino)));
             // Owned again: there is another connection.
             let is_held = *keep_read || core.tree.owns_itself(ino);
             let (mut stale, names) = if is_held {
                 (Stale::default(), Vec::new())
             } else {
                 core.note_uncovered(*object);
+                if core.tree.is_split(ino) {
+                    // The kernel has its names for one use.
+                    core.spare(ino);
+                }
                 let mut stale = core.tree.uncover(*object);
                 let names = std::mem::take(&mut stale.names);
                 // A call that has the lock may wait until others have the directory: no name is waited for without need.
@@ -197,6 +200,15 @@ pub(crate) fn run(client: &Client, recalls: &Receiver<Recalled>) {
 }
 
 impl Recalled {
+    /// What of it is owned: a directory with its slots.
+    fn owned(&self, core: &Core) -> Vec<Ino> {
+        match self.object {
+            Object::Directory(dir) if !self.keep_read => core.tree.owned_of(dir),
+            object if core.tree.owns_itself(object.ino()) => vec![object.ino()],
+            _ => Vec::new(),
+        }
+    }
+
     /// The mark that ends the thread.
     pub(crate) fn end() -> Recalled {
         Recalled { connection: 0, event: 0, object: Object::Directory(Ino::ROOT), keep_read: true }

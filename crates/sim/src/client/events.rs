@@ -62,7 +62,7 @@ impl World {
         let accepted = client.accepted;
         let gone = client.tree.shipped(accepted);
         let given = client.recalls.iter_mut();
-        given.for_each(|recall| recall.owned &= !gone.contains(&recall.object.ino()));
+        given.for_each(|recall| recall.owned.retain(|ino| !gone.contains(ino)));
         let (ready, rest) =
             std::mem::take(&mut client.recalls).into_iter().partition(|recall| recall.until <= accepted);
         client.recalls = rest;
@@ -115,11 +115,18 @@ impl World {
                 self.acknowledge(at, number, stale);
             }
             Body::Recall { object, keep_read } => {
+                let keeps_slots = self.is_broken(Rule::KeepSlotsBack);
                 let tree = &mut self.clients[at].tree;
-                let owned = tree.owned().iter().any(|own| own.ino() == object.ino());
-                tree.disown(object.ino());
-                let until =
-                    if self.is_broken(Rule::RecallWithoutShip) { Sequence(0) } else { self.press(at) };
+                let is_split = tree.is_split(object.ino());
+                let owned = match object {
+                    Object::Directory(dir) if !keep_read => tree.owned_of(dir),
+                    object => {
+                        tree.owned_of(object.ino()).into_iter().filter(|ino| *ino == object.ino()).collect()
+                    }
+                };
+                owned.iter().for_each(|ino| tree.disown(*ino));
+                let skips = self.is_broken(Rule::RecallWithoutShip) || keeps_slots && is_split;
+                let until = if skips { Sequence(0) } else { self.press(at) };
                 let recall = Recall { event: number, object, keep_read, owned, until };
                 if recall.until <= self.clients[at].accepted {
                     self.give_back(at, recall);
@@ -181,7 +188,11 @@ impl World {
         let mut stale = Stale::default();
         if !recall.keep_read {
             stale = self.clients[at].tree.uncover(recall.object);
-            if matches!(recall.object, Object::Directory(_)) && !self.is_broken(Rule::KeepAbsentNames) {
+            let is_whole = recall.object.ino().of_slot().is_none();
+            if matches!(recall.object, Object::Directory(_))
+                && is_whole
+                && !self.is_broken(Rule::KeepAbsentNames)
+            {
                 // Names that it does not have were handed out as well.
                 self.clients[at].drop_names();
                 stale.names.clear();

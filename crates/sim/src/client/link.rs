@@ -1,6 +1,7 @@
 //! The connection: hello, claim, lease, requests and their answers.
 
 use super::*;
+use crate::messages::Listed;
 
 impl World {
     pub(crate) fn connect(&mut self, at: usize) {
@@ -32,8 +33,8 @@ impl World {
         client.seen = 0;
         client.behind.clear();
         // What was not given back is still its own: changes of it may be in the log.
-        for recall in client.recalls.drain(..).filter(|recall| recall.owned && !forgets) {
-            client.tree.own(recall.object.ino());
+        for ino in client.recalls.drain(..).filter(|_| !forgets).flat_map(|recall| recall.owned) {
+            client.tree.own(ino);
         }
         for expiry in std::mem::take(&mut client.expiries).into_values() {
             expiry.unknown.into_iter().for_each(|ino| client.kernel.invalidate_also_new(ino));
@@ -126,6 +127,11 @@ impl World {
             Missing::Inode(ino) => Ask::Fetch(ino),
             Missing::Directory(dir) => Ask::Enter(dir),
             Missing::Own(object) => Ask::Acquire(object),
+            Missing::Listing(dir) => Ask::List(dir),
+            Missing::Names(slot) => {
+                let stem = self.clients[at].tree.wanted_stem(slot);
+                Ask::Names(slot, stem.unwrap_or_else(|| Name::new(b"?")))
+            }
             Missing::Numbers | Missing::Executor => Ask::Numbers,
         };
         let request = self.ask(at, ask);
@@ -207,12 +213,15 @@ impl World {
                     listings.into_iter().for_each(|listing| self.add_listing(at, listing));
                 }
             }
-            ToClient::Row { request, ino, row, own } => {
+            ToClient::Row { request, ino, row, own, split } => {
                 if self.answered(at, request).is_some()
                     && let Some(row) = row
                 {
                     let tree = &mut self.clients[at].tree;
-                    tree.add_inode(ino, *row);
+                    match split {
+                        true => tree.add_split(ino, *row),
+                        false => tree.add_inode(ino, *row),
+                    }
                     if own {
                         tree.own(ino);
                     }
@@ -222,9 +231,9 @@ impl World {
                 trace!(self, "c{at} acquires: {owned}");
                 self.answered(at, request);
             }
-            ToClient::Changed { request, result, yours } => {
+            ToClient::Changed { request, result, doing } => {
                 if self.answered(at, request).is_some() {
-                    self.clients[at].answers.insert(request, (result, yours));
+                    self.clients[at].answers.insert(request, (result, doing));
                 }
             }
             ToClient::Numbers { request, range } => {
@@ -334,9 +343,14 @@ impl World {
                 row.iter().for_each(|row| client.tree.add_inode(dentry.ino, row.clone()));
             }
         }
-        client.tree.add_listing(listing.dir, listing.entries);
+        match listing.what {
+            Listed::Directory => client.tree.add_listing(listing.dir, listing.entries),
+            Listed::Stem(stem) => client.tree.add_names(listing.dir, stem.as_bytes(), listing.entries),
+            Listed::Split(row) => client.tree.add_split(listing.dir, *row),
+            Listed::Whole => client.tree.forget_split(listing.dir),
+        }
         for dir in listing.own {
-            if client.tree.has_inode(dir) {
+            if client.tree.has_inode(dir.of_slot().unwrap_or(dir)) {
                 client.tree.own(dir);
                 client.hot.remove(&dir);
             }

@@ -18,7 +18,7 @@ use hayloft_model::{
 use crate::Rule;
 use crate::history::Heard;
 use crate::kernel::Kernel;
-use crate::messages::{Ask, Body, Entry, Listing, ToClient, ToServer};
+use crate::messages::{Ask, Body, Doing, Entry, Listing, ToClient, ToServer};
 use crate::operation::{Op, Process};
 use crate::reference::{Attributes, Register, Value};
 use crate::world::{LEASE, What, World, trace};
@@ -54,7 +54,8 @@ struct Recall {
     event: u64,
     object: Object,
     keep_read: bool,
-    owned: bool,
+    /// What of it was owned: a directory with its slots.
+    owned: Vec<Ino>,
     /// The batch that ships what was changed until then.
     until: Sequence,
 }
@@ -108,7 +109,7 @@ pub(crate) struct Client {
     /// What is fetched, by request.
     fetches: BTreeMap<u64, Missing>,
     /// Answers to changes, until the operation takes them.
-    pub(crate) answers: BTreeMap<u64, (Result<Option<Ino>, hayloft_model::TreeError>, bool)>,
+    pub(crate) answers: BTreeMap<u64, (Result<Option<Ino>, hayloft_model::TreeError>, Doing)>,
     /// The last batch that the server has.
     pub(crate) accepted: Sequence,
     last_cut: Sequence,

@@ -50,8 +50,10 @@ impl World {
     /// Whether a name of a directory may be handed out for ever.
     pub(super) fn unlimited(&mut self, at: usize, dir: Ino, at_name: u8) -> bool {
         let broken = self.is_broken(Rule::UnlimitedWhileChanging);
+        let keeps_split = self.is_broken(Rule::KeepSplitNames);
         let client = &mut self.clients[at];
-        let unlimited = broken || !client.hot.contains(&dir) && !client.is_changing(dir);
+        let is_split = client.tree.is_split(dir) && !keeps_split;
+        let unlimited = broken || !client.hot.contains(&dir) && !client.is_changing(dir) && !is_split;
         if unlimited {
             client.unlimited.insert((dir, at_name));
         }
@@ -194,11 +196,12 @@ impl World {
             return self.answer_executed(at, op, change, made);
         }
         if let Some(request) = op.requested {
-            let Some((result, yours)) = self.clients[at].answers.remove(&request) else { return Flow::Wait };
+            let Some((result, doing)) = self.clients[at].answers.remove(&request) else { return Flow::Wait };
             op.requested = None;
             match result {
                 Err(error) => return Flow::Ready(Answer::Error(error)),
-                Ok(_) if yours => op.was_yours = true,
+                Ok(_) if doing == Doing::Yours => op.was_yours = true,
+                Ok(_) if doing == Doing::BySlots => {}
                 Ok(made) => {
                     op.executed = Some(made);
                     return self.answer_executed(at, op, change, made);
@@ -238,6 +241,13 @@ impl World {
         match missing {
             Missing::Inode(ino) | Missing::Directory(ino) if self.is_gone(at, op, ino) => {
                 Flow::Ready(Answer::Error(TreeError::Stale))
+            }
+            Missing::Own(Object::Directory(slot)) if slot.of_slot().is_some() && op.slots < SLOTS_MAX => {
+                op.slots += 1;
+                self.wait_for(at, op, missing)
+            }
+            Missing::Own(Object::Directory(slot)) if slot.of_slot().is_some() => {
+                self.request_change(at, op, change, true)
             }
             Missing::Own(Object::Directory(dir)) if !op.acquired.insert(dir) => {
                 self.request_change(at, op, change, false)
@@ -302,7 +312,9 @@ impl World {
         let Some((ino, row)) = row else { return Flow::Ready(Answer::Done(None, false)) };
         let (kind, attributes) = (row.kind(), Attributes::of(row));
         self.remember(at, ino);
-        if op.executed.is_none() && matches!(change, Change::Create(..)) && kind == FileKind::Regular {
+        let is_split = change.directories().first().is_some_and(|dir| self.clients[at].tree.is_split(*dir));
+        let is_birth = op.executed.is_none() && matches!(change, Change::Create(..)) && !is_split;
+        if is_birth && kind == FileKind::Regular {
             self.clients[at].kernel.begin_birth(ino);
         }
         op.pins.insert(ino);

@@ -24,10 +24,12 @@ use hayloft_model::{Change, Content, FileKind, Ino, Missing, Name, Sequence, Tre
 
 use crate::Rule;
 use crate::kernel::{Moment, Target};
-use crate::messages::Ask;
+use crate::messages::{Ask, Doing};
 use crate::reference::{Attributes, How, Register, Value};
 use crate::world::{What, World, trace};
 
+/// An operation that has asked for slots so often is done by the server.
+const SLOTS_MAX: u32 = 4;
 /// How often a waiting operation looks again, when nothing wakes it.
 const LOOK_AGAIN: u64 = 7;
 /// How many directories a process holds open in worlds that are deep.
@@ -150,6 +152,8 @@ pub(crate) struct Op {
     /// Requests that the operation waits for.
     waits: Option<u64>,
     acquired: BTreeSet<Ino>,
+    /// How often it has asked for slots.
+    slots: u32,
     /// A change is requested when the server has this.
     ship: Option<(Sequence, bool)>,
     requested: Option<u64>,

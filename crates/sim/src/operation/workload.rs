@@ -40,6 +40,7 @@ impl World {
             fuse: None,
             waits: None,
             acquired: BTreeSet::new(),
+            slots: 0,
             ship: None,
             requested: None,
             was_yours: false,

@@ -33,6 +33,7 @@ impl Reference {
 
     /// Whether an observation that began at `call`, and is made now, is right.
     pub(crate) fn observed(&self, register: Register, value: &Value, call: u64) -> Verdict {
+        let value = &self.plain(register, value);
         if self.visible(register, call).any(|seen| seen == *value) {
             return Ok(());
         }

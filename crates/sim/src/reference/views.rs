@@ -29,6 +29,7 @@ impl Reference {
         (call, since): (u64, u64),
         now: u64,
     ) -> Verdict {
+        let value = &self.plain(register, value);
         let before = self.views.0.get(&session.0).and_then(|seen| seen.get(&register));
         let before = before.and_then(|seen| seen.iter().rev().find(|(when, _)| *when < since));
         let least = before.map_or(0, |(_, version)| *version);
@@ -52,6 +53,7 @@ impl Reference {
         value: &Value,
         (call, now): (u64, u64),
     ) {
+        let value = &self.plain(register, value);
         let visible: Vec<Value> = self.visible(register, call).collect();
         let last = self.history.get(&register).map_or(0, Vec::len);
         if let Some(version) = (0..=last).find(|version| visible.get(last - version) == Some(value)) {

@@ -1,6 +1,7 @@
 //! Requests whose turn has come: what is read and granted.
 
 use super::*;
+use crate::messages::{Doing as Who, Listed};
 
 impl World {
     /// The turn of a request has come.
@@ -15,7 +16,24 @@ impl World {
             return self.pump();
         }
         match (&pending.ask, turn) {
-            (Ask::Enter(dir), _) => {
+            (Ask::Enter(dir), _) if self.server.grants.is_split(*dir) => {
+                let dir = *dir;
+                let row = self.server.stored.rows.inodes.get(&dir).cloned().map(Box::new);
+                let what = row.map(Listed::Split);
+                let listing = what.map(|what| Listing { dir, entries: Vec::new(), own: Vec::new(), what });
+                self.read_done(ticket, Send::Listings(listing.into_iter().collect()));
+            }
+            (Ask::Names(slot, _), Turn::Shared) => {
+                let dir = slot.of_slot().unwrap_or(*slot);
+                let listing = Listing { dir, entries: Vec::new(), own: Vec::new(), what: Listed::Whole };
+                self.read_done(ticket, Send::Listings(vec![listing]));
+            }
+            (Ask::Names(slot, stem), _) => {
+                let (slot, stem) = (*slot, stem.clone());
+                let listing = self.read_names(ticket, slot, stem);
+                self.read_done(ticket, Send::Listings(vec![listing]));
+            }
+            (Ask::Enter(dir) | Ask::List(dir), _) => {
                 let dir = *dir;
                 let send = Send::Listings(self.read_directories(ticket, dir));
                 self.read_done(ticket, send);
@@ -36,6 +54,8 @@ impl World {
                 self.send_to_client(connection, ToClient::Acquired { request, owned: false });
                 self.finish(ticket);
             }
+            (Ask::Change { .. }, Turn::Split) => self.split(ticket),
+            (Ask::Change { .. }, Turn::Shared) => self.by_slots(ticket),
             (Ask::Change { .. }, Turn::Yours(own)) => self.yours(ticket, &own),
             (Ask::Change { .. }, _) => self.execute(ticket),
             (Ask::Restore { .. }, _) => self.restore(ticket),
@@ -83,7 +103,8 @@ impl World {
             Send::Row(row) => {
                 let Ask::Fetch(ino) = pending.ask else { return };
                 let own = self.server.grants.held(pending.session, ino) == Some(Grant::Own);
-                ToClient::Row { request, ino, row, own }
+                let split = self.server.grants.is_split(ino);
+                ToClient::Row { request, ino, row, own, split }
             }
         };
         match self.is_broken(Rule::ListWithoutEntries) {
@@ -136,10 +157,15 @@ impl World {
         let server = &mut self.server;
         let mut entries = Vec::new();
         let mut own = Vec::new();
+        // Of a slot, the names that are in it.
+        let of = dir.of_slot().unwrap_or(dir);
         if server.grants.held(session, dir) == Some(Grant::Own) {
             own.push(dir);
         }
-        for (name, dentry) in server.stored.rows.listing(dir) {
+        for (name, dentry) in server.stored.rows.listing(of) {
+            if of != dir && of.slot(name.as_bytes()) != dir {
+                continue;
+            }
             let Some(row) = server.stored.rows.inodes.get(&dentry.ino) else {
                 entries.push((name, dentry, None));
                 continue;
@@ -154,6 +180,8 @@ impl World {
                 },
                 // Nobody has claimed a stray for this: it may change while the answer is made. What the session owns by
                 // itself it has, and may be told to give back meanwhile.
+                // A slot's names are read while files are given to owners.
+                object if of != dir && !server.grants.read_file_along(ticket, object.ino()) => false,
                 object => {
                     (object.home().is_some() && server.grants.covers(session, object)
                         || object.home().is_none() && strays)
@@ -162,13 +190,48 @@ impl World {
             };
             entries.push((name, dentry, (visible || uncovered).then(|| row.clone())));
         }
-        Listing { dir, entries, own }
+        Listing { dir, entries, own, what: Listed::Directory }
+    }
+
+    /// The names of a stem: here, a slot has no others.
+    fn read_names(&mut self, ticket: Ticket, slot: Ino, stem: Name) -> Listing {
+        let session = self.server.tickets[&ticket].session;
+        let names = self.read_directory(ticket, session, slot);
+        Listing { what: Listed::Stem(stem), ..names }
+    }
+
+    /// A directory is split: all that was done in it is durable, and it does not look empty from now on.
+    fn split(&mut self, ticket: Ticket) {
+        let Some(Object::Directory(dir)) = self.server.tickets[&ticket].objects.first().copied() else {
+            return;
+        };
+        trace!(self, "{dir} is split");
+        self.outcome.splits += 1;
+        if let Some(row) = self.server.stored.rows.inodes.get(&dir) {
+            let row = InodeRow { next_cookie: row.next_cookie + 1, ..row.clone() };
+            self.write(vec![Put::Row(Record::PutInode(dir, Box::new(row)))], None);
+        }
+        if self.flush_now() {
+            self.by_slots(ticket);
+        }
+    }
+
+    /// The client does the change by slots.
+    fn by_slots(&mut self, ticket: Ticket) {
+        let Some(pending) = self.server.tickets.get(&ticket) else { return };
+        let (connection, request) = (pending.connection, pending.request);
+        let message = ToClient::Changed { request, result: Ok(None), doing: Who::BySlots };
+        self.send_to_client(connection, message);
+        self.finish(ticket);
     }
 
     pub(super) fn acquired(&mut self, ticket: Ticket) {
         let Some(pending) = self.server.tickets.get(&ticket) else { return };
         let (session, connection, request) = (pending.session, pending.connection, pending.request);
         let granted = pending.objects[0];
+        if granted.ino().of_slot().is_some() {
+            return self.slot_acquired(ticket, granted);
+        }
         let object = self.server.object(granted.ino());
         if object != Some(granted) {
             // It is something else by now: another home, or nothing at all.
@@ -197,6 +260,22 @@ impl World {
         self.finish(ticket);
     }
 
+    /// A session owns a slot.
+    fn slot_acquired(&mut self, ticket: Ticket, slot: Object) {
+        let Some(pending) = self.server.tickets.get(&ticket) else { return };
+        let (session, connection, request) = (pending.session, pending.connection, pending.request);
+        if self.is_stuck_about([slot.ino()]) {
+            return self.when_durable(Then::Work(ticket, Turn::Granted));
+        }
+        if let Some(event) = self.server.grants.tell(session) {
+            self.server.grants.told(slot.ino(), event);
+            let body = Body::Apply { records: Vec::new(), own: vec![slot], forget: Vec::new() };
+            self.event(session, event, body, [slot.ino()]);
+        }
+        self.send_to_client(connection, ToClient::Acquired { request, owned: true });
+        self.finish(ticket);
+    }
+
     pub(super) fn yours(&mut self, ticket: Ticket, own: &[Object]) {
         let Some(pending) = self.server.tickets.get(&ticket) else { return };
         let (session, connection, request) = (pending.session, pending.connection, pending.request);
@@ -207,7 +286,7 @@ impl World {
                 .for_each(|object| self.server.grants.forget(object.ino()));
             self.give_up(ticket);
             let about = own.iter().map(|object| object.ino());
-            self.changed((session, connection, request), Err(TreeError::Stale), false, about);
+            self.changed((session, connection, request), Err(TreeError::Stale), Who::Server, about);
             return self.pump();
         }
         if self.is_stuck_about(own.iter().map(|object| object.ino())) {
@@ -222,7 +301,7 @@ impl World {
             let body = Body::Apply { records, own: own.to_vec(), forget: Vec::new() };
             self.event(session, event, body, own.iter().map(|object| object.ino()));
         }
-        self.changed((session, connection, request), Ok(None), true, []);
+        self.changed((session, connection, request), Ok(None), Who::Yours, []);
         self.finish(ticket);
     }
 }

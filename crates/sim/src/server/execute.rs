@@ -43,7 +43,7 @@ impl World {
         let again = self.is_broken(Rule::ReplayTwice) || self.is_broken(Rule::LookBeforeClaims);
         if let Some(made) = row.outcomes.get(&request).filter(|_| !again) {
             // It was done before, and brought back.
-            let answer = ToClient::Changed { request, result: Ok(*made), yours: false };
+            let answer = ToClient::Changed { request, result: Ok(*made), doing: Who::Server };
             self.give_up(ticket);
             self.when_durable(Then::Say(connection, answer));
             return self.pump();
@@ -59,7 +59,7 @@ impl World {
             }
             Err(error) => {
                 self.give_up(ticket);
-                self.changed((session, connection, request), Err(error), false, seen);
+                self.changed((session, connection, request), Err(error), Who::Server, seen);
                 return self.pump();
             }
         };
@@ -268,6 +268,7 @@ impl World {
             records.push(Record::PutInode(*ino, Box::new(row)));
         }
         let mut puts: Vec<Put> = records.iter().cloned().map(Put::Row).collect();
+        puts.extend(self.touched(&records));
         puts.push(Put::Usage(self.server.stored.usage.after(batch.usage)));
         if let Some(row) = self.server.stored.sessions.get(&session) {
             let row = StoredSession { last: batch.sequence, ..row.clone() };
@@ -285,6 +286,23 @@ impl World {
             live.uses.extend(&batch.orphans);
         }
         place
+    }
+
+    /// Rows of directories in which names change by slots. Entries do not have them.
+    fn touched(&self, records: &[Record]) -> Vec<Put> {
+        let now = Timestamp::from_nanos(i128::from(self.now as i64 + self.server.skew));
+        let named = records.iter().filter_map(|record| match record {
+            Record::PutDentry(dir, ..) | Record::DeleteDentry(dir, _) => Some(*dir),
+            _ => None,
+        });
+        let dirs: BTreeSet<Ino> = named.filter(|dir| self.server.grants.is_split(*dir)).collect();
+        let rows = dirs.into_iter().filter_map(|dir| Some((dir, self.server.stored.rows.inodes.get(&dir)?)));
+        rows.map(|(dir, row)| {
+            let time = now.max(row.ctime.next());
+            let row = InodeRow { mtime: time, ctime: time, ..row.clone() };
+            Put::Row(Record::PutInode(dir, Box::new(row)))
+        })
+        .collect()
     }
 
     fn strike(&mut self, records: &[Record]) {
@@ -349,6 +367,14 @@ impl World {
             let (ino, after) = match record {
                 Record::PutInode(ino, row) if row.kind() != FileKind::Directory => (*ino, Some(row)),
                 Record::DeleteInode(ino) => (*ino, None),
+                Record::PutDentry(dir, name, _) | Record::DeleteDentry(dir, name)
+                    if server.grants.is_split(*dir) =>
+                {
+                    if !owns(&server.grants, dir.slot(name.as_bytes())) {
+                        return Err(format!("{name:?} of {dir} is in no slot of its own"));
+                    }
+                    continue;
+                }
                 Record::PutDentry(dir, ..) | Record::DeleteDentry(dir, _) => {
                     if !owns(&server.grants, *dir) {
                         return Err(format!("the names of {dir} are not its own"));
@@ -365,7 +391,9 @@ impl World {
             }
             let Some(row) = after else { continue };
             let object = object_of(ino, row);
-            if (by_itself || object.home().is_none()) && !server.grants.adopt(session, object) {
+            let is_made = before.is_none() && object.home().is_some_and(|home| server.grants.is_split(home));
+            let is_own = by_itself || is_made || object.home().is_none();
+            if is_own && !server.grants.adopt(session, object) {
                 return Err(format!("{object:?} cannot be its own"));
             }
         }

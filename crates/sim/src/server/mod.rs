@@ -15,13 +15,13 @@ use hayloft_model::grants::{
 };
 use hayloft_model::replay::BroughtBack;
 use hayloft_model::{
-    Batch, Change, Content, Estates, Executed, Execution, FileKind, Ino, InoRange, InodeRow, Record, Rows,
-    Sequence, SessionId, Timestamp, TreeError, Usage, UsageDelta, Wants, estates,
+    Batch, Change, Content, Estates, Executed, Execution, FileKind, Ino, InoRange, InodeRow, Name, Record,
+    Rows, Sequence, SessionId, Timestamp, TreeError, Usage, UsageDelta, Wants, estates,
 };
 
 use crate::Rule;
 use crate::history::{Heard, History};
-use crate::messages::{Ask, Body, Listing, ToClient, ToServer};
+use crate::messages::{Ask, Body, Doing as Who, Listing, ToClient, ToServer};
 use crate::quota::Quota;
 use crate::reference::Attributes;
 use crate::world::{LEASE, What, World, trace};
@@ -272,7 +272,14 @@ impl World {
                 return self.send_to_client(connection, ToClient::Numbers { request, range });
             }
             Ask::Sync { opening, mark } => return self.sync_to(connection, request, (*opening, *mark)),
-            Ask::Enter(dir) => match self.server.object(*dir) {
+            Ask::Names(slot, _) => match slot.of_slot().and_then(|dir| self.server.object(dir)) {
+                Some(Object::Directory(_)) => vec![Object::Directory(*slot)],
+                _ => {
+                    let message = ToClient::Listings { request, listings: Vec::new() };
+                    return self.send_about(session, connection, [*slot], message);
+                }
+            },
+            Ask::Enter(dir) | Ask::List(dir) => match self.server.object(*dir) {
                 Some(Object::Directory(dir)) => vec![Object::Directory(dir)],
                 _ => {
                     let message = ToClient::Listings { request, listings: Vec::new() };
@@ -282,10 +289,11 @@ impl World {
             Ask::Fetch(ino) => match self.server.object(*ino) {
                 Some(object) => vec![object],
                 None => {
-                    let message = ToClient::Row { request, ino: *ino, row: None, own: false };
+                    let message = ToClient::Row { request, ino: *ino, row: None, own: false, split: false };
                     return self.send_about(session, connection, [*ino], message);
                 }
             },
+            Ask::Acquire(slot) if slot.ino().of_slot().is_some() => vec![*slot],
             Ask::Acquire(object) => match self.server.object(object.ino()) {
                 Some(object) => vec![object],
                 None => {
@@ -305,7 +313,7 @@ impl World {
                         Some(object) => objects.push(object),
                         None => {
                             let stale = Err(TreeError::Stale);
-                            return self.changed((session, connection, request), stale, false, [ino]);
+                            return self.changed((session, connection, request), stale, Who::Server, [ino]);
                         }
                     }
                 }
@@ -337,7 +345,11 @@ impl World {
         let objects = pending.objects.clone();
         let request = match &pending.ask {
             Ask::Acquire(_) => Request::Own(objects[0]),
-            Ask::Change { execute, .. } => Request::Change { objects, local: !execute },
+            Ask::List(_) => Request::List(objects[0]),
+            Ask::Names(..) => Request::Names(objects[0]),
+            Ask::Change { execute, change } => {
+                Request::Change { objects, local: !execute, by_slots: change.by_slots() }
+            }
             Ask::Restore { .. } if self.is_broken(Rule::RestoreUnheard) => Request::Read(Vec::new()),
             Ask::Restore { .. } => match objects.first() {
                 Some(stray @ Object::File { .. }) => Request::Own(*stray),
@@ -362,7 +374,7 @@ impl World {
         }
         match self.server.all_claimed() {
             true => {
-                let answer = ToClient::Changed { request, result: Ok(made), yours: false };
+                let answer = ToClient::Changed { request, result: Ok(made), doing: Who::Server };
                 self.when_durable(Then::Say(connection, answer));
             }
             false => self.server.replays.push((connection, request, made)),
@@ -383,10 +395,26 @@ impl World {
         &mut self,
         (session, connection, request): (SessionId, u64, u64),
         result: Result<Option<Ino>, TreeError>,
-        yours: bool,
+        doing: Who,
         about: impl IntoIterator<Item = Ino>,
     ) {
-        self.send_about(session, connection, about, ToClient::Changed { request, result, yours });
+        self.send_about(session, connection, about, ToClient::Changed { request, result, doing });
+    }
+
+    /// How soon directories are split.
+    pub(crate) fn set_splits(&mut self) {
+        self.server.grants.split_after(self.splits.unwrap_or(u32::MAX));
+        if self.is_broken(Rule::WholeWithSlots) {
+            self.server.grants.let_slots_be();
+        }
+    }
+
+    /// Directories in which nothing was done by slots are whole again.
+    pub(crate) fn rest(&mut self) {
+        if self.server.up {
+            self.server.grants.rest();
+            self.pump();
+        }
     }
 
     /// Carries out what the grant machine says.
@@ -396,7 +424,7 @@ impl World {
                 self.settle_lost();
             }
             for (connection, request, made) in std::mem::take(&mut self.server.replays) {
-                let answer = ToClient::Changed { request, result: Ok(made), yours: false };
+                let answer = ToClient::Changed { request, result: Ok(made), doing: Who::Server };
                 self.when_durable(Then::Say(connection, answer));
             }
             for (connection, session, request, ask) in std::mem::take(&mut self.server.early) {
@@ -419,6 +447,13 @@ impl World {
                     let (life, delay) = (self.server.life, self.rng.below(3));
                     self.after(delay, What::Work(life, ticket, outcome));
                 }
+                Output::Whole(dir) => {
+                    trace!(self, "{dir} is whole");
+                    // What was done by slots is durable before anything builds on it as on the whole.
+                    if !self.flush_now() {
+                        return;
+                    }
+                }
                 Output::Settled(ticket) => self.settled(ticket),
             }
         }
@@ -440,7 +475,7 @@ impl World {
         let Some(pending) = self.server.tickets.remove(&ticket) else { return };
         if let Some(made) = pending.done {
             let asked = (pending.session, pending.connection, pending.request);
-            self.changed(asked, Ok(made), false, pending.about);
+            self.changed(asked, Ok(made), Who::Server, pending.about);
         }
         if !pending.unnamed.is_empty() {
             self.collect();
@@ -467,7 +502,8 @@ impl World {
             }
             for object in client.tree.owned() {
                 let (ino, rows) = (object.ino(), &self.server.stored.rows.inodes);
-                if !client.tree.has_inode(ino) && rows.get(&ino).is_none_or(|row| row.nlink == 0) {
+                let is_deleted = || rows.get(&ino).is_none_or(|row| row.nlink == 0);
+                if ino.of_slot().is_none() && !client.tree.has_inode(ino) && is_deleted() {
                     // Deleted there, which it does not know to be durable yet.
                     continue;
                 }

@@ -110,6 +110,7 @@ impl World {
             ..Server::opened(store, life)
         };
         let old = std::mem::replace(&mut self.server, next);
+        self.set_splits();
         self.open_store();
         let sessions: Vec<SessionId> = self.server.stored.sessions.keys().copied().collect();
         for session in sessions {

@@ -109,9 +109,15 @@ impl Order {
     }
 }
 
-/// What is changed, in the rows of which inodes.
-pub(super) fn about(records: &[Record]) -> BTreeSet<Ino> {
-    estates::subjects(records).into_iter().collect()
+/// What is changed: rows of inodes, names in directories, or in slots of those that are split.
+fn about(records: &[Record], grants: &Grants) -> BTreeSet<Ino> {
+    let of = |record: &Record| match record {
+        Record::PutDentry(dir, name, _) | Record::DeleteDentry(dir, name) if grants.is_split(*dir) => {
+            vec![dir.slot(name.as_bytes())]
+        }
+        record => estates::subjects(std::slice::from_ref(record)).into_iter().collect(),
+    };
+    records.iter().flat_map(of).collect()
 }
 
 impl World {
@@ -131,7 +137,7 @@ impl World {
         order.log.push_back((order.last, puts));
         let mut place = Place { at, early: false, about: BTreeSet::new() };
         if let Some(doing) = doing {
-            place.about = about(&doing.records);
+            place.about = about(&doing.records, &server.grants);
             let Doing { session, sequence, usage, records, outcome, waits } = doing;
             let written = Written {
                 opening: at.0,

@@ -3,7 +3,7 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-use hayloft_model::{ContentHash, FileKind, Ino};
+use hayloft_model::{ContentHash, FileKind, Ino, slot};
 use hayloft_store::decode_chunk;
 use hayloft_wire::{Checked, DentryRow, InodeRowMessage, decode_blocks};
 
@@ -148,7 +148,7 @@ impl Check<'_> {
             match self.inodes.get_mut(&parent) {
                 Some(dir) if dir.kind == directory => {
                     dir.directories += u32::from(dentry.kind == directory);
-                    if dentry.cookie >= dir.next_cookie {
+                    if (dir.next_cookie..slot::FIRST_COOKIE).contains(&dentry.cookie) {
                         self.problem(format!("{name:?} in directory {parent} has a cookie of the future"));
                     }
                 }

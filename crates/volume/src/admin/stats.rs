@@ -114,6 +114,7 @@ impl Shared {
                     "events_waiting": totals.events_waiting,
                     "changes_executed": done.executed,
                     "changes_given": done.given,
+                    "directories_split": done.splits,
                     "evictions": done.evictions,
                     "used_bytes": status.used_bytes,
                     "used_inodes": status.used_inodes,

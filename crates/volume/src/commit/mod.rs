@@ -4,9 +4,12 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
+use bytes::Bytes;
 use futures::stream::{self, StreamExt, TryStreamExt};
 use hayloft_model::grants::{Object, STRAY};
-use hayloft_model::{BlockRef, Content, ContentHash, FileKind, Ino, Record, SessionId, Usage, UsageDelta};
+use hayloft_model::{
+    BlockRef, Content, ContentHash, FileKind, Ino, Name, Record, SessionId, Usage, UsageDelta,
+};
 use hayloft_wire::{Commit, Committed, InodeRowMessage, RecordMessage, record_message::Body};
 use prost::Message;
 
@@ -30,6 +33,8 @@ const LOOKUPS: usize = 16;
 pub(crate) struct Subjects {
     /// Directories of which names or the row change.
     directories: HashSet<Ino>,
+    /// Slots of split directories in which names change.
+    slots: HashSet<Ino>,
     /// Files of which the row changes, with their homes.
     files: Vec<(Ino, Ino)>,
     /// Inodes that are deleted.
@@ -162,6 +167,7 @@ impl Volume {
         }
         let mut batch = Rows::new();
         let subjects = self.put_rows(&db, &mut batch, id, (&commit.records, &ready.small)).await?;
+        self.touch_directories(&db, &mut batch, &commit.records).await?;
         let doing =
             Doing { session: id, sequence: commit.sequence, usage: delta, waits: commit.restores != 0 };
         match self.check_grants(id, &subjects, &commit.records) {
@@ -232,6 +238,7 @@ impl Volume {
         (records, small): (&[RecordMessage], &HashMap<usize, SmallPlace>),
     ) -> Result<Subjects, VolumeError> {
         let mut subjects = Subjects::default();
+        let split = self.sharing.lock().split_in(records);
         for (at, message) in records.iter().enumerate() {
             // The conversion is the check; what is stored is the message.
             let record = Record::try_from(message)?;
@@ -281,12 +288,12 @@ impl Volume {
                 (Record::PutDentry(parent, name, _), Some(Body::PutDentry(put))) => {
                     let row = put.dentry.as_ref().map(Message::encode_to_vec).unwrap_or_default();
                     subjects.row_bytes += (row.len() + name.as_bytes().len()) as u64;
-                    batch.put(tables::dentry(*parent, name.as_bytes()), row);
-                    subjects.directories.insert(*parent);
+                    let key = tables::dentry(*parent, name.as_bytes());
+                    subjects.put_name(batch, (*parent, name, &split), key, Some(row.into()));
                 }
                 (Record::DeleteDentry(parent, name), _) => {
-                    batch.delete(tables::dentry(*parent, name.as_bytes()));
-                    subjects.directories.insert(*parent);
+                    let key = tables::dentry(*parent, name.as_bytes());
+                    subjects.put_name(batch, (*parent, name, &split), key, None);
                 }
                 (Record::PutPage(ino, page, blocks), Some(Body::PutPage(put))) => {
                     subjects.row_bytes += put.blocks.len() as u64;
@@ -343,12 +350,17 @@ impl Volume {
                 return Err(VolumeError::NotOwned(*dir));
             }
         }
+        if let Some(slot) = subjects.slots.iter().find(|slot| grants.owner(**slot) != Some(id)) {
+            return Err(VolumeError::NotOwned(slot.of_slot().unwrap_or(*slot)));
+        }
         for (ino, home) in subjects.files.iter().copied() {
             let own = grants.owner(ino) == Some(id);
             // Of one that it owns already, this notes the home.
             let covered = match home {
                 _ if own => grants.adopt(id, Object::File { ino, home }),
                 STRAY => grants.adopt(id, Object::File { ino, home }),
+                // Made there: it is its maker's by itself.
+                home if grants.is_split(home) => grants.adopt(id, Object::File { ino, home }),
                 home => grants.owner(home) == Some(id),
             };
             if !covered {
@@ -469,6 +481,26 @@ impl Volume {
 }
 
 impl Subjects {
+    /// A name changes: in its directory, or in a slot of that.
+    fn put_name(
+        &mut self,
+        batch: &mut Rows,
+        (dir, name, split): (Ino, &Name, &HashSet<Ino>),
+        key: Bytes,
+        value: Option<Bytes>,
+    ) {
+        if split.contains(&dir) {
+            let slot = dir.slot(name.as_bytes());
+            self.slots.insert(slot);
+            return batch.set_in(slot, key, value);
+        }
+        self.directories.insert(dir);
+        match value {
+            Some(value) => batch.put(key, value),
+            None => batch.delete(key),
+        }
+    }
+
     fn name(&mut self, blocks: &[Option<BlockRef>]) {
         self.named.extend(blocks.iter().flatten().map(|block| block.hash));
     }

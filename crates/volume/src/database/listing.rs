@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use bytes::Bytes;
 use futures::stream::{self, StreamExt, TryStreamExt};
-use hayloft_model::{Dentry, FileKind, Ino};
+use hayloft_model::{Dentry, FileKind, Ino, slot};
 use hayloft_wire::{InodeRowMessage, PageRow};
 use prost::Message;
 use rustc_hash::FxBuildHasher;
@@ -98,6 +98,25 @@ pub(crate) async fn directories(
     }
     found.values_mut().for_each(|entries| entries.sort_by_key(|entry| entry.dentry.cookie));
     Ok(found)
+}
+
+/// The entries of a directory whose names have this stem.
+pub(crate) async fn names_of(
+    snapshot: &DbSnapshot,
+    dir: Ino,
+    stem: &[u8],
+) -> Result<Vec<Entry>, VolumeError> {
+    let mut entries = Vec::new();
+    let key = tables::dentry(dir, stem);
+    if let Some(row) = snapshot.get(&key).await? {
+        entries.push(Entry::of(&key, row)?);
+    }
+    let mut scan = database::scan(snapshot, &tables::dentry(dir, &[stem, b"."].concat())).await?;
+    while let Some(found) = scan.next().await? {
+        entries.push(Entry::of(&found.key, found.value)?);
+    }
+    entries.retain(|entry| slot::stem(&entry.name) == stem);
+    Ok(entries)
 }
 
 /// One inode's row.

@@ -40,10 +40,24 @@ impl Rows {
         self.note(key, None);
     }
 
+    /// As [`Rows::put`], or without a value [`Rows::delete`], for a name in a slot of a split directory: that is what it is about.
+    pub(crate) fn set_in(&mut self, slot: Ino, key: Bytes, value: Option<Bytes>) {
+        match &value {
+            Some(value) => self.batch.put(&key, value),
+            None => self.batch.delete(&key),
+        }
+        self.subjects.insert(slot);
+        self.note_row(key, value);
+    }
+
     fn note(&mut self, key: Bytes, value: Option<Bytes>) {
         if let Some(&(tables::INODES | tables::DENTRIES | tables::PAGES)) = key.first() {
             self.subjects.extend(tables::number_in(&key).map(Ino));
         }
+        self.note_row(key, value);
+    }
+
+    fn note_row(&mut self, key: Bytes, value: Option<Bytes>) {
         self.bytes += ROW_BYTES + key.len() + value.as_ref().map_or(0, Bytes::len);
         if self.bytes <= NOTED_MAX {
             self.noted.push(NotedRow { key, value });

@@ -94,7 +94,7 @@ impl Volume {
             }
             match &answer {
                 // It is stored, and is found again.
-                Ok(changed) if changed.error == 0 && !changed.yours => {
+                Ok(changed) if changed.error == 0 && !changed.yours && !changed.split => {
                     if let Some(progress) = sharing.changes.get_mut(&(session, request)) {
                         *progress = Progress::Done(*changed);
                     }
@@ -144,10 +144,24 @@ impl Volume {
                 objects.push(object);
             }
         }
-        let mut pass = self.request(session, Request::Change { objects: objects.clone(), local })?;
+        let by_slots = change.by_slots();
+        let mut pass =
+            self.request(session, Request::Change { objects: objects.clone(), local, by_slots })?;
         loop {
-            if let Outcome::Yours(own) = pass.ready().await? {
-                return self.give(session, pass, own).await;
+            let turn = pass.ready().await?;
+            self.settle_whole().await?;
+            match (turn, &objects[..]) {
+                (Outcome::Yours(own), _) => return self.give(session, pass, own).await,
+                (Outcome::Shared, _) => {
+                    pass.finish();
+                    let changed = Changed { split: true, ..Changed::default() };
+                    return Ok(Answered { changed, about: Vec::new() });
+                }
+                (Outcome::Split, [Object::Directory(dir), ..]) => {
+                    let changed = self.split(pass, *dir).await?;
+                    return Ok(Answered { changed, about: Vec::new() });
+                }
+                _ => {}
             }
             match self.try_change(asked, &objects).await? {
                 Tried::Refused(error, about) => return self.refused(error, about).await,

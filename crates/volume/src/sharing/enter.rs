@@ -12,7 +12,7 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use bytes::Bytes;
-use hayloft_model::grants::{Grant, Object, Request};
+use hayloft_model::grants::{Grant, Object, Outcome, Request};
 use hayloft_model::{ContentHash, FileKind, Ino, SessionId};
 use hayloft_wire::{Enter, InodeRowMessage, Listing, Listings, server_message::Body};
 
@@ -88,13 +88,21 @@ impl Volume {
     ) -> Result<(), VolumeError> {
         let dir = Ino(asked.dir);
         replies.room().await;
-        let mut pass = self.request(session, Request::Read(vec![Object::Directory(dir)]))?;
-        pass.ready().await?;
+        let (object, slot) = (Object::Directory(dir), dir.slot(&asked.stem));
+        let request_of = match (asked.stem.is_empty(), asked.whole) {
+            (false, _) => Request::Names(Object::Directory(slot)),
+            (true, true) => Request::List(object),
+            (true, false) => Request::Read(vec![object]),
+        };
+        let mut pass = self.request(session, request_of)?;
+        let outcome = pass.ready().await?;
+        self.settle_whole().await?;
         let db = self.db()?;
         let row = listing::inode(&*db.snapshot()?, dir).await?;
         if FileKind::of_mode(row.mode) != Some(FileKind::Directory) {
             return Err(VolumeError::NotDirectory(dir));
         }
+        let is_split = self.sharing.lock().grants.is_split(dir);
         let again = self.is_listed(session, dir);
         let mut walk = Walk {
             volume: self,
@@ -118,12 +126,22 @@ impl Volume {
             wanted_bytes: 0,
             seen: HashSet::new(),
         };
-        if asked.files.is_empty() {
+        if !asked.files.is_empty() {
+            walk.files(dir, asked).await?;
+        } else if !asked.stem.is_empty() || is_split {
+            let listing = match (outcome, asked.stem.is_empty()) {
+                (Outcome::Shared, _) => Listing { dir: dir.0, whole: true, ..Listing::default() },
+                (_, true) => {
+                    walk.part_inos.push(dir);
+                    Listing { dir: dir.0, split: Some(row), ..Listing::default() }
+                }
+                (_, false) => walk.names_of(dir, slot, asked.stem.clone()).await?,
+            };
+            walk.part.dirs.push(Listing { complete: true, ..listing });
+        } else {
             let below = walk.whole(dir).await?;
             walk.neighbours(&row, below).await?;
             walk.fetch_contents().await?;
-        } else {
-            walk.files(dir, asked).await?;
         }
         walk.send_part(false).await?;
         walk.pass.finish();
@@ -154,6 +172,17 @@ impl Walk<'_> {
             self.list(dir, listed, at + 1 == slices).await?;
         }
         Ok(directories(&entries))
+    }
+
+    /// All names of a stem, in the slot of a split directory. Gives what ends them.
+    async fn names_of(&mut self, dir: Ino, slot: Ino, stem: Bytes) -> Result<Listing, VolumeError> {
+        let entries = listing::names_of(&*self.db.snapshot()?, dir, &stem).await?;
+        self.part_inos.push(slot);
+        for slice in entries.chunks(SLICE) {
+            let listed = self.listed(dir, slice).await?;
+            self.list(slot, listed, false).await?;
+        }
+        Ok(Listing { dir: slot.0, stem, ..Listing::default() })
     }
 
     /// Rows of files that directories cover, with their content.
@@ -327,7 +356,7 @@ impl Walk<'_> {
             self.part_inos.extend(inos);
             let packed = Bytes::from(packed);
             let complete = complete && at == pieces;
-            self.part.dirs.push(Listing { dir: dir.0, packed, complete, own: false });
+            self.part.dirs.push(Listing { dir: dir.0, packed, complete, ..Listing::default() });
             if self.part_bytes >= PART {
                 self.send_part(true).await?;
             }

@@ -113,12 +113,16 @@ impl Walk<'_> {
         let mut sharing = self.volume.sharing.lock();
         let count = dirs.iter().map(|(_, entries)| entries.len()).sum();
         let mut known = HashSet::with_capacity_and_hasher(count, FxBuildHasher);
-        for entry in dirs.iter().flat_map(|(_, entries)| *entries) {
-            let ino = entry.dentry.ino;
+        for (dir, entry) in
+            dirs.iter().flat_map(|(dir, entries)| entries.iter().map(move |entry| (dir, entry)))
+        {
+            let (ino, ticket) = (entry.dentry.ino, self.pass.ticket);
             let is_known = match entry.is_directory() {
-                true => sharing.grants.read_along(self.pass.ticket, ino).is_some(),
+                true => sharing.grants.read_along(ticket, ino).is_some(),
                 // What the session owns by itself it has, and may be told to give back meanwhile.
-                false => sharing.grants.owner(ino).is_none(),
+                false if sharing.grants.owner(ino).is_some() => false,
+                // The names of a slot are read while files are given to owners.
+                false => !sharing.grants.is_split(*dir) || sharing.grants.read_file_along(ticket, ino),
             };
             if is_known {
                 known.insert(ino.0);
@@ -152,7 +156,7 @@ impl Walk<'_> {
             let mut sharing = self.volume.sharing.lock();
             let claim = |ino: &u64| {
                 sharing.grants.owner(Ino(*ino)).is_none()
-                    && sharing.grants.read_stray_along(self.pass.ticket, Ino(*ino))
+                    && sharing.grants.read_file_along(self.pass.ticket, Ino(*ino))
             };
             strays.into_iter().filter(claim).collect()
         };

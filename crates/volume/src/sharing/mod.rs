@@ -6,6 +6,7 @@ pub(crate) mod enter;
 mod listed;
 pub(crate) mod objects;
 pub(crate) mod restore;
+pub(crate) mod split;
 mod telling;
 pub(crate) mod uses;
 
@@ -124,6 +125,7 @@ pub(crate) struct Counts {
     pub(crate) executed: u64,
     pub(crate) given: u64,
     pub(crate) evictions: u64,
+    pub(crate) splits: u64,
 }
 
 /// How the sessions of a volume share it. All under one lock, so that the streams have the machine's order.
@@ -138,6 +140,8 @@ pub(crate) struct Sharing {
     /// What ended sessions may restore. Not in the tables: after a restart of the server nobody knows.
     pub(crate) estates: Estates,
     pub(crate) counts: Counts,
+    /// Directories that are not split any more, and whose rows have not been given the time of that.
+    pub(crate) whole: HashSet<Ino>,
     /// How many wait until all sessions have claimed, beside requests.
     pub(crate) claims_awaited: usize,
     waiters: HashMap<Ticket, Waiter>,
@@ -156,6 +160,7 @@ impl Sharing {
                         let _ = waiter.signals.send(Signal::Ready(outcome));
                     }
                 }
+                Output::Whole(dir) => drop(self.whole.insert(dir)),
                 Output::Settled(ticket) => {
                     if let Some(waiter) = self.waiters.remove(&ticket) {
                         let _ = waiter.signals.send(Signal::Settled);

@@ -28,6 +28,7 @@ impl Volume {
             let object = Object::of(ino, &stored.ok_or(VolumeError::NoInode(ino))?.1);
             let mut pass = self.request(session, Request::Read(vec![object]))?;
             pass.ready().await?;
+            self.settle_whole().await?;
             let stored = row_of(&*self.db()?.snapshot()?, ino).await?;
             let (message, row) = stored.ok_or(VolumeError::NoInode(ino))?;
             if Object::of(ino, &row) != object {
@@ -40,8 +41,11 @@ impl Volume {
                 let sharing = self.sharing.lock();
                 let own = matches!(object, Object::Directory(_))
                     && sharing.grants.held(session, ino) == Some(Grant::Own);
+                // As long as the request is under way it is not made whole.
+                let split = sharing.grants.is_split(ino);
                 let entries = self.entries_for(&sharing, (session, connection), [ino]);
-                replies.push_with(request, Answer::Inode(InodeAnswer { inode: Some(message), own }), entries);
+                let answer = InodeAnswer { inode: Some(message), own, split };
+                replies.push_with(request, Answer::Inode(answer), entries);
             }
             pass.finish();
             return Ok(());
@@ -63,11 +67,15 @@ impl Volume {
         let asked = Object::try_from(asked)?;
         let ino = asked.ino();
         self.all_claimed().await?;
+        if ino.of_slot().is_some() {
+            return self.acquire_slot(session, asked, replies, request).await;
+        }
         loop {
             let stored = row_of(&*self.db()?.snapshot()?, ino).await?;
             let object = stored.map_or(asked, |(_, row)| Object::of(ino, &row));
             let mut pass = self.request(session, Request::Own(object))?;
             let owned = pass.ready().await? == Outcome::Granted;
+            self.settle_whole().await?;
             if owned {
                 let stored = row_of(&*self.db()?.snapshot()?, ino).await?;
                 let stored = stored.map(|(message, row)| (message, Object::of(ino, &row)));
@@ -91,6 +99,29 @@ impl Volume {
             pass.finish();
             return Ok(());
         }
+    }
+}
+
+impl Volume {
+    /// Makes a session the owner of a slot, unless its directory is not split.
+    async fn acquire_slot(
+        self: &Arc<Self>,
+        session: SessionId,
+        slot: Object,
+        replies: &Replies,
+        request: u64,
+    ) -> Result<(), VolumeError> {
+        let mut pass = self.request(session, Request::Own(slot))?;
+        let owned = pass.ready().await? == Outcome::Granted;
+        if owned {
+            self.await_stuck([slot.ino()]).await?;
+            if !self.tell_own(session, Vec::new(), &[slot]) {
+                return Ok(());
+            }
+        }
+        replies.push(request, Answer::Acquired(Acquired { owned }));
+        pass.finish();
+        Ok(())
     }
 }
 

@@ -318,7 +318,7 @@ impl Client {
         loop {
             match self.receive(request) {
                 Answer::Listings(part) => {
-                    for Listing { dir, packed, complete, own } in part.dirs {
+                    for Listing { dir, packed, complete, own, .. } in part.dirs {
                         let entries = unpack(&packed).map(|entry| {
                             let (name, dentry, inode) = entry.unwrap();
                             ListedEntry { name, dentry, inode }
