@@ -6,20 +6,22 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// A crate, and the crates of this workspace that it may use.
-const MAY_USE: [(&str, &[&str]); 11] = [
+const MAY_USE: [(&str, &[&str]); 12] = [
+    ("hayloft-memory", &[]),
     ("hayloft-model", &[]),
     ("hayloft-wire", &["hayloft-model"]),
     ("hayloft-store", &["hayloft-model"]),
-    ("hayloft-volume", &["hayloft-model", "hayloft-wire", "hayloft-store"]),
+    ("hayloft-volume", &["hayloft-memory", "hayloft-model", "hayloft-wire", "hayloft-store"]),
     ("hayloft-sim", &["hayloft-model"]),
     ("hayloft-fuse", &[]),
-    ("hayloft-mount", &["hayloft-model", "hayloft-wire", "hayloft-store", "hayloft-fuse"]),
+    ("hayloft-mount", &["hayloft-memory", "hayloft-model", "hayloft-wire", "hayloft-store", "hayloft-fuse"]),
     ("hayloft-layer", &[]),
     ("hayloft-root", &["hayloft-model"]),
     ("hayloft-schedule", &[]),
     (
         "hayloft",
         &[
+            "hayloft-memory",
             "hayloft-model",
             "hayloft-wire",
             "hayloft-store",

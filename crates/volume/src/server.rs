@@ -122,6 +122,7 @@ pub struct Server {
     listener: JoinHandle<()>,
     sweeper: JoinHandle<()>,
     leases: JoinHandle<()>,
+    memory: JoinHandle<()>,
 }
 
 impl Server {
@@ -165,6 +166,7 @@ impl Server {
         self.shared.stopping.send_replace(true);
         self.sweeper.abort();
         self.leases.abort();
+        self.memory.abort();
         if tokio::time::timeout(SHUTDOWN_PATIENCE, self.listener).await.is_err() {
             tracing::warn!("some connections did not finish in time");
         }
@@ -207,7 +209,8 @@ async fn listen(store: Store, config: Config) -> Result<Server, ServerError> {
     let accepting = tokio::spawn(accept(Arc::clone(&shared), listener));
     let sweeper = tokio::spawn(crate::content::sweep::in_background(Arc::clone(&shared)));
     let leases = tokio::spawn(watch_leases(Arc::clone(&shared)));
-    Ok(Server { shared, address, listener: accepting, sweeper, leases })
+    let memory = tokio::spawn(crate::admin::memory::in_background(Arc::clone(&shared)));
+    Ok(Server { shared, address, listener: accepting, sweeper, leases, memory })
 }
 
 /// Ends sessions that are silent and that others wait for.

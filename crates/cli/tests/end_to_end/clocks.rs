@@ -1,6 +1,6 @@
 //! A server's clock that is set wrong, and right again. Only the server's process sees it: the machine's clock stays as it is.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, OpenOptions};
 use std::io::Write;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};

@@ -275,3 +275,16 @@ fn memory_pressure_empties_the_cache_at_once() {
     fs::write(point.join("new"), b"new").unwrap();
     run(&mut farm.hayloft(["umount", point.to_str().unwrap()]));
 }
+
+#[test]
+fn what_a_server_does_not_need_any_more_goes_back() {
+    let (farm, mounts) = Farm::shared(1);
+    let memory = |key: &str| number(&farm.stats(), &format!("server.memory.{key}"));
+    fill(mounts[0].path(), 0..60_000, 3000);
+    mounts[0].sync();
+    run(sh("rm -r *").current_dir(mounts[0].path()));
+    mounts[0].sync();
+    wait_until("its free memory goes back", Duration::from_secs(60), || {
+        memory("own_bytes") < memory("allocated_bytes") + (24 << 20)
+    });
+}

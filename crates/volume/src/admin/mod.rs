@@ -1,6 +1,7 @@
 //! Administration: volumes are made, shown, changed, checked, swept and deleted.
 
 pub(crate) mod check;
+pub(crate) mod memory;
 pub(crate) mod stats;
 
 use std::sync::Arc;

@@ -74,6 +74,11 @@ impl ServerStats {
         request.count.fetch_add(1, Relaxed);
         request.latency.record(took);
     }
+
+    /// How many there were.
+    pub(crate) fn requests(&self) -> u64 {
+        self.requests.lock().values().map(|request| request.count.load(Relaxed)).sum()
+    }
 }
 
 fn latency(histogram: &Histogram) -> Value {
@@ -92,7 +97,8 @@ impl Shared {
             .collect();
         let latencies: Map<String, Value> =
             requests.iter().map(|(kind, request)| ((*kind).to_owned(), latency(&request.latency))).collect();
-        let total: u64 = requests.iter().map(|(_, request)| request.count.load(Relaxed)).sum();
+        let total = self.stats.requests();
+        let resident = hayloft_memory::resident();
         let mut volumes = Map::new();
         for volume in self.open_volumes().await {
             let status = volume.status();
@@ -141,6 +147,11 @@ impl Shared {
                 "connections": self.stats.connections.load(Relaxed),
                 "requests": counts,
                 "latency_us": latencies,
+                "memory": {
+                    "resident_bytes": resident.all,
+                    "own_bytes": resident.own,
+                    "allocated_bytes": hayloft_memory::in_use(),
+                },
             },
             "volumes": volumes,
             "store": {

@@ -3,11 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// The bytes of a line such as `MemTotal: 16 kB`.
-pub(super) fn kib(text: &str, key: &str) -> Option<u64> {
-    let line = text.lines().find_map(|line| line.strip_prefix(key))?;
-    Some(line.split_ascii_whitespace().next()?.parse::<u64>().ok()? * 1024)
-}
+use hayloft_memory::kib;
 
 /// A figure of /proc/meminfo such as `MemTotal:`, bytes.
 pub(super) fn meminfo(key: &str) -> Option<u64> {

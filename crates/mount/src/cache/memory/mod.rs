@@ -4,7 +4,6 @@
 //! the allocator's free pages, buffers) is looked at every second, and what it takes beyond [`OVERHEAD`] the cache gives up.
 //! So all of it together stays within `cache` and `dirty`. `docs/operations.md` has the rules for whoever sets them.
 
-mod allocator;
 mod host;
 mod pressure;
 
@@ -14,10 +13,11 @@ use std::time::{Duration, Instant};
 
 use hayloft_fuse::Control;
 
-pub(crate) use self::allocator::resident;
 use self::pressure::Pressure;
 use crate::core::Client;
 use crate::options::{CACHE_MIN, DIRTY_MIN, MountOptions};
+use hayloft_memory as allocator;
+pub(crate) use hayloft_memory::resident;
 
 /// What a client takes beside its content and rows: the program, stacks, buffers of requests under way.
 const OVERHEAD: u64 = 64 << 20;

@@ -15,7 +15,7 @@ const HEAPS_MAX: libc::c_int = 8;
 const HEAP_STEP: libc::c_int = 512 << 10;
 
 /// Before threads are started that allocate.
-pub(super) fn set_up() {
+pub fn set_up() {
     #[cfg(target_env = "gnu")]
     // SAFETY: takes numbers only.
     unsafe {
@@ -28,7 +28,7 @@ pub(super) fn set_up() {
 }
 
 /// Bytes that are allocated and not freed.
-pub(super) fn in_use() -> u64 {
+pub fn in_use() -> u64 {
     #[cfg(target_env = "gnu")]
     {
         // SAFETY: fills a structure of numbers.
@@ -41,7 +41,7 @@ pub(super) fn in_use() -> u64 {
 
 /// Returns all pages to the host that nothing is on. Whoever allocates meanwhile may have to wait for some
 /// milliseconds, more when there is much to return.
-pub(super) fn give_back() {
+pub fn give_back() {
     #[cfg(target_env = "gnu")]
     // SAFETY: takes a number only; what is allocated stays as it is.
     unsafe {
@@ -51,20 +51,26 @@ pub(super) fn give_back() {
 
 /// Bytes of this process that are in memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Resident {
+pub struct Resident {
     /// All of them, with the program's own file.
-    pub(crate) all: u64,
+    pub all: u64,
     /// What nobody else has: without files.
-    pub(crate) own: u64,
+    pub own: u64,
 }
 
 /// What the process takes now; nothing where that cannot be seen.
-pub(crate) fn resident() -> Resident {
+pub fn resident() -> Resident {
     parse(&fs::read_to_string("/proc/self/status").unwrap_or_default())
 }
 
+/// The bytes of a line such as `MemTotal: 16 kB`, as files of /proc have them.
+pub fn kib(text: &str, key: &str) -> Option<u64> {
+    let line = text.lines().find_map(|line| line.strip_prefix(key))?;
+    Some(line.split_ascii_whitespace().next()?.parse::<u64>().ok()? * 1024)
+}
+
 fn parse(status: &str) -> Resident {
-    let bytes = |key: &str| super::host::kib(status, key).unwrap_or(0);
+    let bytes = |key: &str| kib(status, key).unwrap_or(0);
     Resident { all: bytes("VmRSS:"), own: bytes("RssAnon:") }
 }
 
