@@ -13,18 +13,37 @@ const HEAPS_MAX: libc::c_int = 8;
 /// longer than they do.
 #[cfg(target_env = "gnu")]
 const HEAP_STEP: libc::c_int = 512 << 10;
+/// The most that the C library takes for a threshold.
+#[cfg(target_env = "gnu")]
+const BUFFER_MAX: libc::c_int = 32 << 20;
+
+/// Which free memory the allocator keeps until [`give_back`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Keep {
+    /// Up to a megabyte at the end of each heap. What is larger than that has pages of its own, which go back at once.
+    Little,
+    /// Large buffers as well: for who fills one after the other, since new pages are zeroed by the kernel.
+    Buffers,
+}
 
 /// Before threads are started that allocate.
-pub fn set_up() {
+pub fn set_up(keep: Keep) {
     #[cfg(target_env = "gnu")]
-    // SAFETY: takes numbers only.
-    unsafe {
-        libc::mallopt(libc::M_ARENA_MAX, HEAPS_MAX);
-        libc::mallopt(libc::M_TOP_PAD, HEAP_STEP);
-        libc::mallopt(libc::M_TRIM_THRESHOLD, 2 * HEAP_STEP);
-        // What is larger than that has pages of its own, which go back at once.
-        libc::mallopt(libc::M_MMAP_THRESHOLD, 2 * HEAP_STEP);
+    {
+        let kept = match keep {
+            Keep::Little => 2 * HEAP_STEP,
+            Keep::Buffers => BUFFER_MAX,
+        };
+        // SAFETY: takes numbers only.
+        unsafe {
+            libc::mallopt(libc::M_ARENA_MAX, HEAPS_MAX);
+            libc::mallopt(libc::M_TOP_PAD, HEAP_STEP);
+            libc::mallopt(libc::M_TRIM_THRESHOLD, kept);
+            libc::mallopt(libc::M_MMAP_THRESHOLD, kept);
+        }
     }
+    #[cfg(not(target_env = "gnu"))]
+    let _ = keep;
 }
 
 /// Bytes that are allocated and not freed.

@@ -16,6 +16,7 @@ use object_store::{
 };
 
 use crate::Histogram;
+use crate::gather::gathered;
 
 /// Counts of one kind of operation.
 #[derive(Default)]
@@ -54,7 +55,7 @@ pub struct OperationStats {
     pub list: Operation,
 }
 
-/// Passes everything on to another store and counts it.
+/// Passes everything on to another store and counts it; what is written in few parts.
 #[derive(Clone)]
 pub(crate) struct Counting {
     inner: Arc<dyn ObjectStore>,
@@ -83,7 +84,7 @@ impl fmt::Display for Counting {
 impl ObjectStore for Counting {
     async fn put_opts(&self, location: &Path, payload: PutPayload, opts: PutOptions) -> Result<PutResult> {
         let (started, bytes) = (Instant::now(), payload.content_length() as u64);
-        let result = self.inner.put_opts(location, payload, opts).await;
+        let result = self.inner.put_opts(location, gathered(payload), opts).await;
         self.stats.put.done(started, bytes, &result);
         result
     }

@@ -9,6 +9,7 @@
 mod codec;
 mod counting;
 mod error;
+mod gather;
 mod histogram;
 mod open;
 mod pack;

@@ -49,6 +49,8 @@ pub(crate) struct State {
     pub(crate) touched: Option<HashSet<ContentHash>>,
     /// About how many bytes of content are dead: uploaded or freed since the last sweep.
     pub(crate) dead_bytes: i64,
+    /// How many inodes were deleted since the database was rewritten without them.
+    pub(crate) dead_rows: u64,
     pub(crate) commits: u64,
     pub(crate) packs: u64,
     pub(crate) pack_bytes: u64,

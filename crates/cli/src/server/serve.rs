@@ -25,7 +25,7 @@ pub(crate) fn run(args: ServeArgs, config: &Config) -> anyhow::Result<u8> {
         sys::die_with_parent()?;
     }
     let settings = settings(args, config)?;
-    hayloft_memory::set_up();
+    hayloft_memory::set_up(hayloft_memory::Keep::Buffers);
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     runtime.block_on(serve(settings))?;
     Ok(0)

@@ -73,7 +73,7 @@ pub(crate) async fn answer(shared: &Arc<Shared>, body: Body) -> Result<Answer, V
         }
         Body::SweepVolume(sweep) => {
             let volume = shared.volume(&sweep.name).await?;
-            Answer::Swept(volume.sweep().await.inspect_err(|error| volume.note(error))?)
+            Answer::Swept(volume.sweep(true).await.inspect_err(|error| volume.note(error))?)
         }
         Body::CheckVolume(check) => {
             let volume = shared.volume(&check.name).await?;

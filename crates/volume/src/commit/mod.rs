@@ -460,6 +460,7 @@ impl Volume {
         state.packs += ready.packs.len() as u64;
         state.pack_bytes += ready.pack_bytes();
         state.dead_bytes = (state.dead_bytes + ready.content_bytes as i64 - delta.bytes).max(0);
+        state.dead_rows += subjects.deleted.len() as u64;
         ready.places.keys().for_each(|hash| state.remember(*hash));
         if let Some(touched) = &mut state.touched {
             touched.extend(&subjects.named);

@@ -38,6 +38,9 @@ const WORTHWHILE_WHEN_LOW: i64 = 1 << 20;
 /// How often to look whether the store runs full.
 const GLANCE: Duration = Duration::from_secs(1);
 
+/// So many deleted inodes are left in the database at least: to rewrite it costs as much as they did.
+const DEAD_ROWS_WORTHWHILE: u64 = 10_000;
+
 /// However full the store is, sweeping takes at most one part in this many of the time.
 const SHARE: u32 = 10;
 
@@ -62,7 +65,8 @@ pub(crate) async fn in_background(shared: Arc<Shared>) {
                 continue;
             }
             let started = Instant::now();
-            if let Err(error) = volume.sweep().await {
+            let wants_room = low || volume.state.lock().wants_room;
+            if let Err(error) = volume.sweep(wants_room).await {
                 volume.note(&error);
                 tracing::warn!(volume = volume.name, %error, "a sweep failed; it will be tried again");
             }
@@ -78,7 +82,7 @@ fn is_due(shared: &Shared, volume: &Volume, last: Option<&Last>, low: bool) -> b
         (state.dead_bytes, state.usage.bytes, state.wants_room)
     };
     let rested = |pause: Duration| last.is_none_or(|last| last.ended.elapsed() >= pause);
-    if rested(shared.config.sweep_interval) && dead > WORTHWHILE + (used / 10) as i64 {
+    if rested(shared.config.sweep_interval) && dead > WORTHWHILE + (used / 3) as i64 {
         return true;
     }
     // What was dead before the server opened the volume is not in the count.
@@ -97,28 +101,35 @@ struct Sweep<'a> {
 }
 
 impl Volume {
-    /// Drops dead content. What is reachable stays, whatever clients do meanwhile.
-    pub(crate) async fn sweep(self: &Arc<Self>) -> Result<Swept, VolumeError> {
+    /// Drops dead content. What is reachable stays, whatever clients do meanwhile. With `tables`, the database is rewritten without
+    /// deleted rows as well; else only if these have become more than those that are left.
+    pub(crate) async fn sweep(self: &Arc<Self>, tables: bool) -> Result<Swept, VolumeError> {
         let _one = self.sweeping.lock().await;
         // What they bring back may name content that no row names now.
         self.all_claimed().await?;
         let started = Instant::now();
-        let (db, snapshot, dead_before) = {
+        let (db, snapshot, dead_before, rewrites) = {
             let _turn = self.turn.lock().await;
             let db = self.db()?;
             let snapshot = db.snapshot()?;
             let mut state = self.state.lock();
             state.touched = Some(HashSet::new());
             state.wants_room = false;
-            (db, snapshot, std::mem::take(&mut state.dead_bytes))
+            let rewrites = tables || state.dead_rows > state.usage.inodes + DEAD_ROWS_WORTHWHILE;
+            (db, snapshot, std::mem::take(&mut state.dead_bytes), rewrites)
         };
         let mut sweep = Sweep { volume: self, db, done: Swept::default(), live: HashMap::new() };
-        let swept = sweep.run(&snapshot).await;
+        let swept = sweep.run(&snapshot, rewrites).await;
         let done = sweep.done;
         let mut state = self.state.lock();
         state.touched = None;
         match swept {
-            Ok(()) => state.sweeps += 1,
+            Ok(()) => {
+                state.sweeps += 1;
+                if rewrites {
+                    state.dead_rows = 0;
+                }
+            }
             Err(error) => {
                 state.dead_bytes += dead_before;
                 return Err(error);
@@ -131,7 +142,7 @@ impl Volume {
 }
 
 impl Sweep<'_> {
-    async fn run(&mut self, snapshot: &DbSnapshot) -> Result<(), VolumeError> {
+    async fn run(&mut self, snapshot: &DbSnapshot, rewrites: bool) -> Result<(), VolumeError> {
         let sizes = pack_sizes(snapshot).await?;
         self.live = sizes.keys().map(|pack| (*pack, 0)).collect();
         let marks = mark::mark(snapshot).await?;
@@ -156,6 +167,9 @@ impl Sweep<'_> {
             .collect();
         self.rewrite(&sparse).await?;
         self.delete_orphans().await?;
+        if !rewrites {
+            return Ok(());
+        }
         let shared = &self.volume.shared;
         let free = shared.reserve.available().map(|space| space.free);
         if let Err(error) = self.volume.compaction.make(&self.db, free).await {

@@ -29,7 +29,7 @@ use crate::error::VolumeError;
 pub(crate) use crate::database::handle::{Db, DbSnapshot};
 
 /// A table file written from memory holds about this much; also the most that a start replays.
-pub(crate) const TABLE_FILE: usize = 16 << 20;
+pub(crate) const TABLE_FILE: usize = 32 << 20;
 
 /// The cache that all databases of a server share. A full cache takes nothing that has been asked for less often than
 /// what it would displace, and thousands of blocks have to go for one index: so indexes and filters, which every read
@@ -88,7 +88,7 @@ fn compactor() -> CompactorOptions {
         max_concurrent_compactions: 1,
         checkpoint_lifetime: Duration::from_secs(120),
         scheduler_options: HashMap::from(SizeTieredCompactionSchedulerOptions {
-            min_compaction_sources: 3,
+            min_compaction_sources: 4,
             ..SizeTieredCompactionSchedulerOptions::default()
         }),
         worker: Some(CompactionWorkerOptions {

@@ -169,7 +169,7 @@ impl Memory {
 
 /// Before anything is kept, and before threads are started.
 pub(crate) fn set_up() {
-    allocator::set_up();
+    allocator::set_up(allocator::Keep::Little);
 }
 
 /// What there was to give back when that was done last.
