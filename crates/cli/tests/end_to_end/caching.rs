@@ -2,10 +2,11 @@
 
 use std::fs;
 use std::path::Path;
+use std::time::Duration;
 
 use serde_json::Value;
 
-use crate::farm::{Farm, Mount, number, run, sh};
+use crate::farm::{Farm, Mount, number, run, sh, wait_until};
 
 /// Makes a source tree of so many small files.
 pub(crate) fn tree(dir: &Path, files: usize) {
@@ -152,6 +153,21 @@ fn contents_for_a_walk_come_in_parts_that_grow() {
     // In parts of 64 blocks it was 63.
     let contents = asked(&mount, "FETCH_CONTENT");
     assert!((1..=40).contains(&contents), "{contents} requests");
+}
+
+#[test]
+fn much_that_has_changed_is_shipped_in_parts_before_its_time() {
+    let farm = Farm::new();
+    farm.create("v");
+    let mount = farm.mount("v", "commit=3600");
+    for n in 0..30_000 {
+        fs::File::create(mount.join(&format!("file-{n}"))).unwrap();
+    }
+    wait_until("the last full part is shipped", Duration::from_secs(60), || {
+        number(&mount.stats(), "log.dirty_rows") <= (16 << 10)
+    });
+    let commits = number(&mount.stats(), "log.commits");
+    assert!(commits >= 2, "{commits}");
 }
 
 #[test]

@@ -30,6 +30,8 @@ const DAMAGED_MAX: u32 = 4;
 const PART_BYTES: usize = 1 << 20;
 /// This part of the changed rows that there may be is shipped before its time.
 const ROWS_PART: usize = 4;
+/// And so many in any case: while the log is cut every call waits, 2 us a row.
+const CUT_ROWS: usize = 16 << 10;
 
 /// A cut with the data of its files.
 #[derive(Debug)]
@@ -383,7 +385,8 @@ impl Client {
     pub(crate) fn changed(&self, rows: usize) {
         self.dirty_rows.store(rows, Ordering::Relaxed);
         self.ledger.touch();
-        if rows > self.memory.dirty_rows() / ROWS_PART || self.budget.unshipped() > self.ship_at() {
+        let most = (self.memory.dirty_rows() / ROWS_PART).min(CUT_ROWS);
+        if rows > most || self.budget.unshipped() > self.ship_at() {
             self.ledger.kick();
         }
     }
