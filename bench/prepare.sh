@@ -90,7 +90,7 @@ mount_ext4() {
     # With its blocks reserved: growing the image would be timed otherwise.
     fallocate -l "$size" "$work/image.ext4" || fail "no room for an image of $((size >> 30)) GiB in $scratch"
     # Everything initialised now rather than by the kernel while we measure.
-    mkfs.ext4 -q -E lazy_itable_init=0,lazy_journal_init=0 "$work/image.ext4"
+    mkfs.ext4 -q -i 8192 -E lazy_itable_init=0,lazy_journal_init=0 "$work/image.ext4"
     mkdir "$work/image"
     mount -o loop "$work/image.ext4" "$work/image"
     undo+=("unmount $work/image")
