@@ -10,6 +10,9 @@ use crate::Ino;
 /// Names in a split directory have their places in listings behind this; other names are counted from below.
 pub const FIRST_COOKIE: u64 = 1 << 52;
 
+/// An operation that has asked for slots so often is done by the server: others want the same.
+pub const ASKS_MAX: u32 = 4;
+
 /// Inode numbers have so many bits; those of slots have more.
 const INO_BITS: u32 = 48;
 /// Slots of a directory. The highest bit of a number is left to whoever tells other numbers to the kernel.
@@ -24,6 +27,11 @@ impl Ino {
     /// The directory that this is a slot of.
     pub fn of_slot(self) -> Option<Ino> {
         (self.0 >> INO_BITS != 0).then_some(Ino(self.0 & ((1 << INO_BITS) - 1)))
+    }
+
+    /// The directory that this is a slot of; itself if it is none.
+    pub fn or_directory(self) -> Ino {
+        self.of_slot().unwrap_or(self)
     }
 }
 

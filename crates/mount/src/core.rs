@@ -218,7 +218,7 @@ impl Core {
     /// Others may move what is in a directory, and nobody will tell.
     pub(crate) fn note_uncovered(&mut self, object: Object) {
         if let Object::Directory(dir) = object {
-            let at = dir.of_slot().unwrap_or(dir);
+            let at = dir.or_directory();
             self.tree
                 .known_names(dir)
                 .iter()

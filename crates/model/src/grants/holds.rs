@@ -82,7 +82,7 @@ impl Grants {
     pub(super) fn drop_idle(&mut self, ino: Ino) {
         if self.objects.get(&ino).is_some_and(Holding::is_idle) {
             self.objects.remove(&ino);
-            self.leave_split(ino.of_slot().unwrap_or(ino));
+            self.leave_split(ino.or_directory());
         }
     }
 

@@ -63,13 +63,8 @@ impl Tree {
         self.check_inode_room()?;
         let now = self.stamp(now, &[dir]);
         let ino = self.add_new(dir, new, 1, now)?;
-        self.add_name(
-            dir,
-            name,
-            ino,
-            place.or_else(|| self.is_split(dir).then(|| Tree::split_cookie(ino))),
-            now,
-        )?;
+        let place = place.or_else(|| self.is_split(dir).then(|| Tree::split_cookie(ino)));
+        self.add_name(dir, name, ino, place, now)?;
         self.splits.makes(dir);
         self.count(0, 1);
         Ok(ino)

@@ -38,6 +38,7 @@ impl Tree {
     pub fn own(&mut self, ino: Ino) {
         if let Some(owned) = &mut self.owned {
             owned.insert(ino);
+            self.splits.owns(ino);
             self.homeless.remove(&ino);
             self.end_if_unused(ino);
         }
@@ -64,6 +65,7 @@ impl Tree {
     /// from now on: it is among [`Tree::in_use`] while the kernel knows it, and who gives it back says so.
     pub fn disown(&mut self, ino: Ino) {
         self.homeless.remove(&ino);
+        self.splits.disowns(ino);
         let may_go = self.is_home_split(ino) || self.nodes.get(&ino).is_some_and(|node| node.row.nlink == 0);
         if let Some(owned) = &mut self.owned
             && owned.remove(&ino)
@@ -188,8 +190,7 @@ impl Tree {
 
     /// All names in memory that lead to inodes which the kernel knows.
     pub fn all_known_names(&self) -> Vec<(Ino, Name)> {
-        let places =
-            self.dirs.iter().map(|(place, directory)| (place.of_slot().unwrap_or(*place), directory));
+        let places = self.dirs.iter().map(|(place, directory)| (place.or_directory(), directory));
         let names =
             places.flat_map(|(dir, directory)| directory.by_name.iter().map(move |entry| (dir, entry)));
         let known = names.filter(|(_, (_, dentry))| self.lookups(dentry.ino) > 0);
@@ -402,7 +403,7 @@ impl Tree {
             self.drop_row(ino, &mut stale);
             self.report_in_use(ino, &mut stale);
         }
-        self.splits.all().into_iter().for_each(|dir| self.splits.leave(dir));
+        self.splits.leave_all();
         stale.in_use.sort_unstable();
         stale.in_use.dedup();
         stale

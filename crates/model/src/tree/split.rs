@@ -5,6 +5,7 @@ use std::collections::HashSet;
 use rustc_hash::FxBuildHasher;
 
 use super::{Directory, Map, Stale, Tree};
+use crate::grants::Object;
 use crate::{Dentry, FileKind, Ino, InodeRow, Missing, Name, Timestamp, TreeError, slot};
 
 /// Who has looked for so many names of a split directory, and made none, wants its listing.
@@ -18,6 +19,8 @@ pub(super) struct Splits {
     stems: Map<Ino, HashSet<Name, FxBuildHasher>>,
     /// Stems that were looked for last, by slot.
     wanted: Map<Ino, Name>,
+    /// Slots that are owned, by directory: a recall has to find them among all that is owned.
+    owned: Map<Ino, HashSet<Ino, FxBuildHasher>>,
 }
 
 #[derive(Debug, Default)]
@@ -35,6 +38,7 @@ impl Splits {
         self.dirs.shrink_to_fit();
         self.stems.shrink_to_fit();
         self.wanted.shrink_to_fit();
+        self.owned.shrink_to_fit();
     }
 
     /// Something is made in a directory: who makes things does not want its listing.
@@ -50,6 +54,24 @@ impl Splits {
 
     pub(super) fn latest_in(&mut self, dir: Ino) -> Option<&mut Timestamp> {
         self.dirs.get_mut(&dir).map(|split| &mut split.latest)
+    }
+
+    /// Something is owned.
+    pub(super) fn owns(&mut self, ino: Ino) {
+        if let Some(dir) = ino.of_slot() {
+            self.owned.entry(dir).or_default().insert(ino);
+        }
+    }
+
+    /// Something is not owned any more.
+    pub(super) fn disowns(&mut self, ino: Ino) {
+        let Some(dir) = ino.of_slot() else { return };
+        if let Some(slots) = self.owned.get_mut(&dir) {
+            slots.remove(&ino);
+            if slots.is_empty() {
+                self.owned.remove(&dir);
+            }
+        }
     }
 
     /// Names of a slot leave memory.
@@ -73,9 +95,9 @@ impl Splits {
         *self = Splits::default();
     }
 
-    /// All of them.
-    pub(super) fn all(&self) -> Vec<Ino> {
-        self.dirs.keys().copied().collect()
+    /// The same for all of them.
+    pub(super) fn leave_all(&mut self) {
+        self.dirs.retain(|_, split| !split.slots.is_empty());
     }
 }
 
@@ -184,10 +206,11 @@ impl Tree {
         self.splits.dirs.get(&dir).into_iter().flat_map(|split| split.slots.iter().copied()).collect()
     }
 
-    /// What is owned of a directory: itself, or slots of it. Whoever is told to let go of it lets go of these.
-    pub fn owned_of(&self, dir: Ino) -> Vec<Ino> {
-        let is_of = |ino: &&Ino| **ino == dir || ino.of_slot() == Some(dir);
-        self.owned.iter().flatten().filter(is_of).copied().collect()
+    /// What is owned of a recalled object: itself, and of a directory that is not to be read any more either, its slots.
+    pub fn owned_of(&self, object: Object, keep_read: bool) -> Vec<Ino> {
+        let slots =
+            self.splits.owned.get(&object.ino()).filter(|_| !keep_read).into_iter().flatten().copied();
+        slots.chain([object.ino()]).filter(|ino| self.owns_itself(*ino)).collect()
     }
 
     /// Only whole directories are changed in this way.

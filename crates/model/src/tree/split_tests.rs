@@ -170,3 +170,22 @@ fn who_only_looks_wants_the_listing() {
     });
     assert_eq!(looks, Some(LOOKS_MAX as usize));
 }
+
+#[test]
+fn a_recalled_directory_is_given_back_with_its_slots() {
+    let mut tree = owning(&["foo", "bar"]);
+    let mut slots = [DIR.slot(b"foo"), DIR.slot(b"bar")];
+    slots.sort_unstable();
+    let owned_of = |tree: &Tree, of, keep_read| {
+        let mut owned = tree.owned_of(Object::Directory(of), keep_read);
+        owned.sort_unstable();
+        owned
+    };
+    assert_eq!(owned_of(&tree, DIR, false), slots);
+    assert_eq!(owned_of(&tree, DIR, true), [], "it may be read still, by slots as well");
+    assert_eq!(owned_of(&tree, slots[0], false), slots[..1]);
+    tree.disown(slots[0]);
+    assert_eq!(owned_of(&tree, DIR, false), slots[1..]);
+    tree.disown_all();
+    assert_eq!(owned_of(&tree, DIR, false), []);
+}

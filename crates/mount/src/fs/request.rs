@@ -4,7 +4,7 @@ use bytes::Bytes;
 use hayloft_fuse::{Interrupt, Operation, Pace, Reply, Request, TimeOrNow, Validity};
 use hayloft_model::grants::Object;
 use hayloft_model::tree::{AttributeChange, NewNode, RenameFlags};
-use hayloft_model::{Change, FileKind, Ino, Missing, Name, Timestamp, TreeError};
+use hayloft_model::{Change, FileKind, Ino, Missing, Name, Timestamp, TreeError, slot};
 
 use super::error::FsError;
 use super::names::{OPEN_FLAGS, RENAME_EXCHANGE, RENAME_NOREPLACE, RENAME_WHITEOUT, owned_by};
@@ -12,9 +12,6 @@ use super::{Stop, VolumeFs, attr, ino_of, made_entry};
 use crate::core::Client;
 use crate::kernel::nodes::NodeId;
 use crate::sharing::change::Outcome;
-
-/// An operation that has asked for slots so often is done by the server.
-const SLOTS_MAX: u32 = 4;
 
 /// What was asked of the server for an operation.
 pub(super) struct Asked<'a> {
@@ -72,7 +69,7 @@ impl VolumeFs {
     ) -> Result<bool, FsError> {
         if let Missing::Own(object) = missing {
             asked.want(object.ino());
-            if object.ino().of_slot().is_some() && asked.slots < SLOTS_MAX {
+            if object.ino().of_slot().is_some() && asked.slots < slot::ASKS_MAX {
                 // Granted, or the directory is not split any more.
                 asked.slots += 1;
                 self.client.acquire(object, Some(interrupt))?;

@@ -354,7 +354,7 @@ impl Client {
                     }
                 }
                 // One that is gone here is on its way out at the server.
-                if own && core.tree.has_inode(dir.of_slot().unwrap_or(dir)) {
+                if own && core.tree.has_inode(dir.or_directory()) {
                     core.tree.own(dir);
                 }
             }

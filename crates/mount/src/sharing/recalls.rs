@@ -9,7 +9,7 @@ use hayloft_model::grants::Object;
 use hayloft_model::tree::Stale;
 use hayloft_model::{Ino, Name};
 
-use crate::core::{Client, Core};
+use crate::core::Client;
 use crate::kernel::Word;
 use crate::log::ledger::FlushError;
 
@@ -89,7 +89,7 @@ impl Client {
         let (kept, recalled): (Vec<_>, Vec<_>) =
             free.into_iter().partition(|(recalled, _)| core.is_appending(recalled.object));
         for (recalled, _) in &recalled {
-            for ino in recalled.owned(&core) {
+            for ino in core.tree.owned_of(recalled.object, recalled.keep_read) {
                 core.giving.insert(ino);
                 core.tree.disown(ino);
             }
@@ -200,15 +200,6 @@ pub(crate) fn run(client: &Client, recalls: &Receiver<Recalled>) {
 }
 
 impl Recalled {
-    /// What of it is owned: a directory with its slots.
-    fn owned(&self, core: &Core) -> Vec<Ino> {
-        match self.object {
-            Object::Directory(dir) if !self.keep_read => core.tree.owned_of(dir),
-            object if core.tree.owns_itself(object.ino()) => vec![object.ino()],
-            _ => Vec::new(),
-        }
-    }
-
     /// The mark that ends the thread.
     pub(crate) fn end() -> Recalled {
         Recalled { connection: 0, event: 0, object: Object::Directory(Ino::ROOT), keep_read: true }

@@ -118,12 +118,7 @@ impl World {
                 let keeps_slots = self.is_broken(Rule::KeepSlotsBack);
                 let tree = &mut self.clients[at].tree;
                 let is_split = tree.is_split(object.ino());
-                let owned = match object {
-                    Object::Directory(dir) if !keep_read => tree.owned_of(dir),
-                    object => {
-                        tree.owned_of(object.ino()).into_iter().filter(|ino| *ino == object.ino()).collect()
-                    }
-                };
+                let owned = tree.owned_of(object, keep_read);
                 owned.iter().for_each(|ino| tree.disown(*ino));
                 let skips = self.is_broken(Rule::RecallWithoutShip) || keeps_slots && is_split;
                 let until = if skips { Sequence(0) } else { self.press(at) };

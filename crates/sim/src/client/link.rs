@@ -350,7 +350,7 @@ impl World {
             Listed::Whole => client.tree.forget_split(listing.dir),
         }
         for dir in listing.own {
-            if client.tree.has_inode(dir.of_slot().unwrap_or(dir)) {
+            if client.tree.has_inode(dir.or_directory()) {
                 client.tree.own(dir);
                 client.hot.remove(&dir);
             }

@@ -242,7 +242,9 @@ impl World {
             Missing::Inode(ino) | Missing::Directory(ino) if self.is_gone(at, op, ino) => {
                 Flow::Ready(Answer::Error(TreeError::Stale))
             }
-            Missing::Own(Object::Directory(slot)) if slot.of_slot().is_some() && op.slots < SLOTS_MAX => {
+            Missing::Own(Object::Directory(slot))
+                if slot.of_slot().is_some() && op.slots < hayloft_model::slot::ASKS_MAX =>
+            {
                 op.slots += 1;
                 self.wait_for(at, op, missing)
             }

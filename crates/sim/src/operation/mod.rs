@@ -28,8 +28,6 @@ use crate::messages::{Ask, Doing};
 use crate::reference::{Attributes, How, Register, Value};
 use crate::world::{What, World, trace};
 
-/// An operation that has asked for slots so often is done by the server.
-const SLOTS_MAX: u32 = 4;
 /// How often a waiting operation looks again, when nothing wakes it.
 const LOOK_AGAIN: u64 = 7;
 /// How many directories a process holds open in worlds that are deep.

@@ -24,7 +24,7 @@ impl World {
                 self.read_done(ticket, Send::Listings(listing.into_iter().collect()));
             }
             (Ask::Names(slot, _), Turn::Shared) => {
-                let dir = slot.of_slot().unwrap_or(*slot);
+                let dir = slot.or_directory();
                 let listing = Listing { dir, entries: Vec::new(), own: Vec::new(), what: Listed::Whole };
                 self.read_done(ticket, Send::Listings(vec![listing]));
             }
@@ -158,7 +158,7 @@ impl World {
         let mut entries = Vec::new();
         let mut own = Vec::new();
         // Of a slot, the names that are in it.
-        let of = dir.of_slot().unwrap_or(dir);
+        let of = dir.or_directory();
         if server.grants.held(session, dir) == Some(Grant::Own) {
             own.push(dir);
         }

@@ -351,7 +351,7 @@ impl Volume {
             }
         }
         if let Some(slot) = subjects.slots.iter().find(|slot| grants.owner(**slot) != Some(id)) {
-            return Err(VolumeError::NotOwned(slot.of_slot().unwrap_or(*slot)));
+            return Err(VolumeError::NotOwned(slot.or_directory()));
         }
         for (ino, home) in subjects.files.iter().copied() {
             let own = grants.owner(ino) == Some(id);

@@ -16,7 +16,6 @@ use hayloft_fuse::Control;
 use self::pressure::Pressure;
 use crate::core::Client;
 use crate::options::{CACHE_MIN, DIRTY_MIN, MountOptions};
-use hayloft_memory as allocator;
 pub(crate) use hayloft_memory::resident;
 
 /// What a client takes beside its content and rows: the program, stacks, buffers of requests under way.
@@ -169,7 +168,7 @@ impl Memory {
 
 /// Before anything is kept, and before threads are started.
 pub(crate) fn set_up() {
-    allocator::set_up(allocator::Keep::Little);
+    hayloft_memory::set_up(hayloft_memory::Keep::Little);
 }
 
 /// What there was to give back when that was done last.
@@ -281,7 +280,7 @@ impl<'a> Keeper<'a> {
         self.client.trim_content(FLOOR);
         self.client.shrink();
         self.control.release_memory();
-        allocator::give_back();
+        hayloft_memory::give_back();
         self.given = Some(self.kept());
     }
 
@@ -302,7 +301,7 @@ impl<'a> Keeper<'a> {
         let free_min = limits.all() / if is_over { 64 } else { 8 };
         if beside > OVERHEAD && beside > self.least + free_min {
             self.control.release_memory();
-            allocator::give_back();
+            hayloft_memory::give_back();
             beside = others();
             self.least = beside;
         }
@@ -324,7 +323,7 @@ impl<'a> Keeper<'a> {
             return limits.inodes;
         }
         let content = self.client.budget.held();
-        let taken = allocator::in_use().saturating_sub(content + OVERHEAD);
+        let taken = hayloft_memory::in_use().saturating_sub(content + OVERHEAD);
         if taken <= most {
             return limits.inodes;
         }
