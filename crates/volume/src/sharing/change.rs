@@ -149,7 +149,6 @@ impl Volume {
             self.request(session, Request::Change { objects: objects.clone(), local, by_slots })?;
         loop {
             let turn = pass.ready().await?;
-            self.settle_whole().await?;
             match (turn, &objects[..]) {
                 (Outcome::Yours(own), _) => return self.give(session, pass, own).await,
                 (Outcome::Shared, _) => {

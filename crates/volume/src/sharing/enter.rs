@@ -96,7 +96,6 @@ impl Volume {
         };
         let mut pass = self.request(session, request_of)?;
         let outcome = pass.ready().await?;
-        self.settle_whole().await?;
         let db = self.db()?;
         let row = listing::inode(&*db.snapshot()?, dir).await?;
         if FileKind::of_mode(row.mode) != Some(FileKind::Directory) {

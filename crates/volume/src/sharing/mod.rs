@@ -426,10 +426,11 @@ impl Pass {
         }
     }
 
-    /// Waits for its turn.
+    /// Waits for its turn. Rows of directories that have become whole by it are as they are shown then.
     pub(crate) async fn ready(&mut self) -> Result<Outcome, VolumeError> {
         loop {
             if let Signal::Ready(outcome) = self.signal().await? {
+                self.volume.settle_whole().await?;
                 return Ok(outcome);
             }
         }

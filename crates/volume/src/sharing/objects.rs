@@ -28,7 +28,6 @@ impl Volume {
             let object = Object::of(ino, &stored.ok_or(VolumeError::NoInode(ino))?.1);
             let mut pass = self.request(session, Request::Read(vec![object]))?;
             pass.ready().await?;
-            self.settle_whole().await?;
             let stored = row_of(&*self.db()?.snapshot()?, ino).await?;
             let (message, row) = stored.ok_or(VolumeError::NoInode(ino))?;
             if Object::of(ino, &row) != object {
@@ -75,7 +74,6 @@ impl Volume {
             let object = stored.map_or(asked, |(_, row)| Object::of(ino, &row));
             let mut pass = self.request(session, Request::Own(object))?;
             let owned = pass.ready().await? == Outcome::Granted;
-            self.settle_whole().await?;
             if owned {
                 let stored = row_of(&*self.db()?.snapshot()?, ino).await?;
                 let stored = stored.map(|(message, row)| (message, Object::of(ino, &row)));
@@ -100,9 +98,7 @@ impl Volume {
             return Ok(());
         }
     }
-}
 
-impl Volume {
     /// Makes a session the owner of a slot, unless its directory is not split.
     async fn acquire_slot(
         self: &Arc<Self>,

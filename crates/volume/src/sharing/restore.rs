@@ -31,7 +31,6 @@ impl Volume {
         }
         let mut pass = self.request(session, Request::Reclaim(directories))?;
         pass.ready().await?;
-        self.settle_whole().await?;
         Ok(pass)
     }
 

@@ -47,7 +47,7 @@ impl Volume {
 
     /// Directories that are whole again get the present time, since it was shown as theirs, before anybody reads their rows; and
     /// what was done by slots is durable before anything builds on it as on the whole.
-    pub(crate) async fn settle_whole(self: &Arc<Self>) -> Result<(), VolumeError> {
+    pub(super) async fn settle_whole(self: &Arc<Self>) -> Result<(), VolumeError> {
         if self.sharing.lock().whole.is_empty() {
             return Ok(());
         }
