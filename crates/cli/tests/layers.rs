@@ -6,15 +6,16 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// A crate, and the crates of this workspace that it may use.
-const MAY_USE: [(&str, &[&str]); 12] = [
+const MAY_USE: [(&str, &[&str]); 13] = [
     ("hayloft-memory", &[]),
     ("hayloft-model", &[]),
     ("hayloft-wire", &["hayloft-model"]),
     ("hayloft-store", &["hayloft-model"]),
-    ("hayloft-volume", &["hayloft-memory", "hayloft-model", "hayloft-wire", "hayloft-store"]),
+    ("hayloft-transport", &[]),
+    ("hayloft-volume", &["hayloft-memory", "hayloft-model", "hayloft-wire", "hayloft-store", "hayloft-transport"]),
     ("hayloft-sim", &["hayloft-model"]),
     ("hayloft-fuse", &[]),
-    ("hayloft-mount", &["hayloft-memory", "hayloft-model", "hayloft-wire", "hayloft-store", "hayloft-fuse"]),
+    ("hayloft-mount", &["hayloft-memory", "hayloft-model", "hayloft-wire", "hayloft-store", "hayloft-transport", "hayloft-fuse"]),
     ("hayloft-layer", &[]),
     ("hayloft-root", &["hayloft-model"]),
     ("hayloft-schedule", &[]),
@@ -25,6 +26,7 @@ const MAY_USE: [(&str, &[&str]); 12] = [
             "hayloft-model",
             "hayloft-wire",
             "hayloft-store",
+            "hayloft-transport",
             "hayloft-volume",
             "hayloft-fuse",
             "hayloft-mount",

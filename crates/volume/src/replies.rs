@@ -3,9 +3,8 @@
 use std::sync::atomic::{AtomicU64, Ordering::Acquire, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock};
 
+use hayloft_transport::Outgoing;
 use hayloft_wire::{Entry, Failed, ServerMessage, frame, server_message::Body};
-use tokio::io::AsyncWriteExt;
-use tokio::net::tcp::OwnedWriteHalf;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 
 use crate::error::VolumeError;
@@ -46,7 +45,7 @@ struct Said {
 
 impl Replies {
     /// The queue, and the task that writes it out until all clones are gone or the client is.
-    pub(crate) fn start(mut socket: OwnedWriteHalf) -> (Replies, tokio::task::JoinHandle<()>) {
+    pub(crate) fn start(mut socket: Outgoing) -> (Replies, tokio::task::JoinHandle<()>) {
         let (queue, mut waiting) = mpsc::unbounded_channel::<Queued>();
         let places = Arc::new(Semaphore::new(QUEUE));
         let closing = Arc::clone(&places);

@@ -24,7 +24,7 @@ impl Client {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
         let (server, _) = listener.accept().await.unwrap();
-        let (replies, _) = Replies::start(server.into_split().1);
+        let (replies, _) = Replies::start(hayloft_transport::Outgoing::Plain(server.into_split().1));
         // The other half only has to stay open.
         let (incoming, outgoing) = client.into_split();
         outgoing.forget();

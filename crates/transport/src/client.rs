@@ -1,0 +1,287 @@
+//! The client's end of a connection. Blocking: one thread reads, and whoever has the sending half writes.
+
+use std::io::{self, Read, Write};
+use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use rustls::client::{Resumption, WebPkiServerVerifier};
+use rustls::pki_types::ServerName;
+use rustls::{ClientConfig, ClientConnection};
+
+use crate::credentials::{Credentials, CredentialsError, VERSIONS, provider};
+use crate::local::is_local;
+use crate::verdict::{Refusal, refusal};
+
+/// How long one may wait for a step of the handshake.
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Encrypted bytes that are read at a time.
+const READ_SIZE: usize = 256 * 1024;
+
+/// Bytes that are encrypted before they are written out.
+const WRITE_SIZE: usize = 256 * 1024;
+
+/// Why there is no connection.
+#[derive(Debug, thiserror::Error)]
+pub enum ConnectError {
+    /// The address is none, or its host is not known.
+    #[error("cannot find the host of the server")]
+    Address(#[source] io::Error),
+    /// Nobody answers.
+    #[error("cannot reach the server")]
+    Unreachable(#[source] io::Error),
+    /// This host has nothing to prove itself with.
+    #[error("a server on another host is reached by TLS")]
+    Credentials(#[from] CredentialsError),
+    /// One of the two does not believe the other.
+    #[error("{}", .0.message())]
+    Refused(Refusal),
+}
+
+impl ConnectError {
+    /// Whether it has no use to try again.
+    pub fn is_final(&self) -> bool {
+        matches!(self, ConnectError::Refused(Refusal::Own(_)))
+    }
+}
+
+/// How a client reaches servers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Dial {
+    /// The folder of this host's credentials.
+    pub credentials: PathBuf,
+    /// Without TLS, whoever may listen in or answer.
+    pub insecure: bool,
+}
+
+impl Dial {
+    /// Connects to `HOST:PORT`: without TLS within this host.
+    ///
+    /// # Errors
+    /// See [`ConnectError`].
+    pub fn connect(&self, address: &str, timeout: Duration) -> Result<(Sending, Receiving), ConnectError> {
+        let mut last =
+            ConnectError::Address(io::Error::new(io::ErrorKind::InvalidInput, "the address has no host"));
+        for resolved in address.to_socket_addrs().map_err(ConnectError::Address)? {
+            let socket = match TcpStream::connect_timeout(&resolved, timeout) {
+                Ok(socket) => socket,
+                Err(error) => {
+                    last = ConnectError::Unreachable(error);
+                    continue;
+                }
+            };
+            socket.set_nodelay(true).map_err(ConnectError::Unreachable)?;
+            let is_plain = self.insecure || has_both_ends(&socket, resolved);
+            return match is_plain {
+                true => plain(socket).map_err(ConnectError::Unreachable),
+                false => secure(socket, host_of(address), &self.credentials),
+            };
+        }
+        Err(last)
+    }
+}
+
+/// Whether the server is on this host.
+fn has_both_ends(socket: &TcpStream, server: SocketAddr) -> bool {
+    socket.local_addr().is_ok_and(|own| is_local(own.ip(), server.ip()))
+}
+
+/// The host in `HOST:PORT`.
+fn host_of(address: &str) -> &str {
+    let host = address.rsplit_once(':').map_or(address, |(host, _)| host);
+    host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host)
+}
+
+fn plain(socket: TcpStream) -> io::Result<(Sending, Receiving)> {
+    Ok((Sending::Plain(socket.try_clone()?), Receiving::Plain(socket)))
+}
+
+pub(crate) fn secure(
+    mut socket: TcpStream,
+    host: &str,
+    folder: &Path,
+) -> Result<(Sending, Receiving), ConnectError> {
+    let config = config(folder)?;
+    let name = ServerName::try_from(host.to_owned())
+        .map_err(|error| ConnectError::Address(io::Error::new(io::ErrorKind::InvalidInput, error)))?;
+    let failed = |error: io::Error| match refusal(&error) {
+        Some(refusal) => ConnectError::Refused(refusal),
+        None => ConnectError::Unreachable(match error.kind() {
+            io::ErrorKind::UnexpectedEof | io::ErrorKind::WouldBlock => io::Error::new(
+                error.kind(),
+                "the server does not answer with TLS: was it started with --insecure, or is it another program?",
+            ),
+            _ => error,
+        }),
+    };
+    let mut session =
+        ClientConnection::new(Arc::new(config), name).map_err(|error| failed(io::Error::other(error)))?;
+    session.set_buffer_limit(None);
+    socket.set_read_timeout(Some(HANDSHAKE_TIMEOUT)).map_err(failed)?;
+    while session.is_handshaking() {
+        session.complete_io(&mut socket).map_err(failed)?;
+    }
+    socket.set_read_timeout(None).map_err(failed)?;
+    let session = Arc::new(Mutex::new(session));
+    let sending = SecureSending {
+        socket: socket.try_clone().map_err(failed)?,
+        session: Arc::clone(&session),
+        encrypted: Vec::new(),
+    };
+    let receiving = SecureReceiving { socket, session, encrypted: vec![0; READ_SIZE], next: 0, end: 0 };
+    Ok((Sending::Tls(sending), Receiving::Tls(receiving)))
+}
+
+fn config(folder: &Path) -> Result<ClientConfig, CredentialsError> {
+    let credentials = Credentials::load(folder)?;
+    let invalid = |reason: String| CredentialsError::Invalid { path: folder.to_owned(), reason };
+    let mut verifier = WebPkiServerVerifier::builder_with_provider(credentials.authorities, provider())
+        .only_check_end_entity_revocation()
+        .allow_unknown_revocation_status();
+    if !credentials.revoked.is_empty() {
+        verifier = verifier.with_crls(credentials.revoked);
+    }
+    let verifier = verifier.build().map_err(|error| invalid(error.to_string()))?;
+    let mut config = ClientConfig::builder_with_provider(provider())
+        .with_protocol_versions(VERSIONS)
+        .expect("the provider has TLS 1.3")
+        .with_webpki_verifier(verifier)
+        .with_client_auth_cert(credentials.chain, credentials.key)
+        .map_err(|error| invalid(error.to_string()))?;
+    // Every connection shows its certificate.
+    config.resumption = Resumption::disabled();
+    Ok(config)
+}
+
+/// The sending half of a connection.
+pub enum Sending {
+    /// Within a host.
+    Plain(TcpStream),
+    /// Between hosts.
+    Tls(SecureSending),
+}
+
+/// The receiving half of a connection.
+pub enum Receiving {
+    /// Within a host.
+    Plain(TcpStream),
+    /// Between hosts.
+    Tls(SecureReceiving),
+}
+
+/// Encrypts, and writes. The session is not locked while it writes: what arrives can be read meanwhile.
+pub struct SecureSending {
+    socket: TcpStream,
+    session: Arc<Mutex<ClientConnection>>,
+    encrypted: Vec<u8>,
+}
+
+/// Reads, and decrypts.
+pub struct SecureReceiving {
+    socket: TcpStream,
+    session: Arc<Mutex<ClientConnection>>,
+    encrypted: Vec<u8>,
+    /// What of it is not decrypted yet.
+    next: usize,
+    end: usize,
+}
+
+impl Sending {
+    /// Writes all of it; it is on its way when this returns.
+    ///
+    /// # Errors
+    /// The connection is broken, and no more can be written.
+    pub fn write_all(&mut self, bytes: &[u8]) -> io::Result<()> {
+        match self {
+            Sending::Plain(socket) => socket.write_all(bytes),
+            Sending::Tls(secure) => secure.write_all(bytes),
+        }
+    }
+
+    /// The socket below: to wait for room, to set limits, or to break the connection off.
+    pub fn socket(&self) -> &TcpStream {
+        match self {
+            Sending::Plain(socket) => socket,
+            Sending::Tls(secure) => &secure.socket,
+        }
+    }
+}
+
+impl Receiving {
+    /// Reads what there is, at least a byte; 0 at the end.
+    ///
+    /// # Errors
+    /// As a socket; [`refusal`] says whether it is about certificates.
+    pub fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        match self {
+            Receiving::Plain(socket) => socket.read(into),
+            Receiving::Tls(secure) => secure.read(into),
+        }
+    }
+
+    /// The socket below.
+    pub fn socket(&self) -> &TcpStream {
+        match self {
+            Receiving::Plain(socket) => socket,
+            Receiving::Tls(secure) => &secure.socket,
+        }
+    }
+}
+
+impl SecureSending {
+    fn write_all(&mut self, bytes: &[u8]) -> io::Result<()> {
+        for part in bytes.chunks(WRITE_SIZE) {
+            self.encrypted.clear();
+            {
+                let mut session = self.session.lock();
+                session.writer().write_all(part)?;
+                while session.wants_write() {
+                    session.write_tls(&mut self.encrypted)?;
+                }
+            }
+            self.socket.write_all(&self.encrypted)?;
+        }
+        Ok(())
+    }
+}
+
+impl SecureReceiving {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        loop {
+            {
+                let mut session = self.session.lock();
+                match session.reader().read(into) {
+                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                    done => return done,
+                }
+                if self.next < self.end {
+                    let mut rest = &self.encrypted[self.next..self.end];
+                    self.next += session.read_tls(&mut rest)?;
+                    session.process_new_packets().map_err(io::Error::other)?;
+                    continue;
+                }
+            }
+            let count = self.socket.read(&mut self.encrypted)?;
+            if count == 0 {
+                // Messages are framed: one that is cut off is seen as such.
+                return Ok(0);
+            }
+            (self.next, self.end) = (0, count);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hosts_of_addresses() {
+        assert_eq!(host_of("farm1:7440"), "farm1");
+        assert_eq!(host_of("[::1]:7440"), "::1");
+        assert_eq!(host_of("10.0.0.1:7440"), "10.0.0.1");
+    }
+}

@@ -1,0 +1,282 @@
+//! The server's end of a connection: who comes in, and as whom.
+
+use std::collections::HashSet;
+use std::io;
+use std::net::SocketAddr;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use bytes::BufMut;
+use parking_lot::Mutex;
+use rustls::ServerConfig;
+use rustls::server::{NoServerSessionStorage, WebPkiClientVerifier};
+use tokio::io::{AsyncReadExt, AsyncWriteExt, BufReader, ReadHalf, WriteHalf};
+use tokio::net::TcpStream;
+use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
+use tokio_rustls::TlsAcceptor;
+use tokio_rustls::server::TlsStream;
+use x509_parser::prelude::{CertificateRevocationList, FromDer};
+
+use crate::credentials::{Credentials, CredentialsError, FILES, VERSIONS, provider, shown};
+use crate::local::{is_local, user_of};
+use crate::peer::{Identity, Peer};
+
+/// How long a handshake may take.
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// How long the end of a connection that is refused is waited for: it carries the reason to the peer.
+const FAREWELL: Duration = Duration::from_secs(1);
+
+/// Encrypted bytes that are read at a time.
+const READ_BUFFER: usize = 64 * 1024;
+
+/// Who may come from other hosts.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Security {
+    /// Nobody: it is for users of this host.
+    Local,
+    /// Who has a certificate that the folder's CA has issued.
+    Tls(PathBuf),
+    /// Anybody, as anybody, in the clear.
+    Insecure,
+}
+
+/// Why somebody does not come in.
+#[derive(Debug, thiserror::Error)]
+pub enum AcceptError {
+    /// The connection is broken, or its end is gone already.
+    #[error("the connection broke")]
+    Broken(#[from] io::Error),
+    /// The kernel does not say who it is.
+    #[error("the peer has gone, or is of another network namespace: nobody knows which user it is")]
+    Unknown,
+    /// It comes from another host, which the server does not serve.
+    #[error("it comes from another host, and this server is for users of this one")]
+    Foreign,
+    /// It did not prove who it is.
+    #[error("it did not prove who it is")]
+    Handshake(#[source] io::Error),
+    /// It took too long.
+    #[error("it did not finish the TLS handshake within {} s", HANDSHAKE_TIMEOUT.as_secs())]
+    Slow,
+    /// Its certificate has no name.
+    #[error("its certificate has no name")]
+    Nameless,
+}
+
+/// Issuers and serial numbers of certificates.
+type Revoked = HashSet<(Vec<u8>, Vec<u8>)>;
+
+/// What a folder of credentials was at some time.
+type Stamp = Vec<Option<(u64, u64, i64, i64)>>;
+
+struct Loaded {
+    stamp: Stamp,
+    config: Arc<ServerConfig>,
+    revoked: Arc<Revoked>,
+}
+
+/// Lets peers in.
+pub struct Acceptor {
+    security: Security,
+    /// A leaf: nothing is taken under it.
+    loaded: Mutex<Option<Loaded>>,
+}
+
+type Secure = TlsStream<BufReader<TcpStream>>;
+
+/// The incoming half of a connection.
+pub enum Incoming {
+    /// Within a host.
+    Plain(OwnedReadHalf),
+    /// Between hosts.
+    Tls(ReadHalf<Secure>),
+}
+
+/// The outgoing half of a connection.
+pub enum Outgoing {
+    /// Within a host.
+    Plain(OwnedWriteHalf),
+    /// Between hosts.
+    Tls(WriteHalf<Secure>),
+}
+
+impl Incoming {
+    /// Appends what there is, at least a byte; 0 at the end. Nothing is lost when it is dropped before it is done.
+    ///
+    /// # Errors
+    /// As a socket.
+    pub async fn read_buf<B: BufMut>(&mut self, into: &mut B) -> io::Result<usize> {
+        match self {
+            Incoming::Plain(socket) => socket.read_buf(into).await,
+            Incoming::Tls(secure) => secure.read_buf(into).await,
+        }
+    }
+}
+
+impl Outgoing {
+    /// Writes all of it; it is on its way when this returns.
+    ///
+    /// # Errors
+    /// As a socket.
+    pub async fn write_all(&mut self, bytes: &[u8]) -> io::Result<()> {
+        match self {
+            Outgoing::Plain(socket) => socket.write_all(bytes).await,
+            Outgoing::Tls(secure) => {
+                secure.write_all(bytes).await?;
+                secure.flush().await
+            }
+        }
+    }
+}
+
+impl Acceptor {
+    /// # Errors
+    /// The credentials cannot be used.
+    pub fn new(security: Security) -> Result<Acceptor, CredentialsError> {
+        let acceptor = Acceptor { security, loaded: Mutex::default() };
+        if let Security::Tls(folder) = &acceptor.security {
+            *acceptor.loaded.lock() = Some(load(folder, stamp(folder))?);
+        }
+        Ok(acceptor)
+    }
+
+    /// Who may come from other hosts.
+    pub fn security(&self) -> &Security {
+        &self.security
+    }
+
+    /// Lets a peer in: within this host the user counts, else the certificate.
+    ///
+    /// # Errors
+    /// See [`AcceptError`].
+    pub async fn accept(&self, socket: TcpStream) -> Result<(Incoming, Outgoing, Peer), AcceptError> {
+        let (own, address) = (socket.local_addr()?, socket.peer_addr()?);
+        if is_local(own.ip(), address.ip()) {
+            let uid = user_of(own, address)?.ok_or(AcceptError::Unknown)?;
+            return Ok(plain(socket, Peer::new(Identity::User(uid), address)));
+        }
+        self.accept_foreign(socket, address).await
+    }
+
+    /// Lets a peer in that is on another host.
+    pub(crate) async fn accept_foreign(
+        &self,
+        socket: TcpStream,
+        address: SocketAddr,
+    ) -> Result<(Incoming, Outgoing, Peer), AcceptError> {
+        match &self.security {
+            Security::Local => Err(AcceptError::Foreign),
+            Security::Insecure => Ok(plain(socket, Peer::new(Identity::Anyone, address))),
+            Security::Tls(folder) => {
+                let config = self.current(folder).0;
+                let mut peer = Peer::new(Identity::Anyone, address);
+                let stream = handshake(config, socket).await?;
+                let chain = stream.get_ref().1.peer_certificates().unwrap_or_default();
+                let (name, shown) = chain.first().and_then(shown).ok_or(AcceptError::Nameless)?;
+                (peer.identity, peer.shown) = (Identity::Certificate(name), Some(shown));
+                let (incoming, outgoing) = tokio::io::split(stream);
+                Ok((Incoming::Tls(incoming), Outgoing::Tls(outgoing), peer))
+            }
+        }
+    }
+
+    /// Whether a peer that was let in may stay: `Err` says why not.
+    ///
+    /// # Errors
+    /// One sentence.
+    pub fn check(&self, peer: &Peer) -> Result<(), &'static str> {
+        let (Security::Tls(folder), Some(shown)) = (&self.security, &peer.shown) else { return Ok(()) };
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs() as i64);
+        if shown.expires < now {
+            return Err("its certificate has expired");
+        }
+        let revoked = self.current(folder).1;
+        match revoked.contains(&(shown.issuer.clone(), shown.serial.clone())) {
+            true => Err("its certificate was revoked"),
+            false => Ok(()),
+        }
+    }
+
+    /// What the folder says now. It is read again when a file of it has changed; what cannot be used changes nothing.
+    fn current(&self, folder: &Path) -> (Arc<ServerConfig>, Arc<Revoked>) {
+        let stamp = stamp(folder);
+        let mut loaded = self.loaded.lock();
+        let loaded = loaded.as_mut().expect("credentials were loaded when the server began");
+        if loaded.stamp != stamp {
+            match load(folder, stamp.clone()) {
+                Ok(new) => {
+                    tracing::info!(folder = %folder.display(), "the certificates were read again");
+                    *loaded = new;
+                }
+                Err(error) => {
+                    let reason = std::error::Error::source(&error).map(ToString::to_string);
+                    tracing::error!(%error, reason, "the certificates have changed, and cannot be used: the old ones hold");
+                    loaded.stamp = stamp;
+                }
+            }
+        }
+        (Arc::clone(&loaded.config), Arc::clone(&loaded.revoked))
+    }
+}
+
+fn plain(socket: TcpStream, peer: Peer) -> (Incoming, Outgoing, Peer) {
+    let (incoming, outgoing) = socket.into_split();
+    (Incoming::Plain(incoming), Outgoing::Plain(outgoing), peer)
+}
+
+async fn handshake(config: Arc<ServerConfig>, socket: TcpStream) -> Result<Secure, AcceptError> {
+    let socket = BufReader::with_capacity(READ_BUFFER, socket);
+    let accepting = TlsAcceptor::from(config).accept(socket).into_fallible();
+    match tokio::time::timeout(HANDSHAKE_TIMEOUT, accepting).await {
+        Err(_) => Err(AcceptError::Slow),
+        Ok(Ok(stream)) => Ok(stream),
+        Ok(Err((error, mut socket))) => {
+            // Who has more to say than is read gets a reset, which may overtake the reason.
+            let _ = socket.shutdown().await;
+            let draining = async { while matches!(socket.read(&mut [0; 4096]).await, Ok(1..)) {} };
+            let _ = tokio::time::timeout(FAREWELL, draining).await;
+            Err(AcceptError::Handshake(error))
+        }
+    }
+}
+
+fn stamp(folder: &Path) -> Stamp {
+    let of = |name: &&str| {
+        let found = std::fs::metadata(folder.join(name)).ok()?;
+        Some((found.ino(), found.len(), found.mtime(), found.mtime_nsec()))
+    };
+    FILES.iter().map(of).collect()
+}
+
+fn load(folder: &Path, stamp: Stamp) -> Result<Loaded, CredentialsError> {
+    let credentials = Credentials::load(folder)?;
+    let invalid = |reason: String| CredentialsError::Invalid { path: folder.to_owned(), reason };
+    let mut revoked = HashSet::new();
+    for list in &credentials.revoked {
+        let (_, list) =
+            CertificateRevocationList::from_der(list).map_err(|error| invalid(error.to_string()))?;
+        let issuer = list.issuer().as_raw().to_vec();
+        let serials = list.iter_revoked_certificates().map(|of| of.raw_serial().to_vec());
+        revoked.extend(serials.map(|serial| (issuer.clone(), serial)));
+    }
+    let mut verifier = WebPkiClientVerifier::builder_with_provider(credentials.authorities, provider())
+        .only_check_end_entity_revocation()
+        .allow_unknown_revocation_status();
+    if !credentials.revoked.is_empty() {
+        verifier = verifier.with_crls(credentials.revoked);
+    }
+    let verifier = verifier.build().map_err(|error| invalid(error.to_string()))?;
+    let mut config = ServerConfig::builder_with_provider(provider())
+        .with_protocol_versions(VERSIONS)
+        .expect("the provider has TLS 1.3")
+        .with_client_cert_verifier(verifier)
+        .with_single_cert(credentials.chain, credentials.key)
+        .map_err(|error| invalid(error.to_string()))?;
+    // Every connection shows its certificate: one that was revoked does not come back by a ticket.
+    config.session_storage = Arc::new(NoServerSessionStorage {});
+    config.send_tls13_tickets = 0;
+    Ok(Loaded { stamp, config: Arc::new(config), revoked: Arc::new(revoked) })
+}
