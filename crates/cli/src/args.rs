@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand};
 
 use crate::roots::root_args::{RootArgs, RunArgs};
+use crate::server::cert_args::CertArgs;
 use crate::units::parse_size;
 
 const ABOUT: &str = "Mounted trees for build farms: many hosts share one tree at local speed.";
@@ -39,6 +40,12 @@ pub(crate) struct Cli {
     /// Configuration file (TOML)
     #[arg(long, global = true, value_name = "FILE", env = "HAYLOFT_CONFIG")]
     pub config: Option<PathBuf>,
+    /// Folder with this host's certificate, for servers on other hosts [default: /etc/hayloft/tls]
+    #[arg(long, global = true, value_name = "DIR", env = "HAYLOFT_CERT")]
+    pub cert: Option<PathBuf>,
+    /// Between hosts without TLS: whoever reaches the network reads and changes everything. For benchmarks
+    #[arg(long, global = true, env = "HAYLOFT_INSECURE", value_parser = clap::builder::FalseyValueParser::new())]
+    pub insecure: bool,
     /// What to do.
     #[command(subcommand)]
     pub verb: Verb,
@@ -57,6 +64,8 @@ pub(crate) enum Verb {
     Umount(UmountArgs),
     /// Wait until the store has everything written so far on a mount
     Sync(SyncArgs),
+    /// Make, install and revoke certificates: between hosts both sides prove who they are
+    Cert(CertArgs),
     /// Show what a mount or a server has done
     Stats(StatsArgs),
     /// Show who has a server's volumes mounted
@@ -79,7 +88,7 @@ still mounted wait until a server is back. With NOTIFY_SOCKET set (systemd, Type
 
 Examples:
   hayloft serve
-  hayloft serve --store file:///srv/hayloft --listen 0.0.0.0:7440
+  hayloft serve --store file:///srv/hayloft --listen 0.0.0.0:7440         (needs certificates: hayloft cert)
   HAYLOFT_STORE=file:///srv/hayloft hayloft serve --config /etc/hayloft/hayloft.toml
   hayloft serve --store file:///tmp/store --listen 127.0.0.1:0     (port 0: any free one; the line says which)")]
 pub(crate) struct ServeArgs {
@@ -101,6 +110,9 @@ pub(crate) struct ServeArgs {
     /// How long what was answered may not be durable yet; 0: every answer waits for the store [default: 100]
     #[arg(long, value_name = "MILLISECONDS", env = "HAYLOFT_WINDOW")]
     pub window: Option<u64>,
+    /// Where it is written who has administered what [default: /var/log/hayloft/audit.log, for others than root in $XDG_STATE_HOME/hayloft]
+    #[arg(long, value_name = "FILE", env = "HAYLOFT_AUDIT_LOG")]
+    pub audit_log: Option<PathBuf>,
     /// End when the parent process ends.
     #[arg(long, hide = true)]
     pub die_with_parent: bool,
@@ -135,6 +147,7 @@ pub(crate) enum VolumeVerb {
 Examples:
   hayloft volume create builds
   hayloft volume create builds --quota 200G --inodes 5000000
+  hayloft volume create builds --grant cert:build1=write --grant 'cert:*=read'
   hayloft volume create scratch --mode 1777 --owner 0:0 --server farm1:7440")]
     Create(CreateArgs),
     /// List all volumes
@@ -169,6 +182,29 @@ Examples:
   hayloft volume check builds
   hayloft volume check builds --content --json")]
     Check(CheckArgs),
+    /// Give somebody a right on a volume
+    #[command(after_help = "\
+Rights: none, read (mounting it with -o ro), write (mounting it), admin (quota, rights, ending sessions, deleting). Root of
+the server's host, and the user that the server runs as, may do everything; a volume's owner may write.
+
+Examples:
+  hayloft volume grant builds cert:build1 write
+  hayloft volume grant builds 'cert:*' read --from 10.1.0.0/16
+  hayloft volume grant builds uid:1000 write                  (a user of the server's own host)
+  hayloft volume grant builds cert:build7 none")]
+    Grant(GrantArgs),
+    /// Take back what was given with `grant`: whoever has it mounted is cut off
+    #[command(after_help = "\
+Examples:
+  hayloft volume revoke builds cert:build1")]
+    Revoke(RevokeRightArgs),
+    /// Say whether device and setuid files of a volume count where it is mounted
+    #[command(after_help = "\
+Mounts have nosuid and nodev unless the volume is trusted, or the options suid and dev are given.
+
+Examples:
+  hayloft volume set-trusted roots yes")]
+    SetTrusted(SetTrustedArgs),
     /// Change how much a volume may hold
     #[command(after_help = "\
 Examples:
@@ -201,6 +237,46 @@ pub(crate) struct CreateArgs {
     /// Owner of its top folder as numbers [default: who runs this command]
     #[arg(long, value_name = "UID:GID", value_parser = parse_owner)]
     pub owner: Option<(u32, u32)>,
+    /// A right that somebody has on it; may be given several times
+    #[arg(long, value_name = "WHO=RIGHT", value_parser = parse_grant)]
+    pub grant: Vec<(String, String)>,
+    /// Device and setuid files of it count where it is mounted
+    #[arg(long)]
+    pub trusted: bool,
+}
+
+/// `hayloft volume grant`.
+#[derive(Debug, Args)]
+pub(crate) struct GrantArgs {
+    /// The volume
+    pub name: String,
+    /// cert:NAME, uid:NUMBER, or all of a kind: cert:*, uid:*
+    pub who: String,
+    /// What they may do
+    #[arg(value_parser = ["none", "read", "write", "admin"])]
+    pub right: String,
+    /// Only from this network; may be given several times
+    #[arg(long, value_name = "NETWORK")]
+    pub from: Vec<String>,
+}
+
+/// `hayloft volume revoke`.
+#[derive(Debug, Args)]
+pub(crate) struct RevokeRightArgs {
+    /// The volume
+    pub name: String,
+    /// As it was given
+    pub who: String,
+}
+
+/// `hayloft volume set-trusted`.
+#[derive(Debug, Args)]
+pub(crate) struct SetTrustedArgs {
+    /// The volume
+    pub name: String,
+    /// Whether they do
+    #[arg(value_name = "yes|no", value_parser = ["yes", "no"])]
+    pub trusted: String,
 }
 
 /// `hayloft volume check`.
@@ -242,6 +318,7 @@ Mount options (sizes with K, M, G, T; durations in seconds):
   allow_other, noallow_other   let other users in, or not (default when root mounts, and else)
   syncfs           syncfs(2) and sync(1) wait for the store as well (root; Linux 6.18)
   transport=auto|dev|uring   how requests come from the kernel
+  cert=DIR         folder with this host's certificate, as --cert
   locks=shared|local         whom flock and fcntl locks exclude: everybody, or this host's programs
 
 Examples:
@@ -444,6 +521,11 @@ fn parse_owner(text: &str) -> Result<(u32, u32), String> {
     text.split_once(':')
         .and_then(|(uid, gid)| Some((uid.parse().ok()?, gid.parse().ok()?)))
         .ok_or_else(|| format!("'{text}' is no owner: write UID:GID in numbers, as in 1000:1000"))
+}
+
+fn parse_grant(text: &str) -> Result<(String, String), String> {
+    let (who, right) = text.rsplit_once('=').ok_or("write WHO=RIGHT, as in cert:build1=write")?;
+    Ok((who.to_owned(), right.to_owned()))
 }
 
 #[cfg(test)]

@@ -21,6 +21,10 @@ const SYSTEM_FILE: &str = "/etc/hayloft/hayloft.toml";
 pub(crate) struct Config {
     /// Address of the server that administration talks to, `HOST:PORT`.
     pub server: Option<String>,
+    /// Folder with this host's certificate.
+    pub cert: Option<PathBuf>,
+    /// Between hosts without TLS.
+    pub insecure: Option<bool>,
     /// For `hayloft serve`.
     pub serve: ServeConfig,
     /// For `hayloft mount`.
@@ -45,6 +49,8 @@ pub(crate) struct ServeConfig {
     pub lease: Option<u64>,
     /// Milliseconds that what was answered may not be durable yet.
     pub window: Option<u64>,
+    /// The audit log.
+    pub audit_log: Option<PathBuf>,
 }
 
 /// The table `[mount]`.
@@ -105,6 +111,8 @@ impl Config {
     fn over(self, below: Config) -> Config {
         Config {
             server: self.server.or(below.server),
+            cert: self.cert.or(below.cert),
+            insecure: self.insecure.or(below.insecure),
             serve: ServeConfig {
                 store: self.serve.store.or(below.serve.store),
                 listen: self.serve.listen.or(below.serve.listen),
@@ -112,6 +120,7 @@ impl Config {
                 reserve: self.serve.reserve.or(below.serve.reserve),
                 lease: self.serve.lease.or(below.serve.lease),
                 window: self.serve.window.or(below.serve.window),
+                audit_log: self.serve.audit_log.or(below.serve.audit_log),
             },
             mount: MountConfig {
                 options: self.mount.options.or(below.mount.options),

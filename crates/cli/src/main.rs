@@ -5,6 +5,7 @@
 
 mod args;
 mod config;
+mod dial;
 mod exit;
 mod mountinfo;
 mod mounts;
@@ -26,7 +27,7 @@ use crate::config::Config;
 use crate::exit::Exit;
 use crate::mounts::{helper, mount, sync, umount};
 use crate::roots::{root, run as run_root};
-use crate::server::{clients, serve, stats, volume};
+use crate::server::{cert, clients, serve, stats, volume};
 
 fn main() -> ExitCode {
     let argv: Vec<OsString> = std::env::args_os().collect();
@@ -58,16 +59,21 @@ fn runs_a_command(argv: &[OsString]) -> bool {
 }
 
 fn run(cli: Cli) -> anyhow::Result<u8> {
-    let config = || Config::load(cli.config.as_deref());
+    let config = || {
+        let config = Config::load(cli.config.as_deref())?;
+        dial::decide(cli.cert.as_deref(), cli.insecure, &config);
+        anyhow::Ok(config)
+    };
     match cli.verb {
         Verb::Serve(args) => serve::run(args, &config()?),
         Verb::Volume(args) => volume::run(args, &config()?),
         Verb::Mount(args) => mount::run(args, &config()?),
         Verb::Umount(args) => umount::run(&args),
         Verb::Sync(args) => sync::run(&args),
-        Verb::Stats(args) => stats::run(&args),
-        Verb::Clients(args) => clients::list(&args),
-        Verb::Evict(args) => clients::evict(&args),
+        Verb::Cert(args) => config().and_then(|_| cert::run(&args, &dial::ours().credentials)),
+        Verb::Stats(args) => config().and_then(|_| stats::run(&args)),
+        Verb::Clients(args) => config().and_then(|_| clients::list(&args)),
+        Verb::Evict(args) => config().and_then(|_| clients::evict(&args)),
         Verb::Run(args) => config()
             .and_then(|config| run_root::run(&args, &config, cli.config.as_deref()))
             .map_err(|error| exit::failure(Exit::Run, format!("{error:#}"))),

@@ -6,7 +6,7 @@ use std::io::{self, PipeReader};
 use std::os::fd::IntoRawFd;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::CommandExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicI32, Ordering};
 
@@ -33,6 +33,22 @@ pub(crate) fn user_and_group() -> (u32, u32) {
 /// Whether this process may do what only root may.
 pub(crate) fn is_root() -> bool {
     user_and_group().0 == 0
+}
+
+/// From now on this process makes files and folders for its user only.
+pub(crate) fn private_umask() {
+    // SAFETY: takes a number and cannot fail.
+    unsafe { libc::umask(0o077) };
+}
+
+/// The folder of logs: /var/log/hayloft for root, else one of the user's state.
+pub(crate) fn log_dir() -> Option<PathBuf> {
+    if is_root() {
+        return Some("/var/log/hayloft".into());
+    }
+    let state = std::env::var_os("XDG_STATE_HOME").map(PathBuf::from);
+    let home = || std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".local/state"));
+    Some(state.or_else(home)?.join("hayloft"))
 }
 
 /// Sends a signal to a process, or with a negative number to a process group.

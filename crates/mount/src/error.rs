@@ -14,6 +14,23 @@ pub enum MountError {
         #[source]
         source: std::io::Error,
     },
+    /// This host has nothing to prove itself with.
+    #[error("cannot use the server at {address}, which is on another host: {source}")]
+    Credentials {
+        /// HOST:PORT as given.
+        address: String,
+        /// What is missing.
+        #[source]
+        source: hayloft_transport::CredentialsError,
+    },
+    /// The server does not believe this host, or this host does not believe the server.
+    #[error("no connection to {address}: {message}")]
+    Distrusted {
+        /// HOST:PORT as given.
+        address: String,
+        /// Why.
+        message: String,
+    },
     /// The server does not have the volume.
     #[error(
         "no volume named {volume:?} at {address}; `hayloft volume list --server {address}` shows those that exist"

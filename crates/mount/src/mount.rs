@@ -11,6 +11,7 @@ use std::thread::JoinHandle;
 use hayloft_fuse::{Config, Control, Session, SessionHandle, Transport};
 use hayloft_model::tree::Tree;
 use hayloft_model::{InoRange, Usage};
+use hayloft_transport::Dial;
 use hayloft_wire::client_message::Body as Ask;
 use hayloft_wire::{Bury, LostPeer};
 
@@ -38,6 +39,8 @@ use crate::{control, host, keeper, kernel};
 pub struct MountConfig {
     /// HOST:PORT of the server.
     pub server: String,
+    /// How to reach it.
+    pub dial: Dial,
     /// The volume's name.
     pub volume: String,
     /// The folder to mount on; it must exist.
@@ -134,15 +137,21 @@ impl Mount {
     /// # Errors
     /// See [`MountError`].
     pub fn start(config: MountConfig) -> Result<Mount, MountError> {
-        let MountConfig { server, volume, mount_point, options, cache_dir } = config;
+        let MountConfig { server, dial, volume, mount_point, options, cache_dir } = config;
         let mount_point = mount_point
             .canonicalize()
             .map_err(|source| MountError::Folder { path: mount_point.clone(), source })?;
         memory::set_up();
         let (stats, clock) = (Arc::new(Stats::default()), Arc::new(Clock::default()));
         let point = mount_point.to_string_lossy();
-        let opened =
-            Link::open(&server, &volume, &point, options.read_only, Arc::clone(&stats), Arc::clone(&clock))?;
+        let opened = Link::open(
+            (&server, &dial),
+            &volume,
+            &point,
+            options.read_only,
+            Arc::clone(&stats),
+            Arc::clone(&clock),
+        )?;
         let invalid = |what: &str| MountError::Refused {
             address: server.clone(),
             message: format!("it began the session with an invalid {what}"),
@@ -169,7 +178,7 @@ impl Mount {
             .start(opened.reader, receiver)
             .map_err(|source| MountError::Unreachable { address: server.clone(), source })?;
         bury_the_dead(&client, &welcome.lost);
-        match Mount::start_session(&client, &mount_point, fsname, to_say, to_recall) {
+        match Mount::start_session(&client, &mount_point, (fsname, welcome.trusted), to_say, to_recall) {
             Ok((session, listener, committer)) => Mount { client, session, committer, listener }.checked(),
             Err(error) => {
                 client.link.close();
@@ -181,19 +190,20 @@ impl Mount {
     fn start_session(
         client: &Arc<Client>,
         mount_point: &Path,
-        fsname: String,
+        (fsname, trusted): (String, bool),
         to_say: Receiver<Word>,
         to_recall: Receiver<Recalled>,
     ) -> Result<(SessionHandle, Listener, JoinHandle<()>), MountError> {
         let options = &client.options;
+        let by_default = trusted && host::is_root();
         let fuse_options = hayloft_fuse::MountOptions {
             fsname,
             subtype: "hayloft".to_string(),
             read_only: options.read_only,
             allow_other: options.allow_other,
             default_permissions: true,
-            suid: options.suid,
-            dev: options.dev,
+            suid: options.suid.unwrap_or(by_default),
+            dev: options.dev.unwrap_or(by_default),
             exec: options.exec,
             atime: false,
             syncfs: options.syncfs && !options.read_only,

@@ -47,10 +47,11 @@ pub struct MountOptions {
     /// `noallow_other`: only the user who mounts has access. The default when root mounts is everybody, and else this:
     /// what others are let in for stands in /etc/fuse.conf.
     pub allow_other: bool,
-    /// `nosuid`, `nodev`, `noexec`: as in mount(8). Only root can do without the first two.
-    pub suid: bool,
+    /// `nosuid`, `nodev`, `noexec`: as in mount(8). Only root can do without the first two. `None`: as the volume is marked,
+    /// and always off for others than root.
+    pub suid: Option<bool>,
     /// See `suid`.
-    pub dev: bool,
+    pub dev: Option<bool>,
     /// See `suid`.
     pub exec: bool,
     /// `syncfs`: syncfs(2) and sync(1) wait for the store. Without effect on a mount that is read-only.
@@ -72,8 +73,8 @@ impl Default for MountOptions {
             quiet: Duration::from_secs(30),
             read_only: false,
             allow_other: root,
-            suid: root,
-            dev: root,
+            suid: None,
+            dev: None,
             exec: true,
             syncfs: false,
             transport: TransportOption::Auto,
@@ -175,10 +176,10 @@ impl MountOptions {
             ("rw", None) => self.read_only = false,
             ("allow_other", None) => self.allow_other = true,
             ("noallow_other", None) => self.allow_other = false,
-            ("suid", None) => self.suid = true,
-            ("nosuid", None) => self.suid = false,
-            ("dev", None) => self.dev = true,
-            ("nodev", None) => self.dev = false,
+            ("suid", None) => self.suid = Some(true),
+            ("nosuid", None) => self.suid = Some(false),
+            ("dev", None) => self.dev = Some(true),
+            ("nodev", None) => self.dev = Some(false),
             ("exec", None) => self.exec = true,
             ("noexec", None) => self.exec = false,
             ("syncfs", None) => self.syncfs = true,
@@ -210,7 +211,7 @@ mod tests {
         let options =
             MountOptions::parse("ro,commit=0.5,dirty=64M,,cache=1g,transport=dev,_netdev,nosuid,syncfs")
                 .unwrap();
-        assert!(options.read_only && !options.suid && options.dev == host::is_root() && options.syncfs);
+        assert!(options.read_only && options.suid == Some(false) && options.dev.is_none() && options.syncfs);
         assert_eq!(options.commit, Duration::from_millis(500));
         assert_eq!((options.dirty, options.cache), (Some(64 << 20), Some(1 << 30)));
         assert_eq!(options.transport, TransportOption::Dev);

@@ -1,6 +1,8 @@
 //! From a URL to a store.
 
+use std::fs::{DirBuilder, Permissions};
 use std::io;
+use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -45,8 +47,20 @@ fn prepare(folder: &Path) -> io::Result<()> {
     match std::fs::metadata(folder) {
         Ok(found) if found.is_dir() => {}
         Ok(_) => return Err(io::Error::new(io::ErrorKind::NotADirectory, "it is a file, not a folder")),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => std::fs::create_dir_all(folder)?,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            if let Some(parent) = folder.parent() {
+                std::fs::create_dir_all(parent)?;
+            }
+            DirBuilder::new().mode(0o700).create(folder)?;
+        }
         Err(error) => return Err(error),
+    }
+    // Stores of earlier versions could be read by everybody. The folder itself may be somebody else's matter.
+    for below in ["packs", "registry", "volumes"] {
+        match std::fs::set_permissions(folder.join(below), Permissions::from_mode(0o700)) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
     }
     rustix::fs::access(folder, rustix::fs::Access::WRITE_OK | rustix::fs::Access::EXEC_OK)?;
     Ok(())

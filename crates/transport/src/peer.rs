@@ -45,7 +45,8 @@ pub struct Peer {
 }
 
 impl Peer {
-    pub(crate) fn new(identity: Identity, address: SocketAddr) -> Peer {
+    /// A peer that has shown no certificate.
+    pub fn new(identity: Identity, address: SocketAddr) -> Peer {
         Peer { identity, address: SocketAddr::new(address.ip().to_canonical(), address.port()), shown: None }
     }
 }

@@ -1,7 +1,10 @@
 //! What a server is told at its start.
 
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::time::Duration;
+
+use hayloft_transport::Security;
 
 /// How a server runs. [`Config::new`] fills in what most farms want.
 #[derive(Clone, Debug)]
@@ -10,6 +13,10 @@ pub struct Config {
     pub store: String,
     /// Where to listen; port 0 for any free one.
     pub listen: SocketAddr,
+    /// Who may come from other hosts.
+    pub security: Security,
+    /// The audit log: a file; `None` for none.
+    pub audit: Option<PathBuf>,
     /// How long a client may be silent before another may take its place.
     pub lease: Duration,
     /// What is answered before it is durable becomes durable within about this time, or nothing more is answered so; zero:
@@ -36,6 +43,8 @@ impl Config {
         Config {
             store: store.into(),
             listen,
+            security: Security::Local,
+            audit: None,
             lease: Duration::from_secs(10),
             window: Duration::from_millis(100),
             sweep_interval: Duration::from_secs(60),

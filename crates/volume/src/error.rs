@@ -19,6 +19,24 @@ pub enum ServerError {
         #[source]
         source: std::io::Error,
     },
+    /// Other hosts could reach the server, and it would not know who they are.
+    #[error("refusing to listen at {address}, where other hosts reach it, without certificates")]
+    Open {
+        /// The address.
+        address: std::net::SocketAddr,
+    },
+    /// The audit log cannot be written.
+    #[error("cannot write the audit log {}", path.display())]
+    Audit {
+        /// The file.
+        path: std::path::PathBuf,
+        /// Why.
+        #[source]
+        source: std::io::Error,
+    },
+    /// The certificates cannot be used.
+    #[error("cannot use the certificates")]
+    Credentials(#[from] hayloft_transport::CredentialsError),
     /// A volume's database could not be closed; its acknowledged changes are safe all the same.
     #[error("cannot close the database of volume {volume}")]
     Close {
@@ -73,6 +91,12 @@ pub(crate) enum VolumeError {
     Quota { what: &'static str },
     #[error("content was damaged on its way here, and nothing of the batch is stored")]
     Content(#[from] ChunkError),
+    #[error("{0}")]
+    Denied(String),
+    #[error("session {0} is of somebody else")]
+    NotYours(SessionId),
+    #[error("nothing is done, since the audit log cannot be written: {0}")]
+    Audit(#[source] std::io::Error),
     #[error("the request makes no sense: {0}")]
     Invalid(&'static str),
     #[error("the request makes no sense")]
@@ -118,6 +142,7 @@ impl VolumeError {
             E::VolumeName(_) | E::NotDirectory(_) | E::Invalid(_) | E::Message(_) | E::Gap { .. } => {
                 FailureCode::Invalid
             }
+            E::Denied(_) | E::NotYours(_) => FailureCode::Denied,
             E::Protocol { .. } => FailureCode::Protocol,
             E::After(code) => *code,
             E::Uncertain(_) => FailureCode::Uncertain,
@@ -125,7 +150,9 @@ impl VolumeError {
             E::Superseded | E::Fenced | E::ShuttingDown | E::Settling => FailureCode::Unavailable,
             E::Store(error) if error.is_no_space() => FailureCode::NoSpace,
             E::Database(error) if StoreError::caused_by_no_space(error) => FailureCode::NoSpace,
-            E::Reopening(_) | E::Damaged(_) | E::Database(_) | E::Store(_) => FailureCode::Store,
+            E::Audit(_) | E::Reopening(_) | E::Damaged(_) | E::Database(_) | E::Store(_) => {
+                FailureCode::Store
+            }
         }
     }
 }

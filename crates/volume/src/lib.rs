@@ -18,6 +18,7 @@
 //! | `connection` | messages, and who handles them |
 
 mod admin;
+mod audit;
 mod commit;
 mod config;
 mod connection;
@@ -25,7 +26,9 @@ mod content;
 mod database;
 mod error;
 mod order;
+mod peers;
 mod replies;
+mod rights;
 mod server;
 mod session;
 mod sharing;

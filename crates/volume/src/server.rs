@@ -11,6 +11,7 @@ use futures::future::BoxFuture;
 use hayloft_model::Timestamp;
 use hayloft_model::clock::{GrowingTime, SteadyClock};
 use hayloft_store::Store;
+use hayloft_transport::{Acceptor, Security};
 use parking_lot::Mutex;
 use slatedb::db_cache::DbCache;
 use tokio::net::{TcpListener, TcpStream};
@@ -18,12 +19,14 @@ use tokio::sync::{Notify, watch};
 use tokio::task::{JoinHandle, JoinSet};
 
 use crate::admin::stats::ServerStats;
+use crate::audit::Audit;
 use crate::config::Config;
 use crate::connection;
 use crate::content::reserve::Reserve;
 use crate::database;
 use crate::database::registry;
 use crate::error::{ServerError, VolumeError};
+use crate::peers::Peers;
 use crate::volume::Volume;
 
 /// How long a shutdown waits for connections to finish what they have begun.
@@ -31,6 +34,8 @@ const SHUTDOWN_PATIENCE: Duration = Duration::from_secs(20);
 
 /// How often to look for sessions that are silent.
 const LEASE_CHECK: Duration = Duration::from_millis(200);
+/// So many of these checks, and it is looked whether all who are connected may stay.
+const PEER_CHECKS: u64 = 5;
 /// So many of these checks without a change in a split directory, and it is made whole.
 const REST_CHECKS: u64 = 5;
 
@@ -44,6 +49,11 @@ pub(crate) struct Shared {
     pub(crate) cache: Arc<dyn DbCache>,
     pub(crate) reserve: Reserve,
     pub(crate) stats: ServerStats,
+    pub(crate) acceptor: Acceptor,
+    pub(crate) audit: Audit,
+    /// The user that the server runs as.
+    pub(crate) own_uid: u32,
+    pub(crate) peers: Peers,
     /// Told when a batch was refused because the store is full.
     pub(crate) room_wanted: Notify,
     started: Instant,
@@ -150,7 +160,7 @@ impl Server {
 
     /// The statistics, as `StatsRequest` answers them.
     pub fn stats_json(&self) -> BoxFuture<'_, String> {
-        self.shared.stats_json().boxed()
+        self.shared.stats_json(None).boxed()
     }
 
     /// Stops: no more connections; batches that have arrived are made durable and answered; databases
@@ -190,6 +200,12 @@ fn system_nanos() -> i64 {
 
 /// Binds the address and begins to serve on it.
 async fn listen(store: Store, config: Config) -> Result<Server, ServerError> {
+    if !config.listen.ip().to_canonical().is_loopback() && config.security == Security::Local {
+        return Err(ServerError::Open { address: config.listen });
+    }
+    let acceptor = Acceptor::new(config.security.clone())?;
+    let audit = Audit::open(config.audit.as_deref())
+        .map_err(|source| ServerError::Audit { path: config.audit.clone().unwrap_or_default(), source })?;
     let failed = |source| ServerError::Listen { address: config.listen, source };
     let listener = TcpListener::bind(config.listen).await.map_err(failed)?;
     let address = listener.local_addr().map_err(failed)?;
@@ -197,6 +213,10 @@ async fn listen(store: Store, config: Config) -> Result<Server, ServerError> {
         cache: database::cache(config.cache_bytes),
         reserve: Reserve::new(store.clone(), config.reserve_bytes),
         stats: ServerStats::default(),
+        acceptor,
+        audit,
+        own_uid: rustix::process::geteuid().as_raw(),
+        peers: Peers::default(),
         room_wanted: Notify::new(),
         started: Instant::now(),
         clock: Mutex::new((SteadyClock::new(0, system_nanos()), GrowingTime::default())),
@@ -219,6 +239,9 @@ async fn watch_leases(shared: Arc<Shared>) {
         tokio::time::sleep(LEASE_CHECK).await;
         // The clock has to see when the system's is set.
         shared.now();
+        if check.is_multiple_of(PEER_CHECKS) {
+            shared.peers.check(&shared.acceptor);
+        }
         let places: Vec<Place> = shared.volumes.lock().await.values().cloned().collect();
         for place in places {
             // One that is being opened or deleted has its turn later.

@@ -25,6 +25,12 @@ pub struct CreateVolume {
     /// Group of the root directory.
     #[prost(uint32, tag = "6")]
     pub gid: u32,
+    /// Device and setuid files of it may count where it is mounted.
+    #[prost(bool, tag = "7")]
+    pub trusted: bool,
+    /// The rights that it begins with.
+    #[prost(message, repeated, tag = "8")]
+    pub grants: Vec<GrantMessage>,
 }
 
 /// Lists all volumes.
@@ -63,6 +69,31 @@ pub struct SetQuota {
     /// 0 for no quota.
     #[prost(uint64, tag = "3")]
     pub quota_inodes: u64,
+}
+
+/// A right on a volume.
+#[derive(Clone, PartialEq, Message)]
+pub struct GrantMessage {
+    /// `cert:NAME`, `uid:NUMBER`, `cert:*` or `uid:*`.
+    #[prost(string, tag = "1")]
+    pub who: String,
+    /// `none`, `read`, `write` or `admin`; empty: the right is taken away.
+    #[prost(string, tag = "2")]
+    pub right: String,
+    /// Networks that they may come from; none: from anywhere.
+    #[prost(string, repeated, tag = "3")]
+    pub from: Vec<String>,
+}
+
+/// Gives or takes a right, or says whether device and setuid files count; answered by [`Volumes`] with the one.
+#[derive(Clone, PartialEq, Message)]
+pub struct SetRights {
+    #[prost(string, tag = "1")]
+    pub name: String,
+    #[prost(message, optional, tag = "2")]
+    pub grant: Option<GrantMessage>,
+    #[prost(bool, optional, tag = "3")]
+    pub trusted: Option<bool>,
 }
 
 /// Verifies a volume.
@@ -124,6 +155,12 @@ pub struct VolumeInfo {
     /// Who has it mounted.
     #[prost(message, repeated, tag = "5")]
     pub clients: Vec<ClientInfo>,
+    /// Who may do what; only its administrators see it.
+    #[prost(message, repeated, tag = "6")]
+    pub grants: Vec<GrantMessage>,
+    /// See [`CreateVolume::trusted`].
+    #[prost(bool, tag = "7")]
+    pub trusted: bool,
 }
 
 /// A mounted client.

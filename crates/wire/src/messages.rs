@@ -18,7 +18,7 @@ pub struct ClientMessage {
     /// What is said.
     #[prost(
         oneof = "client_message::Body",
-        tags = "2,3,4,5,6,7,8,9,10,11,12,13,14,15,16,17,18,19,20,21,22,23,24,25,26,27,28,29,30,31,32,33,34,35"
+        tags = "2,3,4,5,6,7,8,9,10,11,12,13,14,15,16,17,18,19,20,21,22,23,24,25,26,27,28,29,30,31,32,33,34,35,36"
     )]
     pub body: Option<client_message::Body>,
 }
@@ -127,6 +127,9 @@ pub mod client_message {
         /// Files that the session does not own any more.
         #[prost(message, tag = "35")]
         GiveBack(GiveBack),
+        /// Administration: who may do what with a volume.
+        #[prost(message, tag = "36")]
+        SetRights(SetRights),
     }
 }
 

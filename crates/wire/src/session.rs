@@ -1,6 +1,7 @@
 //! Messages by which a session begins, goes on and ends, and by which anything is refused.
 #![allow(missing_docs)] // prost's derives make undocumented helpers; every field below has its comment
 
+use bytes::Bytes;
 use prost::Message;
 
 use crate::rows::InodeRowMessage;
@@ -48,6 +49,9 @@ pub struct Hello {
     /// The mark in it, see [`Welcome::mark`].
     #[prost(uint64, tag = "13")]
     pub mark: u64,
+    /// Random, of the client, told to nobody else: who has it, and is the same peer, goes on with the session.
+    #[prost(bytes = "bytes", tag = "14")]
+    pub token: Bytes,
 }
 
 /// The session is open.
@@ -87,6 +91,9 @@ pub struct Welcome {
     /// The session that this one replaces is known: changes that were asked for in it are executed once even so.
     #[prost(bool, tag = "11")]
     pub goes_on: bool,
+    /// Device and setuid files of the volume may count.
+    #[prost(bool, tag = "12")]
+    pub trusted: bool,
 }
 
 /// Why a request failed.
@@ -123,6 +130,8 @@ pub enum FailureCode {
     OtherHistory = 13,
     /// What an ended session had not shipped cannot be applied: others have changed what it is about, or may have.
     Contradicted = 14,
+    /// The peer has not the right: an administrator has to give it.
+    Denied = 15,
 }
 
 /// A request was refused, or failed.

@@ -7,6 +7,7 @@ use std::process::ExitCode;
 
 use crate::args::{MountArgs, UmountArgs};
 use crate::config::Config;
+use crate::dial;
 use crate::exit::{Exit, exit_of, failure};
 use crate::mounts::mount;
 use crate::mounts::remount;
@@ -38,7 +39,15 @@ pub(crate) fn role(argv: &[OsString]) -> Option<Role> {
 /// Does the helper's work.
 pub(crate) fn run(role: Role, args: &[OsString]) -> ExitCode {
     let outcome = Call::parse(args).and_then(|call| {
-        let config = || Config::load(std::env::var_os("HAYLOFT_CONFIG").map(PathBuf::from).as_deref());
+        let path_in = |variable| std::env::var_os(variable).map(PathBuf::from);
+        let config = || {
+            let config = Config::load(path_in("HAYLOFT_CONFIG").as_deref())?;
+            let insecure = std::env::var("HAYLOFT_INSECURE").is_ok_and(|value| {
+                !["", "0", "n", "no", "f", "false", "off"].contains(&value.to_lowercase().as_str())
+            });
+            dial::decide(path_in("HAYLOFT_CERT").as_deref(), insecure, &config);
+            anyhow::Ok(config)
+        };
         match role {
             Role::Mount if call.fake => Ok(0),
             Role::Mount if remount::is_asked(&call.options) => {

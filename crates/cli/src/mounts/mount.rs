@@ -1,8 +1,9 @@
 //! `hayloft mount`.
 
 use std::error::Error;
-use std::fs::{File, OpenOptions};
+use std::fs::{DirBuilder, File, OpenOptions};
 use std::io::{BufRead, BufReader, Write};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,9 +13,11 @@ use std::time::Duration;
 use anyhow::Context;
 use hayloft_mount::control::{self, ControlError};
 use hayloft_mount::{Mount, MountConfig, MountError, MountOptions, Stopper};
+use hayloft_transport::Dial;
 
 use crate::args::MountArgs;
 use crate::config::Config;
+use crate::dial;
 use crate::exit::{Exit, exit_of, failure};
 use crate::mountinfo;
 use crate::mounts::umount;
@@ -24,6 +27,7 @@ use crate::sys;
 /// A mount as asked for, checked.
 struct Plan {
     server: String,
+    dial: Dial,
     volume: String,
     dir: PathBuf,
     options: String,
@@ -67,12 +71,25 @@ fn plan(args: MountArgs, config: &Config) -> anyhow::Result<Plan> {
     let (server, volume) = split_source(&args.source)?;
     let from_file = config.mount.options.iter().filter(|_| !args.detached);
     let given: Vec<&str> = from_file.chain(&args.options).flat_map(|list| list.split(',')).collect();
-    let options = ours_only(&given).join(",");
+    let mut dial = dial::ours();
+    let mut given = ours_only(&given);
+    given.retain(|option| match option.split_once('=') {
+        Some(("cert", folder)) => {
+            dial.credentials = folder.into();
+            false
+        }
+        None if *option == "insecure" => {
+            dial.insecure = true;
+            false
+        }
+        _ => true,
+    });
+    let options = given.join(",");
     MountOptions::parse(&options).map_err(|error| failure(Exit::Usage, error.to_string()))?;
     let dir = mount_point(&args.dir)?;
     let cache_dir = args.cache_dir.or_else(|| config.mount.cache_dir.clone());
     let cache_dir = cache_dir.map(std::path::absolute).transpose()?;
-    Ok(Plan { server, volume, dir, options, cache_dir, die_with_parent: args.die_with_parent })
+    Ok(Plan { server, dial, volume, dir, options, cache_dir, die_with_parent: args.die_with_parent })
 }
 
 /// `HOST:PORT/VOLUME`.
@@ -136,8 +153,16 @@ fn detach(plan: &Plan, log_dir: Option<PathBuf>, tell: impl Fn(&str)) -> anyhow:
     if let Some(cache_dir) = &plan.cache_dir {
         command.arg("--cache-dir").arg(cache_dir);
     }
+    command.arg("--cert").arg(&plan.dial.credentials).args(plan.dial.insecure.then_some("--insecure"));
     command.args(["--foreground", "--detached", "--config", "/dev/null"]);
-    for name in ["HAYLOFT_CONFIG", "HAYLOFT_MOUNT_OPTIONS", "HAYLOFT_CACHE_DIR", "HAYLOFT_LOG_DIR"] {
+    for name in [
+        "HAYLOFT_CONFIG",
+        "HAYLOFT_MOUNT_OPTIONS",
+        "HAYLOFT_CACHE_DIR",
+        "HAYLOFT_LOG_DIR",
+        "HAYLOFT_CERT",
+        "HAYLOFT_INSECURE",
+    ] {
         command.env_remove(name);
     }
     command.current_dir("/").stdin(Stdio::null()).stdout(Stdio::piped()).stderr(log);
@@ -174,26 +199,18 @@ fn detach(plan: &Plan, log_dir: Option<PathBuf>, tell: impl Fn(&str)) -> anyhow:
 fn open_log(log_dir: Option<PathBuf>, dir: &Path) -> anyhow::Result<(PathBuf, File)> {
     let folder = match log_dir {
         Some(folder) => std::path::absolute(folder)?,
-        None => default_log_dir()?,
+        None => sys::log_dir().context("no folder for log files: set HOME or give --log-dir")?,
     };
-    std::fs::create_dir_all(&folder)
+    DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(&folder)
         .with_context(|| format!("cannot create the folder for log files {}", folder.display()))?;
     let name = dir.to_string_lossy().trim_matches('/').replace('/', "-");
     let path = folder.join(format!("mount-{name}.log"));
-    let file = OpenOptions::new().create(true).append(true).open(&path);
+    let file = OpenOptions::new().create(true).append(true).mode(0o600).open(&path);
     let file = file.with_context(|| format!("cannot open the log file {}", path.display()))?;
     Ok((path, file))
-}
-
-fn default_log_dir() -> anyhow::Result<PathBuf> {
-    if sys::is_root() {
-        return Ok("/var/log/hayloft".into());
-    }
-    if let Some(state) = std::env::var_os("XDG_STATE_HOME") {
-        return Ok(PathBuf::from(state).join("hayloft"));
-    }
-    let home = std::env::var_os("HOME").context("no folder for log files: set HOME or give --log-dir")?;
-    Ok(PathBuf::from(home).join(".local/state/hayloft"))
 }
 
 /// Who wants to know how the mount went.
@@ -257,6 +274,7 @@ fn serve(plan: &Plan, audience: &mut dyn Audience) -> anyhow::Result<u8> {
         MountOptions::parse(&plan.options).map_err(|error| failure(Exit::Usage, error.to_string()))?;
     let mount = Mount::start(MountConfig {
         server: plan.server.clone(),
+        dial: plan.dial.clone(),
         volume: plan.volume.clone(),
         mount_point: plan.dir.clone(),
         options,
@@ -311,6 +329,7 @@ fn mount_failure(error: MountError) -> anyhow::Error {
     let exit = match &error {
         MountError::Unreachable { .. } => Exit::Unreachable,
         MountError::NoSuchVolume { .. } => Exit::NoVolume,
+        MountError::Credentials { .. } | MountError::Distrusted { .. } => Exit::Denied,
         MountError::Fuse(Fuse::Busy(_) | Fuse::Dead(_)) => Exit::Busy,
         MountError::Fuse(
             Fuse::NotPermitted(_) | Fuse::Device(_) | Fuse::Fusermount { .. } | Fuse::SyncfsNotPermitted,

@@ -10,6 +10,7 @@ use anyhow::Context;
 use hayloft_layer::{Durable, Form, LayerError, PublishOptions, Published, Target, mounted_below, publish};
 use hayloft_root::{RootInfo, Roots};
 
+use crate::dial;
 use crate::exit::{Exit, exit_of, failure};
 use crate::mountinfo::{self, MountEntry};
 use crate::mounts::sync;
@@ -290,6 +291,8 @@ fn mount(source: &str, config: Option<&Path>) -> anyhow::Result<Place> {
     if let Some(config) = config {
         command.arg("--config").arg(config);
     }
+    let dial = dial::ours();
+    command.arg("--cert").arg(&dial.credentials).args(dial.insecure.then_some("--insecure"));
     command.stdout(Stdio::null()).stderr(Stdio::piped());
     stop::set_mount(Some(dir.clone()));
     let place = Place { folder, mounted: Some(dir) };

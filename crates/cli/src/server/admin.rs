@@ -1,15 +1,15 @@
 //! A synchronous client for administration: one connection, one request at a time, no session.
 
-use std::io::{self, Read, Write};
-use std::net::{TcpStream, ToSocketAddrs};
+use std::io;
 use std::time::Duration;
 
 use bytes::BytesMut;
+use hayloft_transport::{ConnectError, Receiving, Sending};
 use hayloft_wire::{
     ClientMessage, Failed, FailureCode, ServerMessage, client_message, frame, server_message,
 };
 
-use crate::exit::{Exit, failure};
+use crate::exit::{Exit, exit_of, failure};
 
 /// How long a server may take to accept a connection.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
@@ -20,7 +20,8 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 /// A connection to a server.
 pub(crate) struct Admin {
     server: String,
-    stream: TcpStream,
+    sending: Sending,
+    receiving: Receiving,
     buffer: BytesMut,
     last_request: u64,
 }
@@ -31,28 +32,31 @@ impl Admin {
     /// # Errors
     /// With [`Exit::Unreachable`] when nobody answers there, [`Exit::Usage`] when it is no address.
     pub(crate) fn connect(server: &str) -> anyhow::Result<Admin> {
-        let addresses = server.to_socket_addrs().map_err(|error| match error.kind() {
-            io::ErrorKind::InvalidInput => {
+        let failed = |error: ConnectError| match error {
+            ConnectError::Address(error) if error.kind() == io::ErrorKind::InvalidInput => {
                 failure(Exit::Usage, format!("'{server}' is no server address: write HOST:PORT"))
             }
-            _ => failure(Exit::Unreachable, format!("cannot find the host of {server}: {error}")),
-        })?;
-        let mut last = None;
-        for address in addresses {
-            match TcpStream::connect_timeout(&address, CONNECT_TIMEOUT) {
-                Ok(stream) => {
-                    stream.set_nodelay(true)?;
-                    let server = server.to_owned();
-                    return Ok(Admin { server, stream, buffer: BytesMut::new(), last_request: 0 });
-                }
-                Err(error) => last = Some(error),
+            ConnectError::Address(error) => {
+                failure(Exit::Unreachable, format!("cannot find the host of {server}: {error}"))
             }
-        }
-        let reason = last.map_or("the name has no address".to_owned(), |error| error.to_string());
-        Err(failure(
-            Exit::Unreachable,
-            format!("cannot reach the server at {server}: {reason} (is `hayloft serve` running there?)"),
-        ))
+            ConnectError::Unreachable(error) => failure(
+                Exit::Unreachable,
+                format!("cannot reach the server at {server}: {error} (is `hayloft serve` running there?)"),
+            ),
+            ConnectError::Credentials(error) => failure(
+                Exit::Denied,
+                format!(
+                    "cannot use the server at {server}, which is on another host: {:#}",
+                    anyhow::Error::from(error)
+                ),
+            ),
+            ConnectError::Refused(refused) => {
+                failure(Exit::Denied, format!("no connection to {server}: {}", refused.message()))
+            }
+        };
+        let (sending, receiving) = crate::dial::ours().connect(server, CONNECT_TIMEOUT).map_err(failed)?;
+        let server = server.to_owned();
+        Ok(Admin { server, sending, receiving, buffer: BytesMut::new(), last_request: 0 })
     }
 
     /// As [`Admin::ask`], for what a server answers at once: fails when it does not.
@@ -60,10 +64,10 @@ impl Admin {
     /// # Errors
     /// As there, and when there is no answer within some seconds.
     pub(crate) fn ask_at_once(&mut self, body: client_message::Body) -> anyhow::Result<server_message::Body> {
-        self.stream.set_read_timeout(Some(ANSWER_TIMEOUT))?;
-        self.stream.set_write_timeout(Some(ANSWER_TIMEOUT))?;
+        self.sending.socket().set_read_timeout(Some(ANSWER_TIMEOUT))?;
+        self.sending.socket().set_write_timeout(Some(ANSWER_TIMEOUT))?;
         let answer = self.ask(body);
-        self.stream.set_read_timeout(None)?;
+        self.sending.socket().set_read_timeout(None)?;
         answer
     }
 
@@ -75,9 +79,13 @@ impl Admin {
         self.last_request += 1;
         let mut bytes = Vec::new();
         frame::encode(&ClientMessage { request: self.last_request, body: Some(body) }, &mut bytes);
-        self.stream.write_all(&bytes).map_err(|error| self.broken(&error))?;
+        // A server that does not want this host has said why: that is read in any case.
+        let written = self.sending.write_all(&bytes);
         loop {
-            let message = self.receive()?;
+            let message = match (self.receive(), &written) {
+                (Err(error), Err(cause)) if exit_of(&error) != Exit::Denied => return Err(self.broken(cause)),
+                (received, _) => received?,
+            };
             match message.body {
                 Some(server_message::Body::Failed(failed)) => return Err(refusal(&failed)),
                 Some(body) if message.request == self.last_request => return Ok(body),
@@ -94,7 +102,7 @@ impl Admin {
             if let Some(message) = taken {
                 return Ok(message);
             }
-            match self.stream.read(&mut part).map_err(|error| self.broken(&error))? {
+            match self.receiving.read(&mut part).map_err(|error| self.broken(&error))? {
                 0 => return Err(self.broken(&io::ErrorKind::UnexpectedEof.into())),
                 len => self.buffer.extend_from_slice(&part[..len]),
             }
@@ -102,8 +110,12 @@ impl Admin {
     }
 
     fn broken(&self, error: &io::Error) -> anyhow::Error {
+        if let Some(refused) = hayloft_transport::refusal(error) {
+            let message = format!("no connection to {}: {}", self.server, refused.message());
+            return failure(Exit::Denied, message);
+        }
         let reason = match error.kind() {
-            io::ErrorKind::UnexpectedEof => "it closed the connection".to_owned(),
+            io::ErrorKind::UnexpectedEof => "it closed the connection (its log says why)".to_owned(),
             io::ErrorKind::WouldBlock => format!("it does not answer within {} s", ANSWER_TIMEOUT.as_secs()),
             _ => error.to_string(),
         };
@@ -123,6 +135,7 @@ impl Admin {
 fn refusal(failed: &Failed) -> anyhow::Error {
     let exit = match failed.code() {
         FailureCode::NotFound => Exit::NoVolume,
+        FailureCode::Denied => Exit::Denied,
         FailureCode::Exists => Exit::Exists,
         FailureCode::Busy => Exit::Busy,
         FailureCode::NoSpace => Exit::NoSpace,

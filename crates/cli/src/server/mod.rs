@@ -1,6 +1,8 @@
 //! Commands for servers and their volumes.
 
 pub(crate) mod admin;
+pub(crate) mod cert;
+pub(crate) mod cert_args;
 pub(crate) mod clients;
 pub(crate) mod serve;
 pub(crate) mod stats;

@@ -1,15 +1,18 @@
 //! `hayloft serve`.
 
 use std::net::{SocketAddr, ToSocketAddrs};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::Context;
+use hayloft_transport::Security;
 use hayloft_volume::{Config as ServerSettings, Server, ServerError};
 use tokio::signal::unix::{SignalKind, signal};
 use tracing_subscriber::EnvFilter;
 
 use crate::args::ServeArgs;
 use crate::config::{Config, DEFAULT_SERVER, DEFAULT_STORE};
+use crate::dial;
 use crate::exit::{Exit, failure};
 use crate::notify;
 use crate::sys;
@@ -24,6 +27,8 @@ pub(crate) fn run(args: ServeArgs, config: &Config) -> anyhow::Result<u8> {
     if args.die_with_parent {
         sys::die_with_parent()?;
     }
+    // What the store gets is for the server's user only.
+    sys::private_umask();
     let settings = settings(args, config)?;
     hayloft_memory::set_up(hayloft_memory::Keep::Buffers);
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
@@ -36,6 +41,11 @@ fn settings(args: ServeArgs, config: &Config) -> anyhow::Result<ServerSettings> 
     let listen =
         args.listen.or_else(|| config.serve.listen.clone()).unwrap_or_else(|| DEFAULT_SERVER.to_owned());
     let mut settings = ServerSettings::new(store, address(&listen)?);
+    settings.security = security(settings.listen)?;
+    settings.audit = Some(match args.audit_log.or_else(|| config.serve.audit_log.clone()) {
+        Some(path) => path,
+        None => default_audit_log()?,
+    });
     let size = |given: Option<u64>, from_file: &Option<String>, key: &str| match (given, from_file) {
         (None, Some(text)) => {
             parse_size(text).map(Some).map_err(|error| failure(Exit::Usage, format!("serve.{key}: {error}")))
@@ -53,6 +63,37 @@ fn settings(args: ServeArgs, config: &Config) -> anyhow::Result<ServerSettings> 
         settings.window = Duration::from_millis(millis);
     }
     Ok(settings)
+}
+
+/// Where systemd wants it, else where logs are.
+fn default_audit_log() -> anyhow::Result<PathBuf> {
+    let folder = match std::env::var_os("LOGS_DIRECTORY") {
+        Some(folder) => PathBuf::from(folder),
+        None => sys::log_dir().context("no place for the audit log: set HOME or give --audit-log")?,
+    };
+    Ok(folder.join("audit.log"))
+}
+
+/// Who may come from other hosts.
+fn security(listen: SocketAddr) -> anyhow::Result<Security> {
+    let dial = dial::ours();
+    if listen.ip().to_canonical().is_loopback() {
+        return Ok(Security::Local);
+    }
+    if dial.insecure {
+        tracing::warn!(%listen, "--insecure: whoever reaches this port reads, changes and deletes every volume");
+        return Ok(Security::Insecure);
+    }
+    if !dial.credentials.join("cert.pem").exists() {
+        return Err(failure(
+            Exit::Usage,
+            format!(
+                "refusing to listen at {listen}, where other hosts reach it, without certificates in {}. Make them here, and for each build host:\n  hayloft cert init\n  hayloft cert issue HOST | ssh HOST hayloft cert install\n(--insecure: in the clear, for everybody who reaches the port.)",
+                dial.credentials.display()
+            ),
+        ));
+    }
+    Ok(Security::Tls(dial.credentials))
 }
 
 fn address(listen: &str) -> anyhow::Result<SocketAddr> {
@@ -80,7 +121,11 @@ async fn serve(settings: ServerSettings) -> anyhow::Result<()> {
 fn start_failure(error: ServerError) -> anyhow::Error {
     let kind = match &error {
         ServerError::Listen { source, .. } => Some(source.kind()),
-        ServerError::Store(_) | ServerError::Close { .. } => None,
+        ServerError::Audit { source, .. } => Some(source.kind()),
+        ServerError::Open { .. }
+        | ServerError::Credentials(_)
+        | ServerError::Store(_)
+        | ServerError::Close { .. } => None,
     };
     let exit = match kind {
         Some(std::io::ErrorKind::AddrInUse) => Exit::Busy,

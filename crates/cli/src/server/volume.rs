@@ -3,8 +3,8 @@
 use hayloft_wire::client_message::Body as Ask;
 use hayloft_wire::server_message::Body as Answer;
 use hayloft_wire::{
-    CheckVolume, CreateVolume, DeleteVolume, ListVolumes, SetQuota, ShowVolume, SweepVolume, VolumeInfo,
-    VolumeStatus,
+    CheckVolume, CreateVolume, DeleteVolume, GrantMessage, ListVolumes, SetQuota, SetRights, ShowVolume,
+    SweepVolume, VolumeInfo, VolumeStatus,
 };
 use serde_json::{Value, json};
 
@@ -30,6 +30,17 @@ pub(crate) fn run(args: VolumeArgs, config: &Config) -> anyhow::Result<u8> {
         VolumeVerb::Delete(args) => delete(&mut admin, &args.name, json),
         VolumeVerb::Sweep(args) => sweep(&mut admin, &args.name, json),
         VolumeVerb::Check(args) => check(&mut admin, &args, json),
+        VolumeVerb::Grant(args) => {
+            let grant = GrantMessage { who: args.who, right: args.right, from: args.from };
+            set_rights(&mut admin, args.name, Some(grant), None, json)
+        }
+        VolumeVerb::Revoke(args) => {
+            let grant = GrantMessage { who: args.who, ..GrantMessage::default() };
+            set_rights(&mut admin, args.name, Some(grant), None, json)
+        }
+        VolumeVerb::SetTrusted(args) => {
+            set_rights(&mut admin, args.name, None, Some(args.trusted == "yes"), json)
+        }
         VolumeVerb::SetQuota(args) => set_quota(&mut admin, &args, json),
     }
 }
@@ -40,6 +51,12 @@ pub(crate) fn run(args: VolumeArgs, config: &Config) -> anyhow::Result<u8> {
 /// As the server says, [`Exit::Exists`] among them.
 pub(crate) fn create_volume(admin: &mut Admin, args: &CreateArgs) -> anyhow::Result<VolumeInfo> {
     let (uid, gid) = args.owner.unwrap_or_else(sys::user_and_group);
+    let grant = |(who, right): &(String, String)| GrantMessage {
+        who: who.clone(),
+        right: right.clone(),
+        from: Vec::new(),
+    };
+    let grants = args.grant.iter().map(grant);
     let answer = admin.ask(Ask::CreateVolume(CreateVolume {
         name: args.name.clone(),
         quota_bytes: args.quota,
@@ -47,6 +64,8 @@ pub(crate) fn create_volume(admin: &mut Admin, args: &CreateArgs) -> anyhow::Res
         mode: args.mode,
         uid,
         gid,
+        trusted: args.trusted,
+        grants: grants.collect(),
     }))?;
     one_volume(admin, answer)
 }
@@ -129,6 +148,12 @@ fn show(admin: &mut Admin, name: &str, json: bool) -> anyhow::Result<u8> {
     );
     if let (Some(free), Some(total)) = (known(status.store_free_bytes), known(status.store_total_bytes)) {
         println!("{:12} {} free of {}", "store", show_size(free), show_size(total));
+    }
+    if volume.trusted {
+        println!("{:12} yes: device and setuid files count where it is mounted", "trusted");
+    }
+    for grant in &volume.grants {
+        println!("{:12} {}", "right", show_grant(grant));
     }
     if volume.clients.is_empty() {
         println!("{:12} nobody", "mounted by");
@@ -229,6 +254,31 @@ fn check(admin: &mut Admin, args: &CheckArgs, json: bool) -> anyhow::Result<u8> 
     Ok(if checked.problems.is_empty() { 0 } else { Exit::Damaged.code() })
 }
 
+fn show_grant(grant: &GrantMessage) -> String {
+    let from = if grant.from.is_empty() { String::new() } else { format!(" from {}", grant.from.join(" ")) };
+    format!("{} {}{from}", grant.who, grant.right)
+}
+
+/// Changes rights, and shows the volume.
+fn set_rights(
+    admin: &mut Admin,
+    name: String,
+    grant: Option<GrantMessage>,
+    trusted: Option<bool>,
+    json: bool,
+) -> anyhow::Result<u8> {
+    let answer = admin.ask(Ask::SetRights(SetRights { name, grant, trusted }))?;
+    let volume = one_volume(admin, answer)?;
+    if json {
+        println!("{}", to_json(&volume));
+        return Ok(0);
+    }
+    let counts = if volume.trusted { "count" } else { "do not count" };
+    println!("volume {}: device and setuid files {counts} where it is mounted", volume.name);
+    volume.grants.iter().for_each(|grant| println!("  {}", show_grant(grant)));
+    Ok(0)
+}
+
 fn set_quota(admin: &mut Admin, args: &SetQuotaArgs, json: bool) -> anyhow::Result<u8> {
     let now = show_volume(admin, &args.name)?.status.unwrap_or_default();
     let quota_bytes = args.quota.unwrap_or(now.quota_bytes);
@@ -285,5 +335,7 @@ fn to_json(volume: &VolumeInfo) -> Value {
         "store_free_bytes": known(status.store_free_bytes),
         "store_total_bytes": known(status.store_total_bytes),
         "clients": clients,
+        "trusted": volume.trusted,
+        "rights": volume.grants.iter().map(|of| json!({"who": of.who, "right": of.right, "from": of.from})).collect::<Vec<_>>(),
     })
 }

@@ -60,7 +60,7 @@ impl Farm {
             mount_point: work.join("hayloft"),
         };
         let mut serve = farm.command("serve")?;
-        serve.args(["--store", &store, "--listen", "127.0.0.1:0"]);
+        serve.args(["--store", &store, "--listen", "127.0.0.1:0", "--audit-log"]).arg(work.join("audit.log"));
         let (server, line) = farm.launch(serve, "server")?;
         farm.server = Some(server);
         farm.address = line.rsplit(' ').next().unwrap_or_default().to_owned();
@@ -117,7 +117,15 @@ impl Farm {
 
     fn create_volume(&self) -> anyhow::Result<()> {
         let name = self.volume.clone();
-        let args = CreateArgs { name, quota: 0, inodes: 0, mode: 0o755, owner: None };
+        let args = CreateArgs {
+            name,
+            quota: 0,
+            inodes: 0,
+            mode: 0o755,
+            owner: None,
+            grant: Vec::new(),
+            trusted: false,
+        };
         volume::create_volume(&mut Admin::connect(&self.address)?, &args)?;
         Ok(())
     }

@@ -76,6 +76,7 @@ impl FsError {
                 LockError::Deadlock => Errno::EDEADLK,
                 LockError::Interrupted => Errno::EINTR,
                 LockError::NoLocks(_) => Errno::ENOLCK,
+                LockError::Denied(_) => Errno::EACCES,
                 LockError::Failed(_) => Errno::EIO,
             },
             FsError::Flush(error) => match error {

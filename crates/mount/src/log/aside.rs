@@ -58,7 +58,13 @@ impl Client {
         };
         let found: HashMap<Ino, Blocks> = core.files.iter().filter_map(of_file).collect();
         let mut paths = core.tree.paths(&core.ways, |ino| found.contains_key(&ino));
-        let of_found = |(ino, blocks): (Ino, Blocks)| Aside { ino, path: paths.remove(&ino), blocks };
+        let mode_of = |ino| core.tree.inode(ino).map_or(0o600, |row| row.mode);
+        let of_found = |(ino, blocks): (Ino, Blocks)| Aside {
+            ino,
+            path: paths.remove(&ino),
+            mode: mode_of(ino),
+            blocks,
+        };
         found.into_iter().map(of_found).collect()
     }
 

@@ -3,10 +3,10 @@
 
 use std::collections::{HashMap, HashSet};
 use std::ffi::OsStr;
-use std::fs::{self, File};
+use std::fs::{self, DirBuilder, File, Permissions};
 use std::io::{self, Write};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use hayloft_model::{BLOCK_SIZE, FileKind, Ino, Record, Sequence};
@@ -76,7 +76,7 @@ pub(crate) fn keep(unsent: &Unsent, parent: &Path, name: &str, reason: &str) -> 
     let folder = fresh_folder(parent, name)?;
     // It has its name when all of it is there.
     let unfinished = folder.join("REPORT.unfinished");
-    let mut report = File::create(&unfinished)?;
+    let mut report = private_file(&unfinished)?;
     writeln!(report, "These changes could not be applied: {reason}\n")?;
     let mut names = 0;
     for record in &shipment.cut.batch.records {
@@ -90,7 +90,7 @@ pub(crate) fn keep(unsent: &Unsent, parent: &Path, name: &str, reason: &str) -> 
                 writeln!(report, "changed   {path} (mode {:o}, size {})", row.mode, row.size)?;
                 if let (Some(file), Some(bytes)) = (files.get(ino), paths.get(ino)) {
                     let complete =
-                        save(&folder.join("files").join(OsStr::from_bytes(bytes)), file, row.size)?;
+                        save(&folder.join("files").join(OsStr::from_bytes(bytes)), file, row.size, row.mode)?;
                     if !complete {
                         writeln!(
                             report,
@@ -117,6 +117,7 @@ pub(crate) fn keep(unsent: &Unsent, parent: &Path, name: &str, reason: &str) -> 
 pub(crate) struct Aside {
     pub(crate) ino: Ino,
     pub(crate) path: Option<Vec<u8>>,
+    pub(crate) mode: u32,
     pub(crate) blocks: crate::cache::data::Blocks,
 }
 
@@ -124,13 +125,13 @@ pub(crate) struct Aside {
 pub(crate) fn keep_aside(parent: &Path, name: &str, aside: &[Aside]) -> io::Result<Rescue> {
     let folder = fresh_folder(parent, name)?;
     let unfinished = folder.join("REPORT.unfinished");
-    let mut report = File::create(&unfinished)?;
+    let mut report = private_file(&unfinished)?;
     writeln!(
         report,
         "There was no room for this data at the server, and other hosts needed these files. They were cut down to what is\n\
          stored of them. The copies have what was set aside, at its place, and zeros elsewhere.\n"
     )?;
-    for Aside { ino, path, blocks } in aside {
+    for Aside { ino, path, mode, blocks } in aside {
         let bytes: usize = blocks.iter().map(|(_, data)| data.len()).sum();
         let place = match path {
             Some(path) => PathBuf::from(OsStr::from_bytes(path)),
@@ -138,11 +139,12 @@ pub(crate) fn keep_aside(parent: &Path, name: &str, aside: &[Aside]) -> io::Resu
         };
         writeln!(report, "set aside {} ({bytes} bytes)", place.display())?;
         let copy = folder.join("files").join(place);
-        fs::create_dir_all(copy.parent().unwrap_or(&folder))?;
-        let out = File::create(copy)?;
+        private(true).create(copy.parent().unwrap_or(&folder))?;
+        let out = private_file(&copy)?;
         for (index, data) in blocks {
             out.write_all_at(data, index * BLOCK_SIZE)?;
         }
+        out.set_permissions(Permissions::from_mode(mode & 0o777))?;
         out.sync_all()?;
     }
     report.sync_all()?;
@@ -154,11 +156,23 @@ fn changed_inode(record: &Record) -> Option<Ino> {
     if let Record::PutInode(ino, _) = record { Some(*ino) } else { None }
 }
 
+/// Folders for their owner only.
+fn private(recursive: bool) -> DirBuilder {
+    let mut builder = DirBuilder::new();
+    builder.recursive(recursive).mode(0o700);
+    builder
+}
+
+/// A file for its owner only.
+fn private_file(path: &Path) -> io::Result<File> {
+    File::options().write(true).create(true).truncate(true).mode(0o600).open(path)
+}
+
 fn fresh_folder(parent: &Path, name: &str) -> io::Result<PathBuf> {
-    fs::create_dir_all(parent)?;
+    private(true).create(parent)?;
     for attempt in 0.. {
         let folder = parent.join(format!("{name}.{attempt}"));
-        match fs::create_dir(&folder) {
+        match private(false).create(&folder) {
             Ok(()) => return Ok(folder),
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
             Err(error) => return Err(error),
@@ -168,13 +182,15 @@ fn fresh_folder(parent: &Path, name: &str) -> io::Result<PathBuf> {
 }
 
 /// Writes a copy; `false` when parts of the data are not in memory.
-fn save(path: &Path, file: &FileData, size: u64) -> io::Result<bool> {
+fn save(path: &Path, file: &FileData, size: u64, mode: u32) -> io::Result<bool> {
     if let Some(parent) = path.parent() {
-        fs::create_dir_all(parent)?;
+        private(true).create(parent)?;
     }
-    let mut out = File::create(path)?;
+    let mut out = private_file(path)?;
     let complete = file.copy_to(&mut out)?;
     out.set_len(size)?;
+    // The copy is of another owner: what it may do as that is not for it.
+    out.set_permissions(Permissions::from_mode(mode & 0o777))?;
     out.sync_all()?;
     Ok(complete)
 }

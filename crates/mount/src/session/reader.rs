@@ -1,9 +1,10 @@
 //! The reading side of a connection.
 
-use std::io::{self, Read};
+use std::io;
 use std::net::TcpStream;
 
 use bytes::BytesMut;
+use hayloft_transport::Receiving;
 use hayloft_wire::ServerMessage;
 use hayloft_wire::frame::{self, FrameError};
 
@@ -22,18 +23,27 @@ pub(crate) enum ReadError {
 
 /// Takes messages off a connection.
 pub(crate) struct Reader {
-    stream: TcpStream,
+    stream: Receiving,
     buffer: BytesMut,
     scratch: Vec<u8>,
 }
 
+impl From<ReadError> for io::Error {
+    fn from(error: ReadError) -> io::Error {
+        match error {
+            ReadError::Io(error) => error,
+            ReadError::Frame(error) => io::Error::new(io::ErrorKind::InvalidData, error),
+        }
+    }
+}
+
 impl Reader {
-    pub(crate) fn new(stream: TcpStream) -> Reader {
+    pub(crate) fn new(stream: Receiving) -> Reader {
         Reader { stream, buffer: BytesMut::new(), scratch: vec![0; READ_SIZE] }
     }
 
-    pub(crate) fn stream(&self) -> &TcpStream {
-        &self.stream
+    pub(crate) fn socket(&self) -> &TcpStream {
+        self.stream.socket()
     }
 
     /// Whether the next message, or a part of it that says that there can be none, is here already.

@@ -12,7 +12,7 @@ use hayloft_model::Ino;
 use hayloft_model::locks::{Family, LAST_BYTE, Lock, Mode};
 use hayloft_wire::client_message::Body as Ask;
 use hayloft_wire::server_message::Body as Answer;
-use hayloft_wire::{LockAnswer, LockKind, LockMessage, LockRequest};
+use hayloft_wire::{FailureCode, LockAnswer, LockKind, LockMessage, LockRequest};
 use parking_lot::{Condvar, Mutex};
 
 use crate::session::link::{CallError, Link};
@@ -47,12 +47,18 @@ pub(crate) enum LockError {
     /// The session is over, or the server refused.
     #[error("{0}")]
     Failed(String),
+    /// The host may only read the volume.
+    #[error("{0}")]
+    Denied(String),
 }
 
 impl From<CallError> for LockError {
     fn from(error: CallError) -> LockError {
         match error {
             CallError::Interrupted => LockError::Interrupted,
+            CallError::Failed(failed) if failed.code() == FailureCode::Denied => {
+                LockError::Denied(failed.message)
+            }
             error => LockError::Failed(error.to_string()),
         }
     }

@@ -7,15 +7,17 @@ pub(crate) mod stats;
 use std::sync::Arc;
 
 use hayloft_model::SessionId;
+use hayloft_transport::Peer;
 use hayloft_wire::client_message::Body;
 use hayloft_wire::server_message::Body as Answer;
 use hayloft_wire::{
-    ClientInfo, Clients, CreateVolume, Done, EvictClient, SessionInfo, StatsAnswer, VolumeInfo, VolumeStatus,
-    Volumes,
+    ClientInfo, Clients, CreateVolume, Done, EvictClient, GrantMessage, SessionInfo, SetRights, StatsAnswer,
+    VolumeInfo, VolumeStatus, Volumes,
 };
 
 use crate::database::registry::{self, Registered};
 use crate::error::VolumeError;
+use crate::rights::{Grant, Right, denied};
 use crate::server::Shared;
 use crate::volume::Volume;
 
@@ -33,18 +35,78 @@ pub(crate) fn is_admin(body: &Body) -> bool {
             | Body::CheckVolume(_)
             | Body::ListClients(_)
             | Body::EvictClient(_)
+            | Body::SetRights(_)
     )
 }
 
-pub(crate) async fn answer(shared: &Arc<Shared>, body: Body) -> Result<Answer, VolumeError> {
+/// Does what a peer asks for, if it may; what changes something is in the audit log.
+pub(crate) async fn answer(shared: &Arc<Shared>, peer: &Peer, body: Body) -> Result<Answer, VolumeError> {
+    if let Err(error) = allow(shared, peer, &body).await {
+        if matches!(error, VolumeError::Denied(_)) {
+            shared.audit.refused(peer, &body);
+        }
+        return Err(error);
+    }
+    let act = shared.audit.begin(peer, &body)?;
+    let done = perform(shared, peer, body).await;
+    shared.audit.end(act, done.as_ref().err());
+    done
+}
+
+/// Refuses what the peer may not ask for.
+async fn allow(shared: &Arc<Shared>, peer: &Peer, body: &Body) -> Result<(), VolumeError> {
+    let (volume, needed) = match body {
+        Body::CreateVolume(_) if !shared.is_master(peer) => {
+            return Err(VolumeError::Denied(format!(
+                "{} may not create volumes: root on the server's host does",
+                peer.identity
+            )));
+        }
+        // What is not theirs is left out of the answers.
+        Body::CreateVolume(_) | Body::ListVolumes(_) | Body::Stats(_) => return Ok(()),
+        Body::ListClients(list) if list.volume.is_empty() => return Ok(()),
+        Body::ListClients(list) => (&list.volume, Right::Read),
+        Body::ShowVolume(asked) => (&asked.name, Right::Read),
+        Body::DeleteVolume(asked) => (&asked.name, Right::Admin),
+        Body::SetQuota(asked) => (&asked.name, Right::Admin),
+        Body::SweepVolume(asked) => (&asked.name, Right::Admin),
+        Body::CheckVolume(asked) => (&asked.name, Right::Admin),
+        Body::EvictClient(asked) => (&asked.volume, Right::Admin),
+        Body::SetRights(asked) => (&asked.name, Right::Admin),
+        _ => return Err(VolumeError::Invalid("not a request of administration")),
+    };
+    let right = shared.right_of(peer, &registry::read(&shared.store, volume).await?);
+    if right >= needed { Ok(()) } else { Err(denied(peer, volume, right, needed)) }
+}
+
+/// Changes who may do what; who has lost a right is told so at once.
+async fn set_rights(shared: &Arc<Shared>, set: &SetRights) -> Result<(), VolumeError> {
+    let volume = shared.volume(&set.name).await?;
+    let mut registered = volume.registered.lock().clone();
+    if let Some(grant) = &set.grant {
+        let right = if grant.right.is_empty() { "none" } else { &grant.right };
+        let new = Grant::new(&grant.who, right, &grant.from)?;
+        registered.rights.retain(|old| old.who != new.who);
+        if !grant.right.is_empty() {
+            registered.rights.push(new);
+        }
+    }
+    registered.trusted = set.trusted.unwrap_or(registered.trusted);
+    registry::update(&shared.store, &set.name, &registered).await?;
+    *volume.registered.lock() = registered.clone();
+    shared.peers.recheck(&set.name, |peer| shared.right_of(peer, &registered));
+    Ok(())
+}
+
+async fn perform(shared: &Arc<Shared>, peer: &Peer, body: Body) -> Result<Answer, VolumeError> {
     Ok(match body {
         Body::CreateVolume(create) => {
-            Answer::Volumes(Volumes { volumes: vec![make(shared, &create).await?] })
+            Answer::Volumes(Volumes { volumes: vec![make(shared, peer, &create).await?] })
         }
         Body::ListVolumes(_) => {
             let mut volumes = Vec::new();
-            for name in registry::names(&shared.store).await? {
-                match show(shared, &name).await {
+            for name in readable(shared, peer).await? {
+                match show(shared, peer, &name).await {
                     Ok(info) => volumes.push(info),
                     // One that is being deleted, or was just now.
                     Err(VolumeError::NoVolume(_)) => {}
@@ -54,7 +116,7 @@ pub(crate) async fn answer(shared: &Arc<Shared>, body: Body) -> Result<Answer, V
             Answer::Volumes(Volumes { volumes })
         }
         Body::ShowVolume(asked) => {
-            Answer::Volumes(Volumes { volumes: vec![show(shared, &asked.name).await?] })
+            Answer::Volumes(Volumes { volumes: vec![show(shared, peer, &asked.name).await?] })
         }
         Body::DeleteVolume(delete) => {
             remove(shared, &delete.name).await?;
@@ -71,6 +133,10 @@ pub(crate) async fn answer(shared: &Arc<Shared>, body: Body) -> Result<Answer, V
             *volume.registered.lock() = registered;
             Answer::Done(Done {})
         }
+        Body::SetRights(set) => {
+            set_rights(shared, &set).await?;
+            Answer::Volumes(Volumes { volumes: vec![show(shared, peer, &set.name).await?] })
+        }
         Body::SweepVolume(sweep) => {
             let volume = shared.volume(&sweep.name).await?;
             Answer::Swept(volume.sweep(true).await.inspect_err(|error| volume.note(error))?)
@@ -79,20 +145,35 @@ pub(crate) async fn answer(shared: &Arc<Shared>, body: Body) -> Result<Answer, V
             let volume = shared.volume(&check.name).await?;
             Answer::Checked(volume.check(check.content).await.inspect_err(|error| volume.note(error))?)
         }
-        Body::ListClients(list) => Answer::Clients(clients(shared, &list.volume).await?),
+        Body::ListClients(list) => Answer::Clients(clients(shared, peer, &list.volume).await?),
         Body::EvictClient(evict) => Answer::Clients(evict_client(shared, &evict).await?),
-        Body::Stats(_) => Answer::Stats(StatsAnswer { json: shared.stats_json().await }),
+        Body::Stats(_) => Answer::Stats(StatsAnswer { json: shared.stats_json(Some(peer)).await }),
         _ => return Err(VolumeError::Invalid("not a request of administration")),
     })
 }
 
+/// The volumes that a peer may know of.
+async fn readable(shared: &Arc<Shared>, peer: &Peer) -> Result<Vec<String>, VolumeError> {
+    let mut names = registry::names(&shared.store).await?;
+    if !shared.is_master(peer) {
+        let all = std::mem::take(&mut names);
+        for name in all {
+            let found = registry::read(&shared.store, &name).await;
+            if found.is_ok_and(|of| shared.right_of(peer, &of) >= Right::Read) {
+                names.push(name);
+            }
+        }
+    }
+    Ok(names)
+}
+
 /// The sessions of a volume, or of all.
-async fn clients(shared: &Arc<Shared>, volume: &str) -> Result<Clients, VolumeError> {
+async fn clients(shared: &Arc<Shared>, peer: &Peer, volume: &str) -> Result<Clients, VolumeError> {
     if !volume.is_empty() {
         return Ok(Clients { clients: shared.volume(volume).await?.clients() });
     }
     let mut clients = Vec::new();
-    for name in registry::names(&shared.store).await? {
+    for name in readable(shared, peer).await? {
         match shared.volume(&name).await {
             Ok(volume) => clients.extend(volume.clients()),
             // One that is being deleted, or was just now.
@@ -115,17 +196,32 @@ async fn evict_client(shared: &Arc<Shared>, evict: &EvictClient) -> Result<Clien
     Ok(Clients { clients })
 }
 
-async fn make(shared: &Arc<Shared>, create: &CreateVolume) -> Result<VolumeInfo, VolumeError> {
+async fn make(shared: &Arc<Shared>, peer: &Peer, create: &CreateVolume) -> Result<VolumeInfo, VolumeError> {
     registry::check_name(&create.name)?;
     shared.reserve.admit(1 << 20)?;
     let root = (create.mode, create.uid, create.gid);
-    let registered = Registered::new(create.quota_bytes, create.quota_inodes, root);
+    let grant = |grant: &GrantMessage| Grant::new(&grant.who, &grant.right, &grant.from);
+    let rights = create.grants.iter().map(grant).collect::<Result<Vec<_>, _>>()?;
+    let new = Registered::new(create.quota_bytes, create.quota_inodes, root);
+    let registered = Registered { rights, trusted: create.trusted, ..new };
     registry::create(&shared.store, &create.name, &registered).await?;
-    show(shared, &create.name).await
+    show(shared, peer, &create.name).await
 }
 
-async fn show(shared: &Arc<Shared>, name: &str) -> Result<VolumeInfo, VolumeError> {
-    Ok(info(&*shared.volume(name).await?))
+async fn show(shared: &Arc<Shared>, peer: &Peer, name: &str) -> Result<VolumeInfo, VolumeError> {
+    let volume = shared.volume(name).await?;
+    let registered = volume.registered.lock().clone();
+    let mut info = info(&volume);
+    info.trusted = registered.trusted;
+    if shared.right_of(peer, &registered) == Right::Admin {
+        let shown = |grant: Grant| GrantMessage {
+            who: grant.who,
+            right: grant.right.to_string(),
+            from: grant.from.iter().map(ToString::to_string).collect(),
+        };
+        info.grants = registered.rights.into_iter().map(shown).collect();
+    }
+    Ok(info)
 }
 
 fn info(volume: &Volume) -> VolumeInfo {
@@ -147,6 +243,7 @@ fn info(volume: &Volume) -> VolumeInfo {
         created_secs,
         status: Some(status),
         clients,
+        ..VolumeInfo::default()
     }
 }
 

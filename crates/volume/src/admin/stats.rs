@@ -6,10 +6,12 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
 use hayloft_store::{Histogram, Operation};
+use hayloft_transport::Peer;
 use hayloft_wire::client_message::Body;
 use parking_lot::Mutex;
 use serde_json::{Map, Value, json};
 
+use crate::rights::Right;
 use crate::server::Shared;
 
 /// Counts of one type of request.
@@ -30,6 +32,7 @@ pub(crate) struct ServerStats {
 /// The name of a request's type.
 pub(crate) fn type_of(body: &Body) -> &'static str {
     match body {
+        Body::SetRights(_) => "SET_RIGHTS",
         Body::Hello(_) => "HELLO",
         Body::Enter(_) => "ENTER",
         Body::FetchInode(_) => "FETCH_INODE",
@@ -87,8 +90,8 @@ fn latency(histogram: &Histogram) -> Value {
 }
 
 impl Shared {
-    /// The statistics as a JSON document.
-    pub(crate) async fn stats_json(&self) -> String {
+    /// The statistics as a JSON document, without the volumes that the peer may not know of.
+    pub(crate) async fn stats_json(&self, peer: Option<&Peer>) -> String {
         let requests: Vec<(&str, Arc<Request>)> =
             self.stats.requests.lock().iter().map(|(kind, request)| (*kind, Arc::clone(request))).collect();
         let mut counts: Map<String, Value> = requests
@@ -101,6 +104,10 @@ impl Shared {
         let resident = hayloft_memory::resident();
         let mut volumes = Map::new();
         for volume in self.open_volumes().await {
+            let of = volume.registered.lock().clone();
+            if peer.is_some_and(|peer| self.right_of(peer, &of) < Right::Read) {
+                continue;
+            }
             let status = volume.status();
             let (sharing, state) = (volume.sharing.lock(), volume.state.lock());
             let (totals, done) = (sharing.grants.totals(), &sharing.counts);

@@ -8,13 +8,12 @@ use std::time::{Duration, Instant};
 
 use bytes::BytesMut;
 use hayloft_model::{ContentHash, Ino, SessionId};
+use hayloft_transport::{Incoming, Peer};
 use hayloft_wire::client_message::Body;
 use hayloft_wire::server_message::Body as Answer;
-use hayloft_wire::{ClientMessage, Contents, Done, Hello, Pages, Pong, frame};
+use hayloft_wire::{ClientMessage, Contents, Done, Hello, LockKind, Pages, Pong, frame};
 use socket2::{SockRef, TcpKeepalive};
-use tokio::io::AsyncReadExt;
 use tokio::net::TcpStream;
-use tokio::net::tcp::OwnedReadHalf;
 use tokio::sync::{Notify, Semaphore, mpsc};
 use tokio::task::{JoinHandle, JoinSet};
 
@@ -22,9 +21,10 @@ use crate::admin;
 use crate::admin::stats::type_of;
 use crate::connection::intake::Intake;
 use crate::content::message_of;
-use crate::database::listing;
+use crate::database::{listing, registry};
 use crate::error::VolumeError;
 use crate::replies::{Replies, failure};
+use crate::rights::{Right, denied};
 use crate::server::Shared;
 use crate::session::Begun;
 use crate::volume::Volume;
@@ -49,6 +49,8 @@ const READ_BUFFER: usize = 256 * 1024;
 struct Mounted {
     volume: Arc<Volume>,
     session: SessionId,
+    /// It is read-only, and so is its peer's right.
+    reads_only: (bool, bool),
     /// What it owns is known.
     claimed: bool,
     /// The opening of the volume's database that it was welcomed in.
@@ -60,6 +62,7 @@ struct Mounted {
 
 struct Connection {
     shared: Arc<Shared>,
+    peer: Peer,
     number: u64,
     replies: Replies,
     reads: Arc<Semaphore>,
@@ -87,18 +90,31 @@ pub(crate) async fn serve(shared: Arc<Shared>, socket: TcpStream, number: u64) {
     // Latency over throughput: requests are small and somebody waits for each.
     let _ = socket.set_nodelay(true);
     notice_dead_peers(&socket, shared.config.lease);
-    let (incoming, outgoing) = socket.into_split();
+    let address = socket.peer_addr();
+    let (incoming, outgoing, peer) = match shared.acceptor.accept(socket).await {
+        Ok(accepted) => accepted,
+        Err(error) => {
+            let reason = std::error::Error::source(&error).map(ToString::to_string);
+            tracing::warn!(?address, %error, reason, "a connection is refused");
+            return;
+        }
+    };
+    tracing::debug!(peer = %peer.identity, address = %peer.address, connection = number, "let in");
     let (replies, writer) = Replies::start(outgoing);
+    let hang_up: Arc<Notify> = Arc::default();
+    shared.peers.enter(number, peer.clone(), &hang_up);
     let mut connection = Connection {
-        shared,
+        shared: Arc::clone(&shared),
+        peer,
         number,
         replies,
         reads: Arc::new(Semaphore::new(READS_MAX)),
         tasks: JoinSet::new(),
         mounted: None,
-        hang_up: Arc::default(),
+        hang_up,
     };
     connection.read(incoming).await;
+    shared.peers.leave(number);
     let Connection { mut tasks, mounted, replies, .. } = connection;
     if let Some(Mounted { volume, session, ordered, intake, .. }) = mounted {
         // What has arrived is applied; the client will ask about it when it is back.
@@ -115,7 +131,7 @@ pub(crate) async fn serve(shared: Arc<Shared>, socket: TcpStream, number: u64) {
 }
 
 impl Connection {
-    async fn read(&mut self, mut incoming: OwnedReadHalf) {
+    async fn read(&mut self, mut incoming: Incoming) {
         let mut stopping = self.shared.stopping();
         let mut buffer = BytesMut::with_capacity(READ_BUFFER);
         loop {
@@ -213,6 +229,15 @@ impl Connection {
         let Some(mounted) = &self.mounted else { return Err(()) };
         let (volume, session) = (Arc::clone(&mounted.volume), mounted.session);
         let kind = type_of(&body);
+        let (is_read_only, may_only_read) = mounted.reads_only;
+        if let Some(refused) = refused(&body, is_read_only, may_only_read) {
+            if request == 0 {
+                tracing::warn!(peer = %self.peer.identity, connection = self.number, "{refused}: the connection is ended");
+                return Err(());
+            }
+            self.replies.answer(request, Err(VolumeError::Denied(refused.to_owned()))).await;
+            return Ok(());
+        }
         match body {
             body @ (Body::Content(_)
             | Body::Records(_)
@@ -282,15 +307,29 @@ impl Connection {
 
     async fn hello(&mut self, request: u64, hello: &Hello) -> Result<(), ()> {
         let begun = async {
+            let needed = if hello.read_only { Right::Read } else { Right::Write };
+            // Before the volume is opened for somebody who may not even know of it.
+            let registered = registry::read(&self.shared.store, &hello.volume).await?;
+            let right = self.shared.right_of(&self.peer, &registered);
+            if right < needed {
+                tracing::warn!(peer = %self.peer.identity, address = %self.peer.address, volume = hello.volume, %right, "a mount is refused");
+                return Err(denied(&self.peer, &hello.volume, right, needed));
+            }
             let volume = self.shared.volume(&hello.volume).await?;
+            self.shared.peers.mounted(self.number, &hello.volume, needed);
             let begun = volume
-                .hello(hello, self.number, &self.hang_up)
+                .hello(hello, &self.peer, self.number, &self.hang_up)
                 .await
                 .inspect_err(|error| volume.note(error))?;
-            Ok((volume, begun))
+            // It may have been taken away since it was looked for.
+            let right = self.shared.right_of(&self.peer, &volume.registered.lock());
+            if right < needed {
+                return Err(denied(&self.peer, &hello.volume, right, needed));
+            }
+            Ok((volume, begun, right))
         };
         match begun.await {
-            Ok((volume, Begun { welcome, heard, worked, mark })) => {
+            Ok((volume, Begun { welcome, heard, worked, mark }, right)) => {
                 let session = SessionId(hello.session);
                 let (ordered, queue) = mpsc::channel(ORDERED_QUEUE);
                 let intake = Intake {
@@ -304,8 +343,16 @@ impl Connection {
                 let intake = tokio::spawn(intake.run(queue));
                 self.replies.tell_mark(&mark);
                 let opening = welcome.opening;
-                self.mounted =
-                    Some(Mounted { volume, session, claimed: false, opening, heard, ordered, intake });
+                self.mounted = Some(Mounted {
+                    volume,
+                    session,
+                    reads_only: (hello.read_only, right == Right::Read),
+                    claimed: false,
+                    opening,
+                    heard,
+                    ordered,
+                    intake,
+                });
                 self.replies.send(request, Answer::Welcome(welcome)).await;
             }
             Err(error) => self.replies.answer(request, Err(error)).await,
@@ -323,7 +370,7 @@ impl Connection {
     ) -> Result<(), ()> {
         let permit = Arc::clone(&self.reads).acquire_owned().await.map_err(|_| ())?;
         let (shared, replies) = (Arc::clone(&self.shared), self.replies.clone());
-        let (hang_up, connection) = (Arc::clone(&self.hang_up), self.number);
+        let (hang_up, connection, peer) = (Arc::clone(&self.hang_up), self.number, self.peer.clone());
         self.tasks.spawn(async move {
             let kind = type_of(&body);
             match mounted {
@@ -338,7 +385,7 @@ impl Connection {
                         replies.push_at(place, request, answer, entries);
                     }
                 }
-                None => replies.answer(request, admin::answer(&shared, body).await).await,
+                None => replies.answer(request, admin::answer(&shared, &peer, body).await).await,
             }
             shared.stats.count(kind, started.elapsed());
             drop(permit);
@@ -382,6 +429,21 @@ impl Connection {
             }
             volume.shared.stats.count(kind, started.elapsed());
         });
+    }
+}
+
+/// Why a session that only reads may not say this; commits and changes are refused where they are carried out.
+fn refused(body: &Body, is_read_only: bool, may_only_read: bool) -> Option<&'static str> {
+    match body {
+        Body::Content(_) | Body::Records(_) | Body::AllocateInos(_) if is_read_only => {
+            Some("a session that is read-only brings changes")
+        }
+        // It would keep others from writing.
+        Body::Lock(ask) if may_only_read && !ask.test => {
+            let is_exclusive = ask.lock.as_ref().is_some_and(|lock| lock.kind == LockKind::Write as u32);
+            is_exclusive.then_some("who may only read a volume takes no exclusive locks")
+        }
+        _ => None,
     }
 }
 

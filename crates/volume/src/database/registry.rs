@@ -6,6 +6,7 @@ use hayloft_store::{Store, StoreError};
 use serde::{Deserialize, Serialize};
 
 use crate::error::VolumeError;
+use crate::rights::Grant;
 
 /// What the registry says of a volume.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -21,6 +22,12 @@ pub(crate) struct Registered {
     /// It is being deleted: nobody may open it, and the deletion can be finished by asking again.
     #[serde(default)]
     pub(crate) deleting: bool,
+    /// Who may do what, beside its owner and the masters of the server.
+    #[serde(default)]
+    pub(crate) rights: Vec<Grant>,
+    /// Device and setuid files may count.
+    #[serde(default)]
+    pub(crate) trusted: bool,
 }
 
 fn path(name: &str) -> String {
@@ -50,6 +57,8 @@ impl Registered {
             quota_inodes,
             root,
             deleting: false,
+            rights: Vec::new(),
+            trusted: false,
         }
     }
 

@@ -213,6 +213,11 @@ pub(crate) struct SessionRow {
     pub(crate) mount_point: String,
     #[prost(bool, tag = "6")]
     pub(crate) read_only: bool,
+    /// Whose it is: the peer, and the hash of its token.
+    #[prost(string, tag = "7")]
+    pub(crate) peer: String,
+    #[prost(bytes = "bytes", tag = "8")]
+    pub(crate) token: Bytes,
 }
 
 /// A session that the server has ended: its client may not know it yet.
@@ -227,6 +232,11 @@ pub(crate) struct EndedRow {
     /// An administrator has ended it.
     #[prost(bool, tag = "3")]
     pub(crate) by_hand: bool,
+    /// See [`SessionRow`].
+    #[prost(string, tag = "4")]
+    pub(crate) peer: String,
+    #[prost(bytes = "bytes", tag = "5")]
+    pub(crate) token: Bytes,
 }
 
 /// Whenever a server has opened the volume.

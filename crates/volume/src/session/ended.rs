@@ -13,11 +13,11 @@ use hayloft_wire::Changed;
 use prost::Message;
 use slatedb::WriteBatch;
 
-use crate::database::tables::{self, EndedRow};
+use crate::database::tables::{self, EndedRow, SessionRow};
 use crate::database::{self, Db};
 use crate::error::VolumeError;
 use crate::sharing::{Progress, Sharing};
-use crate::volume::Volume;
+use crate::volume::{State, Volume};
 
 /// How long ended sessions are remembered.
 const KEPT_SECS: i64 = 7 * 24 * 3600;
@@ -50,6 +50,13 @@ fn outdated(ended: &Ended, now_secs: i64) -> Vec<SessionId> {
     by_time.iter().enumerate().filter(|(at, (secs, _))| is_old(*at, *secs)).map(|(_, (_, id))| *id).collect()
 }
 
+/// What is remembered of a session.
+fn ended_row(state: &State, id: SessionId, end: End, ended_secs: i64) -> EndedRow {
+    let row = state.sessions.get(&id).map(|found| found.row.clone()).unwrap_or_default();
+    let SessionRow { last_sequence, peer, token, .. } = row;
+    EndedRow { last_sequence, ended_secs, by_hand: end == End::ByHand, peer, token }
+}
+
 impl Volume {
     /// Adds to a batch that a session is over. Returns the sessions of which nothing is remembered any more.
     pub(crate) async fn put_end(
@@ -65,9 +72,7 @@ impl Volume {
         if end == End::Goodbye {
             forgotten.push(id);
         } else {
-            let last_sequence =
-                self.state.lock().sessions.get(&id).map_or(0, |found| found.row.last_sequence);
-            let row = EndedRow { last_sequence, ended_secs: now_secs, by_hand: end == End::ByHand };
+            let row = ended_row(&self.state.lock(), id, end, now_secs);
             batch.put(tables::ended(id), row.encode_to_vec());
         }
         let snapshot = db.snapshot()?;
@@ -86,8 +91,7 @@ impl Volume {
         let mut sharing = self.sharing.lock();
         let mut state = self.state.lock();
         if end != End::Goodbye {
-            let row =
-                EndedRow { last_sequence, ended_secs: self.shared.now().secs, by_hand: end == End::ByHand };
+            let row = EndedRow { last_sequence, ..ended_row(&state, id, end, self.shared.now().secs) };
             state.ended.insert(id, row);
         }
         for old in forgotten {
@@ -175,7 +179,7 @@ mod tests {
 
     #[test]
     fn old_ends_are_forgotten_and_there_are_not_too_many() {
-        let row = |ended_secs| EndedRow { last_sequence: 1, ended_secs, by_hand: false };
+        let row = |ended_secs| EndedRow { last_sequence: 1, ended_secs, ..EndedRow::default() };
         let mut ended: Ended = [(SessionId(1), row(0)), (SessionId(2), row(KEPT_SECS))].into();
         assert_eq!(outdated(&ended, KEPT_SECS + 1), [SessionId(1)]);
         ended.extend((10..10 + KEPT_MAX as u64).map(|id| (SessionId(id), row(KEPT_SECS + 1))));

@@ -11,8 +11,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
+use bytes::Bytes;
 use hayloft_model::grants::Object;
 use hayloft_model::{Ino, InoRange, SessionId};
+use hayloft_transport::Peer;
 use hayloft_wire::server_message::Body as Answer;
 use hayloft_wire::{
     Claim, Claimed, FailureCode, Hello, InodeRowMessage, LostPeer, PROTOCOL, SessionInfo, Welcome,
@@ -99,11 +101,44 @@ pub(crate) struct Begun {
     pub(crate) mark: Arc<AtomicU64>,
 }
 
+/// Who goes on with a session: the same peer, with its token.
+struct Owner {
+    peer: String,
+    /// The hash of it: who reads the tables does not learn it.
+    token: Bytes,
+}
+
+impl Owner {
+    fn new(peer: &Peer, token: &[u8]) -> Owner {
+        let token = Bytes::copy_from_slice(blake3::hash(token).as_bytes());
+        Owner { peer: peer.identity.to_string(), token }
+    }
+
+    fn is(&self, peer: &str, token: &[u8]) -> bool {
+        // Hashes of random numbers: how long it takes to compare them tells nothing of these.
+        self.peer == peer && self.token == token
+    }
+}
+
 impl Volume {
+    /// Refuses who is not the owner of a session, and of the ended one that it goes on for.
+    fn check_owner(&self, id: SessionId, replaced: SessionId, owner: &Owner) -> Result<(), VolumeError> {
+        let state = self.state.lock();
+        let found = |session: SessionId| {
+            let living = state.sessions.get(&session).map(|found| (&found.row.peer, &found.row.token));
+            living.or_else(|| state.ended.get(&session).map(|row| (&row.peer, &row.token)))
+        };
+        let foreign = [id, replaced]
+            .into_iter()
+            .find(|session| found(*session).is_some_and(|(peer, token)| !owner.is(peer, token)));
+        foreign.map_or(Ok(()), |session| Err(VolumeError::NotYours(session)))
+    }
+
     /// Starts or resumes a session for a connection.
     pub(crate) async fn hello(
         self: &Arc<Self>,
         hello: &Hello,
+        peer: &Peer,
         connection: u64,
         hang_up: &Arc<Notify>,
     ) -> Result<Begun, VolumeError> {
@@ -122,16 +157,18 @@ impl Volume {
         let _turn = self.turn.lock().await;
         let db = self.db()?;
         self.check_history(hello.opening, hello.mark)?;
+        let owner = Owner::new(peer, &hello.token);
+        self.check_owner(id, replaced, &owner)?;
         let known = self.state.lock().sessions.contains_key(&id);
         if hello.resume && !known {
             return Err(self.why_over(id));
         }
         let goes_on = hello.replaces != 0 && self.replace(&db, replaced, id).await?;
         let other = SessionId(hello.takes_over);
-        if hello.takes_over != hello.session && self.is_proved_dead(other, &hello.host_id) {
+        if hello.takes_over != hello.session && self.is_proved_dead(other, &hello.host_id, &owner.peer) {
             self.end_session(&db, other, End::Lost).await?;
         }
-        let inos = self.begin(&db, id, hello).await?;
+        let inos = self.begin(&db, id, hello, owner).await?;
         let row = db.get(tables::inode(Ino::ROOT)).await?.ok_or(VolumeError::NoInode(Ino::ROOT))?;
         let root = database::decode::<InodeRowMessage>(row, "inode")?;
         self.sharing.lock().join(id, hello.read_only);
@@ -158,6 +195,7 @@ impl Volume {
             opening: self.opening(),
             mark: self.mark(),
             goes_on,
+            trusted: self.registered.lock().trusted,
         };
         Ok(Begun { welcome, heard, worked, mark: self.shared_mark() })
     }
@@ -173,6 +211,9 @@ impl Volume {
     ) -> Result<(), VolumeError> {
         let own: Vec<Object> = claim.own.iter().map(Object::try_from).collect::<Result<_, _>>()?;
         self.check_connection(id, connection)?;
+        if !own.is_empty() && self.state.lock().sessions.get(&id).is_some_and(|found| found.row.read_only) {
+            return Err(VolumeError::Invalid("who changes nothing owns nothing"));
+        }
         // Before anybody is served who waits for this claim.
         self.bring_back(id, &claim.entries).await?;
         self.check_connection(id, connection)?;
@@ -213,10 +254,13 @@ impl Volume {
     }
 
     /// Whether somebody on that host can know that the session's process is dead.
-    fn is_proved_dead(&self, session: SessionId, host_id: &str) -> bool {
+    fn is_proved_dead(&self, session: SessionId, host_id: &str, peer: &str) -> bool {
         let state = self.state.lock();
         state.sessions.get(&session).is_some_and(|found| {
-            found.connection.is_none() && !host_id.is_empty() && found.row.host_id == host_id
+            found.connection.is_none()
+                && !host_id.is_empty()
+                && found.row.host_id == host_id
+                && found.row.peer == peer
         })
     }
 
@@ -229,13 +273,13 @@ impl Volume {
         self.wait_for_eof(session).await;
         let _turn = self.turn.lock().await;
         let db = self.db()?;
-        let (host_id, is_known) = {
+        let (host_id, peer, is_known) = {
             let state = self.state.lock();
-            let host_id = state.sessions.get(&asker).map(|found| found.row.host_id.clone());
-            (host_id.unwrap_or_default(), state.sessions.contains_key(&session))
+            let asker = state.sessions.get(&asker).map(|found| found.row.clone()).unwrap_or_default();
+            (asker.host_id, asker.peer, state.sessions.contains_key(&session))
         };
         match is_known {
-            true if !self.is_proved_dead(session, &host_id) => {
+            true if !self.is_proved_dead(session, &host_id, &peer) => {
                 Err(VolumeError::Invalid("a session that is connected, or of another host, is not buried"))
             }
             _ => self.end_session(&db, session, End::Lost).await,
@@ -324,7 +368,13 @@ impl Volume {
     }
 
     /// Makes the session's row durable, together with numbers for it.
-    async fn begin(self: &Arc<Self>, db: &Db, id: SessionId, hello: &Hello) -> Result<InoRange, VolumeError> {
+    async fn begin(
+        self: &Arc<Self>,
+        db: &Db,
+        id: SessionId,
+        hello: &Hello,
+        owner: Owner,
+    ) -> Result<InoRange, VolumeError> {
         let (session_row, volume_row, range) = {
             let mut state = self.state.lock();
             let last_sequence = state.sessions.get(&id).map_or(0, |session| session.row.last_sequence);
@@ -337,6 +387,8 @@ impl Volume {
                 pid: hello.pid,
                 mount_point: hello.mount_point.clone(),
                 read_only: hello.read_only,
+                peer: owner.peer,
+                token: owner.token,
             };
             (row, state.volume_row(), range)
         };

@@ -1,11 +1,12 @@
 //! What is said to the server, and waiting for what it answers.
 
-use std::io::{self, Write};
+use std::io;
 use std::net::{Shutdown, TcpStream};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use hayloft_fuse::Interrupt;
+use hayloft_transport::Sending;
 use hayloft_wire::client_message::Body as Ask;
 use hayloft_wire::server_message::Body as Answer;
 use hayloft_wire::{Ack, CancelLock, ClientMessage, frame};
@@ -146,7 +147,7 @@ impl Link {
 
     pub(super) fn write_to(
         &self,
-        writer: &mut Option<(u64, TcpStream)>,
+        writer: &mut Option<(u64, Sending)>,
         bytes: &[u8],
         only_on: Option<u64>,
     ) -> io::Result<()> {
@@ -158,7 +159,7 @@ impl Link {
         let result = stream.write_all(bytes);
         self.stats.bytes_sent.add(bytes.len() as u64);
         if result.is_err() {
-            let _ = stream.shutdown(Shutdown::Both);
+            let _ = stream.socket().shutdown(Shutdown::Both);
         }
         result
     }
@@ -264,7 +265,7 @@ impl Link {
         };
         match writer.as_ref() {
             Some((of, stream)) if *of == connection && self.can_be_used(connection) => {
-                if !has_room(stream) {
+                if !has_room(stream.socket()) {
                     return None;
                 }
             }

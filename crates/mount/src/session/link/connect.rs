@@ -1,13 +1,14 @@
 //! Connecting, again and again, going on with the session there, or beginning another one.
 
-use std::io::{self, Write};
-use std::net::{Shutdown, TcpStream, ToSocketAddrs};
+use std::io;
+use std::net::{Shutdown, TcpStream};
 use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicU8, AtomicU64};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use hayloft_model::Sequence;
+use hayloft_transport::{ConnectError, Dial, Receiving, Refusal, Sending, refusal};
 use hayloft_wire::client_message::Body as Ask;
 use hayloft_wire::server_message::Body as Answer;
 use hayloft_wire::{Claim, ClientMessage, Entry, Failed, FailureCode, Hello, ServerMessage, Welcome, frame};
@@ -32,7 +33,7 @@ impl Link {
     /// # Errors
     /// Unreachable, refused, no such volume.
     pub(crate) fn open(
-        address: &str,
+        (address, dial): (&str, &Dial),
         volume: &str,
         mount_point: &str,
         read_only: bool,
@@ -48,16 +49,18 @@ impl Link {
             pid: std::process::id(),
             read_only,
             mount_point: mount_point.to_string(),
+            token: [host::random(), host::random()].map(u64::to_le_bytes).concat().into(),
             ..Hello::default()
         };
+        let not_connected = |error| not_connected(address, error);
+        let connection = dial.connect(address, CONNECT_TIMEOUT).map_err(not_connected)?;
+        let (writer, reader, welcome) =
+            match greet(connection, &hello, &stats, &clock).map_err(not_connected)? {
+                Greeting::Welcome(greeted) => *greeted,
+                Greeting::Refused(failed) => return Err(refused(address, volume, &failed)),
+            };
         let unreachable = |source| MountError::Unreachable { address: address.to_string(), source };
-        let stream = connect(address).map_err(unreachable)?;
-        let (reader, welcome) = match greet(stream, &hello, &stats, &clock).map_err(unreachable)? {
-            Greeting::Welcome(reader, welcome) => (*reader, *welcome),
-            Greeting::Refused(failed) => return Err(refused(address, volume, &failed)),
-        };
-        let writer = reader.stream().try_clone().map_err(unreachable)?;
-        let breaker = reader.stream().try_clone().map_err(unreachable)?;
+        let breaker = reader.socket().try_clone().map_err(unreachable)?;
         let state = State {
             connection: 1,
             connected: true,
@@ -69,6 +72,7 @@ impl Link {
         };
         let link = Arc::new(Link {
             address: address.to_string(),
+            dial: dial.clone(),
             hello,
             state: Mutex::new(state),
             changed: Condvar::new(),
@@ -114,7 +118,7 @@ impl Link {
     pub(super) fn keep_up(self: &Arc<Self>, mut reader: Reader, receiver: &dyn Receiver) {
         loop {
             self.read_answers(&mut reader, receiver);
-            let _ = reader.stream().shutdown(Shutdown::Both);
+            let _ = reader.socket().shutdown(Shutdown::Both);
             {
                 let mut state = self.state.lock();
                 state.connected = false;
@@ -150,12 +154,12 @@ impl Link {
                 return None;
             }
             let hello = self.hello();
-            let greeting =
-                connect(&self.address).and_then(|stream| greet(stream, &hello, &self.stats, &self.clock));
+            let connected = self.dial.connect(&self.address, CONNECT_TIMEOUT);
+            let greeting = connected.and_then(|both| greet(both, &hello, &self.stats, &self.clock));
             match greeting {
-                Ok(Greeting::Welcome(reader, welcome)) => {
-                    let mut reader = *reader;
-                    let resumed = self.resume(&mut reader, &welcome, receiver);
+                Ok(Greeting::Welcome(greeted)) => {
+                    let (writer, mut reader, welcome) = *greeted;
+                    let resumed = self.resume(writer, &mut reader, &welcome, receiver);
                     self.state.lock().restoring = false;
                     match resumed {
                         Ok(()) => {
@@ -169,7 +173,10 @@ impl Link {
                 Ok(Greeting::Refused(failed))
                     if matches!(
                         failed.code(),
-                        FailureCode::NotFound | FailureCode::Evicted | FailureCode::OtherHistory
+                        FailureCode::NotFound
+                            | FailureCode::Evicted
+                            | FailureCode::OtherHistory
+                            | FailureCode::Denied
                     ) =>
                 {
                     self.end_for_good(&failed.message);
@@ -179,9 +186,13 @@ impl Link {
                     self.replace(&failed, receiver);
                 }
                 Ok(Greeting::Refused(failed)) => tracing::debug!(reason = failed.message, "not resumed yet"),
+                Err(error) if error.is_final() => {
+                    self.end_for_good(&error.to_string());
+                    return None;
+                }
                 Err(error) if reported.elapsed() > Duration::from_secs(10) => {
                     reported = Instant::now();
-                    tracing::warn!(%error, server = %self.address, "still no connection");
+                    tracing::warn!(error = with_cause(&error), server = %self.address, "still no connection");
                 }
                 Err(_) => {}
             }
@@ -264,11 +275,12 @@ impl Link {
     /// The new connection carries the session: requests without an answer go out again.
     pub(super) fn resume(
         self: &Arc<Self>,
+        writer: Sending,
         reader: &mut Reader,
         welcome: &Welcome,
         receiver: &dyn Receiver,
     ) -> io::Result<()> {
-        let (stream, breaker) = (reader.stream().try_clone()?, reader.stream().try_clone()?);
+        let breaker = reader.socket().try_clone()?;
         let (next, last, is_new) = {
             let mut state = self.state.lock();
             let is_new = !state.begun;
@@ -282,7 +294,7 @@ impl Link {
         }
         let mut claim = receiver.renew(Sequence(last));
         claim.entries = self.entries_to_bring(welcome.opening, is_new, receiver);
-        *self.writer.lock() = Some((next, stream));
+        *self.writer.lock() = Some((next, writer));
         *self.breaker.lock() = Some((next, breaker));
         let known = {
             let mut state = self.state.lock();
@@ -339,23 +351,31 @@ fn refused(address: &str, volume: &str, failed: &Failed) -> MountError {
         FailureCode::NotFound => {
             MountError::NoSuchVolume { volume: volume.to_string(), address: address.to_string() }
         }
+        FailureCode::Denied => {
+            MountError::Distrusted { address: address.to_string(), message: failed.message.clone() }
+        }
         _ => MountError::Refused { address: address.to_string(), message: failed.message.clone() },
     }
 }
 
-fn connect(address: &str) -> io::Result<TcpStream> {
-    let mut last = io::Error::new(io::ErrorKind::InvalidInput, "the address has no host");
-    for resolved in address.to_socket_addrs()? {
-        match TcpStream::connect_timeout(&resolved, CONNECT_TIMEOUT) {
-            Ok(stream) => {
-                stream.set_nodelay(true)?;
-                notice_dead_peers(&stream);
-                return Ok(stream);
-            }
-            Err(error) => last = error,
+/// Why there is no connection to the server, for who wants to mount.
+fn not_connected(address: &str, error: ConnectError) -> MountError {
+    let address = address.to_string();
+    match error {
+        ConnectError::Address(source) | ConnectError::Unreachable(source) => {
+            MountError::Unreachable { address, source }
+        }
+        ConnectError::Credentials(source) => MountError::Credentials { address, source },
+        ConnectError::Refused(Refusal::Own(message) | Refusal::Server(message)) => {
+            MountError::Distrusted { address, message }
         }
     }
-    Err(last)
+}
+
+/// The error with what caused it, in one line.
+fn with_cause(error: &ConnectError) -> String {
+    let cause = std::error::Error::source(error).map(ToString::to_string);
+    cause.map_or_else(|| error.to_string(), |cause| format!("{error}: {cause}"))
 }
 
 /// A server whose host vanishes without a word is noticed within some ten seconds.
@@ -382,28 +402,45 @@ fn notice_dead_peers(stream: &TcpStream) {
 }
 
 enum Greeting {
-    Welcome(Box<Reader>, Box<Welcome>),
+    Welcome(Box<(Sending, Reader, Welcome)>),
     Refused(Failed),
 }
 
-fn greet(mut stream: TcpStream, hello: &Hello, stats: &Stats, clock: &Clock) -> io::Result<Greeting> {
+fn greet(
+    (mut sending, receiving): (Sending, Receiving),
+    hello: &Hello,
+    stats: &Stats,
+    clock: &Clock,
+) -> Result<Greeting, ConnectError> {
+    let failed = |error: io::Error| match refusal(&error) {
+        Some(refusal) => ConnectError::Refused(refusal),
+        None => ConnectError::Unreachable(error),
+    };
+    notice_dead_peers(sending.socket());
     let ask = Ask::Hello(hello.clone());
     stats.count_request(&ask);
     let mut bytes = Vec::new();
     frame::encode(&ClientMessage { request: u64::MAX, body: Some(ask) }, &mut bytes);
     let sent = Instant::now();
-    stream.set_read_timeout(Some(Duration::from_secs(30)))?;
-    stream.write_all(&bytes)?;
-    let mut reader = Reader::new(stream);
-    let message: Option<ServerMessage> = reader.next(stats).map_err(io::Error::other)?;
-    reader.stream().set_read_timeout(None)?;
+    sending.socket().set_read_timeout(Some(Duration::from_secs(30))).map_err(failed)?;
+    let written = sending.write_all(&bytes);
+    let mut reader = Reader::new(receiving);
+    // Also when nothing can be written: a server that does not want this host has said why.
+    let message: Option<ServerMessage> = match (reader.next(stats).map_err(io::Error::from), written) {
+        (Ok(None), Err(error)) => return Err(failed(error)),
+        (read, _) => read.map_err(failed)?,
+    };
+    reader.socket().set_read_timeout(None).map_err(failed)?;
     match message.and_then(|message| message.body) {
         Some(Answer::Welcome(welcome)) => {
             clock.hear(welcome.server_time_nanos, sent);
-            Ok(Greeting::Welcome(Box::new(reader), Box::new(welcome)))
+            Ok(Greeting::Welcome(Box::new((sending, reader, welcome))))
         }
         Some(Answer::Failed(failed)) => Ok(Greeting::Refused(failed)),
-        Some(_) => Err(io::Error::new(io::ErrorKind::InvalidData, "the answer is not Hayloft's")),
-        None => Err(io::ErrorKind::UnexpectedEof.into()),
+        Some(_) => Err(failed(io::Error::new(io::ErrorKind::InvalidData, "the answer is not Hayloft's"))),
+        None => Err(failed(io::Error::new(
+            io::ErrorKind::UnexpectedEof,
+            "it closed the connection (does it listen for other hosts? its log says why)",
+        ))),
     }
 }

@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 
 use hayloft_model::Sequence;
 use hayloft_model::replay::Kept;
+use hayloft_transport::{Dial, Sending};
 use hayloft_wire::client_message::Body as Ask;
 use hayloft_wire::server_message::Body as Answer;
 use hayloft_wire::{Claim, ClientMessage, Entry, Failed, Hello, Welcome};
@@ -183,12 +184,13 @@ impl State {
 /// The client's end of a session.
 pub(crate) struct Link {
     address: String,
+    dial: Dial,
     hello: Hello,
     state: Mutex<State>,
     /// The connection, the session or the lease is not what it was.
     changed: Condvar,
     /// Lock order: after `state` is released, or alone; writing may block.
-    writer: Mutex<Option<(u64, TcpStream)>>,
+    writer: Mutex<Option<(u64, Sending)>>,
     /// The same connection, to break it off while somebody writes.
     breaker: Mutex<Option<(u64, TcpStream)>>,
     stats: Arc<Stats>,
@@ -279,7 +281,7 @@ impl Link {
         let _ = self.write(&goodbye, None);
         if let Some((_, stream)) = self.writer.lock().take() {
             // The server closes its side when the session has ended there: the volume is free from then on.
-            let _ = stream.shutdown(Shutdown::Write);
+            let _ = stream.socket().shutdown(Shutdown::Write);
         }
         let patience = Instant::now() + GOODBYE_PATIENCE;
         let mut state = self.state.lock();
