@@ -39,6 +39,7 @@ mod roots_memory;
 mod roots_terminal;
 mod roots_user;
 mod roots_views;
+mod security;
 mod server_loss;
 mod shared_files;
 mod shared_locks;

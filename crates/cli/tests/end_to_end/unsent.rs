@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::io::{BufRead, BufReader};
+use std::os::unix::fs::PermissionsExt;
 use std::process::{Command, Stdio};
 
 use crate::farm::{Farm, hayloft, run};
@@ -30,6 +31,7 @@ fn changes_of_an_ended_session_are_kept_by_name() {
     let large: Vec<u8> = (0..300_000u32).map(|at| at as u8).collect();
     fs::write(point.join("deep/er/large"), &large).unwrap();
     fs::write(point.join("small"), b"small").unwrap();
+    fs::set_permissions(point.join("small"), fs::Permissions::from_mode(0o4600)).unwrap();
     // A server that knows nothing of the session: its store was lost.
     farm.kill_server();
     fs::remove_dir_all(farm.dir().join("store")).unwrap();
@@ -46,6 +48,12 @@ fn changes_of_an_ended_session_are_kept_by_name() {
     }
     assert_eq!(fs::read(kept.join("files/deep/er/large")).unwrap(), large);
     assert_eq!(fs::read(kept.join("files/small")).unwrap(), b"small");
+    // What was private stays private, and nothing becomes a program of root's.
+    let mode = |path: &str| fs::metadata(kept.join(path)).unwrap().permissions().mode() & 0o7777;
+    assert_eq!(
+        (mode("files/small"), mode("files/deep/er/large"), mode(""), mode("REPORT")),
+        (0o600, 0o644, 0o700, 0o600)
+    );
     let _ = client.kill();
     let _ = client.wait();
     let _ = Command::new("umount").arg("-l").arg(&point).status();

@@ -1,0 +1,286 @@
+//! What peers without a right, or with a small one, try: docs/security.md lists it. Those of another user need root.
+
+use std::net::SocketAddr;
+
+use bytes::Bytes;
+use hayloft_model::{Content, FileKind};
+use hayloft_wire::client_message::Body as Ask;
+use hayloft_wire::server_message::Body as Answer;
+use hayloft_wire::{
+    Acquire, AllocateInos, Bury, ChangeRequest, CheckVolume, Claim, CreateVolume, DeleteVolume, EvictClient,
+    FailureCode, GrantMessage, Hello, ListClients, ListVolumes, LockKind, LockMessage, LockRequest,
+    ObjectMessage, SetQuota, SetRights, ShowVolume, StatsRequest, SweepVolume,
+};
+use rustix::process::{Uid, geteuid};
+use rustix::thread::set_thread_res_uid;
+
+use crate::common::*;
+
+const NOBODY: u32 = 65_534;
+
+/// A connection of another user of this host; `None` without root.
+fn connect_as(uid: u32, address: SocketAddr) -> Option<Client> {
+    if !geteuid().is_root() {
+        eprintln!("left out: only root can be others");
+        return None;
+    }
+    // One thread becomes the user; its socket stays that user's.
+    let connecting = std::thread::spawn(move || {
+        let uid = Uid::from_raw(uid);
+        set_thread_res_uid(uid, uid, uid).unwrap();
+        Client::connect(address)
+    });
+    Some(connecting.join().unwrap())
+}
+
+fn grant(address: SocketAddr, who: &str, right: &str) {
+    let grant = GrantMessage { who: who.into(), right: right.into(), from: Vec::new() };
+    let set = SetRights { name: "vol".into(), grant: Some(grant), trusted: None };
+    Client::connect(address).ask(Ask::SetRights(set)).unwrap();
+}
+
+fn refusal(client: &mut Client, body: Ask) -> FailureCode {
+    let said = format!("{body:?}");
+    match client.ask(body) {
+        Err(failed) => code(&failed),
+        Ok(answer) => panic!("{said} was answered with {answer:?}"),
+    }
+}
+
+/// All that administers.
+fn administration() -> Vec<Ask> {
+    let name = || "vol".to_owned();
+    vec![
+        Ask::CreateVolume(CreateVolume { name: "mine".into(), mode: 0o777, ..CreateVolume::default() }),
+        Ask::DeleteVolume(DeleteVolume { name: name() }),
+        Ask::SetQuota(SetQuota { name: name(), quota_bytes: 1, quota_inodes: 1 }),
+        Ask::SetRights(SetRights {
+            name: name(),
+            grant: Some(GrantMessage { who: "uid:65534".into(), right: "admin".into(), from: Vec::new() }),
+            trusted: Some(true),
+        }),
+        Ask::EvictClient(EvictClient { volume: name(), session: 1 }),
+        Ask::SweepVolume(SweepVolume { name: name() }),
+        Ask::CheckVolume(CheckVolume { name: name(), content: true }),
+    ]
+}
+
+#[test]
+fn a_user_without_a_right_can_do_nothing_and_sees_nothing() {
+    let (_folder, server) = started();
+    let (_client, _) = Client::open(server.address, hello(1)).unwrap();
+    let Some(mut stranger) = connect_as(NOBODY, server.address) else { return };
+    for body in administration() {
+        assert_eq!(refusal(&mut stranger, body), FailureCode::Denied);
+    }
+    let name = "vol".to_owned();
+    assert_eq!(
+        refusal(&mut stranger, Ask::ShowVolume(ShowVolume { name: name.clone() })),
+        FailureCode::Denied
+    );
+    assert_eq!(refusal(&mut stranger, Ask::ListClients(ListClients { volume: name })), FailureCode::Denied);
+    match stranger.ask(Ask::ListVolumes(ListVolumes {})).unwrap() {
+        Answer::Volumes(found) => assert_eq!(found.volumes, []),
+        other => panic!("{other:?}"),
+    }
+    match stranger.ask(Ask::ListClients(ListClients { volume: String::new() })).unwrap() {
+        Answer::Clients(found) => assert_eq!(found.clients, []),
+        other => panic!("{other:?}"),
+    }
+    match stranger.ask(Ask::Stats(StatsRequest {})).unwrap() {
+        Answer::Stats(stats) => assert!(stats.json.contains("\"volumes\":{}"), "{}", stats.json),
+        other => panic!("{other:?}"),
+    }
+    for read_only in [false, true] {
+        let wants = Hello { read_only, ..hello(7) };
+        assert_eq!(refusal(&mut stranger, Ask::Hello(wants)), FailureCode::Denied);
+    }
+    // A right on a volume is none to make others.
+    grant(server.address, "uid:65534", "admin");
+    let create = CreateVolume { name: "mine".into(), ..CreateVolume::default() };
+    assert_eq!(refusal(&mut stranger, Ask::CreateVolume(create)), FailureCode::Denied);
+    stranger.ask(Ask::ShowVolume(ShowVolume { name: "vol".into() })).unwrap();
+    assert_eq!(server.problems(), [""; 0]);
+}
+
+#[test]
+fn who_may_only_read_changes_nothing() {
+    let (_folder, server) = started();
+    let (mut writer, _) = Client::open(server.address, hello(1)).unwrap();
+    grant(server.address, "uid:65534", "read");
+    let read = Hello { read_only: true, ..hello(9) };
+    let mounted = || {
+        let mut reader = connect_as(NOBODY, server.address)?;
+        reader.ask(Ask::Hello(read.clone())).unwrap();
+        Some(reader)
+    };
+    let Some(mut reader) = mounted() else { return };
+    let object = ObjectMessage { ino: 1, ..ObjectMessage::default() };
+    // It owns nothing that it could change.
+    let claim = Claim { own: vec![object], ..Claim::default() };
+    assert_eq!(refusal(&mut reader, Ask::Claim(claim)), FailureCode::Invalid);
+    let mut reader = mounted().unwrap();
+    reader.ask(Ask::Claim(Claim::default())).unwrap();
+    for body in administration() {
+        refusal(&mut reader, body);
+    }
+    refusal(&mut reader, Ask::Acquire(Acquire { object: Some(object), ..Acquire::default() }));
+    refusal(&mut reader, Ask::Change(ChangeRequest::default()));
+    assert_eq!(refusal(&mut reader, Ask::AllocateInos(AllocateInos { count: 1 })), FailureCode::Denied);
+    let exclusive = LockMessage {
+        ino: 1,
+        owner: 1,
+        end: u64::MAX,
+        kind: LockKind::Write as u32,
+        flock: true,
+        ..LockMessage::default()
+    };
+    let ask = LockRequest { lock: Some(exclusive), wait: false, test: false };
+    assert_eq!(refusal(&mut reader, Ask::Lock(ask)), FailureCode::Denied);
+    // Records end the connection, a commit without any changes nothing.
+    reader.records(&[put(5, row(FileKind::Regular, 1)), link(1, "forged", 5, FileKind::Regular, 2)]);
+    assert!(reader.is_closed_soon());
+    let seen = writer.enter(1, 0).unwrap();
+    assert!(!format!("{:?}", seen.dirs).contains("forged"));
+    // As a writer it does not come in at all.
+    let mut reader = connect_as(NOBODY, server.address).unwrap();
+    assert_eq!(refusal(&mut reader, Ask::Hello(hello(10))), FailureCode::Denied);
+    assert_eq!(server.problems(), [""; 0]);
+}
+
+#[test]
+fn a_right_that_is_taken_away_ends_the_session_at_once() {
+    let (_folder, server) = started();
+    grant(server.address, "uid:65534", "write");
+    let Some(mut client) = connect_as(NOBODY, server.address) else { return };
+    client.ask(Ask::Hello(hello(3))).unwrap();
+    client.ask(Ask::Claim(Claim::default())).unwrap();
+    // What is enough for it does not disturb it.
+    grant(server.address, "uid:65534", "admin");
+    client.enter(1, 0).unwrap();
+    grant(server.address, "uid:65534", "read");
+    assert!(client.is_closed_soon());
+    let mut again = connect_as(NOBODY, server.address).unwrap();
+    let resume = Hello { resume: true, ..hello(3) };
+    assert_eq!(refusal(&mut again, Ask::Hello(resume)), FailureCode::Denied);
+}
+
+#[test]
+fn a_session_is_not_taken_over_by_its_number() {
+    let (_folder, server) = started();
+    grant(server.address, "uid:*", "write");
+    let owner = || Hello { token: Bytes::from_static(b"sixteen bytes...."), ..hello(1) };
+    let (mut client, _) = Client::open(server.address, owner()).unwrap();
+    let tries = [
+        Hello { resume: true, ..hello(1) },
+        hello(1),
+        Hello { replaces: 1, ..hello(2) },
+        Hello { resume: true, token: Bytes::from_static(b"guessed"), ..hello(1) },
+    ];
+    for attempt in &tries {
+        let refused = refusal(&mut Client::connect(server.address), Ask::Hello(attempt.clone()));
+        assert_eq!(refused, FailureCode::Denied, "{attempt:?}");
+    }
+    client.enter(1, 0).unwrap();
+    // Not even with its token by another user, nor by who says that its process is dead.
+    if let Some(mut other) = connect_as(NOBODY, server.address) {
+        let resume = Hello { resume: true, ..owner() };
+        assert_eq!(refusal(&mut other, Ask::Hello(resume)), FailureCode::Denied);
+        drop(client);
+        let (takes_over, mut liar) =
+            (Hello { takes_over: 1, ..hello(8) }, connect_as(NOBODY, server.address).unwrap());
+        liar.ask(Ask::Hello(takes_over)).unwrap();
+        liar.ask(Ask::Claim(Claim::default())).unwrap();
+        assert_eq!(refusal(&mut liar, Ask::Bury(Bury { session: 1 })), FailureCode::Invalid);
+    }
+    // Its owner goes on with it.
+    let (mut client, _) = Client::open(server.address, Hello { resume: true, ..owner() }).unwrap();
+    client.enter(1, 0).unwrap();
+    // Nor when it was ended.
+    let evict = EvictClient { volume: "vol".into(), session: 1 };
+    Client::connect(server.address).ask(Ask::EvictClient(evict)).unwrap();
+    let refused =
+        refusal(&mut Client::connect(server.address), Ask::Hello(Hello { replaces: 1, ..hello(4) }));
+    assert_eq!(refused, FailureCode::Denied);
+}
+
+#[test]
+fn content_of_a_volume_is_not_to_be_had_by_another() {
+    let (_folder, server) = started();
+    let create = CreateVolume { name: "other".into(), mode: 0o755, ..CreateVolume::default() };
+    Client::connect(server.address).ask(Ask::CreateVolume(create)).unwrap();
+    let (mut owner, _) = Client::open(server.address, hello(1)).unwrap();
+    let (mut thief, _) = Client::open(server.address, Hello { volume: "other".into(), ..hello(2) }).unwrap();
+    // Above the size of what is kept in rows.
+    for (sequence, len) in [(1, 500), (2, 60_000)] {
+        let secret = noise(sequence, len);
+        owner.begin(sequence, (len as i64, 1));
+        let block = owner.content(&secret);
+        let ino = 10 + sequence;
+        let records = [
+            put(1, directory(1, 0, ino + 1)),
+            link(1, &format!("secret{sequence}"), ino, FileKind::Regular, ino),
+            put(ino, file(Content::Blocks(vec![Some(block)]), len as u64)),
+        ];
+        owner.records(&records);
+        owner.commit(sequence, &records, (len as i64, 1)).unwrap();
+        assert_eq!(owner.fetch(&[block.hash]).unwrap(), [Bytes::from(secret)]);
+        // By its hash, and by a file of one's own that names it.
+        assert_eq!(code(&thief.fetch(&[block.hash]).unwrap_err()), FailureCode::NotFound);
+        thief.begin(1, (len as i64, 1));
+        thief.records(&records);
+        thief.commit(1, &records, (len as i64, 1)).unwrap_err();
+        assert_eq!(code(&thief.fetch(&[block.hash]).unwrap_err()), FailureCode::NotFound);
+    }
+    assert_eq!(server.problems(), [""; 0]);
+}
+
+#[test]
+fn what_administrators_do_is_in_the_audit_log() {
+    let folder = tempfile::tempdir().unwrap();
+    let log = folder.path().join("log/audit.log");
+    let mut config = config(&folder.path().join("store"));
+    config.audit = Some(log.clone());
+    let server = Running::start(config);
+    Client::create(server.address, 0);
+    grant(server.address, "cert:build1", "write");
+    let mut refused = 0;
+    if let Some(mut stranger) = connect_as(NOBODY, server.address) {
+        for _ in 0..1000 {
+            refusal(&mut stranger, Ask::DeleteVolume(DeleteVolume { name: "vol".into() }));
+            refused += 1;
+        }
+    }
+    Client::connect(server.address).ask(Ask::DeleteVolume(DeleteVolume { name: "vol".into() })).unwrap();
+    let text = std::fs::read_to_string(&log).unwrap();
+    let lines: Vec<serde_json::Value> =
+        text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let own = format!("uid:{}", geteuid().as_raw());
+    let outcomes = |act: &str, who: &str| {
+        let is_it =
+            |line: &&serde_json::Value| line["act"] == act && line["who"] == who && line["volume"] == "vol";
+        let found: Vec<&str> =
+            lines.iter().filter(is_it).map(|line| line["outcome"].as_str().unwrap()).collect();
+        found
+    };
+    for act in ["create", "rights", "delete"] {
+        assert_eq!(outcomes(act, &own), ["begins", "done"], "{text}");
+    }
+    assert!(lines.iter().all(|line| line["from"].as_str().unwrap().starts_with("127.0.0.1:")));
+    assert!(lines.iter().all(|line| line["time"].as_f64().unwrap() > 1.7e9));
+    // Strangers do not fill the disk.
+    assert_eq!(outcomes("delete", "uid:65534").len(), refused.min(100));
+    use std::os::unix::fs::PermissionsExt;
+    let mode = |path: &std::path::Path| path.metadata().unwrap().permissions().mode() & 0o777;
+    assert_eq!((mode(&log), mode(log.parent().unwrap())), (0o600, 0o700));
+}
+
+#[test]
+fn a_server_does_not_listen_for_other_hosts_without_certificates() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut config = config(folder.path());
+    config.listen = "0.0.0.0:0".parse().unwrap();
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let error = runtime.block_on(hayloft_volume::Server::start(config)).err().unwrap();
+    assert!(matches!(error, hayloft_volume::ServerError::Open { .. }), "{error}");
+}
