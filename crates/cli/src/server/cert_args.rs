@@ -55,6 +55,10 @@ Examples:
   hayloft cert revoke 5f0c1d2e3a4b5c6d5f0c1d2e3a4b5c6d       (one certificate, by its number)")]
     Revoke(RevokeArgs),
     /// List what was issued, and until when it is valid
+    #[command(after_help = "\
+Examples:
+  hayloft cert list
+  hayloft cert list --json")]
     List(ListArgs),
 }
 

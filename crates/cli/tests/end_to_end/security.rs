@@ -66,9 +66,10 @@ impl Hosts {
 
     /// `cert issue | cert install`.
     fn bring(&self, name: &str, folder: &str) {
-        let issue = self.cert(&["issue", name, "--again"]).stdout(Stdio::piped()).spawn().unwrap();
+        let mut issue = self.cert(&["issue", name, "--again"]).stdout(Stdio::piped()).spawn().unwrap();
         let mut install = self.at(&self.net.host(0), folder, &["cert", "install"]);
-        run(install.stdin(issue.stdout.unwrap()));
+        run(install.stdin(issue.stdout.take().unwrap()));
+        assert!(issue.wait().unwrap().success());
     }
 
     fn serve(&self) -> Command {

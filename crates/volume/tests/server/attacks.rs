@@ -124,7 +124,7 @@ fn who_may_only_read_changes_nothing() {
     for body in administration() {
         refusal(&mut reader, body);
     }
-    refusal(&mut reader, Ask::Acquire(Acquire { object: Some(object), ..Acquire::default() }));
+    refusal(&mut reader, Ask::Acquire(Acquire { object: Some(object) }));
     refusal(&mut reader, Ask::Change(ChangeRequest::default()));
     assert_eq!(refusal(&mut reader, Ask::AllocateInos(AllocateInos { count: 1 })), FailureCode::Denied);
     let exclusive = LockMessage {
