@@ -170,8 +170,9 @@ impl Acceptor {
         match &self.security {
             Security::Local => Err(AcceptError::Foreign),
             Security::Insecure => Ok(plain(socket, Peer::new(Identity::Anyone, address))),
-            Security::Tls(folder) => {
-                let config = self.current(folder).0;
+            Security::Tls(_) => {
+                self.refresh();
+                let config = self.current().0;
                 let mut peer = Peer::new(Identity::Anyone, address);
                 let stream = handshake(config, socket).await?;
                 let chain = stream.get_ref().1.peer_certificates().unwrap_or_default();
@@ -183,42 +184,50 @@ impl Acceptor {
         }
     }
 
-    /// Whether a peer that was let in may stay: `Err` says why not.
+    /// Whether a peer that was let in may stay, as [`Acceptor::refresh`] has found: `Err` says why not.
     ///
     /// # Errors
     /// One sentence.
     pub fn check(&self, peer: &Peer) -> Result<(), &'static str> {
-        let (Security::Tls(folder), Some(shown)) = (&self.security, &peer.shown) else { return Ok(()) };
+        let (Security::Tls(_), Some(shown)) = (&self.security, &peer.shown) else { return Ok(()) };
         let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs() as i64);
         if shown.expires < now {
             return Err("its certificate has expired");
         }
-        let revoked = self.current(folder).1;
+        let revoked = self.current().1;
         match revoked.contains(&(shown.issuer.clone(), shown.serial.clone())) {
             true => Err("its certificate was revoked"),
             false => Ok(()),
         }
     }
 
-    /// What the folder says now. It is read again when a file of it has changed; what cannot be used changes nothing.
-    fn current(&self, folder: &Path) -> (Arc<ServerConfig>, Arc<Revoked>) {
+    /// What the folder said when it was looked at last.
+    fn current(&self) -> (Arc<ServerConfig>, Arc<Revoked>) {
+        let loaded = self.loaded.lock();
+        let loaded = loaded.as_ref().expect("credentials were loaded when the server began");
+        (Arc::clone(&loaded.config), Arc::clone(&loaded.revoked))
+    }
+
+    /// Reads the folder again when a file of it has changed; what cannot be used changes nothing.
+    pub fn refresh(&self) {
+        let Security::Tls(folder) = &self.security else { return };
         let stamp = stamp(folder);
+        if self.loaded.lock().as_ref().is_some_and(|loaded| loaded.stamp == stamp) {
+            return;
+        }
+        let new = load(folder, stamp.clone());
         let mut loaded = self.loaded.lock();
-        let loaded = loaded.as_mut().expect("credentials were loaded when the server began");
-        if loaded.stamp != stamp {
-            match load(folder, stamp.clone()) {
-                Ok(new) => {
-                    tracing::info!(folder = %folder.display(), "the certificates were read again");
-                    *loaded = new;
-                }
-                Err(error) => {
-                    let reason = std::error::Error::source(&error).map(ToString::to_string);
-                    tracing::error!(%error, reason, "the certificates have changed, and cannot be used: the old ones hold");
-                    loaded.stamp = stamp;
-                }
+        match new {
+            Ok(new) => {
+                tracing::info!(folder = %folder.display(), "the certificates were read again");
+                *loaded = Some(new);
+            }
+            Err(error) => {
+                let reason = std::error::Error::source(&error).map(ToString::to_string);
+                tracing::error!(%error, reason, "the certificates have changed, and cannot be used: the old ones hold");
+                loaded.as_mut().expect("credentials were loaded when the server began").stamp = stamp;
             }
         }
-        (Arc::clone(&loaded.config), Arc::clone(&loaded.revoked))
     }
 }
 

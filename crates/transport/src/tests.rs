@@ -138,6 +138,7 @@ fn a_revoked_certificate_ends_what_there_is_and_does_not_come_back() {
     assert!(revoked.len() == 1 && !revoked[0].is_valid());
     // Without a restart of the server.
     assert!(two.authority.tell_revoked(&two.server()).unwrap());
+    acceptor.refresh();
     assert!(acceptor.check(&peer).unwrap_err().contains("revoked"));
     let (peer, said) = echo(&acceptor, &two.client(), "farm1", 5);
     peer.unwrap_err();

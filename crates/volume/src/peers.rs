@@ -52,6 +52,7 @@ impl Peers {
 
     /// Ends the connections of those whose certificates are not to be believed any more.
     pub(crate) fn check(&self, acceptor: &Acceptor) {
+        acceptor.refresh();
         for (number, Connected { peer, hang_up, .. }) in &*self.connected.lock() {
             if let Err(reason) = acceptor.check(peer) {
                 tracing::warn!(peer = %peer.identity, connection = number, reason, "a connection is ended");
