@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
 
+use crate::farm::args::{FarmArgs, TaskArgs};
 use crate::roots::root_args::{RootArgs, RunArgs};
 use crate::server::cert_args::CertArgs;
 use crate::units::parse_size;
@@ -30,7 +31,8 @@ Examples:
   hayloft mount 127.0.0.1:7440/builds /mnt/builds
   hayloft stats /mnt/builds
   hayloft umount /mnt/builds
-  hayloft run --root /mnt/builds/sysroot -- make -j4";
+  hayloft run --root /mnt/builds/sysroot -- make -j4
+  hayloft task -- cc -c x.c -o x.o";
 
 /// See [`ABOUT`].
 #[derive(Debug, Parser)]
@@ -76,6 +78,10 @@ pub(crate) enum Verb {
     Run(Box<RunArgs>),
     /// Make layers; list, show, enter, compare, publish and remove build roots
     Root(RootArgs),
+    /// Run a command on a host of the farm as if it ran here
+    Task(Box<TaskArgs>),
+    /// Offer slots to the farm; show its hosts and builds
+    Farm(FarmArgs),
     /// Build a real program on a throw-away volume and compare the times with disk and memory
     Try(TryArgs),
 }

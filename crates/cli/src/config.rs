@@ -31,6 +31,8 @@ pub(crate) struct Config {
     pub mount: MountConfig,
     /// For `hayloft run` and `hayloft root`.
     pub run: RunConfig,
+    /// For `hayloft task`, `make` and `farm`.
+    pub farm: FarmConfig,
 }
 
 /// The table `[serve]`.
@@ -81,6 +83,24 @@ pub(crate) struct RunConfig {
     pub spill: Option<String>,
     /// Free memory without which no root starts, a size.
     pub require_free: Option<String>,
+}
+
+/// The table `[farm]`.
+#[derive(Debug, Default, Deserialize, PartialEq)]
+#[serde(deny_unknown_fields, default)]
+pub(crate) struct FarmConfig {
+    /// Address of the broker, `nats://HOST:PORT`, several separated by commas.
+    pub broker: Option<String>,
+    /// Certificates of authorities, PEM.
+    pub ca: Option<PathBuf>,
+    /// A certificate of our own, PEM.
+    pub certificate: Option<PathBuf>,
+    /// Its key, PEM.
+    pub key: Option<PathBuf>,
+    /// Credentials of NATS.
+    pub credentials: Option<PathBuf>,
+    /// Slots of this host.
+    pub slots: Option<u32>,
 }
 
 impl Config {
@@ -134,6 +154,14 @@ impl Config {
                 memory: self.run.memory.or(below.run.memory),
                 spill: self.run.spill.or(below.run.spill),
                 require_free: self.run.require_free.or(below.run.require_free),
+            },
+            farm: FarmConfig {
+                broker: self.farm.broker.or(below.farm.broker),
+                ca: self.farm.ca.or(below.farm.ca),
+                certificate: self.farm.certificate.or(below.farm.certificate),
+                key: self.farm.key.or(below.farm.key),
+                credentials: self.farm.credentials.or(below.farm.credentials),
+                slots: self.farm.slots.or(below.farm.slots),
             },
         }
     }

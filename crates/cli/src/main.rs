@@ -1,12 +1,13 @@
 //! The `hayloft` command: flags, configuration, wiring and output.
 //!
 //! A command is a module of a room: `server` (servers and their volumes), `mounts`, `roots` (build roots and layers),
-//! `trial` (`hayloft try`). A room uses only those before it.
+//! `trial` (`hayloft try`), `farm` (tasks, agents, make). A room uses only those before it.
 
 mod args;
 mod config;
 mod dial;
 mod exit;
+mod farm;
 mod mountinfo;
 mod mounts;
 mod notify;
@@ -25,6 +26,8 @@ use clap::{CommandFactory, Parser};
 use crate::args::{Cli, Verb};
 use crate::config::Config;
 use crate::exit::Exit;
+use crate::farm::args::FarmVerb;
+use crate::farm::{agent, status, task};
 use crate::mounts::{helper, mount, sync, umount};
 use crate::roots::{root, run as run_root};
 use crate::server::{cert, clients, serve, stats, volume};
@@ -36,6 +39,10 @@ fn main() -> ExitCode {
     }
     if argv.get(1).is_some_and(|first| first == hayloft_mount::KEEPER_ARGUMENT) {
         return hayloft_mount::keep(&argv[2..]).into();
+    }
+    if argv.get(1).is_some_and(|first| first == hayloft_farm::execution::SPAWNER_ARGUMENT) {
+        let code = u8::from(hayloft_farm::execution::spawner().is_err());
+        return code.into();
     }
     match Cli::try_parse_from(&argv) {
         Ok(cli) => exit::finish(run(cli)),
@@ -52,7 +59,7 @@ fn main() -> ExitCode {
 fn runs_a_command(argv: &[OsString]) -> bool {
     let Ok(all) = Cli::command().ignore_errors(true).try_get_matches_from(argv) else { return false };
     match all.subcommand_name() {
-        Some("run") => true,
+        Some("run" | "task") => true,
         Some("try") => argv.iter().any(|arg| arg == "--"),
         _ => false,
     }
@@ -79,5 +86,13 @@ fn run(cli: Cli) -> anyhow::Result<u8> {
             .map_err(|error| exit::failure(Exit::Run, format!("{error:#}"))),
         Verb::Root(args) => root::run(args, &config()?, cli.config.as_deref()),
         Verb::Try(args) => trial::run(args),
+        Verb::Task(args) => config()
+            .and_then(|config| task::run(&args, &config))
+            .map_err(|error| exit::failure(Exit::Run, format!("{error:#}"))),
+        Verb::Farm(args) => match args.verb {
+            FarmVerb::Agent(args) => agent::run(*args, &config()?),
+            FarmVerb::Status(args) => status::status(&args, &config()?),
+            FarmVerb::Top(args) => status::top(&args, &config()?),
+        },
     }
 }

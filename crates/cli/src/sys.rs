@@ -92,6 +92,54 @@ pub(crate) fn die_with_parent() -> io::Result<()> {
     }
 }
 
+/// Has the kernel end what a command starts when this process ends, however that happens.
+pub(crate) fn ends_with_parent(command: &mut Command) -> &mut Command {
+    let ends = || {
+        // SAFETY: plain numbers.
+        check(unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) })
+    };
+    // SAFETY: between fork and exec one system call is made.
+    unsafe { command.pre_exec(ends) }
+}
+
+/// Becomes another program; returns why not.
+pub(crate) fn exec(command: &[std::ffi::OsString]) -> io::Error {
+    Command::new(&command[0]).args(&command[1..]).exec()
+}
+
+/// Whether keys of the terminal reach this process: it is of the group in front of it.
+pub(crate) fn is_in_foreground() -> bool {
+    let Ok(terminal) = std::fs::File::open("/dev/tty") else { return false };
+    // SAFETY: an open descriptor, and calls that take nothing.
+    unsafe { libc::tcgetpgrp(std::os::fd::AsRawFd::as_raw_fd(&terminal)) == libc::getpgrp() }
+}
+
+/// Ends this process by a signal, as a command has ended that it stands for. Returns if the signal does not end it.
+pub(crate) fn end_by(signal: i32) {
+    // SAFETY: plain numbers; a core of this process would be of no use to anybody.
+    unsafe {
+        let none = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+        libc::setrlimit(libc::RLIMIT_CORE, &raw const none);
+        libc::signal(signal, libc::SIG_DFL);
+        libc::kill(libc::getpid(), signal);
+    }
+    std::thread::sleep(std::time::Duration::from_millis(100));
+}
+
+/// A copy of a standard descriptor, as a file.
+///
+/// # Errors
+/// When it is closed, or too many files are open.
+pub(crate) fn standard(number: i32) -> io::Result<std::fs::File> {
+    use std::os::fd::FromRawFd;
+    // SAFETY: plain numbers; the new descriptor is nobody else's.
+    unsafe {
+        let fd = libc::fcntl(number, libc::F_DUPFD_CLOEXEC, 3);
+        check(fd)?;
+        Ok(std::fs::File::from_raw_fd(fd))
+    }
+}
+
 /// Lets standard output go nowhere from now on; whoever reads it sees its end.
 ///
 /// # Errors

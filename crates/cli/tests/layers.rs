@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// A crate, and the crates of this workspace that it may use.
-const MAY_USE: [(&str, &[&str]); 13] = [
+const MAY_USE: [(&str, &[&str]); 14] = [
     ("hayloft-memory", &[]),
     ("hayloft-model", &[]),
     ("hayloft-wire", &["hayloft-model"]),
@@ -32,6 +32,7 @@ const MAY_USE: [(&str, &[&str]); 13] = [
     ("hayloft-layer", &[]),
     ("hayloft-root", &["hayloft-model"]),
     ("hayloft-schedule", &[]),
+    ("hayloft-farm", &["hayloft-layer", "hayloft-schedule"]),
     (
         "hayloft",
         &[
@@ -45,6 +46,7 @@ const MAY_USE: [(&str, &[&str]); 13] = [
             "hayloft-mount",
             "hayloft-layer",
             "hayloft-root",
+            "hayloft-farm",
         ],
     ),
 ];
@@ -73,8 +75,10 @@ fn no_crate_uses_what_the_table_does_not_allow() {
 }
 
 /// Crates with rooms, and the rooms in the order in which they may use each other. Files beside the rooms are for all.
-const ROOMS: [(&str, &[&str]); 1] =
-    [("volume", &["database", "content", "order", "sharing", "session", "commit", "admin", "connection"])];
+const ROOMS: [(&str, &[&str]); 2] = [
+    ("volume", &["database", "content", "order", "sharing", "session", "commit", "admin", "connection"]),
+    ("farm", &["protocol", "execution", "dispatch", "agent", "submit"]),
+];
 
 #[test]
 fn a_room_uses_only_those_above_it() {

@@ -283,6 +283,8 @@ pub(crate) struct Client {
     pub(crate) cache_queue: Mutex<std::collections::VecDeque<(Ino, u64)>>,
     /// Folder and name for changes that can never be applied.
     pub(crate) rescue: (PathBuf, String),
+    /// The volume's id, random, never used twice.
+    pub(crate) volume_id: std::sync::OnceLock<String>,
     /// What has to be kept there, and why.
     pub(crate) unsent: Mutex<Vec<(Unsent, String)>>,
     /// The same, while it may be applied still.
@@ -350,6 +352,7 @@ impl Client {
             status: Mutex::new(status),
             cache_queue: Mutex::default(),
             rescue,
+            volume_id: std::sync::OnceLock::new(),
             unsent: Mutex::default(),
             restoring: Mutex::default(),
             room_wanted: AtomicBool::new(false),

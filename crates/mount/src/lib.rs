@@ -36,6 +36,7 @@ mod sharing;
 mod stats;
 
 pub use error::MountError;
+pub use fs::VOLUME_XATTR;
 pub use keeper::{ARGUMENT as KEEPER_ARGUMENT, run as keep};
 pub use mount::{Mount, MountConfig, Stopper};
 pub use options::{LocksOption, MountOptions, OptionError, TransportOption, parse_size};

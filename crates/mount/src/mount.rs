@@ -172,6 +172,7 @@ impl Mount {
         let (recalls, to_recall) = std::sync::mpsc::channel();
         let speech = (words, recalls);
         let client = Arc::new(Client::new(core, opened.link, clock, stats, options, status, rescue, speech));
+        let _ = client.volume_id.set(welcome.volume_id.clone());
         let receiver: Arc<dyn crate::session::link::Receiver> = Arc::clone(&client) as _;
         client
             .link

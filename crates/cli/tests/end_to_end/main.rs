@@ -4,6 +4,7 @@
 //! expect must hold on a local file system first.
 #![allow(unsafe_code, missing_docs)]
 
+mod agents;
 mod caching;
 mod calls;
 mod clients;
@@ -47,6 +48,8 @@ mod signals;
 mod space;
 mod split;
 mod syncfs;
+mod tasks;
+mod tasks_faults;
 mod trial;
 mod unsent;
 mod users;

@@ -3,7 +3,7 @@
 use std::fs;
 
 use crate::calls::{self, errno};
-use crate::farm::{Place, run, sh};
+use crate::farm::{Farm, Place, run, sh};
 
 #[test]
 fn extended_attributes() {
@@ -27,6 +27,20 @@ fn extended_attributes() {
     assert_eq!(errno(calls::remove_xattr(&file, "user.comment")), libc::ENODATA);
     place.remount();
     assert_eq!(errno(calls::get_xattr(&file, "user.comment")), libc::ENODATA);
+}
+
+#[test]
+fn a_volume_has_an_id_that_all_its_mounts_tell() {
+    let (farm, mounts) = Farm::shared(2);
+    fs::write(mounts[0].join("file"), b"x").unwrap();
+    let id = calls::get_xattr(mounts[0].path(), "hayloft.volume").unwrap();
+    assert!(!id.is_empty());
+    assert_eq!(calls::get_xattr(&mounts[1].join("file"), "hayloft.volume").unwrap(), id);
+    assert_eq!(calls::list_xattr(mounts[0].path()).unwrap(), [""; 0]);
+    assert_eq!(errno(calls::set_xattr(mounts[0].path(), "hayloft.volume", b"x", 0)), libc::EOPNOTSUPP);
+    farm.create("other");
+    let other = farm.mount("other", "");
+    assert_ne!(calls::get_xattr(other.path(), "hayloft.volume").unwrap(), id);
 }
 
 #[test]

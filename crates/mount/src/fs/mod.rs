@@ -8,6 +8,8 @@ mod request;
 mod twins;
 mod xattrs;
 
+pub use xattrs::VOLUME_XATTR;
+
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;

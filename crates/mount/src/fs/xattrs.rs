@@ -9,6 +9,10 @@ use super::{Done, VolumeFs};
 /// Longest name, as everywhere on Linux.
 const NAME_MAX: usize = 255;
 
+/// The volume's id, on whatever is in it: two mounts with the same one are mounts of one volume. It is not listed, since
+/// programs that copy attributes would copy it.
+pub const VOLUME_XATTR: &str = "hayloft.volume";
+
 /// Attributes of users, of root, and of security modules are kept. Those of the system, POSIX access control
 /// lists among them, are refused: what is not enforced must not look as if it was.
 fn check_name(name: &[u8]) -> Done {
@@ -35,9 +39,15 @@ impl VolumeFs {
     }
 
     pub(super) fn get_xattr(&self, ino: Ino, name: &[u8], size: u32, reply: &mut Reply<'_>) -> Done {
-        check_name(name)?;
+        let id = self.client.volume_id.get().filter(|_| name == VOLUME_XATTR.as_bytes());
         let core = self.client.core();
-        let value = core.tree.xattr(ino, name)?;
+        let value = match id {
+            Some(id) => id.as_bytes(),
+            None => {
+                check_name(name)?;
+                core.tree.xattr(ino, name)?
+            }
+        };
         match size as usize {
             0 => reply.xattr_size(value.len() as u32),
             size if size < value.len() => return Err(FsError::Range.into()),

@@ -1,0 +1,175 @@
+//! `hayloft task`.
+
+use std::fs::File;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
+
+use anyhow::Context;
+use hayloft_farm::broker::BrokerOptions;
+use hayloft_farm::place::Place;
+use hayloft_farm::submit::{self, Order, Outcome, Submitter, Task};
+use tokio::sync::mpsc;
+
+use crate::config::Config;
+use crate::exit::{Exit, failure};
+use crate::farm::args::TaskArgs;
+use crate::farm::here::{self, Child, Ended};
+use crate::farm::settings;
+use crate::{signals, sys};
+
+/// Set for what runs as a task: what is submitted from within runs there and then, in the slot that the task has.
+pub(crate) const IN_TASK: &str = "HAYLOFT_IN_TASK";
+
+/// Signals that are passed on.
+const PASSED: [i32; 7] =
+    [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGQUIT, libc::SIGUSR1, libc::SIGUSR2, libc::SIGWINCH];
+
+/// Where signals go.
+struct Signals {
+    orders: mpsc::UnboundedSender<Order>,
+    child: Child,
+    /// The task is the farm's.
+    is_away: AtomicBool,
+    /// The last signal that asks for an end.
+    ending: AtomicI32,
+}
+
+impl Signals {
+    fn pass_on(&self, signal: i32) {
+        let is_end = signals::ENDING.contains(&signal) || signal == libc::SIGQUIT;
+        if self.is_away.load(Ordering::SeqCst) {
+            // Who says it twice means it.
+            let before = if is_end { self.ending.swap(signal, Ordering::SeqCst) } else { 0 };
+            let order = if before != 0 { Order::End } else { Order::Signal(signal) };
+            let _ = self.orders.send(order);
+        } else if !self.child.signal(signal) && is_end {
+            // It waits for a slot.
+            sys::end_by(signal);
+        }
+    }
+}
+
+/// Runs the command; gives its exit code. Does not return when a signal has ended the command: it ends this process as well.
+///
+/// # Errors
+/// When the farm has failed: with [`Exit::Run`].
+pub(crate) fn run(args: &TaskArgs, config: &Config) -> anyhow::Result<u8> {
+    crate::server::serve::init_log("error");
+    let ended = run_somewhere(args, config)?;
+    Ok(match ended {
+        Ended::Code(code) => code,
+        Ended::Signal(signal) => {
+            sys::end_by(signal);
+            128u8.wrapping_add(signal as u8)
+        }
+    })
+}
+
+fn run_somewhere(args: &TaskArgs, config: &Config) -> anyhow::Result<Ended> {
+    let broker = if args.here { None } else { settings::broker(&args.broker, config)? };
+    if args.farm && broker.is_none() {
+        settings::broker_needed(&args.broker, config)?;
+    }
+    if std::env::var_os(IN_TASK).is_some() {
+        let error = sys::exec(&args.command);
+        eprintln!("hayloft: {}: {error}", args.command[0].to_string_lossy());
+        return Ok(Ended::Code(if error.kind() == std::io::ErrorKind::NotFound { 127 } else { 126 }));
+    }
+    let (orders, mut obeys) = mpsc::unbounded_channel();
+    let signals = Arc::new(Signals {
+        orders,
+        child: Child::default(),
+        is_away: AtomicBool::new(false),
+        ending: AtomicI32::new(0),
+    });
+    let passes = Arc::clone(&signals);
+    signals::on(&PASSED, move |signal| passes.pass_on(signal)).context("cannot catch signals")?;
+    let reason = match broker {
+        None => None,
+        Some(broker) => {
+            signals.is_away.store(true, Ordering::SeqCst);
+            let outcome = on_the_farm(args, &broker, &mut obeys);
+            signals.is_away.store(false, Ordering::SeqCst);
+            match outcome? {
+                Outcome::Exited(code) => return Ok(Ended::Code(code as u8)),
+                Outcome::Signalled(signal) => return Ok(Ended::Signal(signal)),
+                Outcome::NotRun(code, reason) => {
+                    eprintln!("hayloft: {reason}");
+                    return Ok(Ended::Code(code as u8));
+                }
+                Outcome::FarmFailed(reason) => {
+                    return Err(failure(
+                        Exit::Run,
+                        format!("the farm has failed, not the command: {reason}"),
+                    ));
+                }
+                Outcome::Nowhere(reason) => Some(reason),
+            }
+        }
+    };
+    if let Some(reason) = reason {
+        eprintln!("hayloft: runs here: {reason}");
+    }
+    here::run(&args.command, settings::slots(config), &signals.child)
+}
+
+/// Runs it on the farm, if that can be.
+fn on_the_farm(
+    args: &TaskArgs,
+    broker: &BrokerOptions,
+    orders: &mut mpsc::UnboundedReceiver<Order>,
+) -> anyhow::Result<Outcome> {
+    let directory = std::env::current_dir().context("the current folder")?;
+    let place = Place::of(&directory).context("the current folder")?;
+    let Some(place) = place else {
+        let reason = format!("{} is not on a mounted volume", directory.display());
+        return Ok(if args.farm { Outcome::FarmFailed(reason) } else { Outcome::Nowhere(reason) });
+    };
+    let umask = submit::umask()?;
+    let user = sys::user_and_group();
+    let spec = submit::spec(args.command.clone(), submit::environment(), &place, umask, user);
+    let (output, error) = (sys::standard(1), sys::standard(2));
+    let is_merged = match (&output, &error) {
+        (Ok(output), Ok(error)) => is_same(output, error),
+        _ => false,
+    };
+    let null = || File::options().write(true).open("/dev/null");
+    let task = Task {
+        spec,
+        need: settings::need(&args.need, args.slots),
+        input: sys::standard(0).ok().filter(|input| !is_null(input)),
+        output: output.or_else(|_| null())?,
+        error: if is_merged { None } else { Some(error.or_else(|_| null())?) },
+        may_run_here: !args.farm,
+    };
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let outcome = runtime.block_on(async {
+        let host = settings::host_name();
+        let submitter = match Submitter::connect(broker, settings::build(&args.need), &host, args.farm).await
+        {
+            Ok(submitter) => submitter,
+            Err(error) if args.farm => return Err(error.into()),
+            Err(error) => return Ok(Outcome::Nowhere(error.to_string())),
+        };
+        let outcome = submitter.run(task, orders).await;
+        submitter.leave().await;
+        Ok(outcome)
+    });
+    // A thread may wait for input that never comes.
+    runtime.shutdown_background();
+    outcome
+}
+
+/// Whether two descriptors are one and the same stream, such that the order of what is written to them is seen.
+pub(crate) fn is_same(a: &File, b: &File) -> bool {
+    let (Ok(a), Ok(b)) = (a.metadata(), b.metadata()) else { return false };
+    (a.dev(), a.ino(), a.rdev()) == (b.dev(), b.ino(), b.rdev()) && !a.file_type().is_socket()
+}
+
+/// Whether nothing can be read from it.
+pub(crate) fn is_null(file: &File) -> bool {
+    let null = std::fs::metadata("/dev/null").map(|null| null.rdev());
+    file.metadata()
+        .is_ok_and(|meta| meta.file_type().is_char_device() && null.is_ok_and(|null| null == meta.rdev()))
+}

@@ -1,0 +1,101 @@
+//! Tasks while agents, brokers and submitters are killed.
+
+use std::fs;
+use std::path::Path;
+use std::process::Stdio;
+use std::time::Duration;
+
+use crate::agents::Site;
+use crate::farm::{run, wait_until};
+
+const ALLOWED: [&str; 3] = ["--slots", "4", "--allow-root"];
+
+/// Says in a file that it runs, for some seconds; then that it is done. Two at a time are seen by the lock.
+const WORK: &str =
+    "exec 9> lock; flock -n 9 || echo TWICE >> log; echo run >> log; sleep 3; echo done >> log; echo out";
+
+fn log(dir: &Path) -> Vec<String> {
+    fs::read_to_string(dir.join("log")).unwrap_or_default().lines().map(str::to_owned).collect()
+}
+
+fn wait_for_runs(site: &Site, count: usize) {
+    wait_until("it runs", Duration::from_secs(60), || {
+        log(site.dir()).iter().filter(|line| *line == "run").count() == count
+    });
+}
+
+#[test]
+fn a_task_whose_agent_is_killed_runs_again_elsewhere_never_twice_at_a_time() {
+    let mut site = Site::new(2, &ALLOWED);
+    // The other one gives slots: it is older. Then the one that does is killed as well.
+    for round in 1..=2 {
+        let first = site.task(WORK).stdout(Stdio::piped()).spawn().unwrap();
+        wait_for_runs(&site, if round == 1 { 1 } else { 3 });
+        let hosts = site.status()["hosts"].as_array().unwrap().clone();
+        let busy = hosts.iter().find(|host| host["busy"] == 1).expect("a host with a task");
+        let at = busy["host"].as_str().unwrap()[1..].parse::<usize>().unwrap();
+        let index = if round == 1 { at - 1 } else { site.agents.len() - 1 };
+        site.agents.remove(index).kill();
+        if round == 2 {
+            site.add(1, &ALLOWED);
+        }
+        let output = first.wait_with_output().unwrap();
+        assert!(output.status.success());
+        assert_eq!(output.stdout, b"out\n");
+        if round == 1 {
+            site.agents.drain(..).for_each(crate::agents::Agent::stop);
+            site.add(1, &ALLOWED);
+        }
+    }
+    assert_eq!(log(site.dir()), ["run", "run", "done", "run", "run", "done"]);
+}
+
+#[test]
+fn a_task_whose_agent_is_stopped_runs_elsewhere_at_once() {
+    let mut site = Site::new(2, &ALLOWED);
+    let task = site.task(WORK).stdout(Stdio::piped()).spawn().unwrap();
+    wait_for_runs(&site, 1);
+    let hosts = site.status()["hosts"].as_array().unwrap().clone();
+    let busy = hosts.iter().find(|host| host["busy"] == 1).expect("a host with a task");
+    let at = busy["host"].as_str().unwrap()[1..].parse::<usize>().unwrap();
+    site.agents.remove(at - 1).stop();
+    let output = task.wait_with_output().unwrap();
+    assert_eq!((output.status.code(), &*output.stdout), (Some(0), &b"out\n"[..]));
+    assert_eq!(log(site.dir()), ["run", "run", "done"]);
+}
+
+#[test]
+fn tasks_of_a_submitter_that_is_killed_end() {
+    let site = Site::new(1, &ALLOWED);
+    let mut task = site.task("sleep 5; echo late > late").spawn().unwrap();
+    wait_until("it runs", Duration::from_secs(60), || site.status()["hosts"][0]["busy"] == 1);
+    task.kill().unwrap();
+    task.wait().unwrap();
+    wait_until("its slot is free", Duration::from_secs(60), || site.status()["hosts"][0]["busy"] == 0);
+    std::thread::sleep(Duration::from_secs(2));
+    assert!(!site.dir().join("late").exists());
+}
+
+#[test]
+fn a_broker_that_is_killed_and_started_again_costs_nothing() {
+    let mut site = Site::new(2, &ALLOWED);
+    let task = site.task(WORK).stdout(Stdio::piped()).spawn().unwrap();
+    wait_for_runs(&site, 1);
+    site.broker.kill();
+    std::thread::sleep(Duration::from_millis(500));
+    site.broker.start();
+    let output = task.wait_with_output().unwrap();
+    assert_eq!((output.status.code(), &*output.stdout), (Some(0), &b"out\n"[..]));
+    let log = log(site.dir());
+    assert!(!log.contains(&"TWICE".to_owned()) && log.iter().any(|line| line == "done"), "{log:?}");
+}
+
+#[test]
+fn when_the_agent_that_gives_slots_is_killed_another_one_does() {
+    let mut site = Site::new(2, &ALLOWED);
+    let hosts = site.status()["hosts"].as_array().unwrap().clone();
+    let dispatches = hosts.iter().find(|host| host["dispatches"] == true).expect("one gives slots");
+    let at = dispatches["host"].as_str().unwrap()[1..].parse::<usize>().unwrap();
+    site.agents.remove(at - 1).kill();
+    assert_eq!(run(&mut site.task("echo again")), "again\n");
+}

@@ -1,0 +1,331 @@
+//! The agent among the others: beats, who dispatches, and the messages of all of them.
+//!
+//! The oldest agent that is heard dispatches. Two may for a moment, when a broker's messages are late: a host is then given
+//! more tasks than it has slots, starts as many as it has, and the rest is given anew.
+
+use std::collections::BTreeMap;
+use std::future::Future;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use async_nats::{Message as Mail, Subscriber};
+use futures::StreamExt;
+use hayloft_schedule::Config;
+use prost::Message;
+use tokio::sync::mpsc;
+
+use super::host::HostTasks;
+use super::{AgentConfig, AgentError};
+use crate::broker::Broker;
+use crate::dispatch::{Dispatch, Say};
+use crate::execution::{Event, Spawner};
+use crate::place;
+use crate::protocol::{
+    AGENTS, AgentBeat, Alive, BEAT, BEGUN, DISPATCH, SILENCE, STATUS, ToAgent, ToClient, ToDispatcher,
+    agent_subject, client, client_subject, dispatch, new_id,
+};
+
+/// How often leases are looked at.
+const TICK: Duration = Duration::from_millis(100);
+/// How often the host's mounts are looked at, in beats.
+const MOUNTS_BEATS: u64 = 8;
+
+struct Office {
+    dispatch: Dispatch,
+    requests: Subscriber,
+    status: Subscriber,
+}
+
+struct Agent {
+    config: AgentConfig,
+    tasks: HostTasks,
+    broker: Broker,
+    begun: Instant,
+    started: u64,
+    beat: u64,
+    labels: Vec<String>,
+    /// Other agents: when each was started, and heard.
+    others: BTreeMap<String, (u64, Instant)>,
+    office: Option<Office>,
+    ending: bool,
+}
+
+/// Runs an agent until `stop` is there. `ready` is called when it has the broker.
+///
+/// # Errors
+/// See [`AgentError`].
+pub async fn run(
+    mut config: AgentConfig,
+    stop: impl Future<Output = ()>,
+    ready: impl FnOnce(),
+) -> Result<(), AgentError> {
+    let command = std::mem::replace(&mut config.spawner, std::process::Command::new("false"));
+    let (spawner, events) = Spawner::begin(command).map_err(AgentError::Spawner)?;
+    if !spawner.namespaces {
+        tracing::info!(
+            "without root: tasks get no namespaces, and run where this host has the volume mounted"
+        );
+    }
+    let (to_ended, mut ended) = mpsc::unbounded_channel::<Event>();
+    std::thread::spawn(move || {
+        while let Some(event) = events.next() {
+            if to_ended.send(event).is_err() {
+                break;
+            }
+        }
+    });
+    let id = new_id(&config.host);
+    let broker = Broker::connect(&config.broker, &format!("agent {}", config.host), true).await?;
+    let mut agents = broker.hear(AGENTS).await?;
+    let mut begun = broker.hear(BEGUN).await?;
+    let mut own = broker.hear(agent_subject(&id)).await?;
+    let started = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis() as u64;
+    let tasks = HostTasks::new(id, &config, broker.clone(), spawner);
+    let mut agent = Agent {
+        config,
+        tasks,
+        broker,
+        begun: Instant::now(),
+        started,
+        beat: 0,
+        labels: Vec::new(),
+        others: BTreeMap::new(),
+        office: None,
+        ending: false,
+    };
+    agent.look_at_mounts();
+    let mut beats = tokio::time::interval(BEAT);
+    beats.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    let mut ticks = tokio::time::interval(TICK);
+    ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    let mut ready = Some(ready);
+    let mut stop = std::pin::pin!(stop);
+    let mut deadline = None;
+    loop {
+        tokio::select! {
+            _ = ticks.tick() => {
+                agent.tasks.enforce();
+                if ready.is_some() && agent.broker.is_connected() && let Some(ready) = ready.take() {
+                    // Nobody dispatches yet in a farm that begins with this agent.
+                    let is_first = agent.broker.ask(STATUS).await.is_none();
+                    if is_first {
+                        agent.take_office().await?;
+                    }
+                    ready();
+                }
+                let is_late = deadline.is_some_and(|deadline| Instant::now() >= deadline);
+                if agent.ending && (agent.tasks.is_idle() || is_late) {
+                    return agent.leave().await;
+                }
+            }
+            _ = beats.tick() => agent.beat().await?,
+            Some(mail) = agents.next() => agent.hear_agent(&mail),
+            Some(_) = begun.next() => agent.beat().await?,
+            Some(mail) = own.next() => {
+                if let Ok(message) = ToAgent::decode(mail.payload) {
+                    agent.tasks.receive(message);
+                }
+            }
+            event = ended.recv() => match event {
+                Some(event) => agent.ended(event),
+                None if agent.ending => return agent.leave().await,
+                None => return Err(AgentError::SpawnerEnded),
+            },
+            (mail, is_status) = next(agent.office.as_mut()) => {
+                if is_status { agent.tell_status(&mail) } else { agent.hear_request(&mail) }
+            }
+            () = &mut stop, if !agent.ending => {
+                agent.ending = true;
+                deadline = Some(Instant::now() + Duration::from_secs(2));
+                // Nothing comes back here: others are told first.
+                agent.office = None;
+                agent.beat().await?;
+                agent.tasks.end_all();
+            }
+        }
+        agent.schedule();
+    }
+}
+
+/// The next message for the dispatcher, if this agent dispatches, and whether it asks for the state.
+async fn next(office: Option<&mut Office>) -> (Mail, bool) {
+    if let Some(office) = office {
+        tokio::select! {
+            Some(mail) = office.requests.next() => return (mail, false),
+            Some(mail) = office.status.next() => return (mail, true),
+            else => {}
+        }
+    }
+    std::future::pending().await
+}
+
+impl Agent {
+    fn now_ms(&self) -> u64 {
+        self.begun.elapsed().as_millis() as u64
+    }
+
+    fn look_at_mounts(&mut self) {
+        match place::volume_mounts(&self.config.mounts) {
+            Ok(mounts) => self.tasks.mounts = mounts,
+            Err(error) => tracing::warn!("the host's mounts cannot be read: {error}"),
+        }
+        let mut volumes: Vec<String> =
+            self.tasks.mounts.iter().map(|mount| format!("volume={}", mount.volume)).collect();
+        volumes.sort();
+        volumes.dedup();
+        self.labels = self.config.labels.iter().cloned().chain(volumes).collect();
+    }
+
+    async fn beat(&mut self) -> Result<(), AgentError> {
+        self.beat += 1;
+        if self.beat.is_multiple_of(MOUNTS_BEATS) {
+            self.look_at_mounts();
+        }
+        self.tasks.beats(self.beat).map_err(|_| AgentError::SpawnerEnded)?;
+        let beat = AgentBeat {
+            agent: self.tasks.id.clone(),
+            host: self.config.host.clone(),
+            beat: self.beat,
+            started: self.started,
+            slots: self.tasks.slots,
+            memory: self.tasks.memory,
+            labels: self.labels.clone(),
+            running: self.tasks.running(),
+            draining: self.ending,
+            dispatches: self.office.is_some(),
+            lease: self.tasks.lease.as_millis() as u64,
+            goes: false,
+        };
+        self.broker.say(AGENTS, &beat);
+        for (client, tasks) in self.tasks.submitters() {
+            let body = Some(client::Body::Beat(Alive { beat: self.beat, tasks }));
+            let message = ToClient { task: 0, agent: self.tasks.id.clone(), body };
+            self.broker.say(client_subject(client, "m"), &message);
+        }
+        self.elect().await?;
+        let now_ms = self.now_ms();
+        if let Some(office) = &mut self.office {
+            let say = office.dispatch.tick(now_ms);
+            self.tell(say);
+        }
+        Ok(())
+    }
+
+    /// The oldest agent that is heard dispatches; without the broker nobody is heard.
+    async fn elect(&mut self) -> Result<(), AgentError> {
+        self.others.retain(|_, (_, heard)| heard.elapsed() < SILENCE);
+        let me = (self.started, self.tasks.id.as_str());
+        let is_oldest = self.others.iter().all(|(id, (started, _))| (*started, id.as_str()) > me);
+        let has_listened = self.begun.elapsed() > SILENCE + BEAT;
+        if self.office.is_some() && (!is_oldest || self.ending) {
+            tracing::info!("another agent gives slots to tasks now");
+            self.office = None;
+        } else if self.office.is_none()
+            && is_oldest
+            && has_listened
+            && !self.ending
+            && self.broker.is_connected()
+        {
+            self.take_office().await?;
+        }
+        Ok(())
+    }
+
+    async fn take_office(&mut self) -> Result<(), AgentError> {
+        tracing::info!("this agent gives slots to tasks from now on");
+        let requests = self.broker.hear(DISPATCH).await?;
+        let status = self.broker.hear(STATUS).await?;
+        let dispatch = Dispatch::new(Config::default(), self.now_ms());
+        self.office = Some(Office { dispatch, requests, status });
+        self.broker.flush().await;
+        self.broker.say(BEGUN, &());
+        Ok(())
+    }
+
+    fn hear_agent(&mut self, mail: &Mail) {
+        let Ok(beat) = AgentBeat::decode(mail.payload.clone()) else { return };
+        if beat.agent != self.tasks.id {
+            if beat.goes || beat.draining {
+                self.others.remove(&beat.agent);
+            } else {
+                self.others.insert(beat.agent.clone(), (beat.started, Instant::now()));
+            }
+        }
+        let now_ms = self.now_ms();
+        if let Some(office) = &mut self.office {
+            office.dispatch.agent(beat, now_ms);
+        }
+    }
+
+    fn hear_request(&mut self, mail: &Mail) {
+        let now_ms = self.now_ms();
+        let Some(office) = &mut self.office else { return };
+        let Ok(request) = ToDispatcher::decode(mail.payload.clone()) else { return };
+        let say = match request.body {
+            Some(dispatch::Body::Beat(beat)) => office.dispatch.client(beat, true, now_ms),
+            Some(dispatch::Body::Submit(beat)) => office.dispatch.client(beat, false, now_ms),
+            Some(dispatch::Body::Over(key)) => {
+                office.dispatch.over(&key);
+                Vec::new()
+            }
+            None => Vec::new(),
+        };
+        self.tell(say);
+    }
+
+    fn schedule(&mut self) {
+        let now_ms = self.now_ms();
+        if let Some(office) = &mut self.office {
+            let say = office.dispatch.schedule(now_ms);
+            self.tell(say);
+        }
+    }
+
+    fn tell(&self, all: Vec<Say>) {
+        for say in all {
+            let (key, agent, body) = match say {
+                Say::Granted(key, agent, granted) => (key, agent, client::Body::Granted(granted)),
+                Say::Hopeless(key, reason) => (key, String::new(), client::Body::Hopeless(reason)),
+            };
+            let message = ToClient { task: key.task, agent, body: Some(body) };
+            self.broker.say(client_subject(&key.client, "m"), &message);
+        }
+    }
+
+    fn tell_status(&self, mail: &Mail) {
+        let now_ms = self.now_ms();
+        if let (Some(office), Some(reply)) = (&self.office, &mail.reply) {
+            let status = office.dispatch.status(now_ms);
+            let json = serde_json::to_string(&status).unwrap_or_default();
+            self.broker.say(reply.to_string(), &json);
+        }
+    }
+
+    fn ended(&mut self, event: Event) {
+        let report = event.report;
+        if let Some(key) = self.tasks.ended(event.task, report) {
+            let body = Some(dispatch::Body::Over(key.clone()));
+            // The dispatcher within this process needs no message.
+            match &mut self.office {
+                Some(office) => office.dispatch.over(&key),
+                None => self.broker.say(DISPATCH, &ToDispatcher { body }),
+            }
+        }
+    }
+
+    /// Everybody is told that nothing runs here any more.
+    async fn leave(mut self) -> Result<(), AgentError> {
+        self.office = None;
+        // The ends of the last tasks are said by then.
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        let beat = AgentBeat {
+            agent: self.tasks.id.clone(),
+            host: self.config.host.clone(),
+            beat: self.beat + 1,
+            goes: true,
+            ..AgentBeat::default()
+        };
+        self.broker.say(AGENTS, &beat);
+        self.broker.flush().await;
+        Ok(())
+    }
+}

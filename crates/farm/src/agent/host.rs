@@ -1,0 +1,338 @@
+//! The tasks of this host: what is taken, who may, and until when.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::fs::File;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use bytes::BytesMut;
+use prost::Message;
+use tokio::sync::mpsc;
+
+use super::policy::{Policy, RunAs};
+use super::task::{self, Pipes, Told};
+use crate::broker::Broker;
+use crate::execution::{Execution, Report, Spawner};
+use crate::place::{self, Place, VolumeMount};
+use crate::protocol::{
+    BuildMessage, End, Ended, NeedMessage, RunningTask, Start, StartPart, TaskKey, ToAgent, ToClient, agent,
+    client, client_subject,
+};
+
+/// Beats that are remembered: more than fit into the longest lease.
+const BEATS: usize = 512;
+/// Starts of which not all parts have come; beyond it the oldest is forgotten.
+const PARTIAL: usize = 256;
+
+struct Running {
+    key: TaskKey,
+    build: BuildMessage,
+    need: NeedMessage,
+    told: mpsc::UnboundedSender<Told>,
+    /// Its processes have ended: it takes no slot.
+    is_over: bool,
+}
+
+/// See the module's documentation.
+pub(super) struct HostTasks {
+    pub id: String,
+    pub slots: u32,
+    pub memory: u64,
+    pub lease: Duration,
+    pub policy: Policy,
+    pub mounts: Vec<VolumeMount>,
+    broker: Broker,
+    spawner: Spawner,
+    tasks: BTreeMap<u64, Running>,
+    numbers: BTreeMap<TaskKey, u64>,
+    /// Until when tasks of each submitter run without further word.
+    leases: BTreeMap<String, Instant>,
+    /// When which beat was sent.
+    beats: VecDeque<(u64, Instant)>,
+    partial: VecDeque<(TaskKey, Vec<Option<StartPart>>)>,
+    last: u64,
+    /// The agent ends.
+    is_ending: bool,
+}
+
+impl HostTasks {
+    pub(super) fn new(
+        id: String,
+        config: &super::AgentConfig,
+        broker: Broker,
+        spawner: Spawner,
+    ) -> HostTasks {
+        HostTasks {
+            id,
+            slots: config.slots,
+            memory: config.memory,
+            lease: config.lease,
+            policy: config.policy.clone(),
+            mounts: Vec::new(),
+            broker,
+            spawner,
+            tasks: BTreeMap::new(),
+            numbers: BTreeMap::new(),
+            leases: BTreeMap::new(),
+            beats: VecDeque::new(),
+            partial: VecDeque::new(),
+            last: 0,
+            is_ending: false,
+        }
+    }
+
+    /// What runs, for a beat.
+    pub(super) fn running(&self) -> Vec<RunningTask> {
+        let live = self.tasks.values().filter(|task| !task.is_over);
+        live.map(|task| RunningTask {
+            key: Some(task.key.clone()),
+            build: Some(task.build.clone()),
+            need: Some(task.need.clone()),
+        })
+        .collect()
+    }
+
+    /// Submitters of what is known here or runs still, with the numbers of their tries.
+    pub(super) fn submitters(&self) -> BTreeMap<&str, Vec<u64>> {
+        let mut all: BTreeMap<&str, Vec<u64>> = BTreeMap::new();
+        let live = self.tasks.values().filter(|task| !task.is_over).map(|task| &task.key);
+        for key in self.numbers.keys().chain(live) {
+            let its = all.entry(&key.client).or_default();
+            if !its.contains(&key.task) {
+                its.push(key.task);
+            }
+        }
+        all
+    }
+
+    /// A beat is about to be sent; the process that starts tasks lives on.
+    pub(super) fn beats(&mut self, beat: u64) -> io::Result<()> {
+        self.beats.push_back((beat, Instant::now()));
+        if self.beats.len() > BEATS {
+            self.beats.pop_front();
+        }
+        // It ends all tasks before anybody may take them for lost, should this process hang.
+        self.spawner.live(self.lease.mul_f64(0.75))
+    }
+
+    /// A submitter has heard this beat: its tasks may run for a lease from when that was sent. False when that is too long ago.
+    fn extend(&mut self, client: &str, beat: u64) -> bool {
+        let sent = self.beats.iter().rev().find(|(number, _)| *number == beat).map(|(_, at)| *at);
+        let Some(until) = sent.map(|at| at + self.lease) else { return false };
+        if until <= Instant::now() {
+            return false;
+        }
+        let lease = self.leases.entry(client.to_owned()).or_insert(until);
+        *lease = (*lease).max(until);
+        true
+    }
+
+    /// Ends tasks whose submitters were silent for too long.
+    pub(super) fn enforce(&mut self) {
+        let now = Instant::now();
+        let silent: Vec<String> = self
+            .leases
+            .iter()
+            .filter(|(_, until)| **until <= now)
+            .map(|(client, _)| client.clone())
+            .collect();
+        for client in silent {
+            self.leases.remove(&client);
+            let its: Vec<TaskKey> = self.numbers.keys().filter(|key| key.client == client).cloned().collect();
+            if !its.is_empty() {
+                tracing::warn!("no word of {client}: its tasks end ({})", its.len());
+            }
+            its.iter().for_each(|key| self.forget(key));
+        }
+    }
+
+    /// Ends all tasks, and takes no more; they may run elsewhere.
+    pub(super) fn end_all(&mut self) {
+        self.is_ending = true;
+        let all: Vec<u64> = self.tasks.keys().copied().collect();
+        all.iter().for_each(|number| drop(self.spawner.end(*number)));
+    }
+
+    pub(super) fn is_idle(&self) -> bool {
+        self.tasks.values().all(|task| task.is_over)
+    }
+
+    /// A message of a submitter.
+    pub(super) fn receive(&mut self, message: ToAgent) {
+        let key = TaskKey { client: message.client, task: message.task };
+        let number = self.numbers.get(&key).copied();
+        let tell = |told: Told| {
+            if let Some(task) = number.and_then(|number| self.tasks.get(&number)) {
+                let _ = task.told.send(told);
+            }
+        };
+        match message.body {
+            Some(agent::Body::Start(part)) if number.is_none() => self.start_part(key, part),
+            Some(agent::Body::Start(_)) => tell(Told::StartedAgain),
+            Some(agent::Body::Data(data)) => tell(Told::Data(data)),
+            Some(agent::Body::Taken(taken)) => tell(Told::Taken(taken)),
+            Some(agent::Body::Signal(signal)) => {
+                if let Some(number) = number {
+                    let _ = self.spawner.signal(number, signal);
+                }
+            }
+            Some(agent::Body::End(_)) => match number {
+                Some(number) => drop(self.spawner.end(number)),
+                // A start that was on its way is not to be heard any more.
+                None => self.partial.retain(|(partial, _)| *partial != key),
+            },
+            Some(agent::Body::Done(_)) => self.forget(&key),
+            Some(agent::Body::Echo(beat)) => drop(self.extend(&key.client, beat)),
+            None => {}
+        }
+    }
+
+    fn start_part(&mut self, key: TaskKey, part: StartPart) {
+        let count = part.count.clamp(1, 1 << 16) as usize;
+        let at = part.at as usize;
+        if count == 1 {
+            return self.start(key, part.bytes);
+        }
+        if !self.partial.iter().any(|(partial, _)| *partial == key) {
+            if self.partial.len() == PARTIAL {
+                self.partial.pop_front();
+            }
+            self.partial.push_back((key.clone(), vec![None; count]));
+        }
+        let Some(index) = self.partial.iter().position(|(partial, _)| *partial == key) else { return };
+        let parts = &mut self.partial[index].1;
+        if at >= parts.len() || count != parts.len() {
+            return;
+        }
+        parts[at] = Some(part);
+        if parts.iter().all(Option::is_some) {
+            let Some((_, parts)) = self.partial.remove(index) else { return };
+            let mut bytes = BytesMut::new();
+            parts.into_iter().flatten().for_each(|part| bytes.extend_from_slice(&part.bytes));
+            self.start(key, bytes.freeze());
+        }
+    }
+
+    fn start(&mut self, key: TaskKey, bytes: bytes::Bytes) {
+        let Ok(start) = Start::decode(bytes) else { return };
+        if let Err((end, reason)) = self.try_start(&key, start) {
+            tracing::info!("a task of {} does not run here: {reason}", key.client);
+            let ended = Ended { end: end as i32, reason, ..Ended::default() };
+            let body = Some(client::Body::Ended(ended));
+            let message = ToClient { task: key.task, agent: self.id.clone(), body };
+            self.broker.say(client_subject(&key.client, "m"), &message);
+        }
+    }
+
+    fn try_start(&mut self, key: &TaskKey, start: Start) -> Result<(), (End, String)> {
+        let lost = |what: &str, error: io::Error| (End::Lost, format!("{what}: {error}"));
+        let refused = |reason: String| (End::Refused, reason);
+        let (Some(spec), Some(build), Some(need)) = (start.spec, start.build, start.need) else {
+            return Err(refused(
+                "the task is not whole: submitter and agent are of different versions".into(),
+            ));
+        };
+        if self.is_ending {
+            return Err(refused("its agent ends".to_owned()));
+        }
+        if !self.extend(&key.client, start.beat) {
+            return Err((End::Busy, "the slot was given too long ago".to_owned()));
+        }
+        let live = || self.tasks.values().filter(|task| !task.is_over);
+        if live().any(|task| task.key == *key) {
+            return Err((End::Busy, "it is just being ended here".to_owned()));
+        }
+        let used =
+            live().map(|task| &task.need).fold((0, 0), |sum, need| (sum.0 + need.cores, sum.1 + need.memory));
+        if used.0 + need.cores > self.slots || used.1 + need.memory > self.memory {
+            return Err((End::Busy, "all slots are taken".to_owned()));
+        }
+        let as_whom = self.policy.run_as(&spec.user, spec.uid).map_err(refused)?;
+        let path = |bytes: &[u8]| {
+            PathBuf::from(<std::ffi::OsStr as std::os::unix::ffi::OsStrExt>::from_bytes(bytes))
+        };
+        let mount =
+            VolumeMount { volume: spec.volume.clone(), point: path(&spec.point), inner: path(&spec.inner) };
+        let theirs = Place { mount, directory: path(&spec.directory) };
+        let found = place::find(&self.mounts, &theirs)
+            .ok_or_else(|| refused("the volume of its folder is not mounted on this host".to_owned()))?;
+        let bytes =
+            |path: &std::path::Path| std::os::unix::ffi::OsStrExt::as_bytes(path.as_os_str()).to_vec();
+        let mut execution = Execution {
+            command: spec.command.clone(),
+            environment: spec.environment.clone(),
+            directory: bytes(&found.directory),
+            umask: spec.umask,
+            ..Execution::default()
+        };
+        // Its paths are as they are at the submitter's where that can be: there is such a folder, and it may be covered.
+        if let Some((from, to)) = found.bind
+            && self.spawner.namespaces
+            && to.is_dir()
+        {
+            (execution.bind_from, execution.bind_to) = (bytes(&from), bytes(&to));
+            execution.directory = spec.directory.clone();
+        }
+        if let RunAs::User(user) = as_whom {
+            execution.switches = true;
+            (execution.uid, execution.gid, execution.groups) = (user.uid, user.gid, user.groups);
+        } else {
+            execution.gid = spec.gid;
+        }
+        let (standard, pipes) =
+            pipes(spec.has_input, spec.merged).map_err(|error| lost("make pipes", error))?;
+        self.last += 1;
+        let number = self.last;
+        self.spawner.start(number, &execution, standard).map_err(|error| lost("start a process", error))?;
+        let (told, hears) = mpsc::unbounded_channel();
+        self.tasks.insert(number, Running { key: key.clone(), build, need, told, is_over: false });
+        self.numbers.insert(key.clone(), number);
+        tokio::spawn(task::attend(key.clone(), self.id.clone(), self.broker.clone(), pipes, hears));
+        Ok(())
+    }
+
+    /// A task's processes have ended; the key, as its slot is free.
+    pub(super) fn ended(&mut self, number: u64, report: Option<Report>) -> Option<TaskKey> {
+        let task = self.tasks.get_mut(&number)?;
+        task.is_over = true;
+        let _ = task.told.send(Told::Over(report));
+        let key = task.key.clone();
+        if !self.numbers.contains_key(&key) {
+            self.tasks.remove(&number);
+        }
+        Some(key)
+    }
+
+    /// Nobody wants to hear of a task any more. What still runs ends.
+    fn forget(&mut self, key: &TaskKey) {
+        let Some(number) = self.numbers.remove(key) else { return };
+        let Some(task) = self.tasks.get(&number) else { return };
+        let _ = task.told.send(Told::Forget);
+        if task.is_over {
+            self.tasks.remove(&number);
+        } else {
+            let _ = self.spawner.end(number);
+        }
+    }
+}
+
+/// The task's ends of its streams, and ours.
+fn pipes(has_input: bool, is_merged: bool) -> io::Result<([OwnedFd; 3], Pipes)> {
+    let (theirs_in, input) = if has_input {
+        let (reader, writer) = io::pipe()?;
+        (OwnedFd::from(reader), Some(OwnedFd::from(writer)))
+    } else {
+        (File::open("/dev/null")?.into(), None)
+    };
+    let (output, theirs_out) = io::pipe()?;
+    let theirs_out = OwnedFd::from(theirs_out);
+    let (error, theirs_err) = if is_merged {
+        (None, theirs_out.try_clone()?)
+    } else {
+        let (reader, writer) = io::pipe()?;
+        (Some(OwnedFd::from(reader)), OwnedFd::from(writer))
+    };
+    Ok(([theirs_in, theirs_out, theirs_err], Pipes { input, output: output.into(), error }))
+}

@@ -1,0 +1,273 @@
+//! The first process of a task: it starts the command, passes signals on, adopts what the command leaves behind, and ends
+//! with all of it when the command ends.
+//!
+//! Where that is permitted it is the first process of a PID namespace: the kernel then kills whatever it leaves, also when
+//! it is killed itself. Else it is a subreaper that kills its descendants until there are none.
+
+use std::ffi::CString;
+use std::fs::File;
+use std::io::{self, Read, Seek, Write};
+use std::os::fd::{AsFd, OwnedFd};
+
+use prost::Message;
+use rustix::event::{PollFd, PollFlags, poll};
+
+use crate::execution::sys::{self, Exit, Forked};
+
+/// What is to be run, with everything looked up.
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct Execution {
+    #[prost(bytes = "vec", repeated, tag = "1")]
+    pub command: Vec<Vec<u8>>,
+    #[prost(bytes = "vec", repeated, tag = "2")]
+    pub environment: Vec<Vec<u8>>,
+    #[prost(bytes = "vec", tag = "3")]
+    pub directory: Vec<u8>,
+    #[prost(uint32, tag = "4")]
+    pub umask: u32,
+    /// Becomes this user, if it says so.
+    #[prost(bool, tag = "5")]
+    pub switches: bool,
+    #[prost(uint32, tag = "6")]
+    pub uid: u32,
+    #[prost(uint32, tag = "7")]
+    pub gid: u32,
+    #[prost(uint32, repeated, tag = "8")]
+    pub groups: Vec<u32>,
+    /// A folder that is seen at another place, the next one.
+    #[prost(bytes = "vec", tag = "9")]
+    pub bind_from: Vec<u8>,
+    #[prost(bytes = "vec", tag = "10")]
+    pub bind_to: Vec<u8>,
+}
+
+/// What the first process says of the command.
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct Report {
+    /// It was not run, for this reason.
+    #[prost(string, tag = "1")]
+    pub failure: String,
+    /// The error's number, with a failure.
+    #[prost(int32, tag = "2")]
+    pub errno: i32,
+    /// The failure is that of the command: no such program, not executable.
+    #[prost(bool, tag = "3")]
+    pub is_own: bool,
+    #[prost(int32, tag = "4")]
+    pub code: i32,
+    #[prost(int32, tag = "5")]
+    pub signal: i32,
+    /// Written last: a report without it is none.
+    #[prost(bool, tag = "6")]
+    pub is_whole: bool,
+}
+
+/// Descriptors of a task: what to run, standard input, output and error, and where the report goes.
+pub(crate) struct Descriptors {
+    pub execution: OwnedFd,
+    pub standard: [OwnedFd; 3],
+    pub report: OwnedFd,
+}
+
+/// Signals that are passed on to the command's process group.
+const PASSED: [i32; 10] = [
+    libc::SIGINT,
+    libc::SIGTERM,
+    libc::SIGHUP,
+    libc::SIGQUIT,
+    libc::SIGUSR1,
+    libc::SIGUSR2,
+    libc::SIGCONT,
+    libc::SIGTSTP,
+    libc::SIGALRM,
+    libc::SIGWINCH,
+];
+
+/// Runs the task; the process ends with it.
+pub(crate) fn run(fds: Descriptors, has_namespace: bool) -> ! {
+    let [input, output, error] = fds.standard;
+    let kept = sys::keep_only(vec![fds.execution, input, output, error, fds.report]);
+    let Ok([execution, input, output, error, report]) =
+        kept.and_then(|kept| <[OwnedFd; 5]>::try_from(kept).map_err(|_| io::Error::other("descriptors")))
+    else {
+        sys::exit_now(1);
+    };
+    let mut report = File::from(report);
+    let said = match supervise(execution, [input, output, error], &report, has_namespace) {
+        Ok(said) => said,
+        Err((what, error)) => failure(what, &error, false),
+    };
+    let _ = report.write_all(&Report { is_whole: true, ..said }.encode_to_vec());
+    sys::exit_now(0)
+}
+
+fn failure(what: &str, error: &io::Error, is_own: bool) -> Report {
+    let errno = error.raw_os_error().unwrap_or(libc::EIO);
+    Report { failure: format!("{what}: {error}"), errno, is_own, ..Report::default() }
+}
+
+type Trouble = (&'static str, io::Error);
+
+fn supervise(
+    execution: OwnedFd,
+    standard: [OwnedFd; 3],
+    report: &File,
+    has_namespace: bool,
+) -> Result<Report, Trouble> {
+    let _ = rustix::process::setsid();
+    sys::die_with_parent(if has_namespace { libc::SIGKILL } else { sys::end_all_signal() });
+    let mut all = PASSED.to_vec();
+    all.extend([libc::SIGCHLD, sys::end_all_signal()]);
+    let signals = sys::signals_by_descriptor(&all).map_err(|error| ("catch signals", error))?;
+    // The parent may have ended before it was said that this process ends with it.
+    let mut ends = [PollFd::new(report, PollFlags::empty())];
+    let at_once = rustix::time::Timespec { tv_sec: 0, tv_nsec: 0 };
+    if poll(&mut ends, Some(&at_once)).is_ok_and(|count| count > 0) {
+        sys::exit_now(1);
+    }
+    let execution = read(execution).map_err(|error| ("read what to run", error))?;
+    if has_namespace {
+        set_up_namespace(&execution)?;
+    } else {
+        sys::adopt_orphans();
+    }
+    let (from_command, to_us) = io::pipe().map_err(|error| ("make a pipe", error))?;
+    let command = match sys::fork(0).map_err(|error| ("make a process", error))? {
+        Forked::Child => {
+            let said = become_command(&execution, &standard);
+            let _ = File::from(OwnedFd::from(to_us)).write_all(&said.encode_to_vec());
+            sys::exit_now(127)
+        }
+        Forked::Parent(pid) => pid,
+    };
+    // Both sides do it: a signal that comes at once finds the group.
+    let _ = rustix::process::setpgid(rustix::process::Pid::from_raw(command), None);
+    drop((standard, to_us));
+    let exit = watch(&signals, command);
+    if !has_namespace {
+        end_descendants();
+    }
+    let mut failed = Vec::new();
+    let _ = File::from(OwnedFd::from(from_command)).read_to_end(&mut failed);
+    let failed = Report::decode(&*failed).unwrap_or_default();
+    Ok(match exit {
+        _ if !failed.failure.is_empty() => failed,
+        Exit::Code(code) => Report { code, ..Report::default() },
+        Exit::Signal(signal) => Report { signal, ..Report::default() },
+    })
+}
+
+fn read(fd: OwnedFd) -> io::Result<Execution> {
+    let mut file = File::from(fd);
+    let mut bytes = Vec::new();
+    file.rewind()?;
+    file.read_to_end(&mut bytes)?;
+    Execution::decode(&*bytes).map_err(io::Error::other)
+}
+
+/// Passes signals on until the command ends.
+fn watch(signals: &OwnedFd, command: i32) -> Exit {
+    loop {
+        let mut ends = [PollFd::new(signals, PollFlags::IN)];
+        let _ = poll(&mut ends, None);
+        while let Some(signal) = sys::next_signal(signals.as_fd()) {
+            if signal == sys::end_all_signal() {
+                end_descendants();
+                return Exit::Signal(libc::SIGKILL);
+            }
+            if signal != libc::SIGCHLD {
+                sys::kill(-command, signal);
+            }
+        }
+        while let Some((pid, exit)) = sys::reap() {
+            if pid == command {
+                return exit;
+            }
+        }
+    }
+}
+
+/// Kills everything below this process. What loses its parent comes here, so that in the end nothing is left.
+fn end_descendants() {
+    while sys::has_children() {
+        let own = rustix::process::getpid().as_raw_nonzero();
+        let children = std::fs::read_to_string(format!("/proc/self/task/{own}/children")).unwrap_or_default();
+        let children = children.split_ascii_whitespace().filter_map(|child| child.parse().ok());
+        children.for_each(|child: i32| sys::kill(child, libc::SIGKILL));
+        while sys::reap().is_some() {}
+        let pause = rustix::time::Timespec { tv_sec: 0, tv_nsec: 1_000_000 };
+        let _ = poll(&mut [], Some(&pause));
+    }
+}
+
+fn set_up_namespace(execution: &Execution) -> Result<(), Trouble> {
+    // What is unmounted on the host goes here as well; nothing goes the other way.
+    sys::mount(c"none", c"/", None, libc::MS_REC | libc::MS_SLAVE)
+        .map_err(|error| ("have mounts of its own", error))?;
+    let flags = libc::MS_NOSUID | libc::MS_NODEV | libc::MS_NOEXEC;
+    sys::mount(c"proc", c"/proc", Some(c"proc"), flags).map_err(|error| ("mount /proc", error))?;
+    if !execution.bind_to.is_empty() {
+        let path = |bytes: &[u8]| CString::new(bytes).map_err(|error| ("name a folder", error.into()));
+        let (from, to) = (path(&execution.bind_from)?, path(&execution.bind_to)?);
+        sys::mount(&from, &to, None, libc::MS_BIND | libc::MS_REC)
+            .map_err(|error| ("show the volume where the submitting host has it", error))?;
+    }
+    Ok(())
+}
+
+/// Becomes the command; returns why not.
+fn become_command(execution: &Execution, standard: &[OwnedFd; 3]) -> Report {
+    let own_group = rustix::process::setpgid(None, None).map_err(io::Error::from);
+    if let Err(error) = own_group.and_then(|()| sys::set_standard(standard.each_ref().map(AsFd::as_fd))) {
+        return failure("set up the process", &error, false);
+    }
+    sys::reset_signals();
+    rustix::process::umask(rustix::fs::Mode::from_bits_truncate(execution.umask));
+    if execution.switches
+        && let Err(error) = sys::become_user(execution.uid, execution.gid, &execution.groups)
+    {
+        return failure("become the user", &error, false);
+    }
+    if let Err(error) = rustix::process::chdir(&*execution.directory) {
+        let what = format!("go to {}", String::from_utf8_lossy(&execution.directory));
+        return failure(&what, &error.into(), false);
+    }
+    let strings = |all: &[Vec<u8>]| all.iter().map(|one| CString::new(&**one)).collect::<Result<Vec<_>, _>>();
+    let (Ok(args), Ok(environment)) = (strings(&execution.command), strings(&execution.environment)) else {
+        return failure("name the command", &io::Error::from_raw_os_error(libc::EINVAL), true);
+    };
+    let error = exec(&args, &environment);
+    failure(&String::from_utf8_lossy(&execution.command[0]), &error, true)
+}
+
+/// As execvp(3) does, with the new environment's PATH.
+fn exec(args: &[CString], environment: &[CString]) -> io::Error {
+    let name = args[0].as_bytes();
+    if name.contains(&b'/') {
+        return exec_file(&args[0], args, environment);
+    }
+    let path = environment.iter().find_map(|one| one.as_bytes().strip_prefix(b"PATH="));
+    let mut denied = None;
+    for folder in path.unwrap_or(b"/usr/bin:/bin").split(|byte| *byte == b':') {
+        let folder = if folder.is_empty() { b"." } else { folder };
+        let Ok(file) = CString::new([folder, b"/", name].concat()) else { continue };
+        let error = exec_file(&file, args, environment);
+        match error.raw_os_error() {
+            Some(libc::ENOENT | libc::ENOTDIR) => {}
+            Some(libc::EACCES) => denied = Some(error),
+            _ => return error,
+        }
+    }
+    denied.unwrap_or_else(|| io::Error::from_raw_os_error(libc::ENOENT))
+}
+
+fn exec_file(file: &CString, args: &[CString], environment: &[CString]) -> io::Error {
+    let error = sys::exec(file, args, environment);
+    if error.raw_os_error() != Some(libc::ENOEXEC) {
+        return error;
+    }
+    // A script without a first line that names its interpreter.
+    let mut script = vec![c"/bin/sh".to_owned(), file.clone()];
+    script.extend(args.iter().skip(1).cloned());
+    sys::exec(c"/bin/sh", &script, environment)
+}

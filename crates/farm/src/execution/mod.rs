@@ -1,0 +1,121 @@
+//! Tasks on this host: processes that end with all that they have started.
+
+mod init;
+mod spawner;
+pub(crate) mod sys;
+
+use std::fs::File;
+use std::io::{self, IoSlice, Write};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use prost::Message;
+use rustix::net::{AddressFamily, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
+use rustix::net::{SocketFlags, SocketType};
+
+pub(crate) use init::{Execution, Report};
+pub(crate) use spawner::Event;
+use spawner::Request;
+
+/// The first argument by which this program becomes the process that starts tasks.
+pub const SPAWNER_ARGUMENT: &str = "farm-spawner";
+
+/// Serves an agent as the process that starts its tasks.
+///
+/// # Errors
+/// When it cannot.
+pub fn spawner() -> io::Result<()> {
+    spawner::serve()
+}
+
+/// The agent's side of the process that starts tasks. Dropped, all tasks end.
+#[derive(Debug)]
+pub(crate) struct Spawner {
+    socket: OwnedFd,
+    child: Child,
+    /// Tasks get namespaces of their own.
+    pub namespaces: bool,
+}
+
+/// Where events come from.
+#[derive(Debug)]
+pub(crate) struct Events(OwnedFd);
+
+impl Spawner {
+    /// Starts the process. `command` runs this program with [`SPAWNER_ARGUMENT`].
+    pub(crate) fn begin(mut command: Command) -> io::Result<(Spawner, Events)> {
+        let (ours, theirs) =
+            rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
+        // Keys of the terminal that the agent was started on are for the agent.
+        command.stdin(Stdio::from(theirs)).stdout(Stdio::null()).process_group(0);
+        let child = command.spawn()?;
+        drop(command);
+        let events = Events(rustix::io::fcntl_dupfd_cloexec(&ours, 3)?);
+        let ready =
+            events.next().ok_or_else(|| io::Error::other("the process that starts tasks has ended"))?;
+        Ok((Spawner { socket: ours, child, namespaces: ready.namespaces }, events))
+    }
+
+    /// Starts a task on these descriptors.
+    pub(crate) fn start(&self, task: u64, what: &Execution, standard: [OwnedFd; 3]) -> io::Result<()> {
+        let memory = rustix::fs::memfd_create(c"task", rustix::fs::MemfdFlags::CLOEXEC)?;
+        let mut memory = File::from(memory);
+        memory.write_all(&what.encode_to_vec())?;
+        let [input, output, error] = standard.each_ref().map(AsFd::as_fd);
+        self.ask(
+            &Request { task, start: true, ..Request::default() },
+            &[memory.as_fd(), input, output, error],
+        )
+    }
+
+    /// Sends a task's process group a signal.
+    pub(crate) fn signal(&self, task: u64, signal: i32) -> io::Result<()> {
+        self.ask(&Request { task, signal, ..Request::default() }, &[])
+    }
+
+    /// Ends a task with everything that it has started.
+    pub(crate) fn end(&self, task: u64) -> io::Result<()> {
+        self.ask(&Request { task, end: true, ..Request::default() }, &[])
+    }
+
+    /// A sign of life: without the next one within this time all tasks end.
+    pub(crate) fn live(&self, lease: Duration) -> io::Result<()> {
+        self.ask(&Request { lease: lease.as_millis() as u64, ..Request::default() }, &[])
+    }
+
+    fn ask(&self, request: &Request, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(4))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        if !fds.is_empty() && !control.push(SendAncillaryMessage::ScmRights(fds)) {
+            return Err(io::Error::other("too many descriptors"));
+        }
+        let bytes = request.encode_to_vec();
+        rustix::net::sendmsg(&self.socket, &[IoSlice::new(&bytes)], &mut control, SendFlags::NOSIGNAL)?;
+        Ok(())
+    }
+}
+
+impl Drop for Spawner {
+    fn drop(&mut self) {
+        let _ = rustix::net::shutdown(&self.socket, rustix::net::Shutdown::Both);
+        let _ = self.child.wait();
+    }
+}
+
+impl Events {
+    /// Waits for the next event; None when the process has ended.
+    pub(crate) fn next(&self) -> Option<Event> {
+        let mut bytes = vec![0; 8 << 10];
+        loop {
+            match rustix::net::recv(&self.0, &mut bytes[..], RecvFlags::empty()) {
+                Ok((_, 0)) => return None,
+                Ok((length, _)) => return Event::decode(&bytes[..length]).ok(),
+                Err(rustix::io::Errno::INTR) => {}
+                Err(_) => return None,
+            }
+        }
+    }
+}

@@ -1,0 +1,173 @@
+//! Where the volumes are: a folder of the submitter's host, found on another one.
+
+use std::ffi::OsString;
+use std::io;
+use std::os::unix::ffi::OsStringExt;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use hayloft_layer::unescape_mountinfo;
+
+/// The extended attribute in which a mount tells which volume it is of.
+const VOLUME_XATTR: &str = "hayloft.volume";
+
+/// A mount of a volume, or of a folder of it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct VolumeMount {
+    /// The volume's id.
+    pub volume: String,
+    /// Where it is mounted.
+    pub point: PathBuf,
+    /// Which folder of the volume that is; `/` for all of it.
+    pub inner: PathBuf,
+}
+
+/// A folder on a volume.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Place {
+    /// The mount that it is on.
+    pub mount: VolumeMount,
+    /// The folder, as its host has it.
+    pub directory: PathBuf,
+}
+
+impl Place {
+    /// The place of a folder; None when it is not on a volume.
+    ///
+    /// # Errors
+    /// When the table of mounts cannot be read, or the folder is not there.
+    pub fn of(directory: &Path) -> io::Result<Option<Place>> {
+        let device = std::fs::metadata(directory)?.dev();
+        let entries = entries(&std::fs::read("/proc/self/mountinfo")?);
+        // Of those that are above each other the last one is seen.
+        let above = entries.into_iter().filter(|entry| directory.starts_with(&entry.point));
+        let Some(entry) = above.max_by_key(|entry| entry.point.components().count()) else { return Ok(None) };
+        if !entry.is_ours || entry.device != device {
+            return Ok(None);
+        }
+        Ok(entry.volume().map(|mount| Place { mount, directory: directory.to_owned() }))
+    }
+
+    /// Where the folder is in the volume.
+    pub fn in_volume(&self) -> Option<PathBuf> {
+        let below = self.directory.strip_prefix(&self.mount.point).ok()?;
+        Some(self.mount.inner.join(below))
+    }
+}
+
+/// The mounts of volumes that this host has; with `only`, those at these points.
+///
+/// # Errors
+/// When the table of mounts cannot be read.
+pub fn volume_mounts(only: &[PathBuf]) -> io::Result<Vec<VolumeMount>> {
+    let entries = entries(&std::fs::read("/proc/self/mountinfo")?);
+    let wanted = |entry: &Entry| entry.is_ours && (only.is_empty() || only.contains(&entry.point));
+    Ok(entries.iter().filter(|entry| wanted(entry)).filter_map(Entry::volume).collect())
+}
+
+/// Where a task's folder is on this host, and what has to be shown elsewhere for its paths to be as they are at the
+/// submitter's.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Found {
+    /// The folder.
+    pub directory: PathBuf,
+    /// A folder of this host, and the path at which the submitter has it: when these differ.
+    pub bind: Option<(PathBuf, PathBuf)>,
+}
+
+/// Finds a submitter's folder among the mounts of this host.
+pub fn find(mounts: &[VolumeMount], theirs: &Place) -> Option<Found> {
+    let wanted = theirs.in_volume()?;
+    let ours = mounts.iter().filter(|mount| mount.volume == theirs.mount.volume);
+    // The submitter's whole mount if we have it, its folder at least.
+    let holds = |mount: &&VolumeMount, folder: &Path| folder.starts_with(&mount.inner);
+    let mut all: Vec<&VolumeMount> = ours.filter(|mount| holds(mount, &wanted)).collect();
+    all.sort_by_key(|mount| {
+        let is_same = mount.point == theirs.mount.point && mount.inner == theirs.mount.inner;
+        (!is_same, !holds(mount, &theirs.mount.inner), mount.inner.components().count())
+    });
+    let mount = all.first()?;
+    let at_ours = |folder: &Path| Some(mount.point.join(folder.strip_prefix(&mount.inner).ok()?));
+    let directory = at_ours(&wanted)?;
+    let (from, to) = match at_ours(&theirs.mount.inner) {
+        Some(from) => (from, theirs.mount.point.clone()),
+        None => (directory.clone(), theirs.directory.clone()),
+    };
+    // Joining an empty path leaves a slash at the end, which compares as equal.
+    Some(Found { directory, bind: (from != to).then_some((from, to)) })
+}
+
+#[derive(Debug)]
+struct Entry {
+    device: u64,
+    inner: PathBuf,
+    point: PathBuf,
+    is_ours: bool,
+}
+
+impl Entry {
+    fn volume(&self) -> Option<VolumeMount> {
+        let mut value = [0; 128];
+        let length = rustix::fs::getxattr(&self.point, VOLUME_XATTR, &mut value[..]).ok()?;
+        let volume = String::from_utf8(value[..length].to_vec()).ok()?;
+        Some(VolumeMount { volume, point: self.point.clone(), inner: self.inner.clone() })
+    }
+}
+
+/// proc_pid_mountinfo(5).
+fn entries(text: &[u8]) -> Vec<Entry> {
+    let path = |field: &[u8]| PathBuf::from(OsString::from_vec(unescape_mountinfo(field)));
+    let entry = |line: &[u8]| {
+        let mut fields = line.split(|byte| *byte == b' ');
+        let device = std::str::from_utf8(fields.nth(2)?).ok()?.split_once(':')?;
+        let device = libc::makedev(device.0.parse().ok()?, device.1.parse().ok()?);
+        let (inner, point) = (path(fields.next()?), path(fields.next()?));
+        let kind = fields.skip_while(|field| *field != b"-").nth(1)?;
+        let is_ours = kind == b"fuse.hayloft" || kind == b"fuseblk.hayloft";
+        Some(Entry { device, inner, point, is_ours })
+    };
+    text.split(|byte| *byte == b'\n').filter_map(entry).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn mount(volume: &str, point: &str, inner: &str) -> VolumeMount {
+        VolumeMount { volume: volume.into(), point: point.into(), inner: inner.into() }
+    }
+
+    fn found(mounts: &[VolumeMount], theirs: VolumeMount, directory: &str) -> Option<(String, String)> {
+        let found = find(mounts, &Place { mount: theirs, directory: directory.into() })?;
+        let bind = found.bind.map(|(from, to)| format!("{} at {}", from.display(), to.display()));
+        Some((found.directory.display().to_string(), bind.unwrap_or_default()))
+    }
+
+    #[test]
+    fn a_folder_is_found_where_this_host_has_the_volume() {
+        let all = [mount("w", "/w", "/"), mount("v", "/a b", "/"), mount("v", "/part", "/x/y")];
+        let some = |directory: &str, bind: &str| Some((directory.to_owned(), bind.to_owned()));
+        assert_eq!(found(&all, mount("v", "/a b", "/"), "/a b/c"), some("/a b/c", ""));
+        assert_eq!(found(&all, mount("v", "/m", "/"), "/m/x/y"), some("/a b/x/y", "/a b/ at /m"));
+        assert_eq!(found(&all, mount("v", "/m", "/x"), "/m/q"), some("/a b/x/q", "/a b/x at /m"));
+        assert_eq!(
+            found(&all[2..], mount("v", "/m", "/"), "/m/x/y/z"),
+            some("/part/z", "/part/z at /m/x/y/z")
+        );
+        assert_eq!(found(&all[2..], mount("v", "/m", "/"), "/m/x"), None);
+        assert_eq!(found(&all, mount("u", "/m", "/"), "/m"), None);
+    }
+
+    #[test]
+    fn lines_of_the_table_are_understood() {
+        let text = br"36 35 0:52 /in\040side /mnt/a\040b rw,nosuid shared:1 - fuse.hayloft h:1/v rw
+37 35 8:1 / / rw - ext4 /dev/sda1 rw
+broken
+";
+        let entries = entries(text);
+        assert_eq!(entries.len(), 2);
+        assert_eq!((&*entries[0].inner, &*entries[0].point), (Path::new("/in side"), Path::new("/mnt/a b")));
+        assert_eq!((entries[0].is_ours, entries[0].device), (true, libc::makedev(0, 52)));
+        assert!(!entries[1].is_ours);
+    }
+}

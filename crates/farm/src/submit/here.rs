@@ -1,0 +1,110 @@
+//! Slots of this host for tasks that run here: as many at a time as it has cores, whoever of a user's programs starts them.
+
+use std::fs::{self, File};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use rustix::fs::FlockOperation;
+
+/// How often whoever is next looks for a free slot.
+const LOOK: Duration = Duration::from_millis(2);
+
+/// The slots of this host, as locks on files.
+#[derive(Debug)]
+pub struct Slots {
+    dir: PathBuf,
+    count: u32,
+}
+
+/// A slot; free when dropped, or when this process ends.
+#[derive(Debug)]
+pub struct Slot(#[allow(dead_code)] File);
+
+impl Slots {
+    /// The slots of this user: those of root in `/run`, of others where they alone may write.
+    ///
+    /// # Errors
+    /// When there is no such folder and it cannot be made, or it is somebody else's.
+    pub fn open(count: u32) -> io::Result<Slots> {
+        let uid = rustix::process::geteuid();
+        let own = std::env::var_os("XDG_RUNTIME_DIR").map(|dir| Path::new(&dir).join("hayloft-slots"));
+        let dir = match own {
+            _ if uid.is_root() => PathBuf::from("/run/hayloft-slots"),
+            Some(dir) if dir.parent().is_some_and(Path::is_dir) => dir,
+            _ => PathBuf::from(format!("/tmp/hayloft-slots-{}", uid.as_raw())),
+        };
+        Slots::at(dir, count)
+    }
+
+    fn at(dir: PathBuf, count: u32) -> io::Result<Slots> {
+        match fs::DirBuilder::new().mode(0o700).create(&dir) {
+            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
+            _ => {}
+        }
+        let meta = fs::symlink_metadata(&dir)?;
+        if !meta.is_dir() || meta.uid() != rustix::process::geteuid().as_raw() {
+            return Err(io::Error::other(format!("{} is not a folder of this user", dir.display())));
+        }
+        Ok(Slots { dir, count: count.max(1) })
+    }
+
+    /// Waits for a slot. Who came first looks for it, the others wait behind.
+    ///
+    /// # Errors
+    /// When files cannot be opened.
+    pub fn take(&self) -> io::Result<Slot> {
+        let open =
+            |name: String| File::options().create(true).truncate(false).write(true).open(self.dir.join(name));
+        let next = open("next".to_owned())?;
+        lock(&next, FlockOperation::LockExclusive)?;
+        loop {
+            for number in 0..self.count {
+                let slot = open(number.to_string())?;
+                if lock(&slot, FlockOperation::NonBlockingLockExclusive)? {
+                    return Ok(Slot(slot));
+                }
+            }
+            std::thread::sleep(LOOK);
+        }
+    }
+}
+
+/// False when somebody else has it.
+fn lock(file: &File, how: FlockOperation) -> io::Result<bool> {
+    loop {
+        match rustix::fs::flock(file, how) {
+            Ok(()) => return Ok(true),
+            Err(rustix::io::Errno::WOULDBLOCK) => return Ok(false),
+            Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicU32, Ordering};
+
+    use super::*;
+
+    #[test]
+    fn no_more_than_there_are_slots_at_a_time() {
+        let dir = tempfile::tempdir().unwrap();
+        let (now, most) = (AtomicU32::new(0), AtomicU32::new(0));
+        std::thread::scope(|scope| {
+            for _ in 0..12 {
+                scope.spawn(|| {
+                    let slots = Slots::at(dir.path().join("slots"), 3).unwrap();
+                    let slot = slots.take().unwrap();
+                    most.fetch_max(now.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
+                    std::thread::sleep(Duration::from_millis(5));
+                    now.fetch_sub(1, Ordering::SeqCst);
+                    drop(slot);
+                });
+            }
+        });
+        assert!((1..=3).contains(&most.load(Ordering::SeqCst)));
+    }
+}

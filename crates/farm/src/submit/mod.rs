@@ -1,0 +1,60 @@
+//! Submitters: they have tasks, say what these need, and see them through, whatever becomes of agents and brokers meanwhile.
+//!
+//! A submitter alone decides about its tasks. It has one started again only when the agent that had it has said that it does
+//! not run there, or must have ended it: an agent ends tasks whose submitter it does not hear for its lease, counted from when
+//! it sent the last word that the submitter answered. The submitter counts from when that word came, which is later.
+
+mod attempt;
+mod here;
+mod spec;
+mod streams;
+mod submitter;
+
+use std::fs::File;
+
+pub use here::{Slot, Slots};
+pub use spec::{build_name, environment, spec, umask, user_name};
+pub use submitter::Submitter;
+
+use crate::protocol::{NeedMessage, Spec};
+
+/// A task.
+#[derive(Debug)]
+pub struct Task {
+    /// What runs, where.
+    pub spec: Spec,
+    /// What it needs of a host.
+    pub need: NeedMessage,
+    /// Standard input; none where there is nothing to read.
+    pub input: Option<File>,
+    /// Standard output.
+    pub output: File,
+    /// Standard error; none where it is the same as standard output.
+    pub error: Option<File>,
+    /// When the farm is away it is given back instead of waited for.
+    pub may_run_here: bool,
+}
+
+/// What is asked of a task that waits or runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Order {
+    /// A signal for its process group. Before it runs, a signal ends it.
+    Signal(i32),
+    /// All of it ends now.
+    End,
+}
+
+/// What has become of a task.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Outcome {
+    /// It has exited with this code.
+    Exited(i32),
+    /// This signal has ended it.
+    Signalled(i32),
+    /// It could not be run, there or elsewhere: this exit code, for this reason.
+    NotRun(i32, String),
+    /// The farm has failed, for this reason; the task itself may be right.
+    FarmFailed(String),
+    /// It was not started, for this reason, and may run here.
+    Nowhere(String),
+}
