@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
 
-use crate::farm::args::{FarmArgs, TaskArgs};
+use crate::farm::args::{FarmArgs, MakeArgs, TaskArgs};
 use crate::roots::root_args::{RootArgs, RunArgs};
 use crate::server::cert_args::CertArgs;
 use crate::units::parse_size;
@@ -80,6 +80,8 @@ pub(crate) enum Verb {
     Root(RootArgs),
     /// Run a command on a host of the farm as if it ran here
     Task(Box<TaskArgs>),
+    /// Run GNU make, its recipes on the hosts of the farm
+    Make(Box<MakeArgs>),
     /// Offer slots to the farm; show its hosts and builds
     Farm(FarmArgs),
     /// Build a real program on a throw-away volume and compare the times with disk and memory

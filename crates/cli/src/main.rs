@@ -27,7 +27,7 @@ use crate::args::{Cli, Verb};
 use crate::config::Config;
 use crate::exit::Exit;
 use crate::farm::args::FarmVerb;
-use crate::farm::{agent, status, task};
+use crate::farm::{agent, make, status, task};
 use crate::mounts::{helper, mount, sync, umount};
 use crate::roots::{root, run as run_root};
 use crate::server::{cert, clients, serve, stats, volume};
@@ -44,6 +44,9 @@ fn main() -> ExitCode {
         let code = u8::from(hayloft_farm::execution::spawner().is_err());
         return code.into();
     }
+    if argv.len() > 2 && argv[1] == hayloft_farm::make::recipe::ARGUMENT {
+        return make::run_recipe(&argv[2..]).into();
+    }
     match Cli::try_parse_from(&argv) {
         Ok(cli) => exit::finish(run(cli)),
         // What is not a command's own code must not look like one.
@@ -59,7 +62,7 @@ fn main() -> ExitCode {
 fn runs_a_command(argv: &[OsString]) -> bool {
     let Ok(all) = Cli::command().ignore_errors(true).try_get_matches_from(argv) else { return false };
     match all.subcommand_name() {
-        Some("run" | "task") => true,
+        Some("run" | "task" | "make") => true,
         Some("try") => argv.iter().any(|arg| arg == "--"),
         _ => false,
     }
@@ -88,6 +91,9 @@ fn run(cli: Cli) -> anyhow::Result<u8> {
         Verb::Try(args) => trial::run(args),
         Verb::Task(args) => config()
             .and_then(|config| task::run(&args, &config))
+            .map_err(|error| exit::failure(Exit::Run, format!("{error:#}"))),
+        Verb::Make(args) => config()
+            .and_then(|config| make::run(&args, &config))
             .map_err(|error| exit::failure(Exit::Run, format!("{error:#}"))),
         Verb::Farm(args) => match args.verb {
             FarmVerb::Agent(args) => agent::run(*args, &config()?),

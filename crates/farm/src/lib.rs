@@ -9,6 +9,7 @@ pub mod agent;
 pub mod broker;
 pub mod dispatch;
 pub mod execution;
+pub mod make;
 pub mod place;
 pub mod protocol;
 pub mod submit;

@@ -83,6 +83,38 @@ pub(crate) struct TaskArgs {
     pub command: Vec<OsString>,
 }
 
+/// `hayloft make`.
+#[derive(Debug, Args)]
+#[command(
+    disable_version_flag = true,
+    after_help = "\
+GNU make itself, with the arguments that it knows; flags above stand before them. Its recipes run on the hosts of the farm as if they
+ran here, when the folder is on a mounted volume; those that took little time before, sub-makes, and recipes with + run here. Without a
+farm, and while it is away, all run here, as many at a time as there are cores. -j without a number is as many as the farm has slots;
+without -j make runs one recipe at a time, here. How long recipes took is kept in .hayloft-history.
+
+Exit codes are make's; 125: make was not run.
+
+Examples:
+  hayloft make -j -- all
+  hayloft make --summary -j -k check
+  HAYLOFT_BROKER=nats://farm1:4222 hayloft make --batch -j100 -C src"
+)]
+pub(crate) struct MakeArgs {
+    /// What the farm is reached by.
+    #[command(flatten)]
+    pub broker: BrokerArgs,
+    /// What each recipe needs.
+    #[command(flatten)]
+    pub need: NeedArgs,
+    /// Tell at the end how many recipes ran where
+    #[arg(long)]
+    pub summary: bool,
+    /// Options and targets of make
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "MAKE ARGUMENTS")]
+    pub arguments: Vec<OsString>,
+}
+
 /// `hayloft farm`.
 #[derive(Debug, Args)]
 #[command(subcommand_required = true, arg_required_else_help = true, disable_help_subcommand = true)]

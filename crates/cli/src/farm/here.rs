@@ -32,6 +32,18 @@ impl From<ExitStatus> for Ended {
 pub(crate) struct Child(AtomicI32);
 
 impl Child {
+    /// Runs a program, to which signals are passed on meanwhile.
+    ///
+    /// # Errors
+    /// When it cannot be run.
+    pub(crate) fn run(&self, program: &mut Command) -> io::Result<Ended> {
+        let mut running = sys::ends_with_parent(program).spawn()?;
+        self.0.store(running.id() as i32, Ordering::SeqCst);
+        let status = running.wait();
+        self.0.store(0, Ordering::SeqCst);
+        Ok(status?.into())
+    }
+
     /// Passes a signal on; false when nothing runs.
     pub(crate) fn signal(&self, signal: i32) -> bool {
         let pid = self.0.load(Ordering::SeqCst);
@@ -57,16 +69,10 @@ pub(crate) fn run(command: &[OsString], slots: u32, child: &Child) -> anyhow::Re
     let slot = slots.take().context("the slots of this host")?;
     let mut program = Command::new(&command[0]);
     program.args(&command[1..]);
-    let mut running = match sys::ends_with_parent(&mut program).spawn() {
-        Ok(running) => running,
-        Err(error) => {
-            eprintln!("hayloft: {}: {error}", program.get_program().to_string_lossy());
-            return Ok(Ended::Code(if error.kind() == io::ErrorKind::NotFound { 127 } else { 126 }));
-        }
-    };
-    child.0.store(running.id() as i32, Ordering::SeqCst);
-    let status = running.wait();
-    child.0.store(0, Ordering::SeqCst);
+    let ended = child.run(&mut program);
     drop(slot);
-    Ok(status.context("cannot wait for the command")?.into())
+    ended.or_else(|error| {
+        eprintln!("hayloft: {}: {error}", program.get_program().to_string_lossy());
+        Ok(Ended::Code(if error.kind() == io::ErrorKind::NotFound { 127 } else { 126 }))
+    })
 }

@@ -1,8 +1,9 @@
-//! The farm: `hayloft task` and `farm agent|status|top`.
+//! The farm: `hayloft task`, `make` and `farm agent|status|top`.
 
 pub(crate) mod agent;
 pub(crate) mod args;
 pub(crate) mod here;
+pub(crate) mod make;
 pub(crate) mod settings;
 pub(crate) mod status;
 pub(crate) mod task;

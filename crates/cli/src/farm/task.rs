@@ -22,7 +22,7 @@ use crate::{signals, sys};
 pub(crate) const IN_TASK: &str = "HAYLOFT_IN_TASK";
 
 /// Signals that are passed on.
-const PASSED: [i32; 7] =
+pub(crate) const PASSED: [i32; 7] =
     [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGQUIT, libc::SIGUSR1, libc::SIGUSR2, libc::SIGWINCH];
 
 /// Where signals go.
@@ -152,7 +152,7 @@ fn on_the_farm(
             Err(error) if args.farm => return Err(error.into()),
             Err(error) => return Ok(Outcome::Nowhere(error.to_string())),
         };
-        let outcome = submitter.run(task, orders).await;
+        let (outcome, _) = submitter.run(task, orders).await;
         submitter.leave().await;
         Ok(outcome)
     });

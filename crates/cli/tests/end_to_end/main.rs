@@ -50,6 +50,7 @@ mod split;
 mod syncfs;
 mod tasks;
 mod tasks_faults;
+mod tasks_make;
 mod trial;
 mod unsent;
 mod users;

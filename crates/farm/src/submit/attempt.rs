@@ -51,8 +51,10 @@ struct Attempt<'a> {
     may_run_here: bool,
     /// When the task was to end at once.
     ending: Option<Instant>,
-    /// The signal that ended it before it ran.
+    /// The signal that it was to end by.
     signal: i32,
+    /// How long it ran, by its agent.
+    ran: &'a mut Duration,
 }
 
 /// A try that is forgotten ends.
@@ -73,6 +75,7 @@ pub(super) async fn see_through(
     inner: &Inner,
     task: Task,
     orders: &mut mpsc::UnboundedReceiver<Order>,
+    ran: &mut Duration,
 ) -> Outcome {
     let Task { mut spec, mut need, input, output, error, may_run_here } = task;
     spec.has_input = input.is_some();
@@ -100,6 +103,7 @@ pub(super) async fn see_through(
             may_run_here: may_run_here && lost == 0,
             ending: None,
             signal: 0,
+            ran: &mut *ran,
         };
         match attempt.run(news, orders).await {
             Over::With(Outcome::Nowhere(reason)) if !reasons.is_empty() => {
@@ -356,6 +360,7 @@ impl Attempt<'_> {
         if !self.sinks[0].has_all(ended.output) || !self.sinks[1].has_all(ended.error) {
             return None;
         }
+        *self.ran = Duration::from_millis(ended.ran);
         Some(Over::With(match End::try_from(ended.end) {
             Ok(End::Signalled) => Outcome::Signalled(ended.number),
             Ok(End::NotRun) => Outcome::NotRun(ended.number, ended.reason.clone()),

@@ -106,9 +106,16 @@ impl Submitter {
         Ok(Submitter { inner })
     }
 
-    /// Sees a task through.
-    pub async fn run(&self, task: Task, orders: &mut mpsc::UnboundedReceiver<Order>) -> Outcome {
-        attempt::see_through(&self.inner, task, orders).await
+    /// Sees a task through: what has become of it, and how long it ran there.
+    pub async fn run(&self, task: Task, orders: &mut mpsc::UnboundedReceiver<Order>) -> (Outcome, Duration) {
+        let mut ran = Duration::ZERO;
+        let outcome = attempt::see_through(&self.inner, task, orders, &mut ran).await;
+        (outcome, ran)
+    }
+
+    /// Its connection.
+    pub fn broker(&self) -> &Broker {
+        &self.inner.broker
     }
 
     /// Why the farm is away, if it is, and was for a while.

@@ -1,0 +1,171 @@
+//! `hayloft make`: GNU make, its recipes on the farm.
+
+use std::ffi::OsString;
+use std::io::{IsTerminal, Write};
+use std::os::unix::net::UnixListener;
+use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use anyhow::Context;
+use hayloft_farm::dispatch::Status;
+use hayloft_farm::make::{Hook, Session, arguments, recipe};
+use hayloft_farm::place::Place;
+use hayloft_farm::protocol::STATUS;
+use hayloft_farm::submit::Submitter;
+use prost::Message;
+
+use crate::config::Config;
+use crate::exit::{Exit, failure};
+use crate::farm::args::MakeArgs;
+use crate::farm::here::{Child, Ended};
+use crate::farm::settings;
+use crate::farm::task::PASSED;
+use crate::{signals, sys};
+
+/// Runs make; gives its exit code.
+///
+/// # Errors
+/// When make could not be run: with [`Exit::Run`].
+pub(crate) fn run(args: &MakeArgs, config: &Config) -> anyhow::Result<u8> {
+    crate::server::serve::init_log("error");
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
+    let directory = std::env::current_dir().context("the current folder")?;
+    let place = Place::of(&directory).ok().flatten();
+    let slots = settings::slots(config);
+    let mut jobs = slots;
+    let farm = match settings::broker(&args.broker, config)? {
+        None => None,
+        Some(_) if place.is_none() => {
+            eprintln!("hayloft: runs here: {} is not on a mounted volume", directory.display());
+            None
+        }
+        Some(broker) => {
+            let connect = async {
+                let host = settings::host_name();
+                let submitter =
+                    Submitter::connect(&broker, settings::build(&args.need), &host, false).await?;
+                let bytes = submitter.broker().ask(STATUS).await;
+                let json = bytes.and_then(|bytes| String::decode(bytes).ok()).unwrap_or_default();
+                let status: Status = serde_json::from_str(&json).unwrap_or_default();
+                anyhow::Ok((submitter, status.hosts.iter().map(|host| host.slots).sum::<u32>()))
+            };
+            match runtime.block_on(connect) {
+                Ok((submitter, there)) => {
+                    jobs += there;
+                    Some((submitter, runtime.handle().clone()))
+                }
+                Err(error) => {
+                    eprintln!("hayloft: runs here: {error:#}");
+                    None
+                }
+            }
+        }
+    };
+    let hook = Hook::make(&std::env::current_exe().context("this program's own path")?)
+        .context("files for make in /tmp")?;
+    let need = settings::need(&args.need, 1);
+    let session = Arc::new(Session::new(&directory, slots, farm.clone(), need, sys::user_and_group()));
+    session.serve(UnixListener::bind(hook.socket()).context("a socket in /tmp")?);
+    let mut make = Command::new("make");
+    if version()?.is_some_and(|version| version >= (4, 4)) {
+        // Of the other kind nobody sees whether a recipe was given it.
+        make.arg("--jobserver-style=pipe");
+    }
+    make.args(arguments::with_jobs(&args.arguments, jobs as usize));
+    let mut makefiles = OsString::from(hook.makefile());
+    if let Some(others) = std::env::var_os("MAKEFILES") {
+        makefiles.push(" ");
+        makefiles.push(others);
+    }
+    make.env("MAKEFILES", makefiles).env(recipe::SOCKET, hook.socket());
+    let child = Arc::new(Child::default());
+    let passes = Arc::clone(&child);
+    signals::on(&PASSED, move |signal| {
+        let _ = passes.signal(signal);
+    })
+    .context("cannot catch signals")?;
+    if std::io::stderr().is_terminal() && farm.is_some() {
+        show_progress(&session);
+    }
+    let start = Instant::now();
+    let ended = child.run(&mut make).map_err(|error| failure(Exit::Run, format!("make: {error}")))?;
+    if let Some((submitter, _)) = &farm {
+        runtime.block_on(submitter.leave());
+    }
+    session.finish();
+    if args.summary {
+        let count = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
+        let (there, here) = (count(&session.tally.there), count(&session.tally.here));
+        let seconds = start.elapsed().as_secs_f64();
+        eprintln!("hayloft make: {there} recipes on the farm, {here} here, in {seconds:.1} s");
+    }
+    runtime.shutdown_background();
+    drop(hook);
+    Ok(match ended {
+        Ended::Code(code) => code,
+        Ended::Signal(signal) => {
+            sys::end_by(signal);
+            128u8.wrapping_add(signal as u8)
+        }
+    })
+}
+
+/// GNU make's version; None if it says none.
+fn version() -> anyhow::Result<Option<(u32, u32)>> {
+    let output = Command::new("make").arg("--version").output();
+    let output = output.map_err(|error| failure(Exit::Run, format!("make: {error} (install GNU make)")))?;
+    let text = String::from_utf8_lossy(&output.stdout);
+    let version = text.strip_prefix("GNU Make ").and_then(|rest| rest.split_whitespace().next());
+    let Some(version) = version else {
+        return Err(failure(Exit::Run, "make is not GNU make, whose recipes this runs"));
+    };
+    let mut parts = version.split('.').map(|part| part.parse().unwrap_or(0));
+    Ok(parts.next().map(|major| (major, parts.next().unwrap_or(0))))
+}
+
+/// A line on the terminal, once a second, that the next output overwrites.
+fn show_progress(session: &Arc<Session>) {
+    let session = Arc::clone(session);
+    let start = Instant::now();
+    std::thread::spawn(move || {
+        loop {
+            std::thread::sleep(Duration::from_secs(1));
+            let count = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
+            let tally = &session.tally;
+            let (there, here, now) = (count(&tally.there), count(&tally.here), count(&tally.now));
+            let seconds = start.elapsed().as_secs();
+            let _ = write!(
+                std::io::stderr(),
+                "[{seconds} s: {there} recipes done on the farm, {now} there now, {here} done here]\x1b[K\r"
+            );
+        }
+    });
+}
+
+/// Serves make as the process of a recipe.
+pub(crate) fn run_recipe(command: &[OsString]) -> u8 {
+    let passes = |stream: std::os::unix::net::UnixStream| {
+        let _ = signals::on(&PASSED, move |signal| drop((&stream).write_all(&[signal as u8])));
+    };
+    match recipe::run(command, passes) {
+        Ok(recipe::Way::Here) => {
+            let error = sys::exec(command);
+            eprintln!("hayloft: {}: {error}", command[0].to_string_lossy());
+            127
+        }
+        Ok(recipe::Way::Ended { code, signal, message }) => {
+            eprint!("{message}");
+            if signal != 0 {
+                sys::end_by(signal);
+                return 128u8.wrapping_add(signal as u8);
+            }
+            code as u8
+        }
+        Err(error) => {
+            eprintln!("hayloft: the recipe was not run, `hayloft make` is gone: {error}");
+            Exit::Run.code()
+        }
+    }
+}

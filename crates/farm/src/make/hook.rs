@@ -1,0 +1,66 @@
+//! What make is told: to run recipes by way of a script, while `SHELL` stays what the makefiles say.
+//!
+//! make reads the files of `MAKEFILES` before all others. What `GPATH` says it expands when it has read all makefiles, and before it
+//! runs the first recipe: then `.SHELLFLAGS` is changed, for shells of the usual kind, so that the shell is given the script with
+//! all that it was to be given itself. Makefiles that set `GPATH` themselves have recipes run as ever.
+
+use std::io::{self, Write};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+
+/// The files; gone when dropped.
+#[derive(Debug)]
+pub struct Hook {
+    dir: PathBuf,
+}
+
+impl Hook {
+    /// Makes the files. `program` with [`super::recipe::ARGUMENT`] is how recipes are run.
+    ///
+    /// # Errors
+    /// When `/tmp` cannot be written to.
+    pub fn make(program: &Path) -> io::Result<Hook> {
+        // Its path stands in a makefile and in a command: nothing that needs quotes.
+        let dir = PathBuf::from(format!("/tmp/hayloft-make-{}", std::process::id()));
+        match std::fs::remove_dir_all(&dir) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+        std::os::unix::fs::DirBuilderExt::mode(&mut std::fs::DirBuilder::new(), 0o700).create(&dir)?;
+        let hook = Hook { dir };
+        let program = program.display().to_string().replace('\'', "'\"'\"'");
+        let script = format!("exec '{program}' {} \"$@\"\n", super::recipe::ARGUMENT);
+        let mut file = std::fs::File::create(hook.script())?;
+        file.write_all(script.as_bytes())?;
+        file.set_permissions(std::fs::Permissions::from_mode(0o755))?;
+        let script = hook.script();
+        let script = script.display();
+        let makefile = format!(
+            "GPATH = $(eval HAYLOFT_SHELLFLAGS := $$(.SHELLFLAGS))$(eval override .SHELLFLAGS = \
+             $$(if $$(filter sh %/sh bash %/bash dash %/dash ksh %/ksh,$$(firstword $$(SHELL))),\
+             {script} $$(SHELL) $$(HAYLOFT_SHELLFLAGS),$$(HAYLOFT_SHELLFLAGS)))\nMAKEFILE_LIST :=\n"
+        );
+        std::fs::write(hook.makefile(), makefile)?;
+        Ok(hook)
+    }
+
+    fn script(&self) -> PathBuf {
+        self.dir.join("recipe")
+    }
+
+    /// For `MAKEFILES`.
+    pub fn makefile(&self) -> PathBuf {
+        self.dir.join("hook.mk")
+    }
+
+    /// Where the session listens.
+    pub fn socket(&self) -> PathBuf {
+        self.dir.join("socket")
+    }
+}
+
+impl Drop for Hook {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.dir);
+    }
+}

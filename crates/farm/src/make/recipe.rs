@@ -1,0 +1,111 @@
+//! The process that make starts for a recipe.
+
+use std::ffi::OsString;
+use std::io::{self, Write};
+use std::os::fd::AsFd;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+
+use super::wire::{self, Answer, Ask, Done, Hand};
+use crate::submit;
+
+/// The first argument by which this program becomes a recipe's process.
+pub const ARGUMENT: &str = "farm-recipe";
+/// Names the session's socket.
+pub const SOCKET: &str = "HAYLOFT_FARM_SOCKET";
+
+/// What is to be done with a recipe.
+#[derive(Debug)]
+pub enum Way {
+    /// This process becomes it.
+    Here,
+    /// It has ended on the farm: by a signal if that is not 0, else with this exit code; a message for standard error.
+    Ended {
+        /// The exit code.
+        code: i32,
+        /// The signal.
+        signal: i32,
+        /// The message; empty for none.
+        message: String,
+    },
+}
+
+/// Has a recipe run where the session says. `passes` is called once signals are to be passed on, with where to write their numbers to.
+///
+/// # Errors
+/// When the session is gone: the recipe has not run, or not to its end.
+pub fn run(command: &[OsString], passes: impl FnOnce(UnixStream)) -> io::Result<Way> {
+    let Some(socket) = std::env::var_os(SOCKET) else { return Ok(Way::Here) };
+    if std::env::var_os("HAYLOFT_IN_TASK").is_some() || !is_plain_recipe() {
+        return Ok(Way::Here);
+    }
+    let mut stream = UnixStream::connect(Path::new(&socket))?;
+    let directory = std::env::current_dir()?;
+    let text = command.last().map(|text| text.as_bytes().to_vec()).unwrap_or_default();
+    let directory = directory.into_os_string().into_vec();
+    wire::send(&mut stream, &Ask { text, directory, pid: std::process::id() as i32 })?;
+    let answer: Answer = wire::receive(&mut stream)?;
+    if answer.here {
+        return Ok(Way::Here);
+    }
+    passes(stream.try_clone()?);
+    let hand = Hand {
+        command: command.iter().map(|argument| argument.as_bytes().to_vec()).collect(),
+        environment: submit::environment(),
+        umask: submit::umask()?,
+    };
+    wire::send(&mut stream, &hand)?;
+    let (output, error) = (io::stdout(), io::stderr());
+    wire::send_descriptors(&stream, &[output.as_fd(), error.as_fd()])?;
+    let done: Done = wire::receive(&mut stream)?;
+    if done.here {
+        let _ = io::stderr().write_all(done.message.as_bytes());
+        return Ok(Way::Here);
+    }
+    Ok(Way::Ended { code: done.code, signal: done.signal, message: done.message })
+}
+
+/// Whether this is a recipe that make shares no job server with, and no `$(shell)`. Without a job server nothing runs beside it: nothing is
+/// won elsewhere, and a sub-make looks like any other recipe.
+fn is_plain_recipe() -> bool {
+    let flags = std::env::var_os("MAKEFLAGS").unwrap_or_default();
+    let Some(server) = job_server(flags.as_bytes()) else { return false };
+    // Such a recipe may not have them: make has closed them, or names none.
+    let has_server = server.iter().all(|fd| Path::new(&format!("/proc/self/fd/{fd}")).exists());
+    !has_server && !has_level_of_its_make()
+}
+
+/// The descriptors of the job server; none where there is no server. Numbers below 0 say that this recipe has none of them.
+fn job_server(flags: &[u8]) -> Option<[i32; 2]> {
+    let flags = String::from_utf8_lossy(flags);
+    let words = flags.split_ascii_whitespace();
+    let mut auth = words.filter_map(|word| {
+        word.strip_prefix("--jobserver-auth=").or_else(|| word.strip_prefix("--jobserver-fds="))
+    });
+    let (read, write) = auth.next_back()?.split_once(',')?;
+    Some([read.parse().ok()?, write.parse().ok()?])
+}
+
+/// What make runs for `$(shell)` has the environment that make itself has; a recipe's level is one higher.
+fn has_level_of_its_make() -> bool {
+    let own = std::env::var_os("MAKELEVEL").unwrap_or_default();
+    let parent = rustix::process::getppid().map_or(0, |pid| pid.as_raw_nonzero().get());
+    let environment = std::fs::read(format!("/proc/{parent}/environ")).unwrap_or_default();
+    let level =
+        environment.split(|byte| *byte == 0).find_map(|variable| variable.strip_prefix(b"MAKELEVEL="));
+    level.unwrap_or_default() == own.as_bytes()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_job_server_is_found_in_the_flags() {
+        assert_eq!(job_server(b"k -j4 --jobserver-auth=3,4 -- X=1"), Some([3, 4]));
+        assert_eq!(job_server(b" -j --jobserver-fds=5,6"), Some([5, 6]));
+        assert_eq!(job_server(b" -j4 --jobserver-auth=-2,-2"), Some([-2, -2]));
+        assert_eq!(job_server(b"k"), None);
+    }
+}
