@@ -85,7 +85,14 @@ impl Broker {
             .connection_timeout(Duration::from_secs(2))
             .ping_interval(Duration::from_secs(2))
             .subscription_capacity(64 << 10)
-            .reconnect_delay_callback(|attempts| Duration::from_millis(if attempts < 3 { 50 } else { 250 }));
+            .reconnect_delay_callback(|attempts| {
+                Duration::from_millis(match attempts {
+                    // The very first one counts as well.
+                    0..4 => 0,
+                    4..8 => 50,
+                    _ => 250,
+                })
+            });
         if let Some(ca) = &options.ca {
             connect = connect.add_root_certificates(ca.clone()).require_tls(true);
         }
