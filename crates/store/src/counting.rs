@@ -11,8 +11,9 @@ use bytes::Bytes;
 use futures::stream::{BoxStream, StreamExt};
 use object_store::path::Path;
 use object_store::{
-    CopyOptions, GetOptions, GetResult, ListResult, MultipartUpload, ObjectMeta, ObjectStore,
-    PutMultipartOptions, PutOptions, PutPayload, PutResult, RenameOptions, Result,
+    CopyOptions, Error, GetOptions, GetRange, GetResult, ListResult, MultipartUpload, ObjectMeta,
+    ObjectStore, ObjectStoreExt, PutMultipartOptions, PutOptions, PutPayload, PutResult, RenameOptions,
+    Result,
 };
 
 use crate::Histogram;
@@ -68,6 +69,22 @@ impl Counting {
     }
 }
 
+impl Counting {
+    /// A read beyond the end of an object is no failure of the store that could pass: what is asked for is not there.
+    async fn short(&self, location: &Path, error: Error, end: u64) -> Error {
+        if !matches!(error, Error::Generic { .. }) {
+            return error;
+        }
+        match self.inner.head(location).await {
+            Ok(found) if found.size < end => {
+                let path = format!("{location} ends at byte {} and was read up to {end}", found.size);
+                Error::NotFound { path, source: Box::new(error) }
+            }
+            _ => error,
+        }
+    }
+}
+
 impl fmt::Debug for Counting {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Debug::fmt(&self.inner, f)
@@ -101,8 +118,12 @@ impl ObjectStore for Counting {
     }
 
     async fn get_opts(&self, location: &Path, options: GetOptions) -> Result<GetResult> {
-        let (started, head) = (Instant::now(), options.head);
+        let (started, head, range) = (Instant::now(), options.head, options.range.clone());
         let result = self.inner.get_opts(location, options).await;
+        let result = match (result, range) {
+            (Err(error), Some(GetRange::Bounded(range))) => Err(self.short(location, error, range.end).await),
+            (result, _) => result,
+        };
         let bytes = match &result {
             Ok(got) if !head => got.range.end - got.range.start,
             _ => 0,
@@ -115,6 +136,13 @@ impl ObjectStore for Counting {
         let started = Instant::now();
         let result = self.inner.get_ranges(location, ranges).await;
         let bytes = ranges.iter().map(|range| range.end - range.start).sum();
+        let result = match result {
+            Err(error) => {
+                let end = ranges.iter().map(|range| range.end).max().unwrap_or(0);
+                Err(self.short(location, error, end).await)
+            }
+            read => read,
+        };
         self.stats.get.done(started, bytes, &result);
         result
     }

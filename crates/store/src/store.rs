@@ -12,7 +12,8 @@ use object_store::path::Path;
 use object_store::{ObjectMeta, ObjectStore, ObjectStoreExt, PutMode, PutOptions, PutPayload};
 
 use crate::counting::Counting;
-use crate::{OperationStats, StoreError};
+use crate::watched::{Watched, Watcher};
+use crate::{OperationStats, StoreError, Trail};
 
 /// Ranges with a gap up to this many bytes between them are read as one.
 const GAP: u64 = 32 * 1024;
@@ -62,6 +63,24 @@ impl Store {
     /// The objects themselves, for a database that keeps its own among them; counted as well.
     pub fn objects(&self) -> Arc<dyn ObjectStore> {
         Arc::clone(&self.objects)
+    }
+
+    /// The same, telling of every object that is put whole.
+    pub fn objects_watched(&self, watcher: Watcher) -> Arc<dyn ObjectStore> {
+        Arc::new(Watched { inner: self.objects(), watcher })
+    }
+
+    /// The file that is an object, where the store is a folder.
+    pub(crate) fn file_of(&self, path: &str) -> Option<PathBuf> {
+        self.folder.as_ref().map(|folder| folder.join(path))
+    }
+
+    /// Makes an object that can grow, over the one that may be there.
+    ///
+    /// # Errors
+    /// When the store is full or fails.
+    pub async fn trail(&self, path: &str, begin: Vec<u8>) -> Result<Trail, StoreError> {
+        Trail::begin(self, path, begin).await
     }
 
     /// What was done with this store since it was opened.

@@ -4,6 +4,8 @@ use hayloft_model::{ContentHash, Ino, SessionId};
 use hayloft_store::{ChunkError, StoreError};
 use hayloft_wire::{Failed, FailureCode, InvalidMessage};
 
+use crate::database::ledger::Damage;
+
 /// Why a server could not be started or stopped.
 #[derive(Debug, thiserror::Error)]
 pub enum ServerError {
@@ -115,10 +117,16 @@ pub(crate) enum VolumeError {
     Superseded,
     #[error("the volume's database is being opened again: {0}")]
     Reopening(String),
+    #[error("the volume's database cannot be opened: {0}")]
+    Broken(String),
     #[error("another server has taken over the volume")]
     Fenced,
     #[error("the server is shutting down")]
     ShuttingDown,
+    #[error("the store is damaged: {0}")]
+    AtRest(Damage),
+    #[error("volume {volume}: {source}")]
+    Of { volume: String, source: Box<VolumeError> },
     #[error("a damaged row: {0}")]
     Damaged(&'static str),
     #[error("the database failed: {0}")]
@@ -145,19 +153,38 @@ impl VolumeError {
             E::Denied(_) | E::NotYours(_) => FailureCode::Denied,
             E::Protocol { .. } => FailureCode::Protocol,
             E::After(code) => *code,
+            E::AtRest(_) | E::Damaged(_) => FailureCode::AtRest,
+            E::Of { source, .. } => source.code(),
+            E::Store(StoreError::NotFound { .. }) => FailureCode::AtRest,
+            E::Database(error) if error.kind() == slatedb::ErrorKind::Data => FailureCode::AtRest,
             E::Uncertain(_) => FailureCode::Uncertain,
             E::Content(_) => FailureCode::Damaged,
             E::Superseded | E::Fenced | E::ShuttingDown | E::Settling => FailureCode::Unavailable,
             E::Store(error) if error.is_no_space() => FailureCode::NoSpace,
             E::Database(error) if StoreError::caused_by_no_space(error) => FailureCode::NoSpace,
-            E::Audit(_) | E::Reopening(_) | E::Damaged(_) | E::Database(_) | E::Store(_) => {
-                FailureCode::Store
-            }
+            E::Broken(_) => FailureCode::AtRest,
+            E::Audit(_) | E::Reopening(_) | E::Database(_) | E::Store(_) => FailureCode::Store,
         }
     }
 }
 
 impl VolumeError {
+    /// Whether the store holds what it should not, or lacks what it should hold: waiting does not help.
+    pub(crate) fn is_at_rest(&self) -> bool {
+        self.code() == FailureCode::AtRest
+    }
+
+    /// The same, saying of which volume.
+    pub(crate) fn of(self, volume: &str) -> VolumeError {
+        match self {
+            error @ (VolumeError::NoVolume(_) | VolumeError::Of { .. }) => error,
+            error if error.is_at_rest() => {
+                VolumeError::Of { volume: volume.to_owned(), source: Box::new(error) }
+            }
+            error => error,
+        }
+    }
+
     /// Whether room in the store would help, which a sweep may find.
     pub(crate) fn wants_room(&self) -> bool {
         match self {

@@ -25,7 +25,7 @@ use crate::connection;
 use crate::content::reserve::Reserve;
 use crate::database;
 use crate::database::registry;
-use crate::error::{ServerError, VolumeError};
+use crate::error::{ServerError, VolumeError, chain};
 use crate::peers::Peers;
 use crate::volume::Volume;
 
@@ -83,6 +83,15 @@ impl Shared {
 
     /// The volume of that name, opened if it is not.
     pub(crate) async fn volume(self: &Arc<Self>, name: &str) -> Result<Arc<Volume>, VolumeError> {
+        let opened = self.open_volume(name).await.map_err(|error| error.of(name));
+        opened.inspect_err(|error| {
+            if error.is_at_rest() {
+                tracing::error!(volume = name, error = chain(error), "the volume cannot be opened");
+            }
+        })
+    }
+
+    async fn open_volume(self: &Arc<Self>, name: &str) -> Result<Arc<Volume>, VolumeError> {
         registry::check_name(name)?;
         let place = self.place(name).await;
         let mut place = place.lock().await;

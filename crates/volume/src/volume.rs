@@ -31,6 +31,8 @@ const KNOWN_MAX: usize = 1 << 18;
 pub(crate) enum Slot {
     Open(Db),
     Reopening(String),
+    /// What it holds is damaged: it is tried again, and nobody waits for it.
+    Broken(String),
     Fenced,
     Closed,
 }
@@ -106,6 +108,8 @@ pub(crate) struct Volume {
     pub(crate) history: Mutex<History>,
     /// How far the history is, for connections of the present opening.
     pub(crate) mark: Mutex<Arc<AtomicU64>>,
+    /// How often something that is stored turned out to be damaged or gone.
+    pub(crate) damage_met: AtomicU64,
     /// Packs that are put but not yet named by a durable row.
     flying: Mutex<HashSet<PackId>>,
 }
@@ -169,6 +173,7 @@ impl Volume {
             locks: crate::session::locks::Locks::default(),
             history: Mutex::default(),
             mark: Mutex::default(),
+            damage_met: AtomicU64::new(0),
             flying: Mutex::default(),
             shared,
         });
@@ -326,6 +331,7 @@ impl Volume {
         match &*self.slot.read() {
             Slot::Open(db) => Ok(db.clone()),
             Slot::Reopening(why) => Err(VolumeError::Reopening(why.clone())),
+            Slot::Broken(why) => Err(VolumeError::Broken(why.clone())),
             Slot::Fenced => Err(VolumeError::Fenced),
             Slot::Closed => Err(VolumeError::ShuttingDown),
         }
@@ -333,7 +339,7 @@ impl Volume {
 
     /// Whether this server can still speak for the volume.
     pub(crate) fn is_usable(&self) -> bool {
-        matches!(&*self.slot.read(), Slot::Open(_) | Slot::Reopening(_))
+        matches!(&*self.slot.read(), Slot::Open(_) | Slot::Reopening(_) | Slot::Broken(_))
     }
 
     /// Whether another server owns the volume now.
@@ -343,6 +349,10 @@ impl Volume {
 
     /// To be told of errors of reads, too: a database that has closed itself has to be opened again.
     pub(crate) fn note(self: &Arc<Self>, error: &VolumeError) {
+        if error.is_at_rest() {
+            self.damage_met.fetch_add(1, Relaxed);
+            tracing::error!(volume = self.name, error = chain(error), "what the store holds is damaged");
+        }
         if let VolumeError::Database(error) = error
             && matches!(error.kind(), ErrorKind::Closed(_))
         {
@@ -374,7 +384,7 @@ impl Volume {
         let _turn = self.turn.lock().await;
         close_quickly(old).await;
         let mut pause = Duration::from_millis(100);
-        while matches!(&*self.slot.read(), Slot::Reopening(_)) {
+        while matches!(&*self.slot.read(), Slot::Reopening(_) | Slot::Broken(_)) {
             match self.open_database().await {
                 Ok(()) => {
                     tracing::info!(volume = self.name, "the database is open again");
@@ -383,8 +393,11 @@ impl Volume {
                 Err(error) => {
                     let why = chain(&error);
                     tracing::warn!(volume = self.name, error = why, "the database cannot be opened yet");
-                    if let slot @ Slot::Reopening(_) = &mut *self.slot.write() {
-                        *slot = Slot::Reopening(why);
+                    if let slot @ (Slot::Reopening(_) | Slot::Broken(_)) = &mut *self.slot.write() {
+                        *slot = match error.is_at_rest() {
+                            true => Slot::Broken(why),
+                            false => Slot::Reopening(why),
+                        };
                     }
                 }
             }

@@ -132,6 +132,8 @@ pub enum FailureCode {
     Contradicted = 14,
     /// The peer has not the right: an administrator has to give it.
     Denied = 15,
+    /// What the store holds is damaged, or a part of it is gone: it stays so until somebody mends it.
+    AtRest = 16,
 }
 
 /// A request was refused, or failed.

@@ -141,6 +141,7 @@ fn refusal(failed: &Failed) -> anyhow::Error {
         FailureCode::NoSpace => Exit::NoSpace,
         FailureCode::Unavailable => Exit::Unreachable,
         FailureCode::Invalid => Exit::Usage,
+        FailureCode::AtRest => Exit::Damaged,
         FailureCode::Unspecified
         | FailureCode::SessionEnded
         | FailureCode::Evicted

@@ -139,11 +139,23 @@ async fn perform(shared: &Arc<Shared>, peer: &Peer, body: Body) -> Result<Answer
         }
         Body::SweepVolume(sweep) => {
             let volume = shared.volume(&sweep.name).await?;
-            Answer::Swept(volume.sweep(true).await.inspect_err(|error| volume.note(error))?)
+            Answer::Swept(
+                volume
+                    .sweep(true)
+                    .await
+                    .inspect_err(|error| volume.note(error))
+                    .map_err(|error| error.of(&volume.name))?,
+            )
         }
         Body::CheckVolume(check) => {
             let volume = shared.volume(&check.name).await?;
-            Answer::Checked(volume.check(check.content).await.inspect_err(|error| volume.note(error))?)
+            Answer::Checked(
+                volume
+                    .check(check.content)
+                    .await
+                    .inspect_err(|error| volume.note(error))
+                    .map_err(|error| error.of(&volume.name))?,
+            )
         }
         Body::ListClients(list) => Answer::Clients(clients(shared, peer, &list.volume).await?),
         Body::EvictClient(evict) => Answer::Clients(evict_client(shared, &evict).await?),

@@ -137,6 +137,7 @@ impl Shared {
                     "packs": state.packs,
                     "pack_bytes": state.pack_bytes,
                     "sweeps": state.sweeps,
+                    "damage_met": volume.damage_met.load(Relaxed),
                     "undurable": { "entries": undurable.0, "bytes": undurable.1 },
                 }),
             );

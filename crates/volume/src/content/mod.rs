@@ -14,7 +14,8 @@ use hayloft_wire::{BeginBatch, Chunk, RecordMessage, record_message};
 use prost::Message;
 use tokio::task::JoinHandle;
 
-use crate::database::small::SmallPlace;
+use crate::database::ledger::Damage;
+use crate::database::small::{SmallPlace, is_lost};
 use crate::database::tables::{self, PackId, Place};
 use crate::error::VolumeError;
 use crate::volume::{Flying, Volume};
@@ -304,6 +305,13 @@ async fn finished(done: &mut JoinHandle<Result<(), VolumeError>>) -> Result<(), 
 impl Volume {
     /// Where a chunk is.
     async fn place_of(&self, hash: ContentHash) -> Result<Place, VolumeError> {
+        if is_lost(&hash) {
+            let what = "is damaged, or the pack that it was in is gone".to_owned();
+            return Err(VolumeError::AtRest(Damage {
+                object: format!("the content of a small file ({hash})"),
+                what,
+            }));
+        }
         let row = self.db()?.get(tables::chunk(hash)).await?.ok_or(VolumeError::NoContent(hash))?;
         Place::decode(row).ok_or(VolumeError::Damaged("place of content"))
     }

@@ -61,6 +61,9 @@ pub(crate) async fn in_background(shared: Arc<Shared>) {
         }
         let low = shared.reserve.is_low();
         for volume in shared.open_volumes().await {
+            if let Ok(db) = volume.db() {
+                db.tidy().await;
+            }
             if !is_due(&shared, &volume, last.get(&volume.id), low) {
                 continue;
             }

@@ -9,6 +9,7 @@ use hayloft_wire::InodeRowMessage;
 use prost::Message;
 
 use crate::database;
+use crate::database::ledger::Ledger;
 use crate::database::small::Contents;
 use crate::database::tables;
 use crate::error::VolumeError;
@@ -18,6 +19,7 @@ use crate::error::VolumeError;
 pub(crate) struct Db {
     db: slatedb::Db,
     contents: Arc<Contents>,
+    ledger: Arc<Ledger>,
 }
 
 /// A volume's rows as they were at one moment.
@@ -27,8 +29,8 @@ pub(crate) struct DbSnapshot {
 }
 
 impl Db {
-    pub(crate) fn new(db: slatedb::Db, contents: Contents) -> Db {
-        Db { db, contents: Arc::new(contents) }
+    pub(crate) fn new(db: slatedb::Db, contents: Contents, ledger: Arc<Ledger>) -> Db {
+        Db { db, contents: Arc::new(contents), ledger }
     }
 
     pub(crate) fn snapshot(&self) -> Result<Arc<DbSnapshot>, slatedb::Error> {
@@ -39,6 +41,18 @@ impl Db {
     pub(crate) async fn get(&self, key: impl AsRef<[u8]>) -> Result<Option<Bytes>, VolumeError> {
         let row = self.db.get(key.as_ref()).await?;
         self.whole(key.as_ref(), row).await
+    }
+
+    /// Closes it; with it, what it has written down.
+    pub(crate) async fn close(&self) -> Result<(), slatedb::Error> {
+        let closed = self.db.close().await;
+        self.ledger.sync().await;
+        closed
+    }
+
+    /// What is done from time to time.
+    pub(crate) async fn tidy(&self) {
+        self.ledger.shorten(self.db.manifest().replay_after_wal_id()).await;
     }
 
     /// The packs beside it.

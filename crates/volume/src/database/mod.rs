@@ -2,6 +2,7 @@
 
 pub(crate) mod compaction;
 mod handle;
+pub(crate) mod ledger;
 pub(crate) mod listing;
 pub(crate) mod registry;
 pub(crate) mod rows;
@@ -23,6 +24,7 @@ use slatedb::db_cache::{DbCache, SplitCache};
 use slatedb::{CompactorBuilder, DbIterator, Settings, WriteBatch};
 
 use crate::database::compaction::Wish;
+use crate::database::ledger::Ledger;
 use crate::database::small::Contents;
 use crate::error::VolumeError;
 
@@ -103,7 +105,8 @@ fn compactor() -> CompactorOptions {
     }
 }
 
-/// Opens, or makes, the database of a volume. From now on an earlier opener can make nothing durable.
+/// Opens, or makes, the database of a volume. From now on an earlier opener can make nothing durable. What is known to have
+/// been written has to be there.
 pub(crate) async fn open(
     store: &Store,
     volume_id: &str,
@@ -111,17 +114,27 @@ pub(crate) async fn open(
     cache_id: u64,
     unflushed_bytes: usize,
     whole: &Wish,
-) -> Result<Db, slatedb::Error> {
-    let compactor = CompactorBuilder::new(path(volume_id), store.objects())
+) -> Result<Db, VolumeError> {
+    if let Some(damage) = ledger::compare(store, volume_id).await? {
+        return Err(VolumeError::AtRest(damage));
+    }
+    let ledger = Ledger::new(store, volume_id);
+    let noting = Arc::clone(&ledger);
+    let objects = store.objects_watched(Arc::new(move |path, payload| noting.note(path, payload)));
+    let compactor = CompactorBuilder::new(path(volume_id), Arc::clone(&objects))
         .with_options(compactor())
         .with_scheduler_supplier(Arc::new(whole.clone()));
-    let db = slatedb::Db::builder(path(volume_id), store.objects())
+    let db = slatedb::Db::builder(path(volume_id), objects)
         .with_compactor_builder(compactor)
         .with_settings(settings(unflushed_bytes))
         .with_db_cache(cache, cache_id)
         .build()
         .await?;
-    Ok(Db::new(db, Contents { store: store.clone(), volume_id: volume_id.to_owned() }))
+    // A full store can be opened, so that something can be deleted.
+    if let Err(error) = ledger.begin(db.manifest().replay_after_wal_id()).await {
+        tracing::warn!(%error, volume_id, "the loss of the log's end would go unnoticed");
+    }
+    Ok(Db::new(db, Contents { store: store.clone(), volume_id: volume_id.to_owned() }, ledger))
 }
 
 /// Applies a batch; it is durable when this returns.

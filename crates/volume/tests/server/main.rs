@@ -1,5 +1,6 @@
 //! A running server, as its clients see it. One program for all of them: each would compile the server's engine anew.
 
+mod at_rest;
 mod attacks;
 mod batches;
 mod common;

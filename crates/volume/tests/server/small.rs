@@ -125,7 +125,7 @@ fn damage_to_one_small_file_spoils_no_other_and_its_row_can_be_changed() {
     assert_all(&rows, (0..FILES).filter(|n| *n != 1));
     let Content::Blocks(blocks) = &damaged.content else { panic!("{damaged:?}") };
     let failed = client.fetch(&[blocks[0].unwrap().hash]).unwrap_err();
-    assert_eq!(code(&failed), FailureCode::NotFound);
+    assert_eq!(code(&failed), FailureCode::AtRest);
     damaged.mode ^= 0o111;
     let records = [put(1, directory(1, 0, 3 + FILES)), put(101, damaged)];
     client.commit(1, &records, (0, 0)).unwrap();

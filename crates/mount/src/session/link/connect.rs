@@ -177,6 +177,7 @@ impl Link {
                             | FailureCode::Evicted
                             | FailureCode::OtherHistory
                             | FailureCode::Denied
+                            | FailureCode::AtRest
                     ) =>
                 {
                     self.end_for_good(&failed.message);
