@@ -60,6 +60,12 @@ pub(crate) enum Verb {
     Serve(ServeArgs),
     /// Create, list, show, delete and look after volumes
     Volume(VolumeArgs),
+    /// Read and verify all that volumes have in the store, now
+    #[command(after_help = "\
+Examples:
+  hayloft scrub
+  hayloft scrub builds --json")]
+    Scrub(ScrubArgs),
     /// Mount a volume on a folder
     Mount(MountArgs),
     /// Leave a mount: wait until the store has everything, then unmount
@@ -121,6 +127,9 @@ pub(crate) struct ServeArgs {
     /// Where it is written who has administered what [default: /var/log/hayloft/audit.log, for others than root in $XDG_STATE_HOME/hayloft]
     #[arg(long, value_name = "FILE", env = "HAYLOFT_AUDIT_LOG")]
     pub audit_log: Option<PathBuf>,
+    /// Bytes a second that are read to verify what is stored, when nobody needs the server; 0: none [default: 8M]
+    #[arg(long, value_name = "SIZE", env = "HAYLOFT_SCRUB", value_parser = parse_size)]
+    pub scrub: Option<u64>,
     /// End when the parent process ends.
     #[arg(long, hide = true)]
     pub die_with_parent: bool,
@@ -188,7 +197,8 @@ Exits with 10 when it finds damage.
 
 Examples:
   hayloft volume check builds
-  hayloft volume check builds --content --json")]
+  hayloft volume check builds --content --json
+  hayloft volume check builds --content --repair")]
     Check(CheckArgs),
     /// Give somebody a right on a volume
     #[command(after_help = "\
@@ -295,6 +305,22 @@ pub(crate) struct CheckArgs {
     /// Read and verify all content, too
     #[arg(long)]
     pub content: bool,
+    /// Mend what can be mended, and say what is gone; nobody may have the volume mounted
+    #[arg(long)]
+    pub repair: bool,
+}
+
+/// `hayloft scrub`.
+#[derive(Debug, Args)]
+pub(crate) struct ScrubArgs {
+    /// The volume [default: all]
+    pub volume: Option<String>,
+    /// The server's address
+    #[arg(long, value_name = "HOST:PORT", env = "HAYLOFT_SERVER")]
+    pub server: Option<String>,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// `hayloft volume set-quota`.

@@ -53,6 +53,8 @@ pub(crate) struct ServeConfig {
     pub window: Option<u64>,
     /// The audit log.
     pub audit_log: Option<PathBuf>,
+    /// Bytes a second that are read to verify what is stored, a size.
+    pub scrub: Option<String>,
 }
 
 /// The table `[mount]`.
@@ -141,6 +143,7 @@ impl Config {
                 lease: self.serve.lease.or(below.serve.lease),
                 window: self.serve.window.or(below.serve.window),
                 audit_log: self.serve.audit_log.or(below.serve.audit_log),
+                scrub: self.serve.scrub.or(below.serve.scrub),
             },
             mount: MountConfig {
                 options: self.mount.options.or(below.mount.options),

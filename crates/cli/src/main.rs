@@ -77,6 +77,7 @@ fn run(cli: Cli) -> anyhow::Result<u8> {
     match cli.verb {
         Verb::Serve(args) => serve::run(args, &config()?),
         Verb::Volume(args) => volume::run(args, &config()?),
+        Verb::Scrub(args) => volume::scrub(args, &config()?),
         Verb::Mount(args) => mount::run(args, &config()?),
         Verb::Umount(args) => umount::run(&args),
         Verb::Sync(args) => sync::run(&args),

@@ -33,6 +33,8 @@ pub struct Config {
     pub reserve_bytes: Option<u64>,
     /// Most bytes of records, encoded, that one batch may bring before its commit.
     pub batch_records_bytes: u64,
+    /// How fast what is stored is read and verified when nobody needs the server, bytes a second; `None`: not at all.
+    pub scrub_bytes_per_second: Option<u64>,
     /// Most connections at a time.
     pub connections_max: usize,
 }
@@ -52,6 +54,7 @@ impl Config {
             unflushed_bytes: 128 << 20,
             reserve_bytes: None,
             batch_records_bytes: 1 << 30,
+            scrub_bytes_per_second: Some(8 << 20),
             connections_max: 1024,
         }
     }

@@ -142,6 +142,7 @@ pub struct Server {
     sweeper: JoinHandle<()>,
     leases: JoinHandle<()>,
     memory: JoinHandle<()>,
+    scrubber: JoinHandle<()>,
 }
 
 impl Server {
@@ -186,6 +187,7 @@ impl Server {
         self.sweeper.abort();
         self.leases.abort();
         self.memory.abort();
+        self.scrubber.abort();
         if tokio::time::timeout(SHUTDOWN_PATIENCE, self.listener).await.is_err() {
             tracing::warn!("some connections did not finish in time");
         }
@@ -239,7 +241,8 @@ async fn listen(store: Store, config: Config) -> Result<Server, ServerError> {
     let sweeper = tokio::spawn(crate::content::sweep::in_background(Arc::clone(&shared)));
     let leases = tokio::spawn(watch_leases(Arc::clone(&shared)));
     let memory = tokio::spawn(crate::admin::memory::in_background(Arc::clone(&shared)));
-    Ok(Server { shared, address, listener: accepting, sweeper, leases, memory })
+    let scrubber = tokio::spawn(crate::admin::scrub::in_background(Arc::clone(&shared)));
+    Ok(Server { shared, address, listener: accepting, sweeper, leases, memory, scrubber })
 }
 
 /// Ends sessions that are silent and that others wait for.

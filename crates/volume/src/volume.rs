@@ -12,6 +12,7 @@ use parking_lot::{Mutex, RwLock};
 use prost::Message;
 use slatedb::{CloseReason, ErrorKind, WriteBatch};
 
+use crate::admin::scrub::Scrubbed;
 use crate::database::compaction::Wish;
 use crate::database::registry::Registered;
 use crate::database::tables::{self, BroughtRow, EndedRow, PackId, SessionRow, VolumeRow};
@@ -110,6 +111,7 @@ pub(crate) struct Volume {
     pub(crate) mark: Mutex<Arc<AtomicU64>>,
     /// How often something that is stored turned out to be damaged or gone.
     pub(crate) damage_met: AtomicU64,
+    pub(crate) scrubbed: Scrubbed,
     /// Packs that are put but not yet named by a durable row.
     flying: Mutex<HashSet<PackId>>,
 }
@@ -174,6 +176,7 @@ impl Volume {
             history: Mutex::default(),
             mark: Mutex::default(),
             damage_met: AtomicU64::new(0),
+            scrubbed: Scrubbed::default(),
             flying: Mutex::default(),
             shared,
         });

@@ -104,6 +104,12 @@ pub struct CheckVolume {
     /// Read and hash all content, too.
     #[prost(bool, tag = "2")]
     pub content: bool,
+    /// Mend what can be mended; refused with `Busy` while the volume is mounted.
+    #[prost(bool, tag = "3")]
+    pub repair: bool,
+    /// Read and verify every object that the volume has in the store, as they are, instead of what its tables say.
+    #[prost(bool, tag = "4")]
+    pub scrub: bool,
 }
 
 /// What a check found.
@@ -118,6 +124,12 @@ pub struct Checked {
     /// One sentence a problem; empty when all is well.
     #[prost(string, repeated, tag = "4")]
     pub problems: Vec<String>,
+    /// What was mended, and what is gone for good, one sentence each.
+    #[prost(string, repeated, tag = "5")]
+    pub mended: Vec<String>,
+    /// Objects that were read, when scrubbing.
+    #[prost(uint64, tag = "6")]
+    pub objects: u64,
 }
 
 /// Wants the server's statistics.

@@ -55,6 +55,9 @@ fn settings(args: ServeArgs, config: &Config) -> anyhow::Result<ServerSettings> 
     if let Some(bytes) = size(args.cache, &config.serve.cache, "cache")? {
         settings.cache_bytes = bytes;
     }
+    if let Some(bytes) = size(args.scrub, &config.serve.scrub, "scrub")? {
+        settings.scrub_bytes_per_second = (bytes > 0).then_some(bytes);
+    }
     settings.reserve_bytes = size(args.reserve, &config.serve.reserve, "reserve")?;
     if let Some(secs) = args.lease.or(config.serve.lease) {
         settings.lease = Duration::from_secs(secs);

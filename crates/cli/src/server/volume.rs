@@ -8,7 +8,7 @@ use hayloft_wire::{
 };
 use serde_json::{Value, json};
 
-use crate::args::{CheckArgs, CreateArgs, SetQuotaArgs, VolumeArgs, VolumeVerb};
+use crate::args::{CheckArgs, CreateArgs, ScrubArgs, SetQuotaArgs, VolumeArgs, VolumeVerb};
 use crate::config::{Config, DEFAULT_SERVER};
 use crate::exit::Exit;
 use crate::server::admin::Admin;
@@ -224,7 +224,8 @@ fn sweep(admin: &mut Admin, name: &str, json: bool) -> anyhow::Result<u8> {
 }
 
 fn check(admin: &mut Admin, args: &CheckArgs, json: bool) -> anyhow::Result<u8> {
-    let question = CheckVolume { name: args.name.clone(), content: args.content };
+    let question =
+        CheckVolume { name: args.name.clone(), content: args.content, repair: args.repair, scrub: false };
     let Answer::Checked(checked) = admin.ask(Ask::CheckVolume(question))? else {
         return Err(admin.unexpected());
     };
@@ -236,6 +237,7 @@ fn check(admin: &mut Admin, args: &CheckArgs, json: bool) -> anyhow::Result<u8> 
                 "dentries": checked.dentries,
                 "chunks": checked.chunks,
                 "problems": checked.problems,
+                "mended": checked.mended,
             })
         );
     } else {
@@ -245,6 +247,7 @@ fn check(admin: &mut Admin, args: &CheckArgs, json: bool) -> anyhow::Result<u8> 
             show_count(checked.dentries),
             show_count(checked.chunks)
         );
+        checked.mended.iter().for_each(|mended| println!("{mended}"));
         checked.problems.iter().for_each(|problem| println!("{problem}"));
         match checked.problems.len() {
             0 => println!("volume {} is sound: {what}", args.name),
@@ -277,6 +280,44 @@ fn set_rights(
     println!("volume {}: device and setuid files {counts} where it is mounted", volume.name);
     volume.grants.iter().for_each(|grant| println!("  {}", show_grant(grant)));
     Ok(0)
+}
+
+/// `hayloft scrub`.
+///
+/// # Errors
+/// What the server refuses; an unreachable server.
+pub(crate) fn scrub(args: ScrubArgs, config: &Config) -> anyhow::Result<u8> {
+    let server = args.server.or_else(|| config.server.clone()).unwrap_or_else(|| DEFAULT_SERVER.to_owned());
+    let mut admin = Admin::connect(&server)?;
+    let names = match args.volume {
+        Some(name) => vec![name],
+        None => match admin.ask(Ask::ListVolumes(ListVolumes {}))? {
+            Answer::Volumes(found) => found.volumes.into_iter().map(|volume| volume.name).collect(),
+            _ => return Err(admin.unexpected()),
+        },
+    };
+    let (mut told, mut is_damaged) = (Vec::new(), false);
+    for name in names {
+        let question = CheckVolume { name: name.clone(), scrub: true, ..CheckVolume::default() };
+        let Answer::Checked(checked) = admin.ask(Ask::CheckVolume(question))? else {
+            return Err(admin.unexpected());
+        };
+        is_damaged |= !checked.problems.is_empty();
+        if args.json {
+            told.push(json!({ "volume": name, "objects": checked.objects, "problems": checked.problems }));
+            continue;
+        }
+        checked.problems.iter().for_each(|problem| println!("{problem}"));
+        println!(
+            "volume {name}: {} objects read, {} damaged",
+            show_count(checked.objects),
+            show_count(checked.problems.len() as u64)
+        );
+    }
+    if args.json {
+        println!("{}", Value::Array(told));
+    }
+    Ok(if is_damaged { Exit::Damaged.code() } else { 0 })
 }
 
 fn set_quota(admin: &mut Admin, args: &SetQuotaArgs, json: bool) -> anyhow::Result<u8> {

@@ -7,6 +7,7 @@ use hayloft_model::{ContentHash, FileKind, Ino, slot};
 use hayloft_store::decode_chunk;
 use hayloft_wire::{Checked, DentryRow, InodeRowMessage, decode_blocks};
 
+use crate::admin::mend::Fix;
 use crate::database::small::SmallPlace;
 use crate::database::tables::{self, PackId, Place, VolumeRow};
 use crate::database::{self, DbSnapshot};
@@ -38,11 +39,24 @@ struct Check<'a> {
     /// Content of small files that lies in packs.
     small: Vec<(u64, SmallPlace)>,
     bytes: u64,
+    /// Problems that are about an inode, which is to be named by its path.
+    of_inodes: Vec<(u64, String)>,
+    /// Content that cannot be read, and why.
+    bad: HashMap<ContentHash, String>,
+    fixes: Vec<Fix>,
 }
 
 impl Volume {
     /// Compares everything that must agree, on a snapshot; with `content`, reads and hashes all content.
     pub(crate) async fn check(self: &Arc<Self>, content: bool) -> Result<Checked, VolumeError> {
+        Ok(self.check_for_repair(content).await?.0)
+    }
+
+    /// The same, with what would mend some of it.
+    pub(crate) async fn check_for_repair(
+        self: &Arc<Self>,
+        content: bool,
+    ) -> Result<(Checked, Vec<Fix>), VolumeError> {
         // No sweep meanwhile: the snapshot's packs have to stay.
         let _one = self.sweeping.lock().await;
         let snapshot = {
@@ -57,6 +71,9 @@ impl Volume {
             content: HashSet::new(),
             small: Vec::new(),
             bytes: 0,
+            of_inodes: Vec::new(),
+            bad: HashMap::new(),
+            fixes: Vec::new(),
         };
         check.read_inodes(&snapshot).await?;
         check.read_pages(&snapshot).await?;
@@ -68,11 +85,71 @@ impl Volume {
             check.verify_content().await;
             check.verify_small_files().await?;
         }
-        Ok(check.found)
+        check.find_bad_content(&snapshot).await?;
+        check.tell_by_path(&snapshot).await?;
+        Ok((check.found, check.fixes))
     }
 }
 
 impl Check<'_> {
+    /// A problem of an inode.
+    fn problem_of(&mut self, ino: u64, text: String) {
+        if self.of_inodes.len() < PROBLEMS_MAX {
+            self.of_inodes.push((ino, text));
+        }
+    }
+
+    /// Finds out which files name content that cannot be read.
+    async fn find_bad_content(&mut self, snapshot: &DbSnapshot) -> Result<(), VolumeError> {
+        let bad = std::mem::take(&mut self.bad);
+        if bad.is_empty() {
+            return Ok(());
+        }
+        let mut scan = database::scan(snapshot, &[tables::INODES]).await?;
+        while let Some(found) = scan.next().await? {
+            let row = database::decode::<InodeRowMessage>(found.value, "inode")?;
+            self.name_bad(row.ino, row.blocks.as_deref().unwrap_or_default(), &bad);
+        }
+        let mut scan = database::scan(snapshot, &[tables::PAGES]).await?;
+        while let Some(found) = scan.next().await? {
+            if let Some(ino) = tables::number_in(&found.key).filter(|ino| self.inodes.contains_key(ino)) {
+                self.name_bad(ino, &found.value, &bad);
+            }
+        }
+        Ok(())
+    }
+
+    fn name_bad(&mut self, ino: u64, blocks: &[u8], bad: &HashMap<ContentHash, String>) {
+        let Ok(blocks) = decode_blocks(blocks) else { return };
+        if let Some(why) = blocks.iter().flatten().find_map(|block| bad.get(&block.hash)) {
+            self.problem_of(ino, why.clone());
+        }
+    }
+
+    /// Says where the inodes are that problems are about.
+    async fn tell_by_path(&mut self, snapshot: &DbSnapshot) -> Result<(), VolumeError> {
+        let of_inodes = std::mem::take(&mut self.of_inodes);
+        if of_inodes.is_empty() {
+            return Ok(());
+        }
+        let concerned: HashSet<u64> = of_inodes.iter().map(|(ino, _)| *ino).collect();
+        let mut names = HashMap::new();
+        let mut scan = database::scan(snapshot, &[tables::DENTRIES]).await?;
+        while let Some(found) = scan.next().await? {
+            let dentry = database::decode::<DentryRow>(found.value, "dentry")?;
+            if let Some(parent) = tables::number_in(&found.key)
+                && (dentry.kind == FileKind::Directory.bits() || concerned.contains(&dentry.ino))
+            {
+                names.insert(dentry.ino, (parent, tables::rest_of(&found.key)));
+            }
+        }
+        for (ino, text) in of_inodes {
+            let path = path_of(ino, &names);
+            self.problem(format!("{path} (inode {ino}): {text}"));
+        }
+        Ok(())
+    }
+
     fn problem(&mut self, text: String) {
         if self.found.problems.len() < PROBLEMS_MAX {
             self.found.problems.push(text);
@@ -137,7 +214,8 @@ impl Check<'_> {
         while let Some(found) = scan.next().await? {
             self.found.dentries += 1;
             let parent = tables::number_in(&found.key).ok_or(VolumeError::Damaged("key of a name"))?;
-            let name = String::from_utf8_lossy(&tables::rest_of(&found.key)).into_owned();
+            let raw = tables::rest_of(&found.key);
+            let name = String::from_utf8_lossy(&raw).into_owned();
             let dentry = database::decode::<DentryRow>(found.value, "dentry")?;
             if cookies.0 != parent {
                 cookies = (parent, HashSet::new());
@@ -152,7 +230,10 @@ impl Check<'_> {
                         self.problem(format!("{name:?} in directory {parent} has a cookie of the future"));
                     }
                 }
-                _ => self.problem(format!("{name:?} is in {parent}, which is no directory")),
+                _ => {
+                    self.problem(format!("{name:?} is in {parent}, which is no directory"));
+                    self.fixes.push(Fix::Unlink(parent, raw.clone()));
+                }
             }
             match self.inodes.get_mut(&dentry.ino) {
                 Some(inode) => {
@@ -168,10 +249,8 @@ impl Check<'_> {
                     }
                 }
                 None => {
-                    self.problem(format!(
-                        "{name:?} in directory {parent} leads to no inode ({})",
-                        dentry.ino
-                    ));
+                    self.problem_of(parent, format!("its name {name:?} leads to no inode ({})", dentry.ino));
+                    self.fixes.push(Fix::Unlink(parent, raw));
                 }
             }
         }
@@ -186,17 +265,19 @@ impl Check<'_> {
             let expected = if is_directory { 2 + inode.directories } else { inode.names };
             if inode.names == 0 && !is_root {
                 if !self.orphans.contains(ino) {
-                    problems.push(format!("inode {ino} has no name and is not open"));
+                    problems.push((*ino, "has no name and is not open".to_owned()));
+                    self.fixes.push(Fix::Adopt(*ino));
                 }
             } else if inode.nlink != expected {
-                problems.push(format!("inode {ino} says {} links and has {expected}", inode.nlink));
+                problems.push((*ino, format!("says {} links and has {expected}", inode.nlink)));
+                self.fixes.push(Fix::Links(*ino, expected));
             }
             if is_directory && inode.names > 1 {
-                problems.push(format!("directory {ino} has {} names", inode.names));
+                problems.push((*ino, format!("is a directory and has {} names", inode.names)));
             }
         }
         problems.sort();
-        problems.into_iter().for_each(|problem| self.problem(problem));
+        problems.into_iter().for_each(|(ino, problem)| self.problem_of(ino, problem));
     }
 
     async fn compare_usage(&mut self, snapshot: &DbSnapshot) -> Result<(), VolumeError> {
@@ -209,6 +290,7 @@ impl Check<'_> {
                 "the usage says {} bytes in {} inodes; there are {} bytes in {inodes}",
                 row.bytes, row.inodes, self.bytes
             ));
+            self.fixes.push(Fix::Usage);
         }
         if let Some(last) = self.inodes.keys().max().filter(|last| **last >= row.next_ino) {
             self.problem(format!("inode {last} has a number that was not handed out"));
@@ -226,10 +308,7 @@ impl Check<'_> {
             .collect();
         for (ino, place) in std::mem::take(&mut self.small) {
             if sizes.get(&place.pack).is_none_or(|size| *size < place.range().end) {
-                self.problem(format!(
-                    "inode {ino} has its content in pack {:016x}, which is gone",
-                    place.pack.0
-                ));
+                self.problem_of(ino, format!("its content was in pack {:016x}, which is gone", place.pack.0));
             } else {
                 self.small.push((ino, place));
             }
@@ -246,15 +325,20 @@ impl Check<'_> {
                 Some(Place::Pack { pack, offset, payload_len, .. }) => {
                     let end = u64::from(offset) + u64::from(payload_len);
                     if sizes.get(&pack).is_none_or(|size| *size < end) {
-                        self.problem(format!("content {hash} is in pack {:016x}, which is gone", pack.0));
+                        self.bad.insert(
+                            hash,
+                            format!("content {hash} was in pack {:016x}, which is gone", pack.0),
+                        );
                     }
                 }
                 Some(Place::Here { .. }) => {}
-                None => self.problem(format!("content {hash} has a damaged row")),
+                None => {
+                    self.bad.insert(hash, format!("content {hash} has a damaged row"));
+                }
             }
         }
         for hash in missing {
-            self.problem(format!("content {hash} is named by a file and is not stored"));
+            self.bad.insert(hash, format!("content {hash} is named by it and is not stored"));
         }
         Ok(())
     }
@@ -270,7 +354,8 @@ impl Check<'_> {
                 let mut contents = contents.into_iter();
                 for (ino, place) in files {
                     if !contents.next().is_some_and(|content| place.is(&content)) {
-                        self.problem(format!("the content of inode {ino} is damaged"));
+                        let pack = place.pack.0;
+                        self.problem_of(*ino, format!("its content is damaged (pack {pack:016x})"));
                     }
                 }
             }
@@ -279,18 +364,42 @@ impl Check<'_> {
     }
 
     async fn verify_content(&mut self) {
-        let hashes: Vec<ContentHash> = self.content.iter().copied().collect();
+        let known = |hash: &&ContentHash| !self.bad.contains_key(*hash);
+        let hashes: Vec<ContentHash> = self.content.iter().filter(known).copied().collect();
         for hashes in hashes.chunks(READ) {
             match self.volume.read_chunks(hashes).await {
                 Ok(chunks) => {
                     for chunk in chunks {
                         if let Err(error) = decode_chunk(chunk.hash, chunk.len, chunk.codec, chunk.payload) {
-                            self.problem(error.to_string());
+                            self.bad.insert(chunk.hash, error.to_string());
                         }
                     }
                 }
-                Err(error) => self.problem(chain(&error)),
+                // One of them; which, is found one by one.
+                Err(_) => {
+                    for hash in hashes {
+                        if let Err(error) = self.volume.read_chunks(&[*hash]).await {
+                            self.bad.insert(*hash, format!("content {hash}: {}", chain(&error)));
+                        }
+                    }
+                }
             }
         }
     }
+}
+
+/// The path of an inode, from the top of the volume.
+fn path_of(ino: u64, names: &HashMap<u64, (u64, bytes::Bytes)>) -> String {
+    let mut parts = Vec::new();
+    let mut at = ino;
+    while at != Ino::ROOT.0 {
+        // A circle ends nowhere.
+        let Some((parent, name)) = names.get(&at).filter(|_| parts.len() < names.len() + 1) else {
+            return format!("no path leads to it{}", if parts.is_empty() { "" } else { " from the top" });
+        };
+        parts.push(String::from_utf8_lossy(name).into_owned());
+        at = *parent;
+    }
+    parts.reverse();
+    format!("/{}", parts.join("/"))
 }

@@ -2,6 +2,8 @@
 
 pub(crate) mod check;
 pub(crate) mod memory;
+pub(crate) mod mend;
+pub(crate) mod scrub;
 pub(crate) mod stats;
 
 use std::sync::Arc;
@@ -147,16 +149,7 @@ async fn perform(shared: &Arc<Shared>, peer: &Peer, body: Body) -> Result<Answer
                     .map_err(|error| error.of(&volume.name))?,
             )
         }
-        Body::CheckVolume(check) => {
-            let volume = shared.volume(&check.name).await?;
-            Answer::Checked(
-                volume
-                    .check(check.content)
-                    .await
-                    .inspect_err(|error| volume.note(error))
-                    .map_err(|error| error.of(&volume.name))?,
-            )
-        }
+        Body::CheckVolume(check) => Answer::Checked(mend::check(shared, &check).await?),
         Body::ListClients(list) => Answer::Clients(clients(shared, peer, &list.volume).await?),
         Body::EvictClient(evict) => Answer::Clients(evict_client(shared, &evict).await?),
         Body::Stats(_) => Answer::Stats(StatsAnswer { json: shared.stats_json(Some(peer)).await }),

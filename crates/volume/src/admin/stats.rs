@@ -138,6 +138,13 @@ impl Shared {
                     "pack_bytes": state.pack_bytes,
                     "sweeps": state.sweeps,
                     "damage_met": volume.damage_met.load(Relaxed),
+                    "scrub": {
+                        "objects": volume.scrubbed.objects.load(Relaxed),
+                        "bytes": volume.scrubbed.bytes.load(Relaxed),
+                        "rounds": volume.scrubbed.rounds.load(Relaxed),
+                        "finished_secs": volume.scrubbed.finished_secs.load(Relaxed),
+                        "damaged": volume.scrubbed.damaged(),
+                    },
                     "undurable": { "entries": undurable.0, "bytes": undurable.1 },
                 }),
             );

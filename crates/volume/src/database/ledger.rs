@@ -361,6 +361,49 @@ pub(crate) async fn differences(
     Ok(damages)
 }
 
+/// Goes on without what is damaged of the log and the manifests, which is kept below `damaged`; says what that was.
+///
+/// # Errors
+/// The store cannot be read or written now.
+pub(crate) async fn accept(store: &Store, volume_id: &str) -> Result<Vec<String>, VolumeError> {
+    let mut accepted = Vec::new();
+    let mut damages = differences(store, volume_id, true).await?;
+    loop {
+        let had = accepted.len();
+        for damage in &damages {
+            let object = &damage.object;
+            let Some((kind, _)) = parse(&Path::from(object.as_str())) else { continue };
+            let file = object.rsplit('/').next().unwrap_or(object);
+            let kept = format!("volumes/{volume_id}/damaged/{file}");
+            match store.get(object).await {
+                Ok(content) => store.put(&kept, content).await?,
+                Err(StoreError::NotFound { .. }) => {}
+                Err(error) => return Err(error.into()),
+            }
+            let lost = match kind {
+                // An empty file of the log is one without changes.
+                Kind::Log => {
+                    store.put(object, bytes::Bytes::new()).await?;
+                    "the changes in it are lost"
+                }
+                _ => {
+                    store.delete(object).await?;
+                    "the one before it counts"
+                }
+            };
+            accepted.push(format!("{damage}: {lost}"));
+        }
+        for object in store.list(&folder(volume_id)).await? {
+            store.delete(object.location.as_ref()).await?;
+        }
+        // Without a ledger: a manifest that cannot be read at all.
+        damages = differences(store, volume_id, true).await?;
+        if damages.is_empty() || accepted.len() == had {
+            return Ok(accepted);
+        }
+    }
+}
+
 /// The last file of the log of which everything is in table files.
 async fn replay_after(
     store: &Store,

@@ -122,7 +122,7 @@ fn read(running: &Running) -> Result<(), Failed> {
 }
 
 fn check(running: &Running, content: bool) -> Result<Vec<String>, Failed> {
-    let check = CheckVolume { name: "vol".into(), content };
+    let check = CheckVolume { name: "vol".into(), content, ..CheckVolume::default() };
     match Client::connect(running.address).ask(Ask::CheckVolume(check))? {
         Answer::Checked(checked) => Ok(checked.problems),
         other => panic!("{other:?}"),
@@ -254,4 +254,77 @@ fn what_is_damaged_says_so_with_a_code_of_its_own() {
     let failed = read(&running).unwrap_err();
     assert_eq!(code(&failed), FailureCode::AtRest);
     assert!(failed.message.starts_with("volume vol: the store is damaged: volumes/"), "{}", failed.message);
+}
+
+#[test]
+fn a_repair_goes_on_without_what_is_lost_and_says_what_that_was() {
+    let folder = tempfile::tempdir().unwrap();
+    stopped(folder.path(), false);
+    let logs = &objects(folder.path())["volumes/db/wal"];
+    let last = logs.last().unwrap();
+    Harm::Deleted.to(last);
+    let running = Running::start(quick(folder.path()));
+    check(&running, false).unwrap_err();
+    let repair = CheckVolume { name: "vol".into(), content: true, repair: true, scrub: false };
+    // The session of the crashed client counts as a mount until it is evicted.
+    let mut admin = Client::connect(running.address);
+    let first = admin.ask(Ask::CheckVolume(repair.clone()));
+    let checked = match first {
+        Ok(Answer::Checked(checked)) => checked,
+        Err(busy) => {
+            assert_eq!(code(&busy), FailureCode::Busy, "{}", busy.message);
+            let evict = hayloft_wire::EvictClient { volume: "vol".into(), session: 1 };
+            admin.ask(Ask::EvictClient(evict)).unwrap();
+            let Answer::Checked(checked) = admin.ask(Ask::CheckVolume(repair)).unwrap() else { panic!() };
+            checked
+        }
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(checked.problems, [""; 0], "{:?}", checked.mended);
+    assert_eq!(check(&running, true).unwrap(), [""; 0]);
+    let (mut client, _) = Client::open(running.address, hello(7)).unwrap();
+    let found = client.enter(1, 1 << 20).unwrap().dirs[0].entries.len();
+    assert!(found > 0 && found < files().len(), "{found} files");
+}
+
+#[test]
+fn a_check_names_damaged_content_by_its_path() {
+    let folder = tempfile::tempdir().unwrap();
+    stopped(folder.path(), true);
+    let packs = &objects(folder.path())["packs"];
+    Harm::Deleted.to(&packs[0]);
+    let running = Running::start(quick(folder.path()));
+    let problems = check(&running, true).unwrap();
+    assert!(problems.iter().all(|problem| problem.starts_with("/packed-") || problem.starts_with("/large-")));
+    assert!(!problems.is_empty());
+}
+
+#[test]
+fn scrubbing_reads_every_object_and_names_those_that_are_damaged() {
+    let folder = tempfile::tempdir().unwrap();
+    stopped(folder.path(), true);
+    let running = Running::start(quick(folder.path()));
+    let scrub = || {
+        let scrub = CheckVolume { name: "vol".into(), scrub: true, ..CheckVolume::default() };
+        let Ok(Answer::Checked(checked)) = Client::connect(running.address).ask(Ask::CheckVolume(scrub))
+        else {
+            panic!("no answer")
+        };
+        (checked.objects, checked.problems)
+    };
+    let (objects_read, problems) = scrub();
+    assert_eq!(problems, [""; 0]);
+    assert!(objects_read >= 4, "{objects_read}");
+    let objects = objects(folder.path());
+    for kind in ["packs", "volumes/db/compacted"] {
+        Harm::Flipped(5).to(&objects[kind][0]);
+        let file = objects[kind][0].file_name().unwrap().to_string_lossy().into_owned();
+        let problems = scrub().1;
+        assert!(problems.iter().any(|problem| problem.contains(&file)), "{kind}: {problems:?}");
+    }
+    // The registry mends itself.
+    Harm::Flipped(5).to(&objects["registry"][0]);
+    let entry = fs::read(&objects["registry-copy"][0]).unwrap();
+    scrub();
+    assert_eq!(fs::read(&objects["registry"][0]).unwrap(), entry);
 }

@@ -61,7 +61,7 @@ fn administration() -> Vec<Ask> {
         }),
         Ask::EvictClient(EvictClient { volume: name(), session: 1 }),
         Ask::SweepVolume(SweepVolume { name: name() }),
-        Ask::CheckVolume(CheckVolume { name: name(), content: true }),
+        Ask::CheckVolume(CheckVolume { name: name(), content: true, ..CheckVolume::default() }),
     ]
 }
 

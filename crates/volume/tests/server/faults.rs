@@ -126,7 +126,8 @@ fn batches_sent_until_they_are_acknowledged_are_applied_once() {
         }
     };
     again(Ask::SweepVolume(SweepVolume { name: "vol".into() }));
-    let Answer::Checked(checked) = again(Ask::CheckVolume(CheckVolume { name: "vol".into(), content: true }))
+    let Answer::Checked(checked) =
+        again(Ask::CheckVolume(CheckVolume { name: "vol".into(), content: true, ..CheckVolume::default() }))
     else {
         panic!()
     };
@@ -253,7 +254,8 @@ fn of_several_sessions_on_a_store_that_fails_each_has_what_was_acknowledged() {
     assert!(failed.load(Relaxed) > 0);
     let mut problems = Vec::new();
     persist(|| {
-        let check = Ask::CheckVolume(CheckVolume { name: "vol".into(), content: true });
+        let check =
+            Ask::CheckVolume(CheckVolume { name: "vol".into(), content: true, ..CheckVolume::default() });
         if let Answer::Checked(checked) = Client::connect(address).ask(check)? {
             problems = checked.problems;
             assert_eq!(checked.inodes, 1 + SESSIONS + SESSIONS * BATCHES);

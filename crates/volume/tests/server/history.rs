@@ -236,7 +236,7 @@ fn history(seed: u64, rounds: u64) {
             sweeper.join().unwrap();
         }
         world.verify(&mut client);
-        let check = CheckVolume { name: "vol".into(), content: true };
+        let check = CheckVolume { name: "vol".into(), content: true, ..CheckVolume::default() };
         let Ok(Answer::Checked(checked)) = Client::connect(address).ask(Ask::CheckVolume(check)) else {
             panic!()
         };

@@ -56,7 +56,7 @@ pub(crate) fn opened(config: Config) -> (Running, Client) {
 impl Running {
     /// What a check of the volume finds.
     pub(crate) fn problems(&self) -> Vec<String> {
-        let check = CheckVolume { name: "vol".into(), content: true };
+        let check = CheckVolume { name: "vol".into(), content: true, ..CheckVolume::default() };
         match Client::connect(self.address).ask(Ask::CheckVolume(check)).unwrap() {
             Answer::Checked(checked) => checked.problems,
             other => panic!("{other:?}"),
