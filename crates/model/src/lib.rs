@@ -17,6 +17,7 @@ pub mod replay;
 mod row;
 mod rows;
 pub mod slot;
+pub mod sound;
 mod time;
 pub mod tree;
 

@@ -103,6 +103,8 @@ pub(crate) enum VolumeError {
     Invalid(&'static str),
     #[error("the request makes no sense")]
     Message(#[from] InvalidMessage),
+    #[error("rows that no client sends: {0}")]
+    Unsound(#[from] hayloft_model::sound::Unsound),
     #[error(
         "the protocol is {client} at the client and {server} at the server: use the same version on both"
     )]
@@ -147,10 +149,13 @@ impl VolumeError {
             E::Evicted(_) => FailureCode::Evicted,
             E::OtherHistory => FailureCode::OtherHistory,
             E::StoreFull | E::Quota { .. } => FailureCode::NoSpace,
-            E::VolumeName(_) | E::NotDirectory(_) | E::Invalid(_) | E::Message(_) | E::Gap { .. } => {
-                FailureCode::Invalid
-            }
             E::Denied(_) | E::NotYours(_) => FailureCode::Denied,
+            E::VolumeName(_)
+            | E::NotDirectory(_)
+            | E::Invalid(_)
+            | E::Message(_)
+            | E::Unsound(_)
+            | E::Gap { .. } => FailureCode::Invalid,
             E::Protocol { .. } => FailureCode::Protocol,
             E::After(code) => *code,
             E::AtRest(_) | E::Damaged(_) => FailureCode::AtRest,

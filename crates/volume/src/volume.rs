@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
 use hayloft_model::replay::BroughtBack;
-use hayloft_model::{ContentHash, FileKind, Ino, InoRange, SessionId, Timestamp, Usage};
+use hayloft_model::{ContentHash, FileKind, Ino, InoRange, SessionId, Timestamp, Usage, sound};
 use hayloft_wire::{Changed, InodeRowMessage, VolumeStatus};
 use parking_lot::{Mutex, RwLock};
 use prost::Message;
@@ -318,7 +318,7 @@ impl Volume {
             nlink: 2,
             times: [now; 4].iter().flat_map(|time: &Timestamp| [time.secs, i64::from(time.nanos)]).collect(),
             parent: Ino::ROOT.0,
-            next_cookie: FIRST_COOKIE,
+            next_cookie: sound::FIRST_COOKIE,
             ..InodeRowMessage::default()
         };
         let row = VolumeRow { next_ino: Ino::FIRST.0, version: tables::VERSION, ..VolumeRow::default() };
@@ -453,9 +453,6 @@ impl Volume {
         self.flying.lock().contains(&pack)
     }
 }
-
-/// The first cookie of an entry: the ones before it stand for `.` and `..`.
-const FIRST_COOKIE: u64 = 3;
 
 async fn close_quickly(db: Db) {
     if tokio::time::timeout(Duration::from_secs(5), db.close()).await.is_err() {

@@ -3,7 +3,7 @@
 use bytes::{BufMut, Bytes, BytesMut};
 use hayloft_model::{
     BLOCK_SIZE, Batch, BlockRef, Content, ContentHash, Dentry, FileKind, INLINE_MAX, Ino, InoRange, InodeRow,
-    NAME_MAX, Name, PAGE_BLOCKS, Record, Sequence, Timestamp, Usage, UsageDelta,
+    Name, PAGE_BLOCKS, Record, Sequence, Timestamp, Usage, UsageDelta, sound,
 };
 
 use crate::batches::{
@@ -74,7 +74,7 @@ pub fn decode_blocks(packed: &[u8]) -> Result<Vec<Option<BlockRef>>, InvalidMess
 }
 
 fn name_from(bytes: &[u8]) -> Result<Name, InvalidMessage> {
-    if bytes.is_empty() || bytes.len() > NAME_MAX || bytes.contains(&b'/') || bytes.contains(&0) {
+    if !sound::is_name(bytes) {
         return invalid("name");
     }
     Ok(Name::new(bytes))

@@ -3,7 +3,7 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-use hayloft_model::{ContentHash, FileKind, Ino, slot};
+use hayloft_model::{ContentHash, Dentry, FileKind, Ino, slot, sound};
 use hayloft_store::decode_chunk;
 use hayloft_wire::{Checked, DentryRow, InodeRowMessage, decode_blocks};
 
@@ -175,6 +175,15 @@ impl Check<'_> {
             if row.ino != Ino::ROOT.0 && row.nlink > 0 {
                 self.bytes += row.allocated;
             }
+            if let Err(error) =
+                hayloft_model::InodeRow::try_from(&InodeRowMessage { placed: None, ..row.clone() })
+                    .map_err(|error| error.to_string())
+                    .and_then(|sane| {
+                        sound::inode(Ino(row.ino), &sane, sound::NUMBERS).map_err(|error| error.to_string())
+                    })
+            {
+                self.problem_of(row.ino, error);
+            }
             let inode = Inode {
                 kind: FileKind::of_mode(row.mode).map_or(0, FileKind::bits),
                 nlink: row.nlink,
@@ -217,6 +226,15 @@ impl Check<'_> {
             let raw = tables::rest_of(&found.key);
             let name = String::from_utf8_lossy(&raw).into_owned();
             let dentry = database::decode::<DentryRow>(found.value, "dentry")?;
+            let sane = Dentry {
+                ino: Ino(dentry.ino),
+                kind: FileKind::of_mode(dentry.kind).unwrap_or(FileKind::Regular),
+                cookie: dentry.cookie,
+            };
+            if let Err(error) = sound::dentry(Ino(parent), &raw, &sane, sound::NUMBERS) {
+                self.problem_of(parent, format!("its name {:?}: {error}", String::from_utf8_lossy(&raw)));
+                self.fixes.push(Fix::Unlink(parent, raw.clone()));
+            }
             if cookies.0 != parent {
                 cookies = (parent, HashSet::new());
             }
@@ -276,8 +294,30 @@ impl Check<'_> {
                 problems.push((*ino, format!("is a directory and has {} names", inode.names)));
             }
         }
+        problems.extend(self.circles());
         problems.sort();
         problems.into_iter().for_each(|(ino, problem)| self.problem_of(ino, problem));
+    }
+
+    /// Directories that lie in themselves.
+    fn circles(&self) -> Vec<(u64, String)> {
+        let mut safe = HashSet::from([Ino::ROOT.0]);
+        let mut circles = Vec::new();
+        for (ino, _) in self.inodes.iter().filter(|(_, inode)| inode.kind == FileKind::Directory.bits()) {
+            let (mut at, mut passed) = (*ino, HashSet::new());
+            while !safe.contains(&at) {
+                if !passed.insert(at) {
+                    circles.push((*ino, "is a directory that lies in itself".to_owned()));
+                    break;
+                }
+                match self.inodes.get(&at) {
+                    Some(inode) => at = inode.parent,
+                    None => break,
+                }
+            }
+            safe.extend(passed);
+        }
+        circles
     }
 
     async fn compare_usage(&mut self, snapshot: &DbSnapshot) -> Result<(), VolumeError> {

@@ -8,7 +8,7 @@ use bytes::Bytes;
 use futures::stream::{self, StreamExt, TryStreamExt};
 use hayloft_model::grants::{Object, STRAY};
 use hayloft_model::{
-    BlockRef, Content, ContentHash, FileKind, Ino, Name, Record, SessionId, Usage, UsageDelta,
+    BlockRef, Content, ContentHash, FileKind, Ino, Name, Record, SessionId, Usage, UsageDelta, sound,
 };
 use hayloft_wire::{Commit, Committed, InodeRowMessage, RecordMessage, record_message::Body};
 use prost::Message;
@@ -45,6 +45,8 @@ pub(crate) struct Subjects {
     settled: Vec<Ino>,
     /// Content that the rows name.
     named: HashSet<ContentHash>,
+    /// What was looked at to see that the rows can be.
+    sound: sound::Batch,
     /// Bytes of rows.
     pub(crate) row_bytes: u64,
 }
@@ -166,7 +168,7 @@ impl Volume {
             self.check_estate(restores, &commit.records).await?;
         }
         let mut batch = Rows::new();
-        let subjects = self.put_rows(&db, &mut batch, id, (&commit.records, &ready.small)).await?;
+        let mut subjects = self.put_rows(&db, &mut batch, id, (&commit.records, &ready.small)).await?;
         self.touch_directories(&db, &mut batch, &commit.records).await?;
         let doing =
             Doing { session: id, sequence: commit.sequence, usage: delta, waits: commit.restores != 0 };
@@ -176,11 +178,13 @@ impl Volume {
             }
             checked => checked?,
         }
+        check_tree(&db, &mut subjects.sound).await?;
         let usage = match pressing {
             // It was accepted before it was known that there is no room, and somebody else needs what it is about.
             true => self.state.lock().usage.after(delta),
             false => self.check_usage(delta)?,
         };
+        subjects.sound.usage(delta)?;
         // Deleting has to be possible on a full store: it may use the reserve.
         if delta.bytes > 0 || delta.inodes > 0 || !ready.places.is_empty() {
             // The rows are written twice soon: to the log, and to a table file.
@@ -226,7 +230,9 @@ impl Volume {
         id: SessionId,
         records: &[RecordMessage],
     ) -> Result<Subjects, VolumeError> {
-        self.put_rows(db, batch, id, (records, &HashMap::new())).await
+        let mut subjects = self.put_rows(db, batch, id, (records, &HashMap::new())).await?;
+        check_tree(db, &mut subjects.sound).await?;
+        Ok(subjects)
     }
 
     /// As [`Volume::put_records`]; the content of some lies in packs.
@@ -237,11 +243,12 @@ impl Volume {
         id: SessionId,
         (records, small): (&[RecordMessage], &HashMap<usize, SmallPlace>),
     ) -> Result<Subjects, VolumeError> {
-        let mut subjects = Subjects::default();
+        let mut subjects = Subjects { sound: sound::Batch::new(sound::NUMBERS), ..Subjects::default() };
         let split = self.sharing.lock().split_in(records);
         for (at, message) in records.iter().enumerate() {
             // The conversion is the check; what is stored is the message.
             let record = Record::try_from(message)?;
+            subjects.sound.add(&record)?;
             match (&record, message.body.as_ref()) {
                 (Record::PutInode(ino, row), Some(Body::PutInode(message))) => {
                     let row_bytes = match (small.get(&at), &row.content) {
@@ -513,4 +520,24 @@ async fn with_data(db: &Db, message: &InodeRowMessage) -> Result<Vec<u8>, Volume
     let stored = stored.ok_or(VolumeError::Invalid("data was left out of a row that is not there"))?;
     let InodeRowMessage { inline, placed, .. } = database::decode(stored, "inode")?;
     Ok(InodeRowMessage { inline, placed, left_out: false, ..message.clone() }.encode_to_vec())
+}
+
+/// Whether names lead to what is there, and no directory lies in itself. Mostly that is seen in the batch, and nothing is looked up.
+async fn check_tree(db: &Db, batch: &mut sound::Batch) -> Result<(), VolumeError> {
+    let stored = async |ino: Ino| -> Result<Option<InodeRowMessage>, VolumeError> {
+        let row = (**db).get(tables::inode(ino)).await?;
+        row.map(|row| database::decode::<InodeRowMessage>(row, "inode")).transpose()
+    };
+    let elsewhere: Vec<_> = batch.named_elsewhere().collect();
+    for (ino, kind) in elsewhere {
+        let is_there = stored(ino).await?.is_some_and(|row| FileKind::of_mode(row.mode) == Some(kind));
+        if !is_there {
+            return Err(sound::Unsound { ino, what: "a name that leads to nothing of its kind" }.into());
+        }
+    }
+    while let Some(dir) = batch.unknown()? {
+        let parent = stored(dir).await?.map(|row| Ino(row.parent));
+        batch.is_in(dir, parent);
+    }
+    Ok(())
 }
