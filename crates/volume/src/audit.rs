@@ -109,6 +109,7 @@ fn described(body: &Body) -> Option<Value> {
         Body::SetQuota(set) => json!({
             "act": "quota", "volume": set.name, "quota_bytes": set.quota_bytes, "quota_inodes": set.quota_inodes,
         }),
+        Body::CheckVolume(check) if check.repair => json!({"act": "repair", "volume": check.name}),
         Body::EvictClient(evict) => {
             json!({"act": "evict", "volume": evict.volume, "session": format!("{:016x}", evict.session)})
         }

@@ -216,7 +216,7 @@ fn content_of_a_volume_is_not_to_be_had_by_another() {
         let secret = noise(sequence, len);
         owner.begin(sequence, (len as i64, 1));
         let block = owner.content(&secret);
-        let ino = 10 + sequence;
+        let ino = 20 + sequence;
         let records = [
             put(1, directory(1, 0, ino + 1)),
             link(1, &format!("secret{sequence}"), ino, FileKind::Regular, ino),
@@ -251,6 +251,8 @@ fn what_administrators_do_is_in_the_audit_log() {
             refused += 1;
         }
     }
+    let mend = CheckVolume { name: "vol".into(), repair: true, ..CheckVolume::default() };
+    Client::connect(server.address).ask(Ask::CheckVolume(mend)).unwrap();
     Client::connect(server.address).ask(Ask::DeleteVolume(DeleteVolume { name: "vol".into() })).unwrap();
     let text = std::fs::read_to_string(&log).unwrap();
     let lines: Vec<serde_json::Value> =
@@ -263,7 +265,7 @@ fn what_administrators_do_is_in_the_audit_log() {
             lines.iter().filter(is_it).map(|line| line["outcome"].as_str().unwrap()).collect();
         found
     };
-    for act in ["create", "rights", "delete"] {
+    for act in ["create", "rights", "repair", "delete"] {
         assert_eq!(outcomes(act, &own), ["begins", "done"], "{text}");
     }
     assert!(lines.iter().all(|line| line["from"].as_str().unwrap().starts_with("127.0.0.1:")));
