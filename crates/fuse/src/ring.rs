@@ -107,6 +107,11 @@ impl Wake {
         }
     }
 
+    /// Whether it was signalled since [`Wake::take`].
+    fn is_signalled(&self) -> bool {
+        sys::is_readable(self.event.as_raw_fd())
+    }
+
     /// The slots answered since the last call.
     fn take(&self) -> Vec<u32> {
         // An empty counter is an error that says nothing new.
@@ -238,10 +243,12 @@ mod tests {
     #[test]
     fn slots_come_back_through_the_wake() {
         let wake = Wake::new().unwrap();
-        assert!(wake.take().is_empty());
+        assert!(wake.take().is_empty() && !wake.is_signalled());
         wake.answered(3);
         wake.answered(1);
+        assert!(wake.is_signalled());
         assert_eq!(wake.take(), [3, 1]);
+        assert!(!wake.is_signalled());
         assert!(!wake.stopped());
         wake.stop();
         assert!(wake.stopped() && wake.take().is_empty());

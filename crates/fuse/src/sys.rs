@@ -107,6 +107,13 @@ pub(crate) fn event_descriptor() -> io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
+/// Whether a read would not wait.
+pub(crate) fn is_readable(fd: RawFd) -> bool {
+    let mut found = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
+    // SAFETY: one entry, which lives until the call returns.
+    unsafe { libc::poll(&raw mut found, 1, 0) > 0 }
+}
+
 /// Ties the calling thread to a core.
 pub(crate) fn pin_to_core(core: usize) -> io::Result<()> {
     // SAFETY: an all-zero cpu_set_t is the empty set.

@@ -5,6 +5,7 @@ use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
+use std::time::Duration;
 
 use io_uring::squeue::Entry128;
 use io_uring::{IoUring, opcode, types};
@@ -25,8 +26,14 @@ const REGISTER: u32 = 1;
 /// `FUSE_IO_URING_CMD_COMMIT_AND_FETCH`: an answer; the slot is to be filled with the next request.
 const COMMIT_AND_FETCH: u32 = 2;
 
-/// The mark of the completion that says that a pool thread gave a slot back; other marks are slots.
-const WAKE: u64 = u64::MAX;
+/// Marks from here on are of the completion that says that a pool thread gave a slot back; other marks are slots.
+const WAKE: u64 = 1 << 32;
+
+/// How long to wait for completions before looking whether a wake-up was lost: Linux 6.18 has been seen to forget the poll of
+/// an event descriptor while slots were with the pool, and the calls in them never ended.
+const PATIENCE: Duration = Duration::from_secs(1);
+/// The same when no slot is with the pool, so that no call waits for it.
+const PATIENCE_IDLE: Duration = Duration::from_secs(10);
 
 /// The connection is gone.
 struct Gone;
@@ -50,6 +57,8 @@ pub(super) struct Queue<F> {
     kicker: Arc<Kicker>,
     stay: Stay,
     turn: Arc<Turn>,
+    /// How often it has listened: completions of earlier listening say nothing new.
+    listened: u64,
 }
 
 impl<F: FileSystem> Queue<F> {
@@ -65,7 +74,7 @@ impl<F: FileSystem> Queue<F> {
         turn: Arc<Turn>,
     ) -> Queue<F> {
         let Ring { uring, wake } = ring;
-        let (slots, away, absent, deferred, crowded) = (Vec::new(), Vec::new(), 0, false, false);
+        let (slots, away, absent, deferred, crowded, listened) = (Vec::new(), Vec::new(), 0, false, false, 0);
         Queue {
             core,
             uring,
@@ -81,6 +90,7 @@ impl<F: FileSystem> Queue<F> {
             kicker,
             stay,
             turn,
+            listened,
         }
     }
 
@@ -126,9 +136,13 @@ impl<F: FileSystem> Queue<F> {
             if self.turn.is_spare_wanted() {
                 self.release_memory()?;
             }
-            let waited = self.stay.awake(&mut self.uring).and_then(|()| self.uring.submit_and_wait(1));
-            match waited {
-                Ok(_) => {}
+            match self.stay.awake(&mut self.uring).and_then(|()| self.wait()) {
+                Ok(true) => {}
+                Ok(false) => {
+                    if self.has_lost_wake() && self.completion(WAKE + self.listened, 0).is_err() {
+                        return Ok(());
+                    }
+                }
                 Err(error) if error.raw_os_error() == Some(libc::EINTR) => continue,
                 Err(error) => return Err(error),
             }
@@ -136,7 +150,7 @@ impl<F: FileSystem> Queue<F> {
             loop {
                 let next = self.uring.completion().next();
                 let Some(done) = next else { break };
-                taken += usize::from(done.user_data() != WAKE);
+                taken += usize::from(done.user_data() < WAKE);
                 if self.completion(done.user_data(), done.result()).is_err() {
                     return Ok(());
                 }
@@ -151,12 +165,35 @@ impl<F: FileSystem> Queue<F> {
         }
     }
 
+    /// Waits for completions; `false` when none has come for long.
+    fn wait(&self) -> io::Result<bool> {
+        let patience = types::Timespec::from(if self.absent > 0 { PATIENCE } else { PATIENCE_IDLE });
+        let waited =
+            self.uring.submitter().submit_with_args(1, &types::SubmitArgs::new().timespec(&patience));
+        match waited {
+            Ok(_) => Ok(true),
+            Err(error) if error.raw_os_error() == Some(libc::ETIME) => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Somebody has signalled, and nobody has said so.
+    fn has_lost_wake(&mut self) -> bool {
+        let is_lost = self.uring.completion().is_empty() && self.wake.is_signalled();
+        if is_lost {
+            tracing::warn!(core = self.core, "the kernel has lost a wake-up");
+        }
+        is_lost
+    }
+
     fn completion(&mut self, mark: u64, result: i32) -> Result<(), Gone> {
-        if mark == WAKE {
+        if mark >= WAKE {
             if self.wake.stopped() {
                 return Err(Gone);
             }
-            self.listen();
+            if mark == WAKE + self.listened {
+                self.listen();
+            }
             for slot in self.wake.take() {
                 self.absent -= 1;
                 self.away[slot as usize] = false;
@@ -281,8 +318,9 @@ impl<F: FileSystem> Queue<F> {
 
     /// Asks for a completion when a slot comes back from the pool.
     fn listen(&mut self) {
+        self.listened += 1;
         let event = types::Fd(self.wake.event.as_raw_fd());
-        let poll = opcode::PollAdd::new(event, libc::POLLIN as u32).build().user_data(WAKE);
+        let poll = opcode::PollAdd::new(event, libc::POLLIN as u32).build().user_data(WAKE + self.listened);
         self.push(&poll.into());
     }
 
