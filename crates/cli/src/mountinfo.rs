@@ -1,20 +1,13 @@
 //! What is mounted where: `/proc/self/mountinfo` (proc_pid_mountinfo(5)).
 
-use std::ffi::OsString;
 use std::io;
-use std::os::unix::ffi::OsStringExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use hayloft_layer::unescape_mountinfo;
+use hayloft_layer::MountLine;
 use hayloft_mount::control::Target;
 
 use crate::exit::{Exit, failure};
-
-/// The type that our mounts have in the kernel's table.
-const OUR_TYPE: &str = "fuse.hayloft";
-/// With the option `syncfs`, when they are mounted from a loop device.
-const OUR_TYPE_WITH_SYNCFS: &str = "fuseblk.hayloft";
 
 /// One mount.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -29,6 +22,10 @@ pub(crate) struct MountEntry {
     pub source: String,
     /// Its device number, `MAJOR:MINOR`.
     device: String,
+    /// The same as stat(2) gives it; 0 if it is no number.
+    number: u64,
+    /// It is a Hayloft mount, and one by way of a loop device.
+    is_ours: (bool, bool),
     /// The top folder is there, and can be changed: neither read-only nor a bind of a folder inside.
     whole: bool,
 }
@@ -36,23 +33,20 @@ pub(crate) struct MountEntry {
 impl MountEntry {
     /// Whether it is a Hayloft mount.
     pub(crate) fn is_ours(&self) -> bool {
-        self.kind == OUR_TYPE || self.kind == OUR_TYPE_WITH_SYNCFS
+        self.is_ours.0
     }
 
     /// `HOST:PORT/VOLUME` of a Hayloft mount; a loop device's file in memory is named after it (losetup(8)).
     pub(crate) fn volume(&self) -> String {
         let file = std::fs::read_to_string(format!("/sys/dev/block/{}/loop/backing_file", self.device));
-        let file = file.ok().filter(|_| self.kind == OUR_TYPE_WITH_SYNCFS);
+        let file = file.ok().filter(|_| self.is_ours.1);
         let name = file.as_deref().and_then(|file| file.trim_end().strip_prefix("/memfd:"));
         name.map_or(&*self.source, |name| name.strip_suffix(" (deleted)").unwrap_or(name)).to_owned()
     }
 
     /// Whose client is to be asked about it.
     pub(crate) fn target(&self) -> Target {
-        let number = |text: Option<&str>| text.and_then(|text| text.parse().ok()).unwrap_or(0);
-        let mut parts = self.device.split(':');
-        let (major, minor) = (number(parts.next()), number(parts.next()));
-        Target { path: self.mount_point.clone(), device: libc::makedev(major, minor) }
+        Target { path: self.mount_point.clone(), device: self.number }
     }
 
     /// Where else its file system is mounted, as far as this process sees.
@@ -126,17 +120,19 @@ pub(crate) fn absolute(dir: &Path) -> io::Result<PathBuf> {
 }
 
 fn parse(line: &[u8]) -> Option<MountEntry> {
-    let mut fields = line.split(|byte| *byte == b' ');
-    let id = std::str::from_utf8(fields.next()?).ok()?.parse().ok()?;
-    let device = String::from_utf8_lossy(fields.nth(1)?).into_owned();
-    let (root, mount_point, options) = (fields.next()?, fields.next()?, fields.next()?);
-    let mut after = fields.skip_while(|field| *field != b"-").skip(1);
-    let kind = String::from_utf8_lossy(after.next()?).into_owned();
-    let source = String::from_utf8_lossy(&unescape_mountinfo(after.next()?)).into_owned();
+    let line = MountLine::read(line)?;
     let read_only = |options: &[u8]| options.split(|byte| *byte == b',').any(|option| option == b"ro");
-    let whole = root == b"/" && !read_only(options) && !read_only(after.next()?);
-    let mount_point = OsString::from_vec(unescape_mountinfo(mount_point)).into();
-    Some(MountEntry { id, mount_point, kind, source, device, whole })
+    let is_writable = !read_only(line.options) && !read_only(line.file_system_options);
+    Some(MountEntry {
+        id: line.id,
+        kind: String::from_utf8_lossy(line.kind).into_owned(),
+        source: String::from_utf8_lossy(&line.source).into_owned(),
+        device: line.device.to_owned(),
+        number: line.device_number().map_or(0, |(major, minor)| libc::makedev(major, minor)),
+        is_ours: (line.is_volume(), line.is_volume_on_loop()),
+        whole: line.inner == Path::new("/") && is_writable,
+        mount_point: line.point,
+    })
 }
 
 #[cfg(test)]

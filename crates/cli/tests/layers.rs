@@ -6,9 +6,10 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// A crate, and the crates of this workspace that it may use.
-const MAY_USE: [(&str, &[&str]); 14] = [
+const MAY_USE: [(&str, &[&str]); 15] = [
     ("hayloft-memory", &[]),
     ("hayloft-model", &[]),
+    ("hayloft-process", &[]),
     ("hayloft-wire", &["hayloft-model"]),
     ("hayloft-store", &["hayloft-model"]),
     ("hayloft-transport", &[]),
@@ -30,9 +31,9 @@ const MAY_USE: [(&str, &[&str]); 14] = [
         ],
     ),
     ("hayloft-layer", &[]),
-    ("hayloft-root", &["hayloft-model"]),
+    ("hayloft-root", &["hayloft-model", "hayloft-process"]),
     ("hayloft-schedule", &[]),
-    ("hayloft-farm", &["hayloft-layer", "hayloft-schedule"]),
+    ("hayloft-farm", &["hayloft-layer", "hayloft-process", "hayloft-schedule"]),
     (
         "hayloft",
         &[

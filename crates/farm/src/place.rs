@@ -1,12 +1,10 @@
 //! Where the volumes are: a folder of the submitter's host, found on another one.
 
-use std::ffi::OsString;
 use std::io;
-use std::os::unix::ffi::OsStringExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use hayloft_layer::unescape_mountinfo;
+use hayloft_layer::MountLine;
 
 /// The extended attribute in which a mount tells which volume it is of.
 const VOLUME_XATTR: &str = "hayloft.volume";
@@ -116,15 +114,11 @@ impl Entry {
 
 /// proc_pid_mountinfo(5).
 fn entries(text: &[u8]) -> Vec<Entry> {
-    let path = |field: &[u8]| PathBuf::from(OsString::from_vec(unescape_mountinfo(field)));
-    let entry = |line: &[u8]| {
-        let mut fields = line.split(|byte| *byte == b' ');
-        let device = std::str::from_utf8(fields.nth(2)?).ok()?.split_once(':')?;
-        let device = libc::makedev(device.0.parse().ok()?, device.1.parse().ok()?);
-        let (inner, point) = (path(fields.next()?), path(fields.next()?));
-        let kind = fields.skip_while(|field| *field != b"-").nth(1)?;
-        let is_ours = kind == b"fuse.hayloft" || kind == b"fuseblk.hayloft";
-        Some(Entry { device, inner, point, is_ours })
+    let entry = |line| {
+        let line = MountLine::read(line)?;
+        let (major, minor) = line.device_number()?;
+        let (device, is_ours) = (libc::makedev(major, minor), line.is_volume());
+        Some(Entry { device, inner: line.inner, point: line.point, is_ours })
     };
     text.split(|byte| *byte == b'\n').filter_map(entry).collect()
 }

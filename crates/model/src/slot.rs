@@ -14,7 +14,7 @@ pub const FIRST_COOKIE: u64 = 1 << 52;
 pub const ASKS_MAX: u32 = 4;
 
 /// Inode numbers have so many bits; those of slots have more.
-const INO_BITS: u32 = 48;
+pub(crate) const INO_BITS: u32 = 48;
 /// Slots of a directory. The highest bit of a number is left to whoever tells other numbers to the kernel.
 const SLOTS: u64 = (1 << 15) - 1;
 

@@ -5,20 +5,17 @@ use std::collections::{HashMap, HashSet};
 
 use crate::{
     BLOCK_SIZE, Content, Dentry, FileKind, INLINE_MAX, Ino, InodeRow, NAME_MAX, PAGE_BLOCKS, Record,
-    UsageDelta, slot,
+    UsageDelta, slot, tree::FIRST_COOKIE,
 };
 
-/// The first cookie of a name: those before it stand for `.` and `..`.
-pub const FIRST_COOKIE: u64 = 3;
-
 /// Inode numbers are below: those above are of slots.
-pub const NUMBERS: u64 = 1 << 48;
+pub const NUMBERS: u64 = 1 << slot::INO_BITS;
 
 /// The largest size of a file, bytes: offsets are signed.
 pub const SIZE_MAX: u64 = i64::MAX as u64;
 
-/// Longest target of a symbolic link, bytes.
-const TARGET_MAX: usize = 4095;
+/// Longest target of a symbolic link, bytes: as everywhere on Linux.
+pub const TARGET_MAX: usize = 4095;
 
 /// A row that cannot be, and why.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]

@@ -56,20 +56,28 @@ pub struct OperationStats {
     pub list: Operation,
 }
 
+/// Is called with the path and the content of an object when it is durable, before whoever has written it hears of it.
+pub type Watcher = Arc<dyn Fn(&Path, &PutPayload) + Send + Sync>;
+
 /// Passes everything on to another store and counts it; what is written in few parts.
 #[derive(Clone)]
 pub(crate) struct Counting {
     inner: Arc<dyn ObjectStore>,
     pub(crate) stats: Arc<OperationStats>,
+    /// Is told of objects that were put whole.
+    watcher: Option<Watcher>,
 }
 
 impl Counting {
     pub(crate) fn new(inner: Arc<dyn ObjectStore>) -> Counting {
-        Counting { inner, stats: Arc::default() }
+        Counting { inner, stats: Arc::default(), watcher: None }
     }
-}
 
-impl Counting {
+    /// The same store, counted together with it, that tells of what is put.
+    pub(crate) fn watched(&self, watcher: Watcher) -> Counting {
+        Counting { watcher: Some(watcher), ..self.clone() }
+    }
+
     /// A read beyond the end of an object is no failure of the store that could pass: what is asked for is not there.
     async fn short(&self, location: &Path, error: Error, end: u64) -> Error {
         if !matches!(error, Error::Generic { .. }) {
@@ -101,8 +109,13 @@ impl fmt::Display for Counting {
 impl ObjectStore for Counting {
     async fn put_opts(&self, location: &Path, payload: PutPayload, opts: PutOptions) -> Result<PutResult> {
         let (started, bytes) = (Instant::now(), payload.content_length() as u64);
+        // A payload is a list of counted buffers: the copy is cheap.
+        let watched = self.watcher.as_ref().map(|watcher| (watcher, payload.clone()));
         let result = self.inner.put_opts(location, gathered(payload), opts).await;
         self.stats.put.done(started, bytes, &result);
+        if let (Ok(_), Some((watcher, payload))) = (&result, watched) {
+            watcher(location, &payload);
+        }
         result
     }
 

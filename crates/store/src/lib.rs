@@ -15,14 +15,12 @@ mod open;
 mod pack;
 mod store;
 mod trail;
-mod watched;
 
 pub use codec::{ChunkError, Codec, EncodedChunk, decode_chunk, encode_chunk, name_chunk};
-pub use counting::{Operation, OperationStats};
+pub use counting::{Operation, OperationStats, Watcher};
 pub use error::StoreError;
 pub use histogram::Histogram;
 pub use open::open;
 pub use pack::{PackEntry, PackError, PackIndex, PackWriter, SealedPack};
 pub use store::{Space, Store};
 pub use trail::Trail;
-pub use watched::Watcher;

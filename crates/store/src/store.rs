@@ -11,8 +11,7 @@ use futures::TryStreamExt;
 use object_store::path::Path;
 use object_store::{ObjectMeta, ObjectStore, ObjectStoreExt, PutMode, PutOptions, PutPayload};
 
-use crate::counting::Counting;
-use crate::watched::{Watched, Watcher};
+use crate::counting::{Counting, Watcher};
 use crate::{OperationStats, StoreError, Trail};
 
 /// Ranges with a gap up to this many bytes between them are read as one.
@@ -31,8 +30,7 @@ pub struct Space {
 #[derive(Clone)]
 pub struct Store {
     url: Arc<str>,
-    objects: Arc<dyn ObjectStore>,
-    stats: Arc<OperationStats>,
+    objects: Arc<Counting>,
     folder: Option<Arc<PathBuf>>,
 }
 
@@ -50,9 +48,7 @@ impl Store {
     /// A store over `objects`, which tests may have wrapped in faults; `folder` is where it lies on this
     /// host, if it does.
     pub fn new(url: &str, objects: Arc<dyn ObjectStore>, folder: Option<PathBuf>) -> Store {
-        let counting = Counting::new(objects);
-        let stats = Arc::clone(&counting.stats);
-        Store { url: url.into(), objects: Arc::new(counting), stats, folder: folder.map(Arc::new) }
+        Store { url: url.into(), objects: Arc::new(Counting::new(objects)), folder: folder.map(Arc::new) }
     }
 
     /// Where it is.
@@ -62,12 +58,12 @@ impl Store {
 
     /// The objects themselves, for a database that keeps its own among them; counted as well.
     pub fn objects(&self) -> Arc<dyn ObjectStore> {
-        Arc::clone(&self.objects)
+        Arc::clone(&self.objects) as _
     }
 
     /// The same, telling of every object that is put whole.
     pub fn objects_watched(&self, watcher: Watcher) -> Arc<dyn ObjectStore> {
-        Arc::new(Watched { inner: self.objects(), watcher })
+        Arc::new(self.objects.watched(watcher))
     }
 
     /// The file that is an object, where the store is a folder.
@@ -85,7 +81,7 @@ impl Store {
 
     /// What was done with this store since it was opened.
     pub fn stats(&self) -> &OperationStats {
-        &self.stats
+        &self.objects.stats
     }
 
     /// Room on the store's disk; `None` when the store cannot tell, as a bucket.

@@ -6,7 +6,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
 use hayloft_model::replay::BroughtBack;
-use hayloft_model::{ContentHash, FileKind, Ino, InoRange, SessionId, Timestamp, Usage, sound};
+use hayloft_model::tree::FIRST_COOKIE;
+use hayloft_model::{ContentHash, FileKind, Ino, InoRange, SessionId, Timestamp, Usage};
 use hayloft_wire::{Changed, InodeRowMessage, VolumeStatus};
 use parking_lot::{Mutex, RwLock};
 use prost::Message;
@@ -318,7 +319,7 @@ impl Volume {
             nlink: 2,
             times: [now; 4].iter().flat_map(|time: &Timestamp| [time.secs, i64::from(time.nanos)]).collect(),
             parent: Ino::ROOT.0,
-            next_cookie: sound::FIRST_COOKIE,
+            next_cookie: FIRST_COOKIE,
             ..InodeRowMessage::default()
         };
         let row = VolumeRow { next_ino: Ino::FIRST.0, version: tables::VERSION, ..VolumeRow::default() };

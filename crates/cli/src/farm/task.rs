@@ -131,7 +131,10 @@ fn on_the_farm(
     let spec = submit::spec(args.command.clone(), submit::environment(), &place, umask, user);
     let (output, error) = (sys::standard(1), sys::standard(2));
     let is_merged = match (&output, &error) {
-        (Ok(output), Ok(error)) => is_same(output, error),
+        (Ok(output), Ok(error)) => {
+            submit::is_one_stream(output, error)
+                && !output.metadata().is_ok_and(|found| found.file_type().is_socket())
+        }
         _ => false,
     };
     let null = || File::options().write(true).open("/dev/null");
@@ -159,12 +162,6 @@ fn on_the_farm(
     // A thread may wait for input that never comes.
     runtime.shutdown_background();
     outcome
-}
-
-/// Whether two descriptors are one and the same stream, such that the order of what is written to them is seen.
-pub(crate) fn is_same(a: &File, b: &File) -> bool {
-    let (Ok(a), Ok(b)) = (a.metadata(), b.metadata()) else { return false };
-    (a.dev(), a.ino(), a.rdev()) == (b.dev(), b.ino(), b.rdev()) && !a.file_type().is_socket()
 }
 
 /// Whether nothing can be read from it.

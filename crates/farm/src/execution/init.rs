@@ -4,15 +4,18 @@
 //! Where that is permitted it is the first process of a PID namespace: the kernel then kills whatever it leaves, also when
 //! it is killed itself. Else it is a subreaper that kills its descendants until there are none.
 
-use std::ffi::CString;
+use std::ffi::{CString, OsStr};
 use std::fs::File;
 use std::io::{self, Read, Seek, Write};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
 
+use hayloft_process::{self as process, Forked};
 use prost::Message;
 use rustix::event::{PollFd, PollFlags, poll};
 
-use crate::execution::sys::{self, Exit, Forked};
+use crate::execution::sys;
 
 /// What is to be run, with everything looked up.
 #[derive(Clone, PartialEq, Message)]
@@ -85,20 +88,16 @@ const PASSED: [i32; 10] = [
 
 /// Runs the task; the process ends with it.
 pub(crate) fn run(fds: Descriptors, has_namespace: bool) -> ! {
-    let [input, output, error] = fds.standard;
-    let kept = sys::keep_only(vec![fds.execution, input, output, error, fds.report]);
-    let Ok([execution, input, output, error, report]) =
-        kept.and_then(|kept| <[OwnedFd; 5]>::try_from(kept).map_err(|_| io::Error::other("descriptors")))
-    else {
-        sys::exit_now(1);
-    };
+    let Descriptors { execution, standard, report } = fds;
+    let [input, output, error] = &standard;
+    process::close_all_but(&mut [&execution, input, output, error, &report].map(AsRawFd::as_raw_fd));
     let mut report = File::from(report);
-    let said = match supervise(execution, [input, output, error], &report, has_namespace) {
+    let said = match supervise(execution, standard, &report, has_namespace) {
         Ok(said) => said,
         Err((what, error)) => failure(what, &error, false),
     };
     let _ = report.write_all(&Report { is_whole: true, ..said }.encode_to_vec());
-    sys::exit_now(0)
+    process::exit_now(0)
 }
 
 fn failure(what: &str, error: &io::Error, is_own: bool) -> Report {
@@ -118,12 +117,12 @@ fn supervise(
     sys::die_with_parent(if has_namespace { libc::SIGKILL } else { sys::end_all_signal() });
     let mut all = PASSED.to_vec();
     all.extend([libc::SIGCHLD, sys::end_all_signal()]);
-    let signals = sys::signals_by_descriptor(&all).map_err(|error| ("catch signals", error))?;
+    let signals = sys::all_signals_by_descriptor(&all).map_err(|error| ("catch signals", error))?;
     // The parent may have ended before it was said that this process ends with it.
     let mut ends = [PollFd::new(report, PollFlags::empty())];
     let at_once = rustix::time::Timespec { tv_sec: 0, tv_nsec: 0 };
     if poll(&mut ends, Some(&at_once)).is_ok_and(|count| count > 0) {
-        sys::exit_now(1);
+        process::exit_now(1);
     }
     let execution = read(execution).map_err(|error| ("read what to run", error))?;
     if has_namespace {
@@ -132,29 +131,25 @@ fn supervise(
         sys::adopt_orphans();
     }
     let (from_command, to_us) = io::pipe().map_err(|error| ("make a pipe", error))?;
-    let command = match sys::fork(0).map_err(|error| ("make a process", error))? {
+    let command = match process::fork(0).map_err(|error| ("make a process", error))? {
         Forked::Child => {
             let said = become_command(&execution, &standard);
             let _ = File::from(OwnedFd::from(to_us)).write_all(&said.encode_to_vec());
-            sys::exit_now(127)
+            process::exit_now(127)
         }
-        Forked::Parent(pid) => pid,
+        Forked::Parent(child) => child.pid,
     };
     // Both sides do it: a signal that comes at once finds the group.
     let _ = rustix::process::setpgid(rustix::process::Pid::from_raw(command), None);
     drop((standard, to_us));
-    let exit = watch(&signals, command);
+    let ended = watch(&signals, command);
     if !has_namespace {
         end_descendants();
     }
     let mut failed = Vec::new();
     let _ = File::from(OwnedFd::from(from_command)).read_to_end(&mut failed);
     let failed = Report::decode(&*failed).unwrap_or_default();
-    Ok(match exit {
-        _ if !failed.failure.is_empty() => failed,
-        Exit::Code(code) => Report { code, ..Report::default() },
-        Exit::Signal(signal) => Report { signal, ..Report::default() },
-    })
+    Ok(if failed.failure.is_empty() { ended } else { failed })
 }
 
 fn read(fd: OwnedFd) -> io::Result<Execution> {
@@ -165,23 +160,26 @@ fn read(fd: OwnedFd) -> io::Result<Execution> {
     Execution::decode(&*bytes).map_err(io::Error::other)
 }
 
-/// Passes signals on until the command ends.
-fn watch(signals: &OwnedFd, command: i32) -> Exit {
+/// Passes signals on until the command ends; says how it has.
+fn watch(signals: &OwnedFd, command: i32) -> Report {
     loop {
         let mut ends = [PollFd::new(signals, PollFlags::IN)];
         let _ = poll(&mut ends, None);
-        while let Some(signal) = sys::next_signal(signals.as_fd()) {
+        while let Some(signal) = process::next_signal(signals.as_fd()) {
             if signal == sys::end_all_signal() {
                 end_descendants();
-                return Exit::Signal(libc::SIGKILL);
+                return Report { signal: libc::SIGKILL, ..Report::default() };
             }
             if signal != libc::SIGCHLD {
-                sys::kill(-command, signal);
+                let _ = process::kill(-command, signal);
             }
         }
-        while let Some((pid, exit)) = sys::reap() {
-            if pid == command {
-                return exit;
+        while let Ok(Some(ended)) = process::wait(None, false) {
+            if ended.pid == command {
+                return match ended.signal {
+                    Some(signal) => Report { signal, ..Report::default() },
+                    None => Report { code: ended.code, ..Report::default() },
+                };
             }
         }
     }
@@ -193,8 +191,8 @@ fn end_descendants() {
         let own = rustix::process::getpid().as_raw_nonzero();
         let children = std::fs::read_to_string(format!("/proc/self/task/{own}/children")).unwrap_or_default();
         let children = children.split_ascii_whitespace().filter_map(|child| child.parse().ok());
-        children.for_each(|child: i32| sys::kill(child, libc::SIGKILL));
-        while sys::reap().is_some() {}
+        children.for_each(|child: i32| drop(process::kill(child, libc::SIGKILL)));
+        while let Ok(Some(_)) = process::wait(None, false) {}
         let pause = rustix::time::Timespec { tv_sec: 0, tv_nsec: 1_000_000 };
         let _ = poll(&mut [], Some(&pause));
     }
@@ -218,13 +216,13 @@ fn set_up_namespace(execution: &Execution) -> Result<(), Trouble> {
 /// Becomes the command; returns why not.
 fn become_command(execution: &Execution, standard: &[OwnedFd; 3]) -> Report {
     let own_group = rustix::process::setpgid(None, None).map_err(io::Error::from);
-    if let Err(error) = own_group.and_then(|()| sys::set_standard(standard.each_ref().map(AsFd::as_fd))) {
+    if let Err(error) = own_group.and_then(|()| sys::set_standard(standard)) {
         return failure("set up the process", &error, false);
     }
-    sys::reset_signals();
+    process::reset_signals();
     rustix::process::umask(rustix::fs::Mode::from_bits_truncate(execution.umask));
     if execution.switches
-        && let Err(error) = sys::become_user(execution.uid, execution.gid, &execution.groups)
+        && let Err(error) = process::become_user(execution.uid, execution.gid, Some(&execution.groups))
     {
         return failure("become the user", &error, false);
     }
@@ -262,12 +260,12 @@ fn exec(args: &[CString], environment: &[CString]) -> io::Error {
 }
 
 fn exec_file(file: &CString, args: &[CString], environment: &[CString]) -> io::Error {
-    let error = sys::exec(file, args, environment);
+    let error = process::exec(Path::new(OsStr::from_bytes(file.as_bytes())), args, environment);
     if error.raw_os_error() != Some(libc::ENOEXEC) {
         return error;
     }
     // A script without a first line that names its interpreter.
     let mut script = vec![c"/bin/sh".to_owned(), file.clone()];
     script.extend(args.iter().skip(1).cloned());
-    sys::exec(c"/bin/sh", &script, environment)
+    process::exec(Path::new("/bin/sh"), &script, environment)
 }

@@ -10,13 +10,14 @@ use std::io::{self, IoSliceMut, Read};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
 
+use hayloft_process::{self as process, Forked};
 use prost::Message;
 use rustix::event::{PollFd, PollFlags, poll};
-use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendFlags};
+use rustix::net::{RecvAncillaryBuffer, RecvFlags, SendFlags};
 use rustix::time::{ClockId, Timespec, clock_gettime};
 
 use crate::execution::init::{self, Descriptors, Report};
-use crate::execution::sys::{self, Forked};
+use crate::execution::sys;
 
 /// What is asked of the spawner.
 #[derive(Clone, PartialEq, Message)]
@@ -82,7 +83,7 @@ pub(crate) fn serve() -> io::Result<()> {
     rustix::io::fcntl_setfd(&socket, rustix::io::FdFlags::CLOEXEC)?;
     let null = File::options().read(true).write(true).open("/dev/null")?;
     rustix::stdio::dup2_stdin(&null)?;
-    let signals = sys::signals_by_descriptor(&[libc::SIGCHLD])?;
+    let signals = sys::all_signals_by_descriptor(&[libc::SIGCHLD])?;
     let namespaces = can_have_namespaces();
     let mut spawner =
         Spawner { socket, running: BTreeMap::new(), namespaces, lease_ms: u64::MAX, heard_ms: now_ms() };
@@ -94,9 +95,9 @@ pub(crate) fn serve() -> io::Result<()> {
         let _ = poll(&mut ends, Some(&left));
         let (is_asked, has_signal) = (!ends[0].revents().is_empty(), !ends[1].revents().is_empty());
         if has_signal {
-            while sys::next_signal(signals.as_fd()).is_some() {}
-            while let Some((pid, _)) = sys::reap() {
-                spawner.ended(pid);
+            while process::next_signal(signals.as_fd()).is_some() {}
+            while let Ok(Some(ended)) = process::wait(None, false) {
+                spawner.ended(ended.pid);
             }
         }
         if is_asked && !spawner.take_request() {
@@ -110,28 +111,24 @@ pub(crate) fn serve() -> io::Result<()> {
     spawner.end_all();
     while sys::has_children() {
         let _ = poll(&mut [PollFd::new(&signals, PollFlags::IN)], None);
-        while sys::next_signal(signals.as_fd()).is_some() {}
-        while sys::reap().is_some() {}
+        while process::next_signal(signals.as_fd()).is_some() {}
+        while let Ok(Some(_)) = process::wait(None, false) {}
     }
     Ok(())
 }
 
 /// Whether a process may have a PID namespace and a /proc of its own.
 fn can_have_namespaces() -> bool {
-    match sys::fork(libc::CLONE_NEWPID | libc::CLONE_NEWNS) {
+    match process::fork((libc::CLONE_NEWPID | libc::CLONE_NEWNS) as u64) {
         Ok(Forked::Child) => {
             let flags = libc::MS_NOSUID | libc::MS_NODEV | libc::MS_NOEXEC;
             let done = sys::mount(c"none", c"/", None, libc::MS_REC | libc::MS_SLAVE)
                 .and_then(|()| sys::mount(c"proc", c"/proc", Some(c"proc"), flags));
-            sys::exit_now(i32::from(done.is_err()))
+            process::exit_now(i32::from(done.is_err()))
         }
-        Ok(Forked::Parent(_)) => loop {
-            if let Some((_, exit)) = sys::reap() {
-                return exit == sys::Exit::Code(0);
-            }
-            let pause = Timespec { tv_sec: 0, tv_nsec: 500_000 };
-            let _ = poll(&mut [], Some(&pause));
-        },
+        Ok(Forked::Parent(child)) => {
+            process::wait(Some(child.pid), true).is_ok_and(|ended| ended.is_some_and(|ended| ended.code == 0))
+        }
         Err(_) => false,
     }
 }
@@ -153,14 +150,7 @@ impl Spawner {
             Err(rustix::io::Errno::INTR | rustix::io::Errno::AGAIN) => return true,
             _ => return false,
         };
-        let fds: Vec<OwnedFd> = control
-            .drain()
-            .filter_map(|message| match message {
-                RecvAncillaryMessage::ScmRights(fds) => Some(fds),
-                _ => None,
-            })
-            .flatten()
-            .collect();
+        let fds = sys::descriptors(&mut control);
         self.heard_ms = now_ms();
         let Ok(request) = Request::decode(&bytes[..length]) else { return true };
         if request.lease > 0 {
@@ -170,7 +160,7 @@ impl Spawner {
         match pid {
             None if request.start => self.start(request.task, fds),
             Some(pid) if request.end => self.end(pid),
-            Some(pid) if request.signal > 0 => sys::kill(pid, request.signal),
+            Some(pid) if request.signal > 0 => drop(process::kill(pid, request.signal)),
             _ => {}
         }
         true
@@ -193,20 +183,20 @@ impl Spawner {
             <[OwnedFd; 4]>::try_from(fds).map_err(|_| io::Error::other("descriptors are missing"))?;
         let (reader, writer) = io::pipe()?;
         let flags = if self.namespaces { libc::CLONE_NEWPID | libc::CLONE_NEWNS } else { 0 };
-        match sys::fork(flags)? {
+        match process::fork(flags as u64)? {
             Forked::Child => {
                 let standard = [input, output, error];
                 init::run(Descriptors { execution, standard, report: writer.into() }, self.namespaces)
             }
-            Forked::Parent(pid) => {
-                self.running.insert(pid, Running { task, report: File::from(OwnedFd::from(reader)) });
+            Forked::Parent(child) => {
+                self.running.insert(child.pid, Running { task, report: File::from(OwnedFd::from(reader)) });
                 Ok(())
             }
         }
     }
 
     fn end(&self, pid: i32) {
-        sys::kill(pid, if self.namespaces { libc::SIGKILL } else { sys::end_all_signal() });
+        let _ = process::kill(pid, if self.namespaces { libc::SIGKILL } else { sys::end_all_signal() });
     }
 
     fn end_all(&self) {

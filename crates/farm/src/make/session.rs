@@ -99,7 +99,7 @@ impl Session {
         wire::send(&mut stream, &Answer { here: false })?;
         let hand: Hand = wire::receive(&mut stream)?;
         let [output, error] = wire::receive_descriptors(&stream)?.map(File::from);
-        let is_merged = is_same(&output, &error);
+        let is_merged = submit::is_one_stream(&output, &error);
         let command = hand.command.into_iter().map(std::ffi::OsString::from_vec).collect();
         let spec = submit::spec(command, hand.environment, &place, hand.umask, self.user);
         let error = if is_merged { None } else { Some(error) };
@@ -183,11 +183,4 @@ impl Session {
         self.history.lock().unwrap_or_else(PoisonError::into_inner).learn(&ask.text, begun.elapsed());
         told
     }
-}
-
-/// Whether two descriptors are one and the same stream, such that the order of what is written to them is seen.
-pub(crate) fn is_same(a: &File, b: &File) -> bool {
-    use std::os::unix::fs::MetadataExt;
-    let (Ok(a), Ok(b)) = (a.metadata(), b.metadata()) else { return false };
-    (a.dev(), a.ino(), a.rdev()) == (b.dev(), b.ino(), b.rdev())
 }

@@ -6,10 +6,9 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 
 use prost::Message;
-use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
-    SendFlags,
-};
+use rustix::net::{RecvAncillaryBuffer, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
+
+use crate::execution::sys;
 
 /// Longest message: more than any command with its environment.
 const LENGTH_MAX: usize = 16 << 20;
@@ -101,13 +100,5 @@ pub(super) fn receive_descriptors(stream: &UnixStream) -> io::Result<[OwnedFd; 2
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let mut byte = [0];
     rustix::net::recvmsg(stream, &mut [IoSliceMut::new(&mut byte)], &mut control, RecvFlags::CMSG_CLOEXEC)?;
-    let fds: Vec<OwnedFd> = control
-        .drain()
-        .filter_map(|message| match message {
-            RecvAncillaryMessage::ScmRights(fds) => Some(fds),
-            _ => None,
-        })
-        .flatten()
-        .collect();
-    fds.try_into().map_err(|_| io::Error::other("descriptors are missing"))
+    sys::descriptors(&mut control).try_into().map_err(|_| io::Error::other("descriptors are missing"))
 }

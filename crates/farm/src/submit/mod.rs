@@ -11,6 +11,7 @@ mod streams;
 mod submitter;
 
 use std::fs::File;
+use std::os::unix::fs::MetadataExt;
 
 pub use here::{Slot, Slots};
 pub use spec::{build_name, environment, spec, umask, user_name};
@@ -33,6 +34,12 @@ pub struct Task {
     pub error: Option<File>,
     /// When the farm is away it is given back instead of waited for.
     pub may_run_here: bool,
+}
+
+/// Whether two descriptors are one and the same stream, such that the order of what is written to them is seen.
+pub fn is_one_stream(a: &File, b: &File) -> bool {
+    let (Ok(a), Ok(b)) = (a.metadata(), b.metadata()) else { return false };
+    (a.dev(), a.ino(), a.rdev()) == (b.dev(), b.ino(), b.rdev())
 }
 
 /// What is asked of a task that waits or runs.

@@ -2,6 +2,7 @@
 
 use bytes::Bytes;
 use hayloft_fuse::{Entry, Operation, Pace, Reply, Request, Validity, open_flags};
+use hayloft_model::sound::TARGET_MAX;
 use hayloft_model::tree::{NewNode, RenameFlags};
 use hayloft_model::{Content, FileKind, Ino, Name, TreeError};
 use parking_lot::MutexGuard;
@@ -14,8 +15,6 @@ use crate::kernel::moved::Doing;
 use crate::kernel::nodes::NodeId;
 use crate::sharing::ahead::Place;
 
-/// Longest target of a symbolic link, as everywhere on Linux.
-pub(super) const TARGET_MAX: usize = 4095;
 pub(super) const RENAME_NOREPLACE: u32 = 1;
 pub(super) const RENAME_EXCHANGE: u32 = 2;
 pub(super) const RENAME_WHITEOUT: u32 = 4;

@@ -80,6 +80,10 @@ fn line(kind: Kind, number: u64, written: Written) -> [u8; LINE] {
     line
 }
 
+fn bytes_of(lines: &Lines) -> Vec<u8> {
+    lines.iter().flat_map(|((kind, number), written)| line(*kind, *number, *written)).collect()
+}
+
 /// Reads lines up to the first one that is damaged, which may be what a power cut has left.
 fn read_lines(mut ledger: &[u8], lines: &mut Lines) {
     while ledger.len() >= LINE {
@@ -184,7 +188,7 @@ impl Ledger {
     async fn rewrite(&self, replay_after: u64, look: bool) -> Result<(), StoreError> {
         let found = if look { self.files(Kind::Log).await? } else { BTreeMap::new() };
         let path = format!("{}/{:016x}", folder(&self.volume_id), random());
-        let begin: Vec<u8> = {
+        let begin = {
             let mut state = self.state.lock();
             for (number, size) in found {
                 state.lines.entry((Kind::Log, number)).or_insert(Written { size, hash: 0 });
@@ -196,19 +200,14 @@ impl Ledger {
                 (Kind::Manifest | Kind::Compactions, _) => newest.contains(&Some(*key)),
             });
             // What comes from now on until the trail is there is added to it below.
-            state.lines.iter().flat_map(|((kind, number), written)| line(*kind, *number, *written)).collect()
+            bytes_of(&state.lines)
         };
         let known = begin.len() / LINE;
         let trail = Arc::new(self.store.trail(&path, begin).await?);
         let mut state = self.state.lock();
         if state.lines.len() > known {
-            let all: Vec<u8> = state
-                .lines
-                .iter()
-                .flat_map(|((kind, number), written)| line(*kind, *number, *written))
-                .collect();
             // Lines may come twice: the last one counts.
-            let _ = trail.add(&all);
+            let _ = trail.add(&bytes_of(&state.lines));
         }
         state.trail = Some(trail);
         Ok(())
