@@ -1,6 +1,6 @@
 //! Connections between hosts: who is at the other end, and that nobody listens in or changes anything on the way.
 //!
-//! Within one host a connection is plain TCP, and the kernel says which user the peer is ([`local`]). Between hosts it is
+//! Within one host a connection is plain TCP, and the kernel says which user the peer is (`local`). Between hosts it is
 //! TLS 1.3 with certificates on both sides ([`Credentials`]); `authority` is the small CA for those who have none. The
 //! file-system path works on the two halves of a connection: an enum each, of which the plain arm is the bare socket.
 
