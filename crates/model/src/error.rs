@@ -20,6 +20,8 @@ pub enum Missing {
     Own(Object),
     /// Only the server may execute this operation.
     Executor,
+    /// That all hosts have heard of this change: see [`crate::tree::Tree::unheard`].
+    Heard(u64),
 }
 
 /// Why an operation on the tree was refused; the tree is as it was before.

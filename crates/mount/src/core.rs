@@ -228,7 +228,7 @@ impl Core {
     }
 
     fn note_leaving(&mut self, dir: Ino, name: &Name) {
-        if let Ok(Some(before)) = self.tree.lookup(dir, name.as_bytes())
+        if let Some(before) = self.tree.leads_to(dir, name.as_bytes())
             && self.tree.lookups(before.ino) > 0
         {
             self.moved.take(before.ino, dir, name);

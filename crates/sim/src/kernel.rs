@@ -172,6 +172,11 @@ impl Kernel {
         self.locks.contains_key(&dir)
     }
 
+    /// Whether somebody is changing names of a directory.
+    pub(crate) fn is_locked_alone(&self, dir: Ino) -> bool {
+        self.locks.get(&dir).is_some_and(|lock| lock.exclusive)
+    }
+
     pub(crate) fn lock_shared(&mut self, dir: Ino) -> bool {
         let lock = self.locks.entry(dir).or_default();
         if lock.exclusive {

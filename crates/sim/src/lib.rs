@@ -125,11 +125,15 @@ pub enum Rule {
     KeepSlotsBack,
     /// A directory is made whole although slots of it are held.
     WholeWithSlots,
+    /// The server reads, and refuses, what others have not heard of.
+    TellUnheard,
+    /// A client shows what it hears of before others have.
+    ShowUnheard,
 }
 
 impl Rule {
     /// All, by name.
-    pub const ALL: [(&'static str, Rule); 53] = [
+    pub const ALL: [(&'static str, Rule); 55] = [
         ("ack-before-apply", Rule::AckBeforeApply),
         ("recall-without-ship", Rule::RecallWithoutShip),
         ("no-claim-grace", Rule::NoClaimGrace),
@@ -183,5 +187,7 @@ impl Rule {
         ("keep-split-names", Rule::KeepSplitNames),
         ("keep-slots-back", Rule::KeepSlotsBack),
         ("whole-with-slots", Rule::WholeWithSlots),
+        ("tell-unheard", Rule::TellUnheard),
+        ("show-unheard", Rule::ShowUnheard),
     ];
 }

@@ -45,6 +45,8 @@ pub(crate) enum Ask {
     },
     Numbers,
     Ping,
+    /// To be answered when all others have heard of this change.
+    Hear(u64),
     /// To be answered when this mark of an opening is durable.
     Sync {
         opening: u64,
@@ -96,6 +98,8 @@ pub(crate) struct Listing {
     /// With the rows that the session may know.
     pub(crate) entries: Vec<(Name, Dentry, Option<InodeRow>)>,
     pub(crate) own: Vec<Ino>,
+    /// Changes in it of which others have not heard.
+    pub(crate) unheard: Vec<u64>,
     pub(crate) what: Listed,
 }
 
@@ -114,9 +118,18 @@ pub(crate) enum Listed {
 
 #[derive(Clone, Debug)]
 pub(crate) enum Body {
-    Apply { records: Vec<Record>, own: Vec<Object>, forget: Vec<Ino> },
+    /// With the number of the change, if others have not heard of it; else 0.
+    Apply {
+        records: Vec<Record>,
+        own: Vec<Object>,
+        forget: Vec<Ino>,
+        change: u64,
+    },
     Drop(Ino),
-    Recall { object: Object, keep_read: bool },
+    Recall {
+        object: Object,
+        keep_read: bool,
+    },
 }
 
 /// Who does a change that was asked for.
@@ -158,6 +171,8 @@ pub(crate) enum ToClient {
         row: Option<Box<InodeRow>>,
         own: bool,
         split: bool,
+        /// As in a listing.
+        unheard: Vec<u64>,
     },
     Acquired {
         request: u64,
@@ -178,6 +193,12 @@ pub(crate) enum ToClient {
     Synced {
         request: u64,
     },
+    /// Answers `Hear`.
+    Heard {
+        request: u64,
+    },
+    /// With another message: all have heard of these changes.
+    AllHeard(Vec<u64>),
     Restored {
         request: u64,
         applied: bool,

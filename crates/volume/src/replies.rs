@@ -5,6 +5,7 @@ use std::sync::{Arc, OnceLock};
 
 use hayloft_transport::Outgoing;
 use hayloft_wire::{Entry, Failed, ServerMessage, frame, server_message::Body};
+use parking_lot::Mutex;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 
 use crate::error::VolumeError;
@@ -34,6 +35,8 @@ pub(crate) struct Replies {
     said: Arc<Said>,
     /// How far the history of the session's volume is: everything that is said tells it.
     mark: Arc<OnceLock<Arc<AtomicU64>>>,
+    /// Changes of which all have heard since something was said last.
+    heard: Arc<Mutex<Vec<u64>>>,
 }
 
 /// How many messages were queued, and written out.
@@ -76,7 +79,7 @@ impl Replies {
             }
             closing.close();
         });
-        (Replies { queue, places, said, mark: Arc::default() }, writer)
+        (Replies { queue, places, said, mark: Arc::default(), heard: Arc::default() }, writer)
     }
 
     /// Counts messages that were queued up to now; [`Replies::is_written`] says when they are all written out.
@@ -98,9 +101,15 @@ impl Replies {
         let _ = self.mark.set(Arc::clone(mark));
     }
 
+    /// All have heard of a change that the client was told of: it learns so with what is said next.
+    pub(crate) fn heard(&self, change: u64) {
+        self.heard.lock().push(change);
+    }
+
     fn message(&self, request: u64, body: Body, entries: Vec<Entry>) -> ServerMessage {
         let mark = self.mark.get().map_or(0, |mark| mark.load(Acquire));
-        ServerMessage { request, body: Some(body), mark, entries }
+        let heard = std::mem::take(&mut *self.heard.lock());
+        ServerMessage { request, body: Some(body), mark, entries, heard }
     }
 
     /// Queues a message at once. When the client is gone it is dropped: the client will ask again.

@@ -28,7 +28,7 @@ pub use session::*;
 pub use sharing::*;
 
 /// The version of the protocol that this crate speaks; a server refuses any other.
-pub const PROTOCOL: u32 = 7;
+pub const PROTOCOL: u32 = 8;
 
 /// Largest frame that a peer accepts, bytes. Larger answers are sent in parts.
 pub const FRAME_MAX: usize = 64 << 20;

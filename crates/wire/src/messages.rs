@@ -18,7 +18,7 @@ pub struct ClientMessage {
     /// What is said.
     #[prost(
         oneof = "client_message::Body",
-        tags = "2,3,4,5,6,7,8,9,10,11,12,13,14,15,16,17,18,19,20,21,22,23,24,25,26,27,28,29,30,31,32,33,34,35,36"
+        tags = "2,3,4,5,6,7,8,9,10,11,12,13,14,15,16,17,18,19,20,21,22,23,24,25,26,27,28,29,30,31,32,33,34,35,36,37"
     )]
     pub body: Option<client_message::Body>,
 }
@@ -130,6 +130,9 @@ pub mod client_message {
         /// Administration: who may do what with a volume.
         #[prost(message, tag = "36")]
         SetRights(SetRights),
+        /// Waits until all others have heard of a change; answered with `Done`.
+        #[prost(message, tag = "37")]
+        Hear(Hear),
     }
 }
 
@@ -148,6 +151,9 @@ pub struct ServerMessage {
     /// To a session: what it keeps until that is durable, since the message builds on it.
     #[prost(message, repeated, tag = "17")]
     pub entries: Vec<Entry>,
+    /// To a session: changes of which all have heard by now, see [`Apply::change`].
+    #[prost(uint64, repeated, tag = "18")]
+    pub heard: Vec<u64>,
 }
 
 /// See [`ServerMessage`].

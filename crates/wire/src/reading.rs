@@ -78,6 +78,9 @@ pub struct Listing {
     /// The directory is not split, though names of a stem were asked for.
     #[prost(bool, tag = "7")]
     pub whole: bool,
+    /// Changes of it, or in it, of which others have not heard: as [`crate::Apply::change`].
+    #[prost(uint64, repeated, tag = "9")]
+    pub unheard: Vec<u64>,
 }
 
 /// Wants one inode's row.
@@ -100,6 +103,9 @@ pub struct InodeAnswer {
     /// It is a split directory.
     #[prost(bool, tag = "3")]
     pub split: bool,
+    /// Changes of it, or in it, of which others have not heard: as [`crate::Apply::change`].
+    #[prost(uint64, repeated, tag = "4")]
+    pub unheard: Vec<u64>,
 }
 
 /// Wants the page rows 1 and later of a file.

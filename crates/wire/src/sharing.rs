@@ -169,7 +169,7 @@ pub struct RemoveXattrChange {
 }
 
 /// Answers [`ChangeRequest`].
-#[derive(Clone, Copy, PartialEq, Message)]
+#[derive(Clone, PartialEq, Message)]
 pub struct Changed {
     /// 0: executed (or `yours`); else a `TreeError`, see `hayloft_wire::error_of`; nothing was changed.
     #[prost(uint32, tag = "1")]
@@ -183,6 +183,9 @@ pub struct Changed {
     /// Not executed: the directory is split now, the session does the operation itself when it has the slots.
     #[prost(bool, tag = "4")]
     pub split: bool,
+    /// It says how these are, and others have not heard of that yet: nobody is told before [`Hear`] about them is answered.
+    #[prost(uint64, repeated, tag = "5")]
+    pub unheard: Vec<u64>,
 }
 
 /// Something that a client has to apply, in the order of the stream, and to acknowledge by [`Ack`].
@@ -227,6 +230,21 @@ pub struct Apply {
     /// It is what the session asked for itself: the kernel that did the call knows of it.
     #[prost(bool, tag = "4")]
     pub asked: bool,
+    /// The number of the change, if others have not heard of it yet: it is shown to nobody before
+    /// [`crate::ServerMessage::heard`] names it, or [`Hear`] is answered. 0: they have.
+    #[prost(uint64, tag = "5")]
+    pub change: u64,
+}
+
+/// Waits until all others have heard of a change, and of all that has changed up to now of some inodes.
+#[derive(Clone, PartialEq, Message)]
+pub struct Hear {
+    /// See [`Apply::change`]; 0: none.
+    #[prost(uint64, tag = "1")]
+    pub change: u64,
+    /// Inodes, or directories with their names.
+    #[prost(uint64, repeated, tag = "2")]
+    pub inos: Vec<u64>,
 }
 
 /// Rows to forget.

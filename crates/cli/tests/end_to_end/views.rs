@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::calls;
-use crate::farm::{Farm, Mount, number, rounds, seed};
+use crate::farm::{Farm, Mount, kill, number, rounds, seed};
 use crate::model::Random;
 use crate::watchdog::Watchdog;
 
@@ -377,4 +377,40 @@ fn what_is_said_to_be_there_is_there() {
     }
     assert!(told > 0);
     assert!(lost.is_empty(), "{} of {told} (of {count}) are not there: {lost:?}", lost.len());
+}
+
+/// One host makes a name and does not return from that, since another one has not heard of it: nobody sees the name yet. Else
+/// who has seen it would tell a program on the host that has not heard, and that would look for it in vain.
+#[test]
+fn what_one_host_sees_every_other_sees_that_looks_later() {
+    let (_farm, mounts) = Farm::shared_with(4, "", &["--lease", "30"]);
+    let _watchdog = Watchdog::over(&mounts);
+    let [maker, looker, lister, late] = &mounts[..] else { unreachable!() };
+    fs::create_dir(maker.join("shared")).unwrap();
+    for (at, mount) in mounts.iter().enumerate() {
+        fs::create_dir(mount.join(&format!("shared/of-{at}"))).unwrap();
+        assert!(!mount.join("shared/new").exists());
+    }
+    kill(late.pid(), libc::SIGSTOP);
+    let seen = AtomicUsize::new(0);
+    let see = |is_seen: bool| {
+        if is_seen {
+            seen.fetch_add(1, Ordering::Relaxed);
+        }
+    };
+    std::thread::scope(|scope| {
+        scope.spawn(|| fs::create_dir(maker.join("shared/new")).unwrap());
+        std::thread::sleep(Duration::from_millis(300));
+        scope.spawn(|| see(looker.join("shared/new").exists()));
+        let has = |name: io::Result<fs::DirEntry>| name.unwrap().file_name() == "new";
+        scope.spawn(move || see(fs::read_dir(lister.join("shared")).unwrap().any(has)));
+        scope.spawn(|| see(fs::create_dir(lister.join("shared/new")).is_err()));
+        std::thread::sleep(Duration::from_millis(700));
+        let seen_early = seen.load(Ordering::Relaxed);
+        kill(late.pid(), libc::SIGCONT);
+        assert_eq!(seen_early, 0, "seen by others, and not known to all");
+    });
+    assert!(late.join("shared/new").exists());
+    // Nothing is left to wait for.
+    mounts.iter().for_each(|mount| assert!(mount.join("shared/new").is_dir()));
 }

@@ -11,16 +11,18 @@ use crate::{Ino, SessionId};
 impl Grants {
     /// Goes through the requests in their order; whatever can go on does.
     pub(super) fn advance(&mut self) {
-        let settled: Vec<Ticket> = self
-            .requests
-            .iter()
-            .filter(|(_, request)| matches!(&request.stage, Stage::Settling(left) if left.is_empty()))
-            .map(|(ticket, _)| *ticket)
-            .collect();
-        for ticket in settled {
-            self.requests.remove(&ticket);
-            self.outputs.push(Output::Settled(ticket));
-        }
+        let outputs = &mut self.outputs;
+        self.requests.retain(|ticket, waiting| {
+            let Stage::Settling(left) = &waiting.stage else { return true };
+            if left.is_empty() {
+                outputs.push(Output::Heard(*ticket));
+            }
+            if !waiting.settled && left.iter().all(|session| *session == waiting.session) {
+                waiting.settled = true;
+                outputs.push(Output::Settled(*ticket));
+            }
+            !left.is_empty()
+        });
         let waits = |waiting: &Waiting| matches!(waiting.stage, Stage::Waiting | Stage::Dropping(_));
         if self.peers.values().any(|peer| !peer.claimed) || !self.requests.values().any(waits) {
             return;

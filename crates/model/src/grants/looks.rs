@@ -63,7 +63,14 @@ impl Grants {
     pub fn waited_for(&self) -> BTreeSet<SessionId> {
         let unclaimed = self.peers.iter().filter(|(_, peer)| !peer.claimed && !self.requests.is_empty());
         let late = self.peers.iter().filter(|(session, peer)| {
-            let is_wanted = |awaited: &Awaited| !matches!(awaited, Awaited::Recall { wanted: false, .. });
+            let is_wanted = |awaited: &Awaited| match awaited {
+                Awaited::Recall { wanted, .. } => *wanted,
+                // What it has asked for itself is answered without; see `Grants::unheard_by` for who wants to show it.
+                Awaited::Published(ticket) => {
+                    self.requests.get(ticket).is_none_or(|waiting| waiting.session != **session)
+                }
+                Awaited::Drop(_) => true,
+            };
             peer.awaited.values().any(is_wanted)
                 || !peer.awaited.is_empty() && self.is_release_in_the_way(**session)
         });

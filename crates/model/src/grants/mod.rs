@@ -8,6 +8,7 @@
 //! of tickets; a request that waits keeps later ones from overtaking it. So the history of an object is one
 //! sequence, and what is put into the sessions' streams before [`Grants::finish`] is in that order.
 
+mod heard;
 mod holds;
 mod line;
 mod looks;
@@ -129,8 +130,10 @@ pub enum Output {
         /// What to do.
         outcome: Outcome,
     },
-    /// Everybody has acknowledged what the request published.
+    /// Everybody but the asker has acknowledged what the request published.
     Settled(Ticket),
+    /// So has the asker: all have heard of it.
+    Heard(Ticket),
     /// A directory is not split any more: its times are to be set before anybody reads its row.
     Whole(Ino),
 }
@@ -221,6 +224,8 @@ struct Waiting {
     stage: Stage,
     /// Who has to acknowledge what was published while the request was ready.
     published: BTreeSet<SessionId>,
+    /// All but the asker have.
+    settled: bool,
     /// Directories that the request became a reader of on the way.
     along: Vec<Ino>,
 }
@@ -235,6 +240,7 @@ pub struct Grants {
     requests: BTreeMap<Ticket, Waiting>,
     splits: split::Splits,
     last_ticket: u64,
+    shows_all: bool,
     outputs: Vec<Output>,
 }
 

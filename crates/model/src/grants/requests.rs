@@ -21,6 +21,7 @@ impl Grants {
             request,
             stage: Stage::Waiting,
             published: BTreeSet::new(),
+            settled: false,
             along: Vec::new(),
         };
         self.requests.insert(ticket, waiting);
@@ -116,6 +117,9 @@ impl Grants {
         if foreign || given_back || !self.peers.contains_key(&session) || self.is_wanted(ticket, ino) {
             return None;
         }
+        if !self.unheard_about(session, &[ino]).is_empty() {
+            return None;
+        }
         self.requests.get_mut(&ticket)?.along.push(ino);
         Some(session)
     }
@@ -130,7 +134,7 @@ impl Grants {
 
     /// What of a ready request was put into streams that others have to acknowledge: everybody who is concerned
     /// gets an event number. Directories: their readers; files: readers of their home; strays: everybody. The
-    /// asker is among them, and is not waited for: its answer comes after the event.
+    /// asker is among them; its answer does not wait for that, since it comes after the event.
     pub fn publish(&mut self, ticket: Ticket, objects: &[Object]) -> Vec<(SessionId, u64)> {
         let Some(asker) = self.requests.get(&ticket).map(|waiting| waiting.session) else {
             return Vec::new();
@@ -147,13 +151,9 @@ impl Grants {
         to.retain(|session| self.peers.contains_key(session));
         let mut events = Vec::with_capacity(to.len());
         for session in to {
-            if session == asker {
-                events.extend(self.tell(session).map(|event| (session, event)));
-            } else {
-                events.push((session, self.number(session, Awaited::Published(ticket))));
-                if let Some(waiting) = self.requests.get_mut(&ticket) {
-                    waiting.published.insert(session);
-                }
+            events.push((session, self.number(session, Awaited::Published(ticket))));
+            if let Some(waiting) = self.requests.get_mut(&ticket) {
+                waiting.published.insert(session);
             }
         }
         events
@@ -178,8 +178,8 @@ impl Grants {
         peer.last_event
     }
 
-    /// A request is carried out: others may have its objects. [`crate::grants::Output::Settled`] follows when what it
-    /// published is acknowledged.
+    /// A request is carried out: others may have its objects. [`crate::grants::Output::Settled`] and
+    /// [`crate::grants::Output::Heard`] follow when what it published is acknowledged.
     pub fn finish(&mut self, ticket: Ticket) {
         if let Some(waiting) = self.requests.get_mut(&ticket) {
             waiting.stage = Stage::Settling(std::mem::take(&mut waiting.published));

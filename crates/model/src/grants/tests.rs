@@ -36,7 +36,7 @@ fn outputs(grants: &mut Grants) -> (Vec<(Ticket, Outcome)>, Orders) {
         match output {
             Output::Ready { ticket, outcome } => ready.push((ticket, outcome)),
             Output::Order { to, event, order } => orders.push((to, event, order)),
-            Output::Settled(_) | Output::Whole(_) => {}
+            Output::Settled(_) | Output::Heard(_) | Output::Whole(_) => {}
         }
     }
     (ready, orders)
@@ -105,6 +105,28 @@ fn a_change_is_settled_when_all_readers_have_acknowledged() {
     // Whoever has ended waits no more, and is not waited for.
     grants.end(C);
     assert_eq!(grants.take_outputs(), [Output::Settled(ticket)]);
+    // The asker is answered behind its own event, and heard of that later.
+    assert!(grants.waited_for().is_empty() && grants.unheard_by(ticket).eq([A]));
+    grants.acknowledge(A, 1);
+    assert_eq!(grants.take_outputs(), [Output::Heard(ticket)]);
+}
+
+#[test]
+fn a_change_is_shown_to_others_when_all_but_the_looker_have_heard_of_it() {
+    let mut grants = sessions(&[A, B, C]);
+    [A, B].into_iter().for_each(|session| read(&mut grants, session, dir()));
+    let ticket = grants.request(A, change(&[dir()]));
+    grants.publish(ticket, &[dir()]);
+    grants.finish(ticket);
+    for (session, is_unheard) in [(A, true), (B, true), (C, true)] {
+        assert_eq!(grants.is_unheard(ticket, session), is_unheard);
+        assert_eq!(grants.unheard_about(session, &[DIR]), [ticket]);
+        assert_eq!(grants.unheard_about(session, &[Ino(1)]), []);
+    }
+    grants.acknowledge(A, 1);
+    assert!(!grants.is_unheard(ticket, B) && grants.is_unheard(ticket, C));
+    grants.acknowledge(B, 1);
+    assert!(grants.unheard_about(C, &[DIR]).is_empty());
 }
 
 #[test]

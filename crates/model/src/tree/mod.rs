@@ -13,6 +13,7 @@ mod share;
 mod split;
 mod tables;
 mod times;
+mod unheard;
 
 use std::collections::{HashMap, HashSet};
 
@@ -107,6 +108,8 @@ pub struct Tree {
     lingering: Vec<Ino>,
     /// Split directories.
     splits: split::Splits,
+    /// What not all hosts have heard of.
+    unheard: unheard::Unheard,
     /// The latest change that is known of, see [`Tree::stamp`].
     newest: Timestamp,
     times_go_back: bool,
@@ -297,7 +300,14 @@ impl Tree {
     /// Not a directory, name too long, or something missing.
     pub fn lookup(&mut self, dir: Ino, name: &[u8]) -> Result<Option<Dentry>, TreeError> {
         check_name(name)?;
-        Ok(self.names(dir, name)?.by_name.get(name).copied())
+        let found = self.names(dir, name)?.by_name.get(name).copied();
+        self.check_heard(dir, name)?;
+        Ok(found)
+    }
+
+    /// Which inode a name leads to as far as it is known here, whoever else has heard of it; for what no program sees.
+    pub fn leads_to(&mut self, dir: Ino, name: &[u8]) -> Option<Dentry> {
+        self.names(dir, name).ok()?.by_name.get(name).copied()
     }
 
     /// The entries of a directory after `cookie` (0 for all), in order.
@@ -309,6 +319,8 @@ impl Tree {
         dir: Ino,
         cookie: u64,
     ) -> Result<impl Iterator<Item = (&Name, &Dentry)>, TreeError> {
+        self.directory(dir)?;
+        self.check_all_heard(dir)?;
         let directory: &Directory = self.directory(dir)?;
         Ok(directory.by_name.behind(cookie))
     }

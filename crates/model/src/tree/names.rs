@@ -269,7 +269,9 @@ impl Tree {
             return Err(TreeError::NotDirectory);
         }
         self.need_whole(dentry.ino)?;
-        if self.directory(dentry.ino)?.by_name.is_empty() { Ok(()) } else { Err(TreeError::NotEmpty) }
+        let is_empty = self.directory(dentry.ino)?.by_name.is_empty();
+        self.check_all_heard(dentry.ino)?;
+        if is_empty { Ok(()) } else { Err(TreeError::NotEmpty) }
     }
 
     /// Moves a name, replacing, swapping or leaving a whiteout as the flags say.

@@ -40,6 +40,7 @@ impl Tree {
             owned.insert(ino);
             self.splits.owns(ino);
             self.homeless.remove(&ino);
+            self.unheard.forget(ino);
             self.end_if_unused(ino);
         }
     }
@@ -404,6 +405,7 @@ impl Tree {
             self.report_in_use(ino, &mut stale);
         }
         self.splits.leave_all();
+        self.unheard.clear();
         stale.in_use.sort_unstable();
         stale.in_use.dedup();
         stale
@@ -421,6 +423,7 @@ impl Tree {
         self.nodes.clear();
         self.dirs.clear();
         self.splits.clear();
+        self.unheard.clear();
         self.homeless.clear();
         self.dying.clear();
         self.lingering.clear();

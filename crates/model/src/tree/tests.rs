@@ -211,9 +211,11 @@ impl World {
                 self.tree.add_listing(dir, with_row);
             }
             Missing::Numbers => panic!("there are enough numbers"),
-            Missing::Own(_) | Missing::Executor | Missing::Names(_) | Missing::Listing(_) => {
-                panic!("the tree is not shared")
-            }
+            Missing::Own(_)
+            | Missing::Executor
+            | Missing::Names(_)
+            | Missing::Listing(_)
+            | Missing::Heard(_) => panic!("the tree is not shared"),
         }
     }
 

@@ -176,6 +176,12 @@ impl VolumeFs {
                             }
                         }
                         status_asked |= matches!(need, Need::Status);
+                        let _waits = match need {
+                            Need::Row(Missing::Heard(_)) => {
+                                Some(self.client.waits_with_locks(locked_by(request)))
+                            }
+                            _ => None,
+                        };
                         self.satisfy(need, interrupt).map_err(|error| Failure::Errno(error.errno()))?;
                         self.client.calls.note(request, false);
                     }
@@ -250,7 +256,7 @@ impl VolumeFs {
                 let mut core = self.client.core();
                 let is_changing = core.names.changing.contains(ino) | core.tree.run_clock(ino, self.now());
                 let validity = if is_changing { Validity::ZERO } else { Validity::FOREVER };
-                reply.attr(&attr(ino, core.tree.inode(ino)?), validity);
+                reply.attr(&attr(ino, core.tree.shown(ino)?), validity);
                 Ok(())
             }
             Operation::Setattr(change) => self.set_attributes(ino, &change, reply),
@@ -431,6 +437,15 @@ fn relies_on_locks(op: &Operation<'_>) -> bool {
         Operation::Setattr(change) => change.size.is_some(),
         Operation::Setlk { lock, .. } | Operation::Setlkw { lock, .. } => lock.kind != libc::F_UNLCK,
         op => matches!(op, Operation::Read { .. } | Operation::Write { .. } | Operation::Fallocate { .. }),
+    }
+}
+
+/// Directories of which the kernel has the locks during a request.
+fn locked_by(request: &Request<'_>) -> Vec<Ino> {
+    match request.op {
+        Operation::Rename { new_parent, .. } => vec![ino_of(request), NodeId(new_parent).ino()],
+        Operation::Getattr { .. } | Operation::Getxattr { .. } | Operation::Listxattr { .. } => Vec::new(),
+        _ => vec![ino_of(request)],
     }
 }
 

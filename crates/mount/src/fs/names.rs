@@ -50,7 +50,7 @@ impl VolumeFs {
         };
         match found {
             Some(ino) => {
-                core.tree.inode(ino)?;
+                core.tree.shown(ino)?;
                 if core.births.holds_back(NodeId::of_file(ino), at, name) {
                     return Err(Stop::Need(Need::Changed));
                 }
@@ -75,7 +75,7 @@ impl VolumeFs {
     ) -> Done {
         let node = match name {
             b"." => at,
-            _ => core.nodes.parent(at, core.tree.inode(at.ino())?.parent),
+            _ => core.nodes.parent(at, core.tree.shown(at.ino())?.parent),
         };
         core.tree.run_clock(node.ino(), self.now());
         let entry = made_entry(node, core.tree.inode(node.ino())?, Validity::ZERO);
@@ -231,7 +231,7 @@ impl VolumeFs {
             self.set_size(&mut core, dentry.ino, 0, false)?;
             self.changed(&mut core);
         }
-        core.tree.inode(dentry.ino)?;
+        core.tree.shown(dentry.ino)?;
         let validity = core.validity(dir, pace);
         let node = self.hand_out(&mut core, at, name, dentry.ino);
         Ok(made_entry(node, core.tree.inode(dentry.ino)?, validity))
@@ -326,7 +326,7 @@ impl VolumeFs {
         if offset == 0 {
             self.client.ahead.reads(Place { ino: dir, index: 0 });
         }
-        let parent = core.tree.inode(dir)?.parent;
+        let parent = core.tree.shown(dir)?.parent;
         let validity = core.validity(dir, pace);
         let mut known = Vec::new();
         {
@@ -359,7 +359,7 @@ impl VolumeFs {
                 let mut is_born =
                     |name: &Name| births.holds_back(NodeId::of_file(dentry.ino), at, name.as_bytes());
                 let runs = tree.run_clock(dentry.ino, self.now());
-                let row = tree.inode(dentry.ino).ok().filter(|_| plus && !is_born(&name));
+                let row = tree.shown(dentry.ino).ok().filter(|_| plus && !is_born(&name));
                 let added = match row {
                     Some(row) => {
                         let node = match dentry.kind {
@@ -403,7 +403,7 @@ impl VolumeFs {
 
 /// The inode that a name leads to, if it had another name just now.
 fn moved_to(core: &mut Core, dir: Ino, name: &[u8]) -> Option<Ino> {
-    let ino = core.tree.lookup(dir, name).ok().flatten()?.ino;
+    let ino = core.tree.leads_to(dir, name)?.ino;
     core.moved.was_elsewhere(ino, dir, name).then_some(ino)
 }
 

@@ -41,7 +41,7 @@ impl VolumeFs {
         let mut core = self.client.core();
         let mut inos: Vec<Ino> = used.iter().map(|number| number.ino()).collect();
         for (dir, name) in &names {
-            let named = core.tree.lookup(*dir, name.as_bytes()).ok().flatten();
+            let named = core.tree.leads_to(*dir, name.as_bytes());
             inos.extend(named.map(|dentry| dentry.ino));
         }
         let mut numbers =

@@ -45,6 +45,7 @@ impl VolumeFs {
             Some(id) => id.as_bytes(),
             None => {
                 check_name(name)?;
+                core.tree.shown(ino)?;
                 core.tree.xattr(ino, name)?
             }
         };
@@ -59,7 +60,7 @@ impl VolumeFs {
     pub(super) fn list_xattrs(&self, ino: Ino, size: u32, reply: &mut Reply<'_>) -> Done {
         let core = self.client.core();
         let mut list = Vec::new();
-        for name in core.tree.inode(ino)?.xattrs.keys() {
+        for name in core.tree.shown(ino)?.xattrs.keys() {
             list.extend_from_slice(name);
             list.push(0);
         }

@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 
 use hayloft_fuse::{Control, Pace, Validity};
 use hayloft_model::tree::{Stale, Tree};
-use hayloft_model::{FileKind, Ino, Name};
+use hayloft_model::{FileKind, Ino, Name, Timestamp};
 use rustc_hash::FxBuildHasher;
 
 use crate::core::{Client, Core};
@@ -51,6 +51,8 @@ pub(crate) struct KernelNames {
     pub(crate) read_only: bool,
     /// What others are just changing.
     pub(crate) changing: Changing,
+    /// Directories of which calls have the locks that wait until others have heard of something, and how many.
+    waits: HashMap<Ino, u32, FxBuildHasher>,
 }
 
 /// A directory that is changed by request.
@@ -73,10 +75,25 @@ impl KernelNames {
         is_still && (tree.owns(dir) || (in_time && self.epochs))
     }
 
-    /// A directory's listing has come.
-    pub(crate) fn listed(&mut self, dir: Ino, own: bool) {
-        if own {
-            self.cool(dir);
+    /// A call has the locks of these directories, and waits until others have heard of something.
+    pub(crate) fn wait(&mut self, dirs: &[Ino]) {
+        dirs.iter().for_each(|dir| *self.waits.entry(*dir).or_default() += 1);
+    }
+
+    /// Whether such a call has the lock of one of these.
+    fn is_waited_with(&self, dirs: &HashSet<Ino>) -> bool {
+        self.waits.keys().any(|dir| dirs.contains(dir))
+    }
+
+    /// It waits no longer.
+    pub(crate) fn end_wait(&mut self, dirs: &[Ino]) {
+        for dir in dirs {
+            if let Some(count) = self.waits.get_mut(dir) {
+                *count -= 1;
+                if *count == 0 {
+                    self.waits.remove(dir);
+                }
+            }
         }
     }
 
@@ -155,6 +172,17 @@ impl KernelNames {
 }
 
 impl Core {
+    /// A directory's listing has come. One that has just changed is likely to change: its names are for one use for a while.
+    pub(crate) fn listed(&mut self, dir: Ino, own: bool, now: Timestamp) {
+        if own {
+            return self.names.cool(dir);
+        }
+        let changed = self.tree.inode(dir).map(|row| row.mtime.as_nanos());
+        if changed.is_ok_and(|changed| now.as_nanos() - changed < COOLING.as_nanos() as i128) {
+            self.hold_back(dir);
+        }
+    }
+
     /// The kernel has forgotten an inode, and with it all names below it.
     pub(crate) fn forgotten(&mut self, ino: Ino) {
         self.names.absent.remove(&ino);

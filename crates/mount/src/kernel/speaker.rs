@@ -1,8 +1,8 @@
 //! Threads that tell the kernel what may have to wait for a lock of its.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use hayloft_fuse::Notifier;
 use hayloft_model::{Ino, Name};
@@ -14,6 +14,8 @@ use crate::kernel::nodes::NodeId;
 /// microsecond or two.
 const PATIENCE: Duration = Duration::from_millis(100);
 const PATIENCE_EACH: Duration = Duration::from_micros(20);
+/// How soon it is looked whether who has the lock waits for others, who may wait for this one.
+const LOOK_PAUSE: Duration = Duration::from_millis(5);
 /// How long a directory's lock is waited for before others speak.
 const LOCK_AT_ONCE: Duration = Duration::from_millis(1);
 
@@ -67,23 +69,28 @@ impl Speaker {
         Ok(())
     }
 
-    /// Expires names. When that does not come through, the epoch is raised instead; the rest is said by the thread
-    /// that waits.
+    /// Expires names. When that does not come through, or who has the lock waits until others have heard of something, the epoch is
+    /// raised instead; the rest is said by the thread that waits.
     pub(super) fn expire(&mut self, client: &Client, names: Vec<(Ino, Name)>) {
         let patience = PATIENCE + PATIENCE_EACH * names.len() as u32;
+        let dirs: HashSet<Ino> = names.iter().map(|(dir, _)| NodeId(dir.0).ino()).collect();
         let Ok(wait) = self.entrust(names, Vec::new(), Vec::new()) else {
             let _ = self.raise_epoch(client);
             return;
         };
-        match wait.recv_timeout(patience) {
-            Ok(_) => {}
-            Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => {
-                // It ends by itself when the lock is free; until then another thread speaks.
-                self.thread = None;
-                if self.raise_epoch(client).is_err() {
-                    let _ = wait.recv();
-                }
+        let begun = Instant::now();
+        while begun.elapsed() < patience {
+            match wait.recv_timeout(LOOK_PAUSE.min(patience)) {
+                Ok(_) => return,
+                Err(RecvTimeoutError::Timeout) if client.core().names.is_waited_with(&dirs) => break,
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => break,
             }
+        }
+        // It ends by itself when the lock is free; until then another thread speaks.
+        self.thread = None;
+        if self.raise_epoch(client).is_err() {
+            let _ = wait.recv();
         }
     }
 

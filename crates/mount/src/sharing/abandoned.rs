@@ -44,8 +44,7 @@ impl Client {
         let mut core = self.core();
         let mut attributes: Vec<_> = dirs.iter().copied().chain(change.inode()).collect();
         for (dir, name) in &names {
-            attributes
-                .extend(core.tree.lookup(*dir, name.as_bytes()).ok().flatten().map(|dentry| dentry.ino));
+            attributes.extend(core.tree.leads_to(*dir, name.as_bytes()).map(|dentry| dentry.ino));
         }
         let stale = Stale { names, attributes, data: dirs, ..Stale::default() };
         let word = core.word(stale, Vec::new(), None);

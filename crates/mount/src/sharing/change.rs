@@ -8,7 +8,7 @@ use hayloft_fuse::Interrupt;
 use hayloft_model::{Change, FileKind, Ino, TreeError};
 use hayloft_wire::client_message::Body as Ask;
 use hayloft_wire::server_message::Body as Answer;
-use hayloft_wire::{ChangeRequest, GiveBack, error_of};
+use hayloft_wire::{ChangeRequest, Changed, GiveBack, error_of};
 
 use crate::core::Client;
 use crate::log::ledger::FlushError;
@@ -47,7 +47,7 @@ impl Client {
             }
             let mut named = Vec::new();
             for (dir, name) in change.places() {
-                if let Ok(Some(dentry)) = core.tree.lookup(dir, name.as_bytes()) {
+                if let Some(dentry) = core.tree.leads_to(dir, name.as_bytes()) {
                     named.push(dentry.ino);
                     if dentry.kind == FileKind::Directory {
                         core.spare(dentry.ino);
@@ -74,7 +74,14 @@ impl Client {
             return Err(FaultError::Interrupted);
         }
         self.link.end_change(number);
-        match answers?.into_iter().next() {
+        let answer = answers?.into_iter().next();
+        if let Some(Answer::Changed(Changed { unheard, .. })) = &answer
+            && !unheard.is_empty()
+        {
+            let _waits = self.waits_with_locks(change.directories());
+            self.await_all_heard(0, unheard.clone(), Some(interrupt))?;
+        }
+        match answer {
             Some(Answer::Changed(changed)) if changed.error != 0 => {
                 Ok(Outcome::Refused(error_of(changed.error)?))
             }
@@ -97,9 +104,10 @@ impl Client {
         let durable = self.durable();
         // From looking until it is said nobody here changes one, or asks for it anew.
         let mut core = self.core();
-        let named = change.places().into_iter().filter_map(|(dir, name)| {
-            core.tree.lookup(dir, name.as_bytes()).ok().flatten().map(|dentry| dentry.ino)
-        });
+        let named = change
+            .places()
+            .into_iter()
+            .filter_map(|(dir, name)| core.tree.leads_to(dir, name.as_bytes()).map(|dentry| dentry.ino));
         let mut files: Vec<Ino> = change.inode().into_iter().chain(named).collect();
         files.retain(|ino| core.may_give_back(*ino, durable));
         let (of, event) = core.seen;

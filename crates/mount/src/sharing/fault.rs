@@ -122,6 +122,8 @@ struct Listed {
     entries: Vec<Entry>,
     /// It is owned from now on.
     own: bool,
+    /// Changes in it of which others have not heard.
+    unheard: Vec<u64>,
     what: What,
 }
 
@@ -163,6 +165,7 @@ impl Client {
             Missing::Listing(dir) => self.enter(dir, true, interrupt),
             Missing::Names(slot) => self.enter_names(slot, interrupt),
             Missing::Numbers => self.fetch_numbers(interrupt),
+            Missing::Heard(change) => self.await_all_heard(change, Vec::new(), interrupt),
             Missing::Own(_) | Missing::Executor => {
                 Err(FaultError::Broken("this is no row that can be fetched".to_string()))
             }
@@ -241,6 +244,7 @@ impl Client {
         let row = InodeRow::try_from(message)?;
         let mut core = self.core();
         if mark == self.mark() {
+            core.tree.unheard_of(Ino(message.ino), &answer.unheard);
             match answer.split {
                 true => core.tree.add_split(Ino(message.ino), own(row)),
                 false => core.tree.add_inode(Ino(message.ino), own(row)),
@@ -339,14 +343,15 @@ impl Client {
             let mut core = self.core();
             let mut count = 0;
             while count < ADD_AT_ONCE
-                && let Some(Listed { dir, entries, own, what }) = dirs.next()
+                && let Some(Listed { dir, entries, own, unheard, what }) = dirs.next()
             {
                 count += 1 + entries.len();
                 if mark == self.mark() {
+                    core.tree.unheard_of(dir, &unheard);
                     match what {
                         What::Directory => {
-                            core.names.listed(dir, own);
                             core.tree.add_listing(dir, entries);
+                            core.listed(dir, own, self.clock.now());
                         }
                         What::Stem(stem) => core.tree.add_names(dir, &stem, entries),
                         What::Split(row) => core.tree.add_split(dir, row),
@@ -416,7 +421,8 @@ impl Bundle {
                         None if !listing.stem.is_empty() => What::Stem(listing.stem),
                         None => What::Directory,
                     };
-                    self.dirs.push(Listed { dir: Ino(listing.dir), entries, own: listing.own, what });
+                    let (dir, own, unheard) = (Ino(listing.dir), listing.own, listing.unheard);
+                    self.dirs.push(Listed { dir, entries, own, unheard, what });
                 }
                 false => drop(self.partial.insert(listing.dir, entries)),
             }

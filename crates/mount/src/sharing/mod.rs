@@ -7,6 +7,7 @@ pub(crate) mod appends;
 pub(crate) mod change;
 pub(crate) mod contents;
 pub(crate) mod fault;
+pub(crate) mod heard;
 pub(crate) mod holders;
 pub(crate) mod locks;
 pub(crate) mod recalls;
@@ -58,6 +59,10 @@ impl LinkReceiver for Client {
             tracing::error!(%error, "the server said something without sense; connecting anew");
             self.link.abandon(at.connection);
         }
+    }
+
+    fn all_heard(&self, changes: &[u64]) {
+        self.core().tree.heard(changes);
     }
 
     fn received_all(&self, connection: u64) {
@@ -172,6 +177,9 @@ impl Client {
         core.names.changing.end();
         if !apply.asked {
             core.note_taken(&records);
+        }
+        if apply.change != 0 {
+            core.tree.unheard(apply.change, &records);
         }
         let mut stale = core.tree.apply(&records, &own, &forget);
         core.seen = ack;

@@ -62,6 +62,9 @@ impl World {
         let rows = self.server.stored.rows.clone();
         let numbers = self.server.stored.next_ino;
         for (at, client) in self.clients.iter_mut().enumerate() {
+            // What the next message would bring: then everything is shown.
+            let heard = self.server.take_heard(client.session);
+            client.tree.heard(&heard);
             for ino in (1..numbers).map(Ino).filter(|ino| !rows.inodes.contains_key(ino)) {
                 let has_row = client.tree.inode(ino).is_ok_and(|row| row.nlink > 0);
                 if has_row || client.tree.is_listed(ino) || client.tree.owns_itself(ino) {

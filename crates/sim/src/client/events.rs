@@ -109,7 +109,9 @@ impl World {
             return self.say_acknowledged(at, number, Vec::new());
         }
         match body {
-            Body::Apply { records, own, forget } => self.announce(at, number, records, own, forget),
+            Body::Apply { records, own, forget, change } => {
+                self.announce(at, number, (records, own, forget), change);
+            }
             Body::Drop(ino) => {
                 let stale = self.clients[at].tree.drop_rows(&[ino]);
                 self.acknowledge(at, number, stale);
@@ -142,7 +144,7 @@ impl World {
 
     pub(crate) fn apply_late(&mut self, at: usize, late: Late) {
         let stale = match late {
-            Late::Body(Body::Apply { records, own, forget }) => self.apply(at, &records, &own, &forget),
+            Late::Body(Body::Apply { records, own, forget, .. }) => self.apply(at, &records, &own, &forget),
             Late::Body(Body::Drop(ino)) => self.clients[at].tree.drop_rows(&[ino]),
             Late::Body(Body::Recall { .. }) => return,
         };
@@ -160,9 +162,10 @@ impl World {
             return;
         }
         let tree = &mut client.tree;
-        let named = change.places().into_iter().filter_map(|(dir, name)| {
-            tree.lookup(dir, name.as_bytes()).ok().flatten().map(|dentry| dentry.ino)
-        });
+        let named = change
+            .places()
+            .into_iter()
+            .filter_map(|(dir, name)| tree.leads_to(dir, name.as_bytes()).map(|dentry| dentry.ino));
         let mut files: Vec<Ino> = change.inode().into_iter().chain(named).collect();
         files.retain(|ino| {
             let is_file = |row: &InodeRow| row.kind() != FileKind::Directory && row.nlink > 0;
@@ -181,7 +184,12 @@ impl World {
     /// What was recalled is shipped.
     pub(super) fn give_back(&mut self, at: usize, recall: Recall) {
         let mut stale = Stale::default();
-        if !recall.keep_read {
+        if recall.keep_read {
+            // Names that are kept go with the lock: an answer that has made one has arrived then.
+            let of_dir = |(dir, name): &(Ino, u8)| (*dir, Name::new(&[*name]));
+            let names = self.clients[at].unlimited.iter().filter(|(dir, _)| *dir == recall.object.ino());
+            stale.names = names.map(of_dir).collect();
+        } else {
             stale = self.clients[at].tree.uncover(recall.object);
             let is_whole = recall.object.ino().of_slot().is_none();
             if matches!(recall.object, Object::Directory(_))

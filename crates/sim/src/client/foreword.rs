@@ -15,6 +15,7 @@ pub(super) struct Foreword {
     records: Vec<Record>,
     own: Vec<Object>,
     forget: Vec<Ino>,
+    change: u64,
     dirs: BTreeSet<Ino>,
     /// Names that the kernel has not let go of yet.
     names: Vec<(Ino, u8)>,
@@ -60,9 +61,8 @@ impl World {
         &mut self,
         at: usize,
         event: u64,
-        records: Vec<Record>,
-        own: Vec<Object>,
-        forget: Vec<Ino>,
+        (records, own, forget): (Vec<Record>, Vec<Object>, Vec<Ino>),
+        change: u64,
     ) {
         let unlimited = self.is_broken(Rule::UnlimitedWhileChanging);
         let at_once = self.is_broken(Rule::ApplyBeforeForeword);
@@ -81,7 +81,7 @@ impl World {
         let is_busy = dirs.iter().any(|dir| client.hot.contains(dir));
         let until = self.now + if is_busy { BUSY_PATIENCE } else { PATIENCE };
         let names = names.into_iter().filter(|place| client.keeps(*place, unlimited)).collect();
-        client.foreword = Some(Foreword { event, records, own, forget, dirs, names, until });
+        client.foreword = Some(Foreword { event, records, own, forget, change, dirs, names, until });
         self.go_on(at);
     }
 
@@ -96,7 +96,10 @@ impl World {
             let life = client.life;
             return self.after(1, What::Foreword(at, life));
         }
-        let Foreword { event, records, own, forget, names, .. } = foreword;
+        let Foreword { event, records, own, forget, change, names, .. } = foreword;
+        if change != 0 && !self.is_broken(Rule::ShowUnheard) {
+            self.clients[at].tree.unheard(change, &records);
+        }
         // Attributes and listings go in the same moment.
         let mut stale = self.apply(at, &records, &own, &forget);
         self.clients[at].seen = event;

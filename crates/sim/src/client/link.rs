@@ -132,6 +132,7 @@ impl World {
                 let stem = self.clients[at].tree.wanted_stem(slot);
                 Ask::Names(slot, stem.unwrap_or_else(|| Name::new(b"?")))
             }
+            Missing::Heard(change) => Ask::Hear(change),
             Missing::Numbers | Missing::Executor => Ask::Numbers,
         };
         let request = self.ask(at, ask);
@@ -208,16 +209,23 @@ impl World {
             }
             ToClient::Claimed { last } => self.claimed(at, last),
             ToClient::Synced { request } => drop(self.answered(at, request)),
+            ToClient::Heard { request } => {
+                if let Some(Outstanding { ask: Ask::Hear(change), .. }) = self.answered(at, request) {
+                    self.clients[at].tree.heard(&[change]);
+                }
+            }
+            ToClient::AllHeard(changes) => self.clients[at].tree.heard(&changes),
             ToClient::Listings { request, listings } => {
                 if self.answered(at, request).is_some() {
                     listings.into_iter().for_each(|listing| self.add_listing(at, listing));
                 }
             }
-            ToClient::Row { request, ino, row, own, split } => {
+            ToClient::Row { request, ino, row, own, split, unheard } => {
                 if self.answered(at, request).is_some()
                     && let Some(row) = row
                 {
                     let tree = &mut self.clients[at].tree;
+                    tree.unheard_of(ino, &unheard);
                     match split {
                         true => tree.add_split(ino, *row),
                         false => tree.add_inode(ino, *row),
@@ -338,6 +346,7 @@ impl World {
     pub(super) fn add_listing(&mut self, at: usize, listing: Listing) {
         let adds_ended = self.is_broken(Rule::AddEnded);
         let client = &mut self.clients[at];
+        client.tree.unheard_of(listing.dir, &listing.unheard);
         if adds_ended {
             for (_, dentry, row) in &listing.entries {
                 row.iter().for_each(|row| client.tree.add_inode(dentry.ino, row.clone()));

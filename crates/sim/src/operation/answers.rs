@@ -82,9 +82,10 @@ impl World {
             let unlimited = self.unlimited(at, dir, at_name);
             return Flow::Ready(Answer::Entry(None, None, unlimited));
         };
-        let row = match self.clients[at].tree.inode(dentry.ino) {
+        let row = match self.clients[at].tree.shown(dentry.ino) {
             Ok(row) => Attributes::of(row),
-            Err(_) => return self.wait_for(at, op, Missing::Inode(dentry.ino)),
+            Err(TreeError::Missing(missing)) => return self.wait_for(at, op, missing),
+            Err(error) => return Flow::Ready(Answer::Error(error)),
         };
         if self.clients[at].kernel.is_arriving(dentry.ino) && !self.is_broken(Rule::BirthWithoutBarrier) {
             // A file is told under another name when the kernel has come to the answer that made it.
@@ -96,10 +97,15 @@ impl World {
         Flow::Ready(Answer::Entry(Some((dentry.ino, dentry.kind)), Some(row), unlimited))
     }
 
-    /// Whether the server that a client asks would say that there is no such inode. Before all have claimed it does not.
+    /// Whether the server that a client asks would say that there is no such inode. Before all have claimed, and have heard
+    /// of that, it does not.
     fn is_absent(&self, at: usize, ino: Ino) -> bool {
-        self.server_of(at)
-            .is_some_and(|server| server.all_claimed() && !server.stored.rows.inodes.contains_key(&ino))
+        let session = self.clients[at].session;
+        self.server_of(at).is_some_and(|server| {
+            server.all_claimed()
+                && !server.stored.rows.inodes.contains_key(&ino)
+                && server.grants.unheard_about(session, &[ino]).is_empty()
+        })
     }
 
     /// Whether an inode that the kernel knows is gone: then it had no name since the call.
@@ -124,11 +130,12 @@ impl World {
         ino: Ino,
         of: impl Fn(&hayloft_model::InodeRow) -> Answer,
     ) -> Flow<Answer> {
-        let answer = self.clients[at].tree.inode(ino).map(of);
+        let answer = self.clients[at].tree.shown(ino).map(of);
         match answer {
             Ok(answer) => Flow::Ready(answer),
             Err(_) if self.is_gone(at, op, ino) => Flow::Ready(Answer::Error(TreeError::Stale)),
-            Err(_) => self.wait_for(at, op, Missing::Inode(ino)),
+            Err(TreeError::Missing(missing)) => self.wait_for(at, op, missing),
+            Err(error) => Flow::Ready(Answer::Error(error)),
         }
     }
 

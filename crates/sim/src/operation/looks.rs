@@ -164,6 +164,10 @@ impl World {
 
     pub(super) fn list(&mut self, at: usize, op: &mut Op, dir: Ino) -> Flow<Result<(), TreeError>> {
         let now = self.now;
+        if op.fuse.is_none() && self.clients[at].kernel.is_locked_alone(dir) {
+            // Who lists has the lock as well.
+            return Flow::Wait;
+        }
         if op.fuse.is_none()
             && op.listed.is_none()
             && let Some(list) = self.clients[at].kernel.listing(dir)

@@ -44,6 +44,7 @@ impl Reference {
                 ));
             }
             let versions = all.split_off(keep);
+            self.views.lose(register, keep);
             left.versions.insert(register, (keep, versions));
             match (register, self.value(register)) {
                 (Register::Name(dir, name), Value::Name(Some(ino))) => {

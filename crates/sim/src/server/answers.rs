@@ -20,12 +20,24 @@ impl World {
                 let dir = *dir;
                 let row = self.server.stored.rows.inodes.get(&dir).cloned().map(Box::new);
                 let what = row.map(Listed::Split);
-                let listing = what.map(|what| Listing { dir, entries: Vec::new(), own: Vec::new(), what });
+                let listing = what.map(|what| Listing {
+                    dir,
+                    entries: Vec::new(),
+                    own: Vec::new(),
+                    unheard: Vec::new(),
+                    what,
+                });
                 self.read_done(ticket, Send::Listings(listing.into_iter().collect()));
             }
             (Ask::Names(slot, _), Turn::Shared) => {
                 let dir = slot.or_directory();
-                let listing = Listing { dir, entries: Vec::new(), own: Vec::new(), what: Listed::Whole };
+                let listing = Listing {
+                    dir,
+                    entries: Vec::new(),
+                    own: Vec::new(),
+                    unheard: Vec::new(),
+                    what: Listed::Whole,
+                };
                 self.read_done(ticket, Send::Listings(vec![listing]));
             }
             (Ask::Names(slot, stem), _) => {
@@ -59,7 +71,7 @@ impl World {
             (Ask::Change { .. }, Turn::Yours(own)) => self.yours(ticket, &own),
             (Ask::Change { .. }, _) => self.execute(ticket),
             (Ask::Restore { .. }, _) => self.restore(ticket),
-            (Ask::Numbers | Ask::Ping | Ask::Sync { .. }, _) => {}
+            (Ask::Numbers | Ask::Ping | Ask::Sync { .. } | Ask::Hear(_), _) => {}
         }
     }
 
@@ -98,13 +110,17 @@ impl World {
                 for listing in listings.iter_mut().filter(|_| !early) {
                     listing.own.retain(|dir| grants.held(session, *dir) == Some(Grant::Own));
                 }
+                for listing in &mut listings {
+                    listing.unheard = self.server.tell_unheard(session, listing.dir);
+                }
                 ToClient::Listings { request, listings }
             }
             Send::Row(row) => {
                 let Ask::Fetch(ino) = pending.ask else { return };
                 let own = self.server.grants.held(pending.session, ino) == Some(Grant::Own);
                 let split = self.server.grants.is_split(ino);
-                ToClient::Row { request, ino, row, own, split }
+                let unheard = self.server.tell_unheard(session, ino);
+                ToClient::Row { request, ino, row, own, split, unheard }
             }
         };
         match self.is_broken(Rule::ListWithoutEntries) {
@@ -190,7 +206,7 @@ impl World {
             };
             entries.push((name, dentry, (visible || uncovered).then(|| row.clone())));
         }
-        Listing { dir, entries, own, what: Listed::Directory }
+        Listing { dir, entries, own, unheard: Vec::new(), what: Listed::Directory }
     }
 
     /// The names of a stem: here, a slot has no others.
@@ -253,7 +269,7 @@ impl World {
         let records = vec![Record::PutInode(granted.ino(), Box::new(row))];
         if let Some(event) = self.server.grants.tell(session) {
             self.server.grants.told(granted.ino(), event);
-            let body = Body::Apply { records, own: vec![granted], forget: Vec::new() };
+            let body = Body::Apply { records, own: vec![granted], forget: Vec::new(), change: 0 };
             self.event(session, event, body, [granted.ino()]);
         }
         self.send_to_client(connection, ToClient::Acquired { request, owned: true });
@@ -269,7 +285,7 @@ impl World {
         }
         if let Some(event) = self.server.grants.tell(session) {
             self.server.grants.told(slot.ino(), event);
-            let body = Body::Apply { records: Vec::new(), own: vec![slot], forget: Vec::new() };
+            let body = Body::Apply { records: Vec::new(), own: vec![slot], forget: Vec::new(), change: 0 };
             self.event(session, event, body, [slot.ino()]);
         }
         self.send_to_client(connection, ToClient::Acquired { request, owned: true });
@@ -298,7 +314,7 @@ impl World {
             .map(|object| Record::PutInode(object.ino(), Box::new(rows[&object.ino()].clone())))
             .collect();
         if let Some(event) = self.server.grants.tell(session) {
-            let body = Body::Apply { records, own: own.to_vec(), forget: Vec::new() };
+            let body = Body::Apply { records, own: own.to_vec(), forget: Vec::new(), change: 0 };
             self.event(session, event, body, own.iter().map(|object| object.ino()));
         }
         self.changed((session, connection, request), Ok(None), Who::Yours, []);

@@ -59,7 +59,8 @@ impl World {
             }
             Err(error) => {
                 self.give_up(ticket);
-                self.changed((session, connection, request), Err(error), Who::Server, seen);
+                let message = ToClient::Changed { request, result: Err(error), doing: Who::Server };
+                self.say_when_heard((session, connection), seen, message);
                 return self.pump();
             }
         };
@@ -115,6 +116,7 @@ impl World {
         self.publish(ticket, session, &mut executed, &about);
         if let Some(pending) = self.server.tickets.get_mut(&ticket) {
             (pending.done, pending.about) = (Some(executed.made), about);
+            pending.says_how_things_are = executed.records.is_empty();
         }
         self.finish(ticket);
     }
@@ -178,7 +180,11 @@ impl World {
             }
             let own = if asker { executed.births.clone() } else { Vec::new() };
             let about = if self.is_broken(Rule::ApplyWithoutEntries) { &BTreeSet::new() } else { about };
-            self.event(to, event, Body::Apply { records, own, forget }, about.iter().copied());
+            let change = if self.server.grants.is_unheard(ticket, to) { ticket.0 } else { 0 };
+            if change != 0 {
+                self.server.unheard.entry(ticket).or_default().push(to);
+            }
+            self.event(to, event, Body::Apply { records, own, forget, change }, about.iter().copied());
         }
     }
 

@@ -4,6 +4,7 @@
 mod answers;
 mod claims;
 mod execute;
+mod heard;
 mod opening;
 mod order;
 mod sessions;
@@ -78,6 +79,8 @@ struct Live {
     late: Option<(u64, u64, Sequence)>,
     /// Inodes that it uses, whether they have names or not.
     uses: BTreeSet<Ino>,
+    /// Changes that it was told of before others had heard of them, and of which all have heard since.
+    heard_by_all: Vec<u64>,
 }
 
 #[derive(Debug)]
@@ -89,6 +92,8 @@ struct Pending {
     objects: Vec<Object>,
     /// It has its place in the order.
     executed: bool,
+    /// It has changed nothing.
+    says_how_things_are: bool,
     /// And has been told; what is to be answered.
     done: Option<Option<Ino>>,
     unnamed: Vec<Ino>,
@@ -124,6 +129,9 @@ pub(crate) struct Server {
     replays: Vec<(u64, u64, Option<Ino>)>,
     /// What was asked for before all had claimed, by connection, session and request.
     early: Vec<(u64, SessionId, u64, Ask)>,
+    /// Who was told of a change before others had heard of it.
+    unheard: BTreeMap<Ticket, Vec<SessionId>>,
+    hearers: Vec<heard::Waits>,
     /// All who could bring something back have done so, or are ended.
     settled: bool,
     estates: Estates,
@@ -158,6 +166,8 @@ impl Server {
             unanswered: BTreeMap::new(),
             replays: Vec::new(),
             early: Vec::new(),
+            unheard: BTreeMap::new(),
+            hearers: Vec::new(),
             settled: false,
             estates: Estates::default(),
             quota: Quota::default(),
@@ -261,7 +271,7 @@ impl World {
     }
 
     fn asked(&mut self, connection: u64, session: SessionId, request: u64, ask: Ask) {
-        let looks = !matches!(ask, Ask::Ping | Ask::Numbers | Ask::Sync { .. });
+        let looks = !matches!(ask, Ask::Ping | Ask::Numbers | Ask::Sync { .. } | Ask::Hear(_));
         if looks && !self.server.all_claimed() && !self.is_broken(Rule::LookBeforeClaims) {
             return self.server.early.push((connection, session, request, ask));
         }
@@ -271,6 +281,7 @@ impl World {
                 let Some(range) = self.numbers() else { return };
                 return self.send_to_client(connection, ToClient::Numbers { request, range });
             }
+            Ask::Hear(change) => return self.hear((session, connection), request, *change),
             Ask::Sync { opening, mark } => return self.sync_to(connection, request, (*opening, *mark)),
             Ask::Names(slot, _) => match slot.of_slot().and_then(|dir| self.server.object(dir)) {
                 Some(Object::Directory(_)) => vec![Object::Directory(*slot)],
@@ -283,14 +294,21 @@ impl World {
                 Some(Object::Directory(dir)) => vec![Object::Directory(dir)],
                 _ => {
                     let message = ToClient::Listings { request, listings: Vec::new() };
-                    return self.send_about(session, connection, [*dir], message);
+                    return self.say_when_heard((session, connection), [*dir].into(), message);
                 }
             },
             Ask::Fetch(ino) => match self.server.object(*ino) {
                 Some(object) => vec![object],
                 None => {
-                    let message = ToClient::Row { request, ino: *ino, row: None, own: false, split: false };
-                    return self.send_about(session, connection, [*ino], message);
+                    let message = ToClient::Row {
+                        request,
+                        ino: *ino,
+                        row: None,
+                        own: false,
+                        split: false,
+                        unheard: Vec::new(),
+                    };
+                    return self.say_when_heard((session, connection), [*ino].into(), message);
                 }
             },
             Ask::Acquire(slot) if slot.ino().of_slot().is_some() => vec![*slot],
@@ -312,8 +330,9 @@ impl World {
                     match self.server.object(ino) {
                         Some(object) => objects.push(object),
                         None => {
-                            let stale = Err(TreeError::Stale);
-                            return self.changed((session, connection, request), stale, Who::Server, [ino]);
+                            let result = Err(TreeError::Stale);
+                            let message = ToClient::Changed { request, result, doing: Who::Server };
+                            return self.say_when_heard((session, connection), [ino].into(), message);
                         }
                     }
                 }
@@ -335,6 +354,7 @@ impl World {
             ask,
             objects,
             executed: false,
+            says_how_things_are: false,
             done: None,
             unnamed,
             about,
@@ -404,6 +424,9 @@ impl World {
     /// How soon directories are split.
     pub(crate) fn set_splits(&mut self) {
         self.server.grants.split_after(self.splits.unwrap_or(u32::MAX));
+        if self.is_broken(Rule::TellUnheard) {
+            self.server.grants.let_all_be_shown();
+        }
         if self.is_broken(Rule::WholeWithSlots) {
             self.server.grants.let_slots_be();
         }
@@ -454,9 +477,14 @@ impl World {
                         return;
                     }
                 }
-                Output::Settled(ticket) => self.settled(ticket),
+                Output::Heard(ticket) => self.server.all_heard(ticket),
+                Output::Settled(ticket) => {
+                    self.server.heard_by_others(ticket);
+                    self.settled(ticket);
+                }
             }
         }
+        self.say_heard();
         self.check_owners();
     }
 
@@ -474,8 +502,12 @@ impl World {
     fn settled(&mut self, ticket: Ticket) {
         let Some(pending) = self.server.tickets.remove(&ticket) else { return };
         if let Some(made) = pending.done {
-            let asked = (pending.session, pending.connection, pending.request);
-            self.changed(asked, Ok(made), Who::Server, pending.about);
+            let (asker, request) = ((pending.session, pending.connection), pending.request);
+            let message = ToClient::Changed { request, result: Ok(made), doing: Who::Server };
+            match pending.says_how_things_are {
+                true => self.say_when_heard(asker, pending.about, message),
+                false => self.send_about(asker.0, asker.1, pending.about, message),
+            }
         }
         if !pending.unnamed.is_empty() {
             self.collect();

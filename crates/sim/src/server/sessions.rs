@@ -30,6 +30,7 @@ impl World {
             .filter(|(_, live)| replays && !live.ever_claimed)
             .map(|(session, _)| *session);
         let mut waited_for = self.server.grants.waited_for();
+        waited_for.extend(self.waited_for_to_hear());
         waited_for.extend(unclaimed);
         let never_overdue = self.is_broken(Rule::NeverOverdue);
         let late: Vec<SessionId> = waited_for

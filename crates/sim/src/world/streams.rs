@@ -79,8 +79,14 @@ impl World {
         let at = (now + delay).max(connection.last_to_client).max(connection.stalled_until);
         connection.last_to_client = at;
         let store = if early { &self.server.stored } else { &self.server.durable };
-        connection.to_client.push_back((store.history.mark, entries, message));
-        self.after(at - now, What::ToClient(number));
+        let mark = store.history.mark;
+        let heard = self.server.take_heard(connection.session);
+        let messages = if heard.is_empty() { 1 } else { 2 };
+        if messages == 2 {
+            connection.to_client.push_back((mark, Vec::new(), ToClient::AllHeard(heard)));
+        }
+        connection.to_client.push_back((mark, entries, message));
+        (0..messages).for_each(|_| self.after(at - now, What::ToClient(number)));
     }
 
     pub(super) fn deliver_to_server(&mut self, number: u64) {

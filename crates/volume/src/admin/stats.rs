@@ -67,6 +67,7 @@ pub(crate) fn type_of(body: &Body) -> &'static str {
         Body::ListClients(_) => "LIST_CLIENTS",
         Body::EvictClient(_) => "EVICT_CLIENT",
         Body::Sync(_) => "SYNC",
+        Body::Hear(_) => "HEAR",
     }
 }
 

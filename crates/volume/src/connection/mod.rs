@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use bytes::BytesMut;
+use hayloft_model::grants::Ticket;
 use hayloft_model::{ContentHash, Ino, SessionId};
 use hayloft_transport::{Incoming, Peer};
 use hayloft_wire::client_message::Body;
@@ -250,7 +251,11 @@ impl Connection {
             body @ (Body::FetchPages(_) | Body::FetchContent(_) | Body::Status(_) | Body::Bury(_)) => {
                 return self.beside(request, body, started, Some((volume, session))).await;
             }
-            body @ (Body::Enter(_) | Body::FetchInode(_) | Body::Acquire(_) | Body::Sync(_)) => {
+            body @ (Body::Enter(_)
+            | Body::FetchInode(_)
+            | Body::Acquire(_)
+            | Body::Sync(_)
+            | Body::Hear(_)) => {
                 self.wait_for_others(request, body, started);
                 return Ok(());
             }
@@ -417,13 +422,25 @@ impl Connection {
                     synced.map(|()| replies.push(request, Answer::Done(Done {})))
                 }
                 Body::Acquire(acquire) => volume.acquire(session, &acquire, &replies, request).await,
+                Body::Hear(hear) => {
+                    let inos: Vec<Ino> = hear.inos.into_iter().map(Ino).collect();
+                    volume.heard(session, [Ticket(hear.change)]).await;
+                    volume.heard_about(session, &inos).await;
+                    replies.push(request, Answer::Done(Done {}));
+                    Ok(())
+                }
                 _ => Err(VolumeError::Invalid("an unknown request")),
             };
             if let Err(error) = answered {
                 volume.failed(&error, &hang_up);
                 // It may say that something is gone.
-                let is_gone = matches!(error, VolumeError::NoInode(_) | VolumeError::NotDirectory(_));
-                let durable = if is_gone { volume.all_durable().await } else { Ok(()) };
+                let durable = match error {
+                    VolumeError::NoInode(ino) | VolumeError::NotDirectory(ino) => {
+                        volume.heard_about(session, &[ino]).await;
+                        volume.all_durable().await
+                    }
+                    _ => Ok(()),
+                };
                 let error = durable.err().unwrap_or(error);
                 replies.answer(request, Err(error)).await;
             }

@@ -17,6 +17,7 @@ impl Volume {
         let waited_for = {
             let sharing = self.sharing.lock();
             let mut waited_for = sharing.grants.waited_for();
+            waited_for.extend(sharing.waited_for_to_hear());
             if sharing.claims_awaited > 0 {
                 waited_for.extend(sharing.grants.unclaimed());
             }

@@ -72,7 +72,7 @@ impl Volume {
         match sharing.changes.get(&(session, request)) {
             Some(Progress::UnderWay) => return Ok(()),
             Some(Progress::Done(changed)) => {
-                let changed = *changed;
+                let changed = changed.clone();
                 drop(sharing);
                 self.answer_again(session, request, changed);
                 return Ok(());
@@ -96,7 +96,7 @@ impl Volume {
                 // It is stored, and is found again.
                 Ok(changed) if changed.error == 0 && !changed.yours && !changed.split => {
                     if let Some(progress) = sharing.changes.get_mut(&(session, request)) {
-                        *progress = Progress::Done(*changed);
+                        *progress = Progress::Done(changed.clone());
                     }
                 }
                 // Nothing was changed: it can be asked for once more.
@@ -137,7 +137,7 @@ impl Volume {
         let mut objects: Vec<Object> = change.directories().into_iter().map(Object::Directory).collect();
         if let Some(ino) = change.inode() {
             let Some((_, row)) = row_of(&*self.db()?.snapshot()?, ino).await? else {
-                return self.refused(TreeError::Stale, vec![ino]).await;
+                return self.refused(session, TreeError::Stale, vec![ino]).await;
             };
             let object = Object::of(ino, &row);
             if !objects.contains(&object) {
@@ -163,7 +163,10 @@ impl Volume {
                 _ => {}
             }
             match self.try_change(asked, &objects).await? {
-                Tried::Refused(error, about) => return self.refused(error, about).await,
+                Tried::Refused(error, about) => {
+                    drop(pass);
+                    return self.refused(session, error, about).await;
+                }
                 Tried::Before(changed) => {
                     self.all_durable().await?;
                     return Ok(Answered { changed, about: Vec::new() });
@@ -173,8 +176,14 @@ impl Volume {
                     pass.extend(more)?;
                 }
                 Tried::Done(executed, about) => {
-                    self.publish(asked.session, pass, &executed, &about).await?;
-                    return Ok(Answered { changed: outcome(&executed), about });
+                    self.publish(session, pass, &executed, &about).await?;
+                    // What changes nothing says how things are, as a refusal does.
+                    let looked_at: Vec<Ino> = match executed.records.is_empty() {
+                        true => executed.objects.iter().map(|object| object.ino()).collect(),
+                        false => Vec::new(),
+                    };
+                    let unheard = self.unheard_of(session, &looked_at);
+                    return Ok(Answered { changed: Changed { unheard, ..outcome(&executed) }, about });
                 }
             }
         }
@@ -183,15 +192,21 @@ impl Volume {
     /// What came of it before, if somebody has brought that back since it was asked for again.
     fn done_before(&self, asked: &Asked) -> Option<Changed> {
         match self.sharing.lock().changes.get(&(asked.session, asked.request)) {
-            Some(Progress::Done(changed)) => Some(*changed),
+            Some(Progress::Done(changed)) => Some(changed.clone()),
             _ => None,
         }
     }
 
     /// It says how these are now.
-    async fn refused(self: &Arc<Self>, error: TreeError, about: Vec<Ino>) -> Result<Answered, VolumeError> {
+    async fn refused(
+        self: &Arc<Self>,
+        session: SessionId,
+        error: TreeError,
+        about: Vec<Ino>,
+    ) -> Result<Answered, VolumeError> {
         self.await_stuck(about.iter().copied()).await?;
-        Ok(Answered { changed: Changed { error: error_code(error), ..Changed::default() }, about })
+        let unheard = self.unheard_of(session, &about);
+        Ok(Answered { changed: Changed { error: error_code(error), unheard, ..Changed::default() }, about })
     }
 
     /// The session owns the directories now, and does the operation itself.
@@ -206,7 +221,7 @@ impl Volume {
         for object in &own {
             let Some((row, _)) = row_of(&snapshot, object.ino()).await? else {
                 self.sharing.lock().grants.forget(object.ino());
-                return self.refused(TreeError::Stale, vec![object.ino()]).await;
+                return self.refused(session, TreeError::Stale, vec![object.ino()]).await;
             };
             records.push(RecordMessage { body: Some(record_message::Body::PutInode(row)) });
         }

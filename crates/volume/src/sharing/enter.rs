@@ -188,7 +188,8 @@ impl Walk<'_> {
     async fn files(&mut self, dir: Ino, asked: &Enter) -> Result<(), VolumeError> {
         let free: Vec<(u64, u64)> = {
             let mut sharing = self.volume.sharing.lock();
-            let mut homes = HashMap::from([(dir.0, true)]);
+            let mut homes =
+                HashMap::from([(dir.0, sharing.grants.unheard_about(self.session, &[dir]).is_empty())]);
             let mut free = Vec::with_capacity(asked.files.len());
             for (ino, home) in asked.files.iter().copied().zip(asked.homes.iter().copied()) {
                 let ticket = self.pass.ticket;
@@ -328,9 +329,10 @@ impl Walk<'_> {
         let next = self.next.filter(|_| !more).map_or(0, |dir| dir.0);
         let mut part = Listings { more, next, ..std::mem::take(&mut self.part) };
         volume.await_stuck(inos.iter().copied()).await?;
-        let sharing = volume.sharing.lock();
+        let mut sharing = volume.sharing.lock();
         for listing in &mut part.dirs {
             listing.own = sharing.grants.held(self.session, Ino(listing.dir)) == Some(Grant::Own);
+            listing.unheard = sharing.tell_unheard(self.session, Ino(listing.dir));
         }
         let entries = volume.entries_for(&sharing, (self.session, self.connection), inos);
         self.replies.push_with(self.request, Body::Listings(part), entries);

@@ -3,6 +3,7 @@
 
 pub(crate) mod change;
 pub(crate) mod enter;
+mod heard;
 mod listed;
 pub(crate) mod objects;
 pub(crate) mod restore;
@@ -25,6 +26,7 @@ use tokio::sync::mpsc;
 
 use crate::error::VolumeError;
 use crate::replies::{Replies, failure};
+use crate::sharing::heard::Hearer;
 use crate::sharing::uses::Uses;
 use crate::volume::Volume;
 
@@ -145,6 +147,9 @@ pub(crate) struct Sharing {
     /// How many wait until all sessions have claimed, beside requests.
     pub(crate) claims_awaited: usize,
     waiters: HashMap<Ticket, Waiter>,
+    /// Who was told of a change before others had heard of it.
+    unheard: HashMap<Ticket, Vec<SessionId>>,
+    hearers: HashMap<Ticket, Vec<Hearer>>,
     closed: bool,
 }
 
@@ -161,13 +166,16 @@ impl Sharing {
                     }
                 }
                 Output::Whole(dir) => drop(self.whole.insert(dir)),
+                Output::Heard(ticket) => self.all_heard(ticket),
                 Output::Settled(ticket) => {
+                    self.settled(ticket);
                     if let Some(waiter) = self.waiters.remove(&ticket) {
                         let _ = waiter.signals.send(Signal::Settled);
                     }
                 }
             }
         }
+        self.wake_hearers();
     }
 
     fn order(&mut self, to: SessionId, number: u64, order: Order, now_ms: u64) {
@@ -312,6 +320,7 @@ impl Sharing {
     pub(crate) fn close(&mut self) {
         self.closed = true;
         self.waiters.clear();
+        self.hearers.clear();
     }
 
     /// Age of the oldest event that the session has not acknowledged, milliseconds.

@@ -37,13 +37,14 @@ impl Volume {
             self.await_stuck([ino]).await?;
             {
                 // Together: a recall is in the stream before this, or behind it.
-                let sharing = self.sharing.lock();
+                let mut sharing = self.sharing.lock();
                 let own = matches!(object, Object::Directory(_))
                     && sharing.grants.held(session, ino) == Some(Grant::Own);
                 // As long as the request is under way it is not made whole.
                 let split = sharing.grants.is_split(ino);
                 let entries = self.entries_for(&sharing, (session, connection), [ino]);
-                let answer = InodeAnswer { inode: Some(message), own, split };
+                let unheard = sharing.tell_unheard(session, ino);
+                let answer = InodeAnswer { inode: Some(message), own, split, unheard };
                 replies.push_with(request, Answer::Inode(answer), entries);
             }
             pass.finish();

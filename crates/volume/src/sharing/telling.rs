@@ -30,7 +30,11 @@ impl Volume {
                 executed.births.iter().for_each(|birth| sharing.grants.told(birth.ino(), number));
             }
             for (to, number) in events {
-                let apply = sharing.seen_by(to, executed, to == session);
+                let mut apply = sharing.seen_by(to, executed, to == session);
+                if sharing.grants.is_unheard(pass.ticket, to) {
+                    apply.change = pass.ticket.0;
+                    sharing.unheard.entry(pass.ticket).or_default().push(to);
+                }
                 let entries = || self.order.tell(to, about.iter().copied());
                 sharing.apply((to, number), apply, now_ms, entries);
             }

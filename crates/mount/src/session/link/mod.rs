@@ -58,6 +58,8 @@ pub(crate) trait Receiver: Send + Sync {
     /// A message that carries state, in the order of the stream: on which connection, for which request (0 for
     /// events), and with what mark of the asker.
     fn receive(&self, at: Arrival, body: Answer);
+    /// All hosts have heard of these changes.
+    fn all_heard(&self, changes: &[u64]);
     /// All that has come on this connection is received.
     fn received_all(&self, connection: u64);
     /// The connection is lost: what is not owned may change from now on. Returns when nobody here can see it any more.

@@ -49,6 +49,9 @@ impl Link {
             state.history.1 = state.history.1.max(message.mark);
             state.kept.durable(state.history.0, message.mark);
         }
+        if !message.heard.is_empty() {
+            receiver.all_heard(&message.heard);
+        }
         let body = match body {
             body @ (Answer::Event(_) | Answer::Listings(_) | Answer::Inode(_)) => {
                 // What it carries is applied here, in the order of the stream, whoever asked for it.
