@@ -83,6 +83,8 @@ pub(crate) struct RunConfig {
     pub memory: Option<String>,
     /// What may spill: a size, `zram:SIZE` or `none`.
     pub spill: Option<String>,
+    /// How many processes and threads a root may have.
+    pub processes: Option<u64>,
     /// Free memory without which no root starts, a size.
     pub require_free: Option<String>,
 }
@@ -156,6 +158,7 @@ impl Config {
                 spill_dir: self.run.spill_dir.or(below.run.spill_dir),
                 memory: self.run.memory.or(below.run.memory),
                 spill: self.run.spill.or(below.run.spill),
+                processes: self.run.processes.or(below.run.processes),
                 require_free: self.run.require_free.or(below.run.require_free),
             },
             farm: FarmConfig {
