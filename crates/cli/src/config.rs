@@ -41,8 +41,12 @@ pub(crate) struct Config {
 pub(crate) struct ServeConfig {
     /// URL of the store.
     pub store: Option<String>,
-    /// Address to listen on, `HOST:PORT`.
+    /// File with the key of the store.
+    pub key_file: Option<PathBuf>,
+    /// Address to listen on, `HOST:PORT`, a socket, `unix:/PATH`, or both, with a comma.
     pub listen: Option<String>,
+    /// Group whose users may connect to the socket, a name or a number.
+    pub socket_group: Option<String>,
     /// Memory for cached tables, a size.
     pub cache: Option<String>,
     /// Room on a local store's disk that new data never fills, a size.
@@ -139,7 +143,9 @@ impl Config {
             insecure: self.insecure.or(below.insecure),
             serve: ServeConfig {
                 store: self.serve.store.or(below.serve.store),
+                key_file: self.serve.key_file.or(below.serve.key_file),
                 listen: self.serve.listen.or(below.serve.listen),
+                socket_group: self.serve.socket_group.or(below.serve.socket_group),
                 cache: self.serve.cache.or(below.serve.cache),
                 reserve: self.serve.reserve.or(below.serve.reserve),
                 lease: self.serve.lease.or(below.serve.lease),
