@@ -72,7 +72,7 @@ failed=0
 # expect NAME CODE PATTERN: what the guest has to have said.
 expect() {
     local line
-    line=$(grep -a "RESULT $1 " "$WORK/said" | tr -d '\r' || true)
+    line=$(grep -ao "RESULT $1 .*" "$WORK/said" | tr -d "\r" || true)
     if [[ $line =~ ^RESULT\ $1\ $2\ .*$3 ]]; then
         echo "  ok      $1"
     else
