@@ -56,15 +56,4 @@ for round in $(seq "$rounds"); do
         "$hayloft" sync "$work/$kind"
     done
 done
-python3 - "$work/times" <<'PYTHON'
-import statistics, sys
-times = {}
-for line in open(sys.argv[1]):
-    _, kind, write, read = line.split()
-    for what, took in (("write", write), ("read", read)):
-        times.setdefault((what, kind), []).append(512 * 1.048576 / (int(took) / 1e9))
-for what in ("write", "read"):
-    plain, sealed = (statistics.median(times[what, kind]) for kind in ("plain", "sealed"))
-    shown = {kind: " ".join(f"{of:.0f}" for of in sorted(times[what, kind])) for kind in ("plain", "sealed")}
-    print(f"{what}: plain {plain:.0f} MB/s ({shown['plain']}), sealed {sealed:.0f} MB/s ({shown['sealed']}), sealed / plain {sealed / plain:.2f}")
-PYTHON
+python3 bench/throughput.py "$work/times" plain sealed
