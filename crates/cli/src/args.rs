@@ -103,7 +103,7 @@ still mounted wait until a server is back. With NOTIFY_SOCKET set (systemd, Type
 Examples:
   hayloft serve
   hayloft serve --store file:///srv/hayloft --listen 0.0.0.0:7440         (needs certificates: hayloft cert)
-  hayloft serve --listen unix:/run/hayloft/socket --socket-group builders
+  hayloft serve --listen unix:/run/hayloft-server/socket --socket-group builders
   HAYLOFT_STORE=file:///srv/hayloft hayloft serve --config /etc/hayloft/hayloft.toml
   hayloft serve --store file:///tmp/store --listen 127.0.0.1:0     (port 0: any free one; the line says which)")]
 pub(crate) struct ServeArgs {

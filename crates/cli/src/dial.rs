@@ -56,7 +56,7 @@ mod tests {
         for (source, server, volume) in [
             ("127.0.0.1:7440/builds", "127.0.0.1:7440", "builds"),
             ("[::1]:7440/b", "[::1]:7440", "b"),
-            ("unix:/run/hayloft/socket/builds", "unix:/run/hayloft/socket", "builds"),
+            ("unix:/run/hayloft-server/socket/builds", "unix:/run/hayloft-server/socket", "builds"),
         ] {
             assert_eq!(split_volume(source), Some((server, volume)));
             assert!(is_address(server) && !is_address(source) || source.starts_with("unix:"), "{source}");

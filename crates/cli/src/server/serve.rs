@@ -114,7 +114,7 @@ fn places(listen: &str, group: Option<&str>) -> anyhow::Result<(Option<SocketAdd
     for place in listen.split(',') {
         let more = match unix_path(place) {
             Some(path) if !path.is_absolute() || path.file_name().is_none() => {
-                return Err(wrong(place, "write an absolute path, as in unix:/run/hayloft/socket"));
+                return Err(wrong(place, "write an absolute path, as in unix:/run/hayloft-server/socket"));
             }
             Some(path) => socket
                 .replace(Socket { path: path.to_owned(), group: group.map(group_number).transpose()? })

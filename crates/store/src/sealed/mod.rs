@@ -79,7 +79,8 @@ impl Sealed {
             None => GetRange::Offset(first * SEALED_BLOCK),
         };
         // An empty object has no range.
-        let range = (start > 0 || end.is_some()).then_some(range);
+        let is_whole = start == 0 && end.is_none();
+        let range = (!is_whole).then_some(range);
         let options = GetOptions { range, ..options };
         let GetResult { payload, meta, range, attributes, extensions } =
             self.inner.get_opts(&self.names.outside(location), options).await?;
@@ -92,7 +93,7 @@ impl Sealed {
         let meta = self.meta(meta);
         let content = opened.ok_or_else(|| tampered(location))?;
         let end = end.unwrap_or(u64::MAX).min(meta.size);
-        if start > end || (start == end && start > 0) {
+        if start >= end && !is_whole {
             return Err(generic(Beyond { path: location.to_string(), start, size: meta.size }));
         }
         let from = (start - first * BLOCK) as usize;
