@@ -22,6 +22,7 @@ trap over EXIT
 (umask 077 && head -c 32 /dev/urandom >"$work/key")
 declare -A with=([plain]="" [sealed]="--key-file $work/key")
 serve() {
+    : >"$work/$1.log"
     # shellcheck disable=SC2086
     setsid "$hayloft" serve --store "file://$work/store-$1" --audit-log "$work/audit-$1" --listen "unix:$work/socket-$1" ${with[$1]} \
         >"$work/$1.log" 2>&1 &
