@@ -69,15 +69,4 @@ for round in $(seq "$rounds"); do
         "$hayloft" sync "$work/$kind"
     done
 done
-python3 - "$work/times" <<'EOF'
-import statistics, sys
-times = {}
-for line in open(sys.argv[1]):
-    _, kind, write, read = line.split()
-    for what, took in (("write", write), ("read", read)):
-        times.setdefault((what, kind), []).append(512 * 1.048576 / (int(took) / 1e9))
-for what in ("write", "read"):
-    plain, tls = (statistics.median(times[what, kind]) for kind in ("plain", "tls"))
-    shown = {kind: " ".join(f"{of:.0f}" for of in sorted(times[what, kind])) for kind in ("plain", "tls")}
-    print(f"{what}: plain {plain:.0f} MB/s ({shown['plain']}), tls {tls:.0f} MB/s ({shown['tls']}), tls / plain {tls / plain:.2f}")
-EOF
+python3 bench/throughput.py "$work/times" plain tls

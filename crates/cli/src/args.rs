@@ -97,21 +97,28 @@ Examples:
 /// `hayloft serve`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Prints one line when it is ready: serving STORE on HOST:PORT. SIGTERM and SIGINT end it; clients that are
+Prints one line when it is ready: serving STORE on HOST:PORT (or unix:/PATH). SIGTERM and SIGINT end it; clients that are
 still mounted wait until a server is back. With NOTIFY_SOCKET set (systemd, Type=notify) it reports itself ready there.
 
 Examples:
   hayloft serve
   hayloft serve --store file:///srv/hayloft --listen 0.0.0.0:7440         (needs certificates: hayloft cert)
+  hayloft serve --listen unix:/run/hayloft-server/socket --socket-group builders
   HAYLOFT_STORE=file:///srv/hayloft hayloft serve --config /etc/hayloft/hayloft.toml
   hayloft serve --store file:///tmp/store --listen 127.0.0.1:0     (port 0: any free one; the line says which)")]
 pub(crate) struct ServeArgs {
     /// Where everything durable lives: an object-store URL [default: file:///var/lib/hayloft]
     #[arg(long, value_name = "URL", env = "HAYLOFT_STORE")]
     pub store: Option<String>,
-    /// Address to listen on [default: 127.0.0.1:7440]
-    #[arg(long, value_name = "HOST:PORT", env = "HAYLOFT_LISTEN")]
+    /// File with the key that everything in the store is encrypted with, from its beginning on [default: not encrypted]
+    #[arg(long, value_name = "FILE", env = "HAYLOFT_KEY_FILE")]
+    pub key_file: Option<PathBuf>,
+    /// Address to listen on, a socket of this host (unix:/PATH), or both, with a comma [default: 127.0.0.1:7440]
+    #[arg(long, value_name = "HOST:PORT|unix:/PATH", env = "HAYLOFT_LISTEN")]
     pub listen: Option<String>,
+    /// Group whose users may connect to the socket; otherwise only the server's user and root
+    #[arg(long, value_name = "NAME|NUMBER", env = "HAYLOFT_SOCKET_GROUP")]
+    pub socket_group: Option<String>,
     /// Memory for cached tables, all volumes together [default: 128M]
     #[arg(long, value_name = "SIZE", env = "HAYLOFT_CACHE", value_parser = parse_size)]
     pub cache: Option<u64>,

@@ -41,8 +41,12 @@ pub(crate) struct Config {
 pub(crate) struct ServeConfig {
     /// URL of the store.
     pub store: Option<String>,
-    /// Address to listen on, `HOST:PORT`.
+    /// File with the key of the store.
+    pub key_file: Option<PathBuf>,
+    /// Address to listen on, `HOST:PORT`, a socket, `unix:/PATH`, or both, with a comma.
     pub listen: Option<String>,
+    /// Group whose users may connect to the socket, a name or a number.
+    pub socket_group: Option<String>,
     /// Memory for cached tables, a size.
     pub cache: Option<String>,
     /// Room on a local store's disk that new data never fills, a size.
@@ -83,6 +87,8 @@ pub(crate) struct RunConfig {
     pub memory: Option<String>,
     /// What may spill: a size, `zram:SIZE` or `none`.
     pub spill: Option<String>,
+    /// How many processes and threads a root may have.
+    pub processes: Option<u64>,
     /// Free memory without which no root starts, a size.
     pub require_free: Option<String>,
 }
@@ -137,7 +143,9 @@ impl Config {
             insecure: self.insecure.or(below.insecure),
             serve: ServeConfig {
                 store: self.serve.store.or(below.serve.store),
+                key_file: self.serve.key_file.or(below.serve.key_file),
                 listen: self.serve.listen.or(below.serve.listen),
+                socket_group: self.serve.socket_group.or(below.serve.socket_group),
                 cache: self.serve.cache.or(below.serve.cache),
                 reserve: self.serve.reserve.or(below.serve.reserve),
                 lease: self.serve.lease.or(below.serve.lease),
@@ -156,6 +164,7 @@ impl Config {
                 spill_dir: self.run.spill_dir.or(below.run.spill_dir),
                 memory: self.run.memory.or(below.run.memory),
                 spill: self.run.spill.or(below.run.spill),
+                processes: self.run.processes.or(below.run.processes),
                 require_free: self.run.require_free.or(below.run.require_free),
             },
             farm: FarmConfig {

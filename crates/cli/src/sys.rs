@@ -30,6 +30,13 @@ pub(crate) fn user_and_group() -> (u32, u32) {
     unsafe { (libc::geteuid(), libc::getegid()) }
 }
 
+/// The number of a group of this host.
+pub(crate) fn group_number(name: &str) -> Option<u32> {
+    let name = std::ffi::CString::new(name).ok()?;
+    // SAFETY: the string lives until the call returns; what it gives is read before another call could change it.
+    unsafe { libc::getgrnam(name.as_ptr()).as_ref() }.map(|group| group.gr_gid)
+}
+
 /// Whether this process may do what only root may.
 pub(crate) fn is_root() -> bool {
     user_and_group().0 == 0

@@ -8,7 +8,7 @@
 //!
 //! | room | what is there |
 //! |---|---|
-//! | `memory` | how much memory a root may have, and where its pages go when that is not enough |
+//! | `memory` | how much memory and how many processes a root may have, and where its pages go when memory is not enough |
 //! | `tree` | what the root looks like inside |
 //! | `identity` | users and groups, and what they are on the host |
 //! | `terminal` | terminals and standard streams, signals, waiting for the end |
@@ -19,6 +19,7 @@ mod command;
 mod error;
 mod identity;
 mod inside;
+mod kernel;
 mod loops;
 mod memory;
 mod report;

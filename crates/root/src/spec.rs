@@ -108,6 +108,8 @@ pub struct Spec {
     pub network: Network,
     /// Processors that it may use.
     pub cpus: Option<f64>,
+    /// How many processes and threads it may have; the usual number otherwise.
+    pub processes: Option<u64>,
     /// Whether fsync and sync wait at all.
     pub fsync: bool,
     /// The command.

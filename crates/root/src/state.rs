@@ -79,6 +79,12 @@ pub struct RootInfo {
     pub exit_code: Option<i32>,
     /// What it may keep resident, in bytes.
     pub memory: Option<u64>,
+    /// How many processes and threads it may have; none where nothing bounds them.
+    #[serde(default)]
+    pub processes: Option<u64>,
+    /// Whether each of its users may have so many, since no control group bounds them together.
+    #[serde(default)]
+    pub processes_per_user: bool,
     /// What its files may take together, in bytes.
     #[serde(default)]
     pub files_bytes_max: u64,
@@ -260,6 +266,8 @@ mod tests {
             pid_started: 1,
             exit_code: None,
             memory: Some(1 << 30),
+            processes: None,
+            processes_per_user: false,
             files_bytes_max: 0,
             cgroups: Vec::new(),
             spill: None,

@@ -76,6 +76,30 @@ pub(crate) fn set_mount_attributes(
     .map(drop)
 }
 
+/// Whether there is mount_setattr(2), the newest of the calls that roots need.
+///
+/// # Errors
+/// ENOSYS when there is not; what a filter of system calls says otherwise.
+pub(crate) fn mount_setattr_is_there() -> io::Result<()> {
+    // SAFETY: a structure of no bytes is refused before anything is looked at.
+    let refused = check_long(unsafe { libc::syscall(libc::SYS_mount_setattr, -1, c"".as_ptr(), 0, 0, 0) });
+    match refused {
+        Err(error) if error.raw_os_error() != Some(libc::EINVAL) => Err(error),
+        _ => Ok(()),
+    }
+}
+
+/// Bounds how many processes this user may have in this user namespace, for this process and what it makes.
+///
+/// # Errors
+/// Never, when the bound is below the one before.
+pub(crate) fn bound_processes(most: u64) -> io::Result<()> {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let before = getrlimit(Resource::Nproc);
+    let most = before.maximum.map_or(most, |before| before.min(most));
+    Ok(setrlimit(Resource::Nproc, Rlimit { current: Some(most), maximum: Some(most) })?)
+}
+
 /// Installs a seccomp filter on this process.
 ///
 /// # Errors

@@ -3,6 +3,8 @@
 use std::error::Error;
 use std::io;
 
+use crate::sealed::Tampered;
+
 /// Why an operation on a store failed.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
@@ -28,6 +30,20 @@ pub enum StoreError {
     NoConditions {
         /// The store.
         url: String,
+    },
+    /// The store is encrypted with another key, or with none: serve it as it was begun.
+    #[error("the store {url} cannot be served so: {reason}")]
+    Key {
+        /// The store.
+        url: String,
+        /// One clear sentence part that says what to do.
+        reason: &'static str,
+    },
+    /// The object is not what was written, or of another place; it stays so.
+    #[error("{path} does not open with the store's key: it is damaged, or of another place")]
+    Damaged {
+        /// The object.
+        path: String,
     },
     /// The object does not exist.
     #[error("{path} does not exist in the store")]
@@ -55,10 +71,28 @@ impl From<object_store::Error> for StoreError {
             object_store::Error::NotFound { path, .. } => StoreError::NotFound { path },
             object_store::Error::AlreadyExists { path, .. }
             | object_store::Error::Precondition { path, .. } => StoreError::Exists { path },
+            error if tampered(&error).is_some() => {
+                StoreError::Damaged { path: tampered(&error).unwrap_or_default().to_owned() }
+            }
             error if is_out_of_space(&error) => StoreError::NoSpace(error),
             error => StoreError::Failed(error),
         }
     }
+}
+
+/// The object that `error`, or anything that it was caused by, says not to open.
+fn tampered<'a>(error: &'a (dyn Error + 'static)) -> Option<&'a str> {
+    let mut next = Some(error);
+    while let Some(error) = next {
+        if let Some(Tampered(path)) = error.downcast_ref() {
+            return Some(path);
+        }
+        next = match error.downcast_ref::<io::Error>() {
+            Some(io) => io.get_ref().map(|inner| inner as &(dyn Error + 'static)),
+            None => error.source(),
+        };
+    }
+    None
 }
 
 /// Whether `error`, or anything that it was caused by, says that a disk or a quota is full.
@@ -85,6 +119,11 @@ impl StoreError {
             StoreError::Folder { source, .. } => is_out_of_space(source),
             _ => false,
         }
+    }
+
+    /// Whether `error`, or anything that it was caused by, says that an object does not open with the store's key.
+    pub fn caused_by_damage(error: &(dyn Error + 'static)) -> bool {
+        tampered(error).is_some()
     }
 
     /// Whether `error`, or anything that it was caused by, says that a disk or a quota is full.

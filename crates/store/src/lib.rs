@@ -4,7 +4,7 @@
 //! of its bytes and carried LZ4-compressed where that pays ([`encode_chunk`], [`decode_chunk`]; clients
 //! use the same code). A *pack* is an object of several MiB with many chunks one after the other and an
 //! index at its end ([`PackWriter`], [`PackIndex`]). A [`Store`] is where objects are kept: one
-//! object-store URL.
+//! object-store URL, encrypted where it has a key ([`StoreKey`]).
 
 mod codec;
 mod counting;
@@ -13,6 +13,7 @@ mod gather;
 mod histogram;
 mod open;
 mod pack;
+mod sealed;
 mod store;
 mod trail;
 
@@ -22,5 +23,6 @@ pub use error::StoreError;
 pub use histogram::Histogram;
 pub use open::open;
 pub use pack::{PackEntry, PackError, PackIndex, PackWriter, SealedPack};
+pub use sealed::{KeyError, StoreKey};
 pub use store::{Space, Store};
 pub use trail::Trail;

@@ -6,27 +6,35 @@ use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use object_store::ObjectStore;
 use object_store::local::LocalFileSystem;
 
+use crate::sealed::{StoreKey, admit};
 use crate::{Store, StoreError};
 
-/// Opens the store at `url`, and tests that it can do what is needed of it.
+/// Opens the store at `url`, and tests that it can do what is needed of it. With a key everything in it is encrypted, from its
+/// beginning on.
 ///
 /// `file:///path` is a folder of this host; it is made when it does not exist. Everything written to it
 /// is synced to the disk before it counts as written.
 ///
 /// # Errors
 /// With a sentence for a person when the URL cannot be used as a store.
-pub async fn open(url: &str) -> Result<Store, StoreError> {
+pub async fn open(url: &str, key: Option<&StoreKey>) -> Result<Store, StoreError> {
     let folder = folder_of(url)?;
     let failed = |source| StoreError::Folder { path: folder.display().to_string(), source };
     let to_prepare = folder.clone();
     let prepared = tokio::task::spawn_blocking(move || prepare(&to_prepare)).await;
     prepared.unwrap_or_else(|panic| Err(io::Error::other(panic))).map_err(failed)?;
     let objects = LocalFileSystem::new_with_prefix(&folder).map_err(StoreError::from)?.with_fsync(true);
-    let store = Store::new(url, Arc::new(objects), Some(folder.clone()));
-    store.self_test().await?;
-    Ok(store)
+    let objects: Arc<dyn ObjectStore> = Arc::new(objects);
+    let plain = Store::new(url, Arc::clone(&objects), Some(folder.clone()));
+    plain.self_test().await?;
+    admit(&plain, key).await?;
+    Ok(match key {
+        Some(key) => Store::encrypted(url, objects, Some(folder.clone()), key),
+        None => plain,
+    })
 }
 
 fn folder_of(url: &str) -> Result<PathBuf, StoreError> {
@@ -79,11 +87,11 @@ mod tests {
             ("file://srv", "three slashes"),
             ("nonsense", "file:///var/lib/hayloft"),
         ] {
-            let message = open(url).await.err().unwrap().to_string();
+            let message = open(url, None).await.err().unwrap().to_string();
             assert!(message.contains(part), "{message}");
         }
         let url = format!("file://{}", file.path().display());
-        assert!(matches!(open(&url).await, Err(StoreError::Folder { source, .. })
+        assert!(matches!(open(&url, None).await, Err(StoreError::Folder { source, .. })
             if source.kind() == io::ErrorKind::NotADirectory));
     }
 
@@ -92,7 +100,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let url = format!("file://{}/a/b", folder.path().display());
         for _ in 0..2 {
-            let store = open(&url).await.unwrap();
+            let store = open(&url, None).await.unwrap();
             let space = store.space().unwrap();
             assert!(space.total >= space.free && space.free > 0);
             assert!(store.list("").await.unwrap().is_empty());

@@ -12,6 +12,7 @@ use object_store::path::Path;
 use object_store::{ObjectMeta, ObjectStore, ObjectStoreExt, PutMode, PutOptions, PutPayload};
 
 use crate::counting::{Counting, Watcher};
+use crate::sealed::{Sealed, StoreKey};
 use crate::{OperationStats, StoreError, Trail};
 
 /// Ranges with a gap up to this many bytes between them are read as one.
@@ -32,6 +33,8 @@ pub struct Store {
     url: Arc<str>,
     objects: Arc<Counting>,
     folder: Option<Arc<PathBuf>>,
+    /// The key for hashes that are kept in the clear, where the store is encrypted.
+    notes: Option<[u8; 32]>,
 }
 
 impl fmt::Debug for Store {
@@ -48,7 +51,25 @@ impl Store {
     /// A store over `objects`, which tests may have wrapped in faults; `folder` is where it lies on this
     /// host, if it does.
     pub fn new(url: &str, objects: Arc<dyn ObjectStore>, folder: Option<PathBuf>) -> Store {
-        Store { url: url.into(), objects: Arc::new(Counting::new(objects)), folder: folder.map(Arc::new) }
+        let (url, objects) = (url.into(), Arc::new(Counting::new(objects)));
+        Store { url, objects, folder: folder.map(Arc::new), notes: None }
+    }
+
+    /// The same, which encrypts what it stores. The store below it is one that a [`StoreKey`] was admitted to.
+    pub(crate) fn encrypted(
+        url: &str,
+        objects: Arc<dyn ObjectStore>,
+        folder: Option<PathBuf>,
+        key: &StoreKey,
+    ) -> Store {
+        let sealed = Arc::new(Sealed::new(objects, key));
+        Store { notes: Some(key.notes()), ..Store::new(url, sealed, folder) }
+    }
+
+    /// Begins the hash of an object's content that is noted outside of it. Where the store is encrypted, nobody without its
+    /// key can guess the content by it.
+    pub fn note_hasher(&self) -> blake3::Hasher {
+        self.notes.as_ref().map_or_else(blake3::Hasher::new, blake3::Hasher::new_keyed)
     }
 
     /// Where it is.

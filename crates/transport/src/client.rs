@@ -2,6 +2,7 @@
 
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,6 +11,7 @@ use parking_lot::Mutex;
 use rustls::client::{Resumption, WebPkiServerVerifier};
 use rustls::pki_types::ServerName;
 use rustls::{ClientConfig, ClientConnection};
+use socket2::SockRef;
 
 use crate::credentials::{Credentials, CredentialsError, VERSIONS, provider};
 use crate::local::is_local;
@@ -58,11 +60,16 @@ pub struct Dial {
 }
 
 impl Dial {
-    /// Connects to `HOST:PORT`: without TLS within this host.
+    /// Connects to `HOST:PORT`, or to the socket at a path, `unix:/PATH`: without TLS within this host.
     ///
     /// # Errors
     /// See [`ConnectError`].
     pub fn connect(&self, address: &str, timeout: Duration) -> Result<(Sending, Receiving), ConnectError> {
+        if let Some(path) = unix_path(address) {
+            let socket = UnixStream::connect(path).map_err(ConnectError::Unreachable)?;
+            let sending = socket.try_clone().map_err(ConnectError::Unreachable)?;
+            return Ok((Sending::Unix(sending), Receiving::Unix(socket)));
+        }
         let mut last =
             ConnectError::Address(io::Error::new(io::ErrorKind::InvalidInput, "the address has no host"));
         for resolved in address.to_socket_addrs().map_err(ConnectError::Address)? {
@@ -82,6 +89,11 @@ impl Dial {
         }
         Err(last)
     }
+}
+
+/// The path in `unix:/PATH`, an address of a server on this host.
+pub fn unix_path(address: &str) -> Option<&Path> {
+    address.strip_prefix("unix:").map(Path::new)
 }
 
 /// Whether the server is on this host.
@@ -160,6 +172,8 @@ fn config(folder: &Path) -> Result<ClientConfig, CredentialsError> {
 pub enum Sending {
     /// Within a host.
     Plain(TcpStream),
+    /// Within a host, by way of a file.
+    Unix(UnixStream),
     /// Between hosts.
     Tls(SecureSending),
 }
@@ -168,6 +182,8 @@ pub enum Sending {
 pub enum Receiving {
     /// Within a host.
     Plain(TcpStream),
+    /// Within a host, by way of a file.
+    Unix(UnixStream),
     /// Between hosts.
     Tls(SecureReceiving),
 }
@@ -197,15 +213,17 @@ impl Sending {
     pub fn write_all(&mut self, bytes: &[u8]) -> io::Result<()> {
         match self {
             Sending::Plain(socket) => socket.write_all(bytes),
+            Sending::Unix(socket) => socket.write_all(bytes),
             Sending::Tls(secure) => secure.write_all(bytes),
         }
     }
 
     /// The socket below: to wait for room, to set limits, or to break the connection off.
-    pub fn socket(&self) -> &TcpStream {
+    pub fn socket(&self) -> SockRef<'_> {
         match self {
-            Sending::Plain(socket) => socket,
-            Sending::Tls(secure) => &secure.socket,
+            Sending::Plain(socket) => SockRef::from(socket),
+            Sending::Unix(socket) => SockRef::from(socket),
+            Sending::Tls(secure) => SockRef::from(&secure.socket),
         }
     }
 }
@@ -218,15 +236,17 @@ impl Receiving {
     pub fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
         match self {
             Receiving::Plain(socket) => socket.read(into),
+            Receiving::Unix(socket) => socket.read(into),
             Receiving::Tls(secure) => secure.read(into),
         }
     }
 
     /// The socket below.
-    pub fn socket(&self) -> &TcpStream {
+    pub fn socket(&self) -> SockRef<'_> {
         match self {
-            Receiving::Plain(socket) => socket,
-            Receiving::Tls(secure) => &secure.socket,
+            Receiving::Plain(socket) => SockRef::from(socket),
+            Receiving::Unix(socket) => SockRef::from(socket),
+            Receiving::Tls(secure) => SockRef::from(&secure.socket),
         }
     }
 }

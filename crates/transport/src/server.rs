@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -13,8 +13,9 @@ use parking_lot::Mutex;
 use rustls::ServerConfig;
 use rustls::server::{NoServerSessionStorage, WebPkiClientVerifier};
 use tokio::io::{AsyncReadExt, AsyncWriteExt, BufReader, ReadHalf, WriteHalf};
-use tokio::net::TcpStream;
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
+use tokio::net::unix;
+use tokio::net::{TcpStream, UnixStream};
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 use x509_parser::prelude::{CertificateRevocationList, FromDer};
@@ -85,12 +86,37 @@ pub struct Acceptor {
     loaded: Mutex<Option<Loaded>>,
 }
 
+/// A connection that has come, of somebody not known yet.
+pub enum Caller {
+    /// By the network, perhaps within this host.
+    Tcp(TcpStream),
+    /// By way of a file of this host.
+    Unix(UnixStream),
+}
+
+impl From<TcpStream> for Caller {
+    fn from(socket: TcpStream) -> Caller {
+        Caller::Tcp(socket)
+    }
+}
+
+impl From<UnixStream> for Caller {
+    fn from(socket: UnixStream) -> Caller {
+        Caller::Unix(socket)
+    }
+}
+
+/// Where a connection by way of a file comes from.
+const WITHIN: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
+
 type Secure = TlsStream<BufReader<TcpStream>>;
 
 /// The incoming half of a connection.
 pub enum Incoming {
     /// Within a host.
     Plain(OwnedReadHalf),
+    /// Within a host, by way of a file.
+    Unix(unix::OwnedReadHalf),
     /// Between hosts.
     Tls(ReadHalf<Secure>),
 }
@@ -99,6 +125,8 @@ pub enum Incoming {
 pub enum Outgoing {
     /// Within a host.
     Plain(OwnedWriteHalf),
+    /// Within a host, by way of a file.
+    Unix(unix::OwnedWriteHalf),
     /// Between hosts.
     Tls(WriteHalf<Secure>),
 }
@@ -111,6 +139,7 @@ impl Incoming {
     pub async fn read_buf<B: BufMut>(&mut self, into: &mut B) -> io::Result<usize> {
         match self {
             Incoming::Plain(socket) => socket.read_buf(into).await,
+            Incoming::Unix(socket) => socket.read_buf(into).await,
             Incoming::Tls(secure) => secure.read_buf(into).await,
         }
     }
@@ -124,6 +153,7 @@ impl Outgoing {
     pub async fn write_all(&mut self, bytes: &[u8]) -> io::Result<()> {
         match self {
             Outgoing::Plain(socket) => socket.write_all(bytes).await,
+            Outgoing::Unix(socket) => socket.write_all(bytes).await,
             Outgoing::Tls(secure) => {
                 secure.write_all(bytes).await?;
                 secure.flush().await
@@ -152,7 +182,15 @@ impl Acceptor {
     ///
     /// # Errors
     /// See [`AcceptError`].
-    pub async fn accept(&self, socket: TcpStream) -> Result<(Incoming, Outgoing, Peer), AcceptError> {
+    pub async fn accept(&self, caller: impl Into<Caller>) -> Result<(Incoming, Outgoing, Peer), AcceptError> {
+        let socket = match caller.into() {
+            Caller::Tcp(socket) => socket,
+            Caller::Unix(socket) => {
+                let peer = Peer::new(Identity::User(socket.peer_cred()?.uid()), WITHIN);
+                let (incoming, outgoing) = socket.into_split();
+                return Ok((Incoming::Unix(incoming), Outgoing::Unix(outgoing), peer));
+            }
+        };
         let (own, address) = (socket.local_addr()?, socket.peer_addr()?);
         if is_local(own.ip(), address.ip()) {
             let uid = user_of(own, address)?.ok_or(AcceptError::Unknown)?;

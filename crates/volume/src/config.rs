@@ -4,15 +4,22 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use hayloft_store::StoreKey;
 use hayloft_transport::Security;
+
+use crate::listen::Socket;
 
 /// How a server runs. [`Config::new`] fills in what most farms want.
 #[derive(Clone, Debug)]
 pub struct Config {
     /// URL of the store, such as `file:///var/lib/hayloft`.
     pub store: String,
-    /// Where to listen; port 0 for any free one.
-    pub listen: SocketAddr,
+    /// What everything in the store is encrypted with; `None`: nothing is.
+    pub key: Option<StoreKey>,
+    /// Where to listen; port 0 for any free one. `None`: at the socket alone.
+    pub listen: Option<SocketAddr>,
+    /// A socket of this host to listen at.
+    pub socket: Option<Socket>,
     /// Who may come from other hosts.
     pub security: Security,
     /// The audit log: a file; `None` for none.
@@ -42,9 +49,16 @@ pub struct Config {
 impl Config {
     /// The usual settings for a server of this store at this address.
     pub fn new(store: impl Into<String>, listen: SocketAddr) -> Config {
+        Config { listen: Some(listen), ..Config::of(store) }
+    }
+
+    /// The same, for one that does not listen yet.
+    pub fn of(store: impl Into<String>) -> Config {
         Config {
             store: store.into(),
-            listen,
+            key: None,
+            listen: None,
+            socket: None,
             security: Security::Local,
             audit: None,
             lease: Duration::from_secs(10),

@@ -15,8 +15,8 @@ pub enum ServerError {
     /// The address cannot be listened at: is another server running there?
     #[error("cannot listen at {address}")]
     Listen {
-        /// The address.
-        address: std::net::SocketAddr,
+        /// The address, or `unix:PATH`.
+        address: String,
         /// Why.
         #[source]
         source: std::io::Error,
@@ -106,9 +106,13 @@ pub(crate) enum VolumeError {
     #[error("rows that no client sends: {0}")]
     Unsound(#[from] hayloft_model::sound::Unsound),
     #[error(
-        "the protocol is {client} at the client and {server} at the server: use the same version on both"
+        "volume {volume} has format {format}, and this server ({release}) knows formats up to {known}: start the version of hayloft that wrote it, or a newer one (hayloft --version); nothing was changed",
+        release = env!("CARGO_PKG_VERSION"),
+        known = crate::database::format::FORMAT
     )]
-    Protocol { client: u32, server: u32 },
+    Newer { volume: String, format: u64 },
+    #[error(transparent)]
+    Versions(#[from] hayloft_wire::Mismatch),
     #[error("batch {sequence} cannot follow batch {last}")]
     Gap { sequence: u64, last: u64 },
     #[error("an earlier batch failed: send it again first")]
@@ -156,11 +160,12 @@ impl VolumeError {
             | E::Message(_)
             | E::Unsound(_)
             | E::Gap { .. } => FailureCode::Invalid,
-            E::Protocol { .. } => FailureCode::Protocol,
+            E::Versions(_) | E::Newer { .. } => FailureCode::Protocol,
             E::After(code) => *code,
             E::AtRest(_) | E::Damaged(_) => FailureCode::AtRest,
             E::Of { source, .. } => source.code(),
-            E::Store(StoreError::NotFound { .. }) => FailureCode::AtRest,
+            E::Store(StoreError::NotFound { .. } | StoreError::Damaged { .. }) => FailureCode::AtRest,
+            E::Database(error) if StoreError::caused_by_damage(error) => FailureCode::AtRest,
             E::Database(error) if error.kind() == slatedb::ErrorKind::Data => FailureCode::AtRest,
             E::Uncertain(_) => FailureCode::Uncertain,
             E::Content(_) => FailureCode::Damaged,

@@ -25,6 +25,7 @@ mod connection;
 mod content;
 mod database;
 mod error;
+mod listen;
 mod order;
 mod peers;
 mod replies;
@@ -36,4 +37,5 @@ mod volume;
 
 pub use config::Config;
 pub use error::ServerError;
+pub use listen::Socket;
 pub use server::Server;

@@ -162,6 +162,7 @@ mod tests {
         let of = volume(&[]);
         assert_eq!(given(&of, &cert("build1")), Right::None);
         assert_eq!(given(&of, &cert("*")), Right::None);
+        assert_eq!(given(&of, &cert("uid:1000")), Right::None, "of that name, not that user");
         assert_eq!(given(&of, &peer(Identity::User(65_534), "127.0.0.1")), Right::None);
         assert_eq!(given(&of, &peer(Identity::User(1000), "127.0.0.1")), Right::Write);
         assert_eq!(given(&of, &peer(Identity::Anyone, "10.0.0.1")), Right::None);

@@ -11,10 +11,9 @@ use futures::future::BoxFuture;
 use hayloft_model::Timestamp;
 use hayloft_model::clock::{GrowingTime, SteadyClock};
 use hayloft_store::Store;
-use hayloft_transport::{Acceptor, Security};
+use hayloft_transport::{Acceptor, Caller, Security};
 use parking_lot::Mutex;
 use slatedb::db_cache::DbCache;
-use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Notify, watch};
 use tokio::task::{JoinHandle, JoinSet};
 
@@ -24,8 +23,9 @@ use crate::config::Config;
 use crate::connection;
 use crate::content::reserve::Reserve;
 use crate::database;
-use crate::database::registry;
+use crate::database::{format, registry};
 use crate::error::{ServerError, VolumeError, chain};
+use crate::listen::Listener;
 use crate::peers::Peers;
 use crate::volume::Volume;
 
@@ -108,6 +108,7 @@ impl Shared {
         if registered.deleting {
             return Err(VolumeError::NoVolume(name.to_owned()));
         }
+        let registered = format::raise(&self.store, name, registered).await?;
         let volume = Volume::open(Arc::clone(self), name, registered).await?;
         *place = Some(Arc::clone(&volume));
         Ok(volume)
@@ -137,7 +138,7 @@ impl Shared {
 /// A running server.
 pub struct Server {
     shared: Arc<Shared>,
-    address: SocketAddr,
+    address: Option<SocketAddr>,
     listener: JoinHandle<()>,
     sweeper: JoinHandle<()>,
     leases: JoinHandle<()>,
@@ -152,7 +153,8 @@ impl Server {
     /// When the store cannot be used or the address cannot be listened at.
     pub fn start(config: Config) -> BoxFuture<'static, Result<Server, ServerError>> {
         // Boxed, as all that is public here: else whoever awaits it compiles the whole server once more.
-        async move { listen(hayloft_store::open(&config.store).await?, config).await }.boxed()
+        async move { listen(hayloft_store::open(&config.store, config.key.as_ref()).await?, config).await }
+            .boxed()
     }
 
     /// Like [`Server::start`], on a store that is open already; for tests that put faults into it.
@@ -163,9 +165,12 @@ impl Server {
         listen(store, config).boxed()
     }
 
-    /// Where it listens.
+    /// Where it listens for connections of TCP.
+    ///
+    /// # Panics
+    /// When it was told to listen at a socket alone.
     pub fn address(&self) -> SocketAddr {
-        self.address
+        self.address.expect("a server that listens at an address")
     }
 
     /// The statistics, as `StatsRequest` answers them.
@@ -211,15 +216,17 @@ fn system_nanos() -> i64 {
 
 /// Binds the address and begins to serve on it.
 async fn listen(store: Store, config: Config) -> Result<Server, ServerError> {
-    if !config.listen.ip().to_canonical().is_loopback() && config.security == Security::Local {
-        return Err(ServerError::Open { address: config.listen });
+    let is_open = |address: &SocketAddr| !address.ip().to_canonical().is_loopback();
+    if let Some(address) = config.listen.filter(is_open)
+        && config.security == Security::Local
+    {
+        return Err(ServerError::Open { address });
     }
     let acceptor = Acceptor::new(config.security.clone())?;
     let audit = Audit::open(config.audit.as_deref())
         .map_err(|source| ServerError::Audit { path: config.audit.clone().unwrap_or_default(), source })?;
-    let failed = |source| ServerError::Listen { address: config.listen, source };
-    let listener = TcpListener::bind(config.listen).await.map_err(failed)?;
-    let address = listener.local_addr().map_err(failed)?;
+    let listener = Listener::bind(config.listen, config.socket.as_ref()).await?;
+    let address = listener.address();
     let shared = Arc::new(Shared {
         cache: database::cache(config.cache_bytes),
         reserve: Reserve::new(store.clone(), config.reserve_bytes),
@@ -236,7 +243,7 @@ async fn listen(store: Store, config: Config) -> Result<Server, ServerError> {
         store,
         config,
     });
-    tracing::info!(%address, store = shared.store.url(), "serving");
+    tracing::info!(?address, socket = ?shared.config.socket, store = shared.store.url(), "serving");
     let accepting = tokio::spawn(accept(Arc::clone(&shared), listener));
     let sweeper = tokio::spawn(crate::content::sweep::in_background(Arc::clone(&shared)));
     let leases = tokio::spawn(watch_leases(Arc::clone(&shared)));
@@ -269,7 +276,7 @@ async fn watch_leases(shared: Arc<Shared>) {
 }
 
 /// Takes connections until the server stops, then waits for them to end.
-async fn accept(shared: Arc<Shared>, listener: TcpListener) {
+async fn accept(shared: Arc<Shared>, listener: Listener) {
     let mut stopping = shared.stopping();
     let mut connections = JoinSet::new();
     let mut number = 0;
@@ -297,7 +304,7 @@ async fn accept(shared: Arc<Shared>, listener: TcpListener) {
     while connections.join_next().await.is_some() {}
 }
 
-async fn counted(shared: Arc<Shared>, socket: TcpStream, number: u64) {
+async fn counted(shared: Arc<Shared>, socket: Caller, number: u64) {
     shared.stats.connections.fetch_add(1, Relaxed);
     connection::serve(Arc::clone(&shared), socket, number).await;
     shared.stats.connections.fetch_sub(1, Relaxed);

@@ -16,6 +16,7 @@ mod reading;
 mod rows;
 mod session;
 mod sharing;
+mod versions;
 
 pub use admin::*;
 pub use batches::*;
@@ -26,8 +27,9 @@ pub use reading::*;
 pub use rows::{DentryRow, InodeRowMessage, NotedRow, WrittenEntry, Xattr};
 pub use session::*;
 pub use sharing::*;
+pub use versions::{Agreed, FEATURES, Mismatch, PROTOCOL_OLDEST, Spoken, agree};
 
-/// The version of the protocol that this crate speaks; a server refuses any other.
+/// The newest version of the protocol that this crate speaks; see [`agree`].
 pub const PROTOCOL: u32 = 8;
 
 /// Largest frame that a peer accepts, bytes. Larger answers are sent in parts.

@@ -6,6 +6,7 @@ use prost::Message;
 
 use crate::rows::InodeRowMessage;
 use crate::sharing::LostPeer;
+use crate::versions::Spoken;
 
 /// Starts or resumes a session on a volume.
 #[derive(Clone, PartialEq, Message)]
@@ -52,6 +53,26 @@ pub struct Hello {
     /// Random, of the client, told to nobody else: who has it, and is the same peer, goes on with the session.
     #[prost(bytes = "bytes", tag = "14")]
     pub token: Bytes,
+    /// The oldest protocol that the client speaks; 0 for no other.
+    #[prost(uint32, tag = "15")]
+    pub oldest: u32,
+    /// See [`Spoken::features`].
+    #[prost(uint64, tag = "16")]
+    pub features: u64,
+    /// See [`Spoken::needs`].
+    #[prost(uint64, tag = "17")]
+    pub needs: u64,
+    /// The client's release, for people.
+    #[prost(string, tag = "18")]
+    pub release: String,
+}
+
+impl Hello {
+    /// What the client speaks.
+    pub fn spoken(&self) -> Spoken<'_> {
+        let Hello { protocol, oldest, features, needs, release, .. } = self;
+        Spoken { newest: *protocol, oldest: *oldest, features: *features, needs: *needs, release }
+    }
 }
 
 /// The session is open.
@@ -94,6 +115,23 @@ pub struct Welcome {
     /// Device and setuid files of the volume may count.
     #[prost(bool, tag = "12")]
     pub trusted: bool,
+    /// The protocol that is spoken from now on; 0, of a server that knows of one only: the client's.
+    #[prost(uint32, tag = "13")]
+    pub protocol: u32,
+    /// See [`Spoken::features`]: those that both have.
+    #[prost(uint64, tag = "14")]
+    pub features: u64,
+    /// See [`Spoken::needs`].
+    #[prost(uint64, tag = "15")]
+    pub needs: u64,
+}
+
+impl Welcome {
+    /// What the server speaks on this connection.
+    pub fn spoken(&self) -> Spoken<'_> {
+        let newest = if self.protocol == 0 { crate::PROTOCOL } else { self.protocol };
+        Spoken { newest, oldest: newest, features: self.features, needs: self.needs, release: "" }
+    }
 }
 
 /// Why a request failed.

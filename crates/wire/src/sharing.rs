@@ -502,4 +502,10 @@ pub struct SessionInfo {
     /// Its last batch.
     #[prost(uint64, tag = "15")]
     pub last_sequence: u64,
+    /// The protocol that its last connection spoke, and the release of its hayloft; 0 and empty when it has had none since the
+    /// server began.
+    #[prost(uint32, tag = "16")]
+    pub protocol: u32,
+    #[prost(string, tag = "17")]
+    pub release: String,
 }

@@ -92,17 +92,16 @@ fn plan(args: MountArgs, config: &Config) -> anyhow::Result<Plan> {
     Ok(Plan { server, dial, volume, dir, options, cache_dir, die_with_parent: args.die_with_parent })
 }
 
-/// `HOST:PORT/VOLUME`.
+/// `HOST:PORT/VOLUME`, or `unix:/PATH/VOLUME`.
 fn split_source(source: &str) -> anyhow::Result<(String, String)> {
-    match source.split_once('/') {
-        Some((server, volume)) if server.contains(':') && !volume.is_empty() && !volume.contains('/') => {
-            Ok((server.to_owned(), volume.to_owned()))
-        }
-        _ => Err(failure(
+    dial::split_volume(source).map(|(server, volume)| (server.to_owned(), volume.to_owned())).ok_or_else(|| {
+        failure(
             Exit::Usage,
-            format!("'{source}' names no volume: write HOST:PORT/VOLUME, as in 127.0.0.1:7440/builds"),
-        )),
-    }
+            format!(
+                "'{source}' names no volume: write HOST:PORT/VOLUME, as in 127.0.0.1:7440/builds, or unix:/PATH/VOLUME"
+            ),
+        )
+    })
 }
 
 /// Without the options that only mean something to mount(8) and fstab(5).

@@ -185,13 +185,16 @@ impl Destination {
             }
             false => {
                 // The first ':' is the port's, unless the address has brackets; the one after the name is ours.
-                let Some((server, rest)) = text.split_once('/') else {
+                let Some(start) = text.find('/') else {
                     return Err(wrong("write a folder with a '/', or HOST:PORT/NAME"));
                 };
-                let (name, path) = rest.split_once(':').map_or((rest, None), |(a, b)| (a, Some(b)));
-                if !server.contains(':') || name.is_empty() || name.contains('/') {
-                    return Err(wrong("write an absolute path, one with './', or HOST:PORT/NAME"));
-                }
+                let end = text[start..].find(':').map_or(text.len(), |at| start + at);
+                let path = text.get(end + 1..);
+                let Some((server, name)) = dial::split_volume(&text[..end]) else {
+                    return Err(wrong(
+                        "write an absolute path, one with './', HOST:PORT/NAME or unix:/PATH/NAME",
+                    ));
+                };
                 (Volume::Remote { server: server.to_owned(), name: name.to_owned() }, path)
             }
         };

@@ -132,6 +132,9 @@ fn show(info: &RootInfo, as_json: bool) -> anyhow::Result<u8> {
     println!("tree      {}", info.merged.display());
     println!("files     {}", files(info).map_or_else(|| "-".to_owned(), show_size));
     println!("memory    {}", size(info.memory));
+    if let Some(processes) = info.processes {
+        println!("processes {processes}{}", if info.processes_per_user { " for each user" } else { "" });
+    }
     if let Some(spill) = &info.spill {
         println!("spill     {} on {}", show_size(spill.size), spill.device.display());
     }

@@ -70,6 +70,9 @@ pub(crate) struct RunArgs {
     /// How many processors it may use
     #[arg(long, value_name = "N")]
     pub cpus: Option<f64>,
+    /// How many processes and threads it may have [default: 16384, or a quarter of what the host may if that is less]
+    #[arg(long, value_name = "N", env = "HAYLOFT_PROCESSES")]
+    pub processes: Option<u64>,
     /// A name for the root, and its host name
     #[arg(long, value_name = "NAME")]
     pub name: Option<String>,

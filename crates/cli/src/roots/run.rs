@@ -110,6 +110,16 @@ fn run_in_root(args: &RunArgs, config: &Config, config_file: Option<&Path>) -> a
             outcome.out_of_memory_kills
         );
     }
+    if outcome.processes_refused > 0 {
+        eprintln!(
+            "hayloft: the root had all the {} processes and threads that it may have, and more were refused {}; --processes allows more",
+            running.info().processes.unwrap_or_default(),
+            match outcome.processes_refused {
+                1 => "once".to_owned(),
+                times => format!("{times} times"),
+            }
+        );
+    }
     let name = running.info().name.clone();
     // A root that was killed because it did not end has nothing left to look at.
     let kept = match args.keep {
@@ -188,6 +198,7 @@ fn report(name: &str, outcome: &Outcome) -> Value {
         "spilled_bytes": outcome.spilled,
         "major_faults": outcome.end.major_faults,
         "out_of_memory_kills": outcome.out_of_memory_kills,
+        "processes_refused": outcome.processes_refused,
     })
 }
 
@@ -297,6 +308,7 @@ fn spec(args: &RunArgs, config: &Config, roots: &Roots) -> anyhow::Result<Spec> 
             NetworkArg::Host => Network::Host,
         },
         cpus: args.cpus,
+        processes: args.processes.or(config.processes),
         fsync: args.fsync,
         task: Task {
             command: args.command.clone(),

@@ -33,9 +33,10 @@ impl Admin {
     /// With [`Exit::Unreachable`] when nobody answers there, [`Exit::Usage`] when it is no address.
     pub(crate) fn connect(server: &str) -> anyhow::Result<Admin> {
         let failed = |error: ConnectError| match error {
-            ConnectError::Address(error) if error.kind() == io::ErrorKind::InvalidInput => {
-                failure(Exit::Usage, format!("'{server}' is no server address: write HOST:PORT"))
-            }
+            ConnectError::Address(error) if error.kind() == io::ErrorKind::InvalidInput => failure(
+                Exit::Usage,
+                format!("'{server}' is no server address: write HOST:PORT or unix:/PATH"),
+            ),
             ConnectError::Address(error) => {
                 failure(Exit::Unreachable, format!("cannot find the host of {server}: {error}"))
             }

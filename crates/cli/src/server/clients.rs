@@ -91,5 +91,7 @@ fn to_json(client: &SessionInfo) -> Value {
         "lag_ms": client.lag_ms,
         "locks": client.locks,
         "last_sequence": client.last_sequence,
+        "protocol": client.protocol,
+        "release": client.release,
     })
 }

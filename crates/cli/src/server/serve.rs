@@ -5,8 +5,9 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::Context;
-use hayloft_transport::Security;
-use hayloft_volume::{Config as ServerSettings, Server, ServerError};
+use hayloft_store::StoreKey;
+use hayloft_transport::{Security, unix_path};
+use hayloft_volume::{Config as ServerSettings, Server, ServerError, Socket};
 use tokio::signal::unix::{SignalKind, signal};
 use tracing_subscriber::EnvFilter;
 
@@ -40,8 +41,15 @@ fn settings(args: ServeArgs, config: &Config) -> anyhow::Result<ServerSettings> 
     let store = args.store.or_else(|| config.serve.store.clone()).unwrap_or_else(|| DEFAULT_STORE.to_owned());
     let listen =
         args.listen.or_else(|| config.serve.listen.clone()).unwrap_or_else(|| DEFAULT_SERVER.to_owned());
-    let mut settings = ServerSettings::new(store, address(&listen)?);
-    settings.security = security(settings.listen)?;
+    let group = args.socket_group.or_else(|| config.serve.socket_group.clone());
+    let (address, socket) = places(&listen, group.as_deref())?;
+    let mut settings = ServerSettings { listen: address, socket, ..ServerSettings::of(store) };
+    if let Some(path) = args.key_file.or_else(|| config.serve.key_file.clone()) {
+        let key = StoreKey::load(&path);
+        settings.key =
+            Some(key.map_err(|error| failure(Exit::Usage, format!("{:#}", anyhow::Error::from(error))))?);
+    }
+    settings.security = address.map_or(Ok(Security::Local), security)?;
     settings.audit = Some(match args.audit_log.or_else(|| config.serve.audit_log.clone()) {
         Some(path) => path,
         None => default_audit_log()?,
@@ -99,18 +107,51 @@ fn security(listen: SocketAddr) -> anyhow::Result<Security> {
     Ok(Security::Tls(dial.credentials))
 }
 
-fn address(listen: &str) -> anyhow::Result<SocketAddr> {
-    let wrong =
-        || failure(Exit::Usage, format!("cannot listen on '{listen}': write HOST:PORT, as in 0.0.0.0:7440"));
-    listen.to_socket_addrs().map_err(|_| wrong())?.next().ok_or_else(wrong)
+/// What `--listen` says: an address, a socket, or both.
+fn places(listen: &str, group: Option<&str>) -> anyhow::Result<(Option<SocketAddr>, Option<Socket>)> {
+    let wrong = |what: &str, why: &str| failure(Exit::Usage, format!("cannot listen on '{what}': {why}"));
+    let (mut address, mut socket) = (None, None);
+    for place in listen.split(',') {
+        let more = match unix_path(place) {
+            Some(path) if !path.is_absolute() || path.file_name().is_none() => {
+                return Err(wrong(place, "write an absolute path, as in unix:/run/hayloft-server/socket"));
+            }
+            Some(path) => socket
+                .replace(Socket { path: path.to_owned(), group: group.map(group_number).transpose()? })
+                .is_some(),
+            None => {
+                let form = "write HOST:PORT, as in 0.0.0.0:7440, or unix:/PATH";
+                let mut found = place.to_socket_addrs().map_err(|_| wrong(place, form))?;
+                address.replace(found.next().ok_or_else(|| wrong(place, form))?).is_some()
+            }
+        };
+        if more {
+            return Err(wrong(listen, "one address and one socket at most"));
+        }
+    }
+    match (group, &socket) {
+        (Some(group), None) => Err(failure(
+            Exit::Usage,
+            format!("the group {group} is for a socket: add unix:/PATH to --listen"),
+        )),
+        _ => Ok((address, socket)),
+    }
+}
+
+fn group_number(group: &str) -> anyhow::Result<u32> {
+    let number = group.parse().ok().or_else(|| sys::group_number(group));
+    number.ok_or_else(|| failure(Exit::Usage, format!("there is no group {group} on this host")))
 }
 
 async fn serve(settings: ServerSettings) -> anyhow::Result<()> {
     let store = settings.store.clone();
+    let (has_address, socket) = (settings.listen.is_some(), settings.socket.clone());
     let mut terminate = signal(SignalKind::terminate()).context("cannot wait for signals")?;
     let mut interrupt = signal(SignalKind::interrupt()).context("cannot wait for signals")?;
     let server = Server::start(settings).await.map_err(start_failure)?;
-    println!("serving {store} on {}", server.address());
+    let mut places = Vec::from_iter(has_address.then(|| server.address().to_string()));
+    places.extend(socket.map(|socket| format!("unix:{}", socket.path.display())));
+    println!("serving {store} on {}", places.join(","));
     notify::ready();
     tokio::select! {
         _ = terminate.recv() => {}

@@ -11,6 +11,7 @@ use hayloft_wire::server_message::Body as Answer;
 use serde_json::Value;
 
 use crate::args::StatsArgs;
+use crate::dial;
 use crate::exit::{Exit, failure};
 use crate::mountinfo;
 use crate::server::admin::Admin;
@@ -59,8 +60,7 @@ enum Target {
 impl Target {
     fn find(target: &str) -> anyhow::Result<Target> {
         let path = Path::new(target);
-        let is_address = target.rsplit_once(':').is_some_and(|(_, port)| port.parse::<u16>().is_ok());
-        match is_address && !target.contains('/') && !path.exists() {
+        match dial::is_address(target) && !path.exists() {
             true => Ok(Target::Server(Box::new(Admin::connect(target)?))),
             false => Ok(Target::Mount(mountinfo::ours(path)?.mount_point)),
         }

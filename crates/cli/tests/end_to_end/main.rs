@@ -5,6 +5,7 @@
 #![allow(unsafe_code, missing_docs)]
 
 mod agents;
+mod at_rest;
 mod caching;
 mod calls;
 mod clients;
@@ -45,6 +46,7 @@ mod server_loss;
 mod shared_files;
 mod shared_locks;
 mod signals;
+mod sockets;
 mod space;
 mod split;
 mod syncfs;

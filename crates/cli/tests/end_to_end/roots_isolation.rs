@@ -46,6 +46,7 @@ fn inside() {
         "leave" => leave(),
         "others" => others(),
         "network" => network(),
+        "processes" => processes(),
         other => panic!("no attempt '{other}'"),
     }
 }
@@ -61,6 +62,11 @@ fn mounts() {
     assert_eq!(call(libc::SYS_pivot_root, [tmp, tmp, 0, 0, 0]), libc::EPERM);
     assert_eq!(call(libc::SYS_fsopen, [kind, 0, 0, 0, 0]), libc::EPERM);
     assert_eq!(call(libc::SYS_open_tree, [libc::AT_FDCWD as usize, root, 1, 0, 0]), libc::EPERM);
+    // The calls of newer kernels that do the same: open_tree_attr, listns, and unshare of an empty mount namespace.
+    assert_eq!(call(467, [libc::AT_FDCWD as usize, root, 1, 0, 0]), libc::EPERM);
+    assert_eq!(call(470, [0; 5]), libc::ENOSYS);
+    assert_eq!(call(libc::SYS_unshare, [0x0010_0000, 0, 0, 0, 0]), libc::EPERM);
+    assert_eq!(call(libc::SYS_unshare, [libc::CLONE_FS as usize, 0, 0, 0, 0]), 0);
     for flag in [libc::CLONE_NEWUSER, libc::CLONE_NEWNS, libc::CLONE_NEWPID, libc::CLONE_NEWNET] {
         assert_eq!(call(libc::SYS_unshare, [flag as usize, 0, 0, 0, 0]), libc::EPERM, "{flag:x}");
     }
@@ -195,6 +201,68 @@ fn network() {
     }
     let own = TcpListener::bind("127.0.0.1:0").unwrap();
     TcpStream::connect(own.local_addr().unwrap()).expect("a loopback interface that is up");
+}
+
+/// Makes processes that wait until there can be no more, and says how many there were.
+fn processes() {
+    let mut made = Vec::new();
+    let error = loop {
+        // SAFETY: the child calls nothing but pause(2), until it is killed.
+        match unsafe { libc::fork() } {
+            -1 => break errno(),
+            0 => loop {
+                // SAFETY: takes nothing.
+                unsafe { libc::pause() };
+            },
+            child => made.push(child),
+        }
+        assert!(made.len() < 2000, "nothing bounds them");
+    };
+    println!("made: {} error: {error}", made.len());
+    for child in made {
+        // SAFETY: plain numbers; they are children of this process.
+        unsafe {
+            libc::kill(child, libc::SIGKILL);
+            libc::waitpid(child, std::ptr::null_mut(), 0);
+        }
+    }
+}
+
+/// How many processes that attempt says to have made.
+pub(crate) fn made(said: &str) -> usize {
+    let line = said.lines().find_map(|line| line.split_once("made: ")).unwrap_or_else(|| panic!("{said}")).1;
+    let (number, error) = line.split_once(" error: ").unwrap();
+    assert_eq!(error, libc::EAGAIN.to_string());
+    number.parse().unwrap()
+}
+
+#[test]
+fn a_root_has_so_many_processes_and_no_more() {
+    let roots = RootBox::new();
+    let report = roots.dir().join("report.json");
+    let flags = ["--processes", "40", "--json", report.to_str().unwrap()];
+    // The first process, this one's threads.
+    let made = made(&attempt(&roots, "processes", flags, "X="));
+    assert!((20..=38).contains(&made), "{made}");
+    let report: serde_json::Value = serde_json::from_slice(&fs::read(report).unwrap()).unwrap();
+    assert_eq!((&report["exit_code"], &report["processes_refused"]), (&0.into(), &1.into()), "{report}");
+    // It says what was reached, and how to have more of it; the host has what it needs meanwhile.
+    let script = "for i in 1 2 3 4 5 6 7 8 9 10; do sleep 4720.1 & done; exec sleep 4720.2";
+    let (code, said) = run_failing(&mut roots.run(["--processes", "8"], script));
+    assert!(code != 125 && said.contains("all the 8 processes and threads"), "{code}: {said}");
+    assert!(said.contains("--processes allows more"), "{said}");
+    // Nobody need ask for a bound.
+    let other = roots.start(["--name", "other"], "sleep 4720.3");
+    let bound = roots.show("other")["processes"].as_u64().unwrap();
+    assert!((8..=16384).contains(&bound), "{bound}");
+    let groups = roots.groups();
+    let max = groups.iter().find_map(|group| fs::read_to_string(group.join("pids.max")).ok()).unwrap();
+    assert_eq!(max.trim(), bound.to_string());
+    drop(other);
+    for wrong in ["7", "0", "9999999"] {
+        let (code, said) = run_failing(&mut roots.run(["--processes", wrong], "true"));
+        assert!(code == 125 && said.contains("from 8 to"), "{wrong}: {code}: {said}");
+    }
 }
 
 #[test]

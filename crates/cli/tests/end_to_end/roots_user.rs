@@ -9,6 +9,16 @@ use crate::root_box::{RootBox, small_layer};
 /// A user who is nobody in particular.
 const USER: u32 = 54_321;
 
+/// A process of that user's that is in no root.
+struct Outside(std::process::Child);
+
+impl Drop for Outside {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
 /// `hayloft run` of a script by that user. The program is copied to where he may run it.
 fn by_user<const N: usize>(roots: &RootBox, args: [&str; N]) -> Command {
     let program = roots.dir().join("hayloft");
@@ -56,6 +66,31 @@ fn an_ordinary_user_has_roots_too() {
     assert_eq!(run(&mut by_user(&roots, ["root", "enter", "u", "--", "cat", "/y"])), "y\n");
     run(&mut by_user(&roots, ["root", "rm", "u"]));
     assert_eq!(roots.leftovers(&[]), [""; 0]);
+}
+
+#[test]
+fn an_ordinary_users_root_has_so_many_processes_and_no_more() {
+    let roots = RootBox::new();
+    let layer = small_layer(roots.dir());
+    let program = roots.dir().join("attempt");
+    std::fs::copy(std::env::current_exe().unwrap(), &program).unwrap();
+    let bind = format!("{}:/attempt", program.display());
+    let mut command = by_user(&roots, ["run", "--processes", "40", "--root", layer.to_str().unwrap()]);
+    command.args(["--bind", "/usr:/usr", "--bind", &bind, "--env", "ATTEMPT=processes", "--"]);
+    command.args(["/attempt", "--exact", "roots_isolation::inside", "--ignored", "--nocapture"]);
+    let made = crate::roots_isolation::made(&run(&mut command));
+    assert!((20..=38).contains(&made), "{made}");
+    // What runs outside does not count, nor what runs in another root.
+    let flags = ["--processes", "8", "--root", layer.to_str().unwrap(), "--bind", "/usr:/usr", "--", "true"];
+    let others: Vec<_> = (0..10)
+        .map(|_| {
+            let mut command = Command::new("setpriv");
+            command.args(["--reuid", &USER.to_string(), "--clear-groups", "sleep", "4721.1"]);
+            Outside(command.spawn().unwrap())
+        })
+        .collect();
+    run(by_user(&roots, ["run"]).args(flags));
+    drop(others);
 }
 
 #[test]

@@ -1,12 +1,12 @@
 //! The reading side of a connection.
 
 use std::io;
-use std::net::TcpStream;
 
 use bytes::BytesMut;
 use hayloft_transport::Receiving;
 use hayloft_wire::ServerMessage;
 use hayloft_wire::frame::{self, FrameError};
+use socket2::SockRef;
 
 use crate::stats::Stats;
 
@@ -42,7 +42,7 @@ impl Reader {
         Reader { stream, buffer: BytesMut::new(), scratch: vec![0; READ_SIZE] }
     }
 
-    pub(crate) fn socket(&self) -> &TcpStream {
+    pub(crate) fn socket(&self) -> SockRef<'_> {
         self.stream.socket()
     }
 

@@ -9,6 +9,7 @@ use crate::command::sweep;
 use crate::error::{Error, Result, Trying};
 use crate::inside::holder;
 use crate::inside::holder::Supervised;
+use crate::kernel;
 use crate::memory::cgroup;
 use crate::report::{Failure, Link, Order, Said, TaskEnd};
 use crate::spec::Task;
@@ -24,6 +25,7 @@ use crate::terminal::watch::Watch;
 /// When there is no such root, or the command cannot be run.
 pub fn enter(roots: &Roots, name: &str, task: &Task) -> Result<TaskEnd> {
     sys::check_single_thread().trying(|| "make a process from one with several threads".to_owned())?;
+    kernel::check()?;
     let info = roots.load(name)?;
     let holder = open_holder(&info)?;
     let mut watch = Watch::new()?;
@@ -41,7 +43,12 @@ pub fn enter(roots: &Roots, name: &str, task: &Task) -> Result<TaskEnd> {
                 let order =
                     holder::next_order(&theirs, &mut early).trying(|| "start the command".to_owned())?;
                 let Some(Order::Start(terminal)) = order else { return Ok(()) };
-                let how = Supervised { network: info.network, is_first: false, early };
+                let how = Supervised {
+                    network: info.network,
+                    processes_per_user: info.processes.filter(|_| info.processes_per_user),
+                    is_first: false,
+                    early,
+                };
                 holder::supervise(&theirs, task, terminal.as_ref(), &how)
             });
             if let Ok(Err(error)) = outcome {

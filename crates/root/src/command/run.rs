@@ -9,8 +9,10 @@ use crate::command::sweep;
 use crate::error::{Error, Result, Trying};
 use crate::identity::mapping;
 use crate::inside::holder::{self, Holding};
+use crate::kernel;
 use crate::memory::budget::{self, Budget};
 use crate::memory::cgroup::{self, Groups, Limits};
+use crate::memory::processes;
 use crate::memory::spill;
 use crate::report::{Link, Order, Said, TaskEnd};
 use crate::spec::{Layer, Network, Spec, Spill};
@@ -40,6 +42,9 @@ pub struct Outcome {
     pub spilled: u64,
     /// How many processes were killed because the root's memory was used up.
     pub out_of_memory_kills: u64,
+    /// How many times a process or thread was refused, since the root had as many as it may have. Not known where no
+    /// control group bounds them.
+    pub processes_refused: u64,
 }
 
 /// A root whose command has been started. Dropped, it ends with everything in it.
@@ -66,6 +71,7 @@ pub struct Running {
 pub fn start(roots: &Roots, spec: &Spec) -> Result<Running> {
     let begun = Instant::now();
     sys::check_single_thread().trying(|| "make a process from one with several threads".to_owned())?;
+    kernel::check()?;
     check(spec)?;
     let budget = Budget::new(spec.memory, spec.spill.bytes(), spec.tmp, budget::meminfo("MemTotal")?)?;
     let watch = Watch::new()?;
@@ -138,10 +144,18 @@ fn claim(roots: &Roots, spec: &Spec, budget: Budget, watch: &Watch) -> Result<(R
     let unique = format!("{:x}-{:x}", std::process::id(), now.as_nanos() as u64 & 0xffff_ffff);
     let name = spec.name.clone().unwrap_or_else(|| format!("run-{unique}"));
     check_name(&name)?;
+    let (processes, can_bound_users) = (processes::limit(spec.processes)?, processes::can_bound_users());
     let groups = Groups::plan(
         &format!("hayloft-{unique}"),
-        Limits { memory: spec.memory, spill: spec.spill.bytes(), cpus: spec.cpus },
+        Limits {
+            memory: spec.memory,
+            spill: spec.spill.bytes(),
+            cpus: spec.cpus,
+            processes,
+            processes_flag: spec.processes.filter(|_| !can_bound_users).map(|_| "--processes"),
+        },
     )?;
+    let processes_per_user = !groups.bound_processes() && can_bound_users;
     let spill = spill::plan(spec.spill, &spec.spill_dir, &format!("hayloft-{unique}"))?;
     let folder = roots.of(&name);
     match fs::create_dir(&folder) {
@@ -170,6 +184,8 @@ fn claim(roots: &Roots, spec: &Spec, budget: Budget, watch: &Watch) -> Result<(R
         pid: 0,
         exit_code: None,
         memory: spec.memory,
+        processes: (groups.bound_processes() || processes_per_user).then_some(processes),
+        processes_per_user,
         files_bytes_max: budget.files_max(),
         cgroups: groups.paths(),
         spill,
@@ -259,6 +275,7 @@ impl Running {
             // The same for every unnamed root: builds write it into what they make.
             host_name: spec.name.clone().unwrap_or_else(|| "hayloft".to_owned()),
             network: spec.network,
+            processes_per_user: self.info.processes.filter(|_| self.info.processes_per_user),
             locks: self
                 .lock
                 .iter()
@@ -306,6 +323,7 @@ impl Running {
                 own.max(cgroup::swapped_now(&self.info.cgroups))
             }),
             out_of_memory_kills: cgroup::out_of_memory_kills(&self.info.cgroups),
+            processes_refused: cgroup::processes_refused(&self.info.cgroups),
             end,
         })
     }
@@ -378,7 +396,8 @@ fn no_namespaces(error: std::io::Error) -> Error {
             "not permitted to make namespaces: run as root, or allow them to ordinary users (sysctl user.max_user_namespaces, kernel.unprivileged_userns_clone, kernel.apparmor_restrict_unprivileged_userns)"
                 .to_owned(),
         ),
-        Some(libc::ENOSYS) => Error::Missing("this kernel is too old for roots: Linux 5.12 is needed".to_owned()),
+        // mount_setattr(2), which is newer than clone3(2), is there: see `kernel::check`.
+        Some(libc::ENOSYS) => kernel::filtered(&error),
         Some(libc::ENOSPC) => Error::NoRoom("there are too many namespaces: see /proc/sys/user/max_*_namespaces".to_owned()),
         _ => Error::system("make namespaces", error),
     }

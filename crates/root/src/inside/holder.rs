@@ -28,6 +28,8 @@ pub(crate) struct Holding {
     pub task: Task,
     pub host_name: String,
     pub network: Network,
+    /// How many processes each user may have, where no control group bounds them together.
+    pub processes_per_user: Option<u64>,
     /// The locked descriptor that says that the root is alive, and those that say what it uses.
     pub locks: Vec<i32>,
 }
@@ -40,7 +42,12 @@ pub(crate) fn run(link: Link, holding: &Holding, standard: &Standard) -> i32 {
     let mut early = Vec::new();
     let outcome = taken.and_then(|()| set_up(&link, holding, &mut early)).and_then(|terminal| {
         let Some(terminal) = terminal else { return Ok(()) };
-        let how = Supervised { network: holding.network, is_first: true, early };
+        let how = Supervised {
+            network: holding.network,
+            processes_per_user: holding.processes_per_user,
+            is_first: true,
+            early,
+        };
         supervise(&link, &holding.task, terminal.as_ref(), &how)?;
         // What the command left running ends with it.
         end_all_others();
@@ -101,6 +108,8 @@ fn set_up(link: &Link, holding: &Holding, early: &mut Vec<i32>) -> Result<Option
 /// What [`supervise`] needs to know besides the command.
 pub(crate) struct Supervised {
     pub network: Network,
+    /// As in [`Holding`].
+    pub processes_per_user: Option<u64>,
     /// Whether it is the root's first process that calls.
     pub is_first: bool,
     /// Signals that were sent before there was a command.
@@ -125,7 +134,7 @@ pub(crate) fn supervise(
     let child = match sys::fork(0).trying(what)? {
         Forked::Child => {
             sys::close_all_but(&mut [writer.as_raw_fd()]);
-            let error = task::become_command(task, terminal, how.network, !is_first);
+            let error = task::become_command(task, terminal, how);
             let text = serde_json::to_vec(&Failure::from(error)).unwrap_or_default();
             let _ = writer.write_all(&text);
             sys::exit_now(FAILED);

@@ -17,6 +17,7 @@ use rustix::thread::{CapabilitySet, CapabilitySets};
 use crate::error::{Error, Result, Trying};
 use crate::identity::users;
 use crate::identity::users::User;
+use crate::inside::holder::Supervised;
 use crate::inside::seccomp;
 use crate::report::Terminal;
 use crate::spec::{Network, Task};
@@ -50,13 +51,8 @@ pub(crate) const CAPABILITIES: CapabilitySet = CapabilitySet::CHOWN
 ///
 /// # Errors
 /// Whatever kept the command from running; it returns only then.
-pub(crate) fn become_command(
-    task: &Task,
-    terminal: Option<&Terminal>,
-    network: Network,
-    dies_with_parent: bool,
-) -> Error {
-    match prepare(task, terminal, network, dies_with_parent).and_then(|env| run(task, &env)) {
+pub(crate) fn become_command(task: &Task, terminal: Option<&Terminal>, how: &Supervised) -> Error {
+    match prepare(task, terminal, how).and_then(|env| run(task, &env)) {
         Ok(never) => match never {},
         Err(error) => error,
     }
@@ -67,8 +63,7 @@ enum Never {}
 fn prepare(
     task: &Task,
     terminal: Option<&Terminal>,
-    network: Network,
-    dies_with_parent: bool,
+    how: &Supervised,
 ) -> Result<BTreeMap<OsString, OsString>> {
     // From here on it is seen by what runs in the root, which soon has the same rights.
     sys::hide_from_others().trying(|| "hide from others".to_owned())?;
@@ -98,8 +93,11 @@ fn prepare(
     rustix::process::umask(Mode::from_raw_mode(0o022));
     sys::close_on_exec_from(3).trying(|| "close what the command must not inherit".to_owned())?;
     sys::reset_signals();
-    confine(task, &user, network)?;
-    if dies_with_parent {
+    if let Some(most) = how.processes_per_user {
+        sys::bound_processes(most).trying(|| "bound the number of processes".to_owned())?;
+    }
+    confine(task, &user, how.network)?;
+    if !how.is_first {
         // Not before: the kernel forgets it when a process changes its user.
         rustix::process::set_parent_process_death_signal(Some(Signal::KILL))
             .trying(|| "be ended along with hayloft".to_owned())?;

@@ -1,4 +1,4 @@
-//! Control groups: what bounds a root's memory and processor time, on cgroup v2 and on v1 where only that has the
+//! Control groups: what bounds a root's memory, processor time and processes, on cgroup v2 and on v1 where only that has the
 //! controller (<https://docs.kernel.org/admin-guide/cgroup-v2.html>, `cgroup-v1/memory.html`).
 
 use std::fs;
@@ -24,6 +24,10 @@ pub(crate) struct Limits {
     pub spill: u64,
     /// Processors.
     pub cpus: Option<f64>,
+    /// Processes and threads.
+    pub processes: u64,
+    /// The flag that asked for them, when nothing else can bound them.
+    pub processes_flag: Option<&'static str>,
 }
 
 /// A controller's place for a new group.
@@ -39,6 +43,7 @@ pub(crate) struct Groups {
     name: String,
     memory: Option<Place>,
     cpu: Option<Place>,
+    pids: Option<Place>,
     limits: Limits,
 }
 
@@ -67,17 +72,25 @@ impl Groups {
                 Some(_) => find("cpu", Some("--cpus"))?,
                 None => None,
             },
+            pids: find("pids", limits.processes_flag)?,
             limits,
         })
     }
 
+    /// Whether a group will bound how many processes there are.
+    pub(crate) fn bound_processes(&self) -> bool {
+        self.pids.is_some()
+    }
+
     /// The paths that [`Groups::create`] will make: written down before, so that whoever cleans up knows.
     pub(crate) fn paths(&self) -> Vec<PathBuf> {
-        let mut paths: Vec<PathBuf> = [&self.memory, &self.cpu]
+        let mut paths: Vec<PathBuf> = [&self.memory, &self.cpu, &self.pids]
             .into_iter()
             .flatten()
             .map(|place| place.parent.join(&self.name))
             .collect();
+        // Those of cgroup v2 are one.
+        paths.sort();
         paths.dedup();
         paths
     }
@@ -90,19 +103,27 @@ impl Groups {
         for path in self.paths() {
             fs::create_dir(&path).trying(|| format!("make the control group {}", path.display()))?;
         }
+        self.set_limits()
+    }
+
+    fn set_limits(&self) -> Result<()> {
         let set = |place: &Place, file: &str, value: String| {
             let path = place.parent.join(&self.name).join(file);
             fs::write(&path, &value).trying(|| format!("write {value} to {}", path.display()))
         };
+        let has = |place: &Place, file: &str| place.parent.join(&self.name).join(file).exists();
         if let (Some(place), Some(memory)) = (&self.memory, self.limits.memory) {
             let spill = self.limits.spill;
             if place.v2 {
                 set(place, "memory.max", memory.to_string())?;
-                set(place, "memory.swap.max", spill.to_string())?;
+                // Absent where the kernel has no swap, or does not count it; the same below.
+                if has(place, "memory.swap.max") {
+                    set(place, "memory.swap.max", spill.to_string())?;
+                }
             } else {
                 set(place, "memory.limit_in_bytes", memory.to_string())?;
-                // Counts memory and swap together; absent where the kernel runs without swap accounting.
-                if place.parent.join("memory.memsw.limit_in_bytes").exists() {
+                // Counts memory and swap together.
+                if has(place, "memory.memsw.limit_in_bytes") {
                     set(place, "memory.memsw.limit_in_bytes", (memory + spill).to_string())?;
                 }
             }
@@ -115,6 +136,9 @@ impl Groups {
                 set(place, "cpu.cfs_period_us", CPU_PERIOD_US.to_string())?;
                 set(place, "cpu.cfs_quota_us", quota.to_string())?;
             }
+        }
+        if let Some(place) = &self.pids {
+            set(place, "pids.max", self.limits.processes.to_string())?;
         }
         Ok(())
     }
@@ -193,6 +217,11 @@ pub(crate) fn peak(paths: &[PathBuf]) -> Option<u64> {
 /// How many processes were killed because their group's memory was used up.
 pub(crate) fn out_of_memory_kills(paths: &[PathBuf]) -> u64 {
     keyed(paths, &["memory.events", "memory.oom_control"], "oom_kill").unwrap_or(0)
+}
+
+/// How many times a process or thread was refused, since the group had as many as it may have.
+pub(crate) fn processes_refused(paths: &[PathBuf]) -> u64 {
+    keyed(paths, &["pids.events"], "max").unwrap_or(0)
 }
 
 /// Bytes written to swap since the group was made; cgroup v1 does not say.
@@ -350,9 +379,39 @@ mod tests {
         fs::write(dir.path().join("memory.max_usage_in_bytes"), "77\n").unwrap();
         fs::write(dir.path().join("memory.oom_control"), "under_oom 0\noom_kill 3\n").unwrap();
         fs::write(dir.path().join("memory.stat"), "swap 1\npswpout 2\n").unwrap();
+        fs::write(dir.path().join("pids.events"), "max 4\n").unwrap();
         assert_eq!((peak(&paths), out_of_memory_kills(&paths)), (Some(77), 3));
+        assert_eq!(processes_refused(&paths), 4);
         assert_eq!(swapped_now(&paths), 1);
         assert_eq!(swapped_out(&paths), Some(2 * rustix::param::page_size() as u64));
+    }
+
+    /// Groups whose places are folders of a disk: what is looked for before it is written can be told from what is not.
+    fn groups(parent: &Path, v2: bool) -> Groups {
+        let place = || Some(Place { v2, parent: parent.to_owned() });
+        let limits =
+            Limits { memory: Some(1 << 20), spill: 512, cpus: None, processes: 77, processes_flag: None };
+        Groups { name: "one".to_owned(), memory: place(), cpu: None, pids: place(), limits }
+    }
+
+    #[test]
+    fn a_kernel_that_does_not_count_swap_is_not_asked_to_bound_it() {
+        for (v2, file, value) in
+            [(true, "memory.swap.max", "512"), (false, "memory.memsw.limit_in_bytes", "1049088")]
+        {
+            let dir = tempfile::tempdir().unwrap();
+            let groups = groups(dir.path(), v2);
+            assert_eq!(groups.paths(), [dir.path().join("one")]);
+            groups.create().unwrap();
+            assert!(!dir.path().join("one").join(file).exists(), "{file}");
+            assert_eq!(fs::read_to_string(dir.path().join("one/pids.max")).unwrap(), "77");
+            // Where the kernel has the file it is written.
+            let groups = Groups { name: "two".to_owned(), ..groups };
+            fs::create_dir(dir.path().join("two")).unwrap();
+            fs::write(dir.path().join("two").join(file), "max").unwrap();
+            groups.set_limits().unwrap();
+            assert_eq!(fs::read_to_string(dir.path().join("two").join(file)).unwrap(), value);
+        }
     }
 
     #[test]

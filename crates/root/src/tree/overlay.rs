@@ -7,9 +7,12 @@ use rustix::fs::CWD;
 use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, MountFlags, OpenTreeFlags, UnmountFlags};
 
 use crate::error::{Error, Result};
+use crate::kernel;
 use crate::tree::mounts::{attach, open_path};
 use crate::tree::{MERGED, Plan, UPPER};
 
+/// The kernel that takes layers one by one (`lowerdir+`). One that does not is not asked: it would be at each start.
+const LAYERS_ONE_BY_ONE: (u32, u32) = (6, 8);
 /// Longest string that fsconfig(2) takes.
 const FSCONFIG_BYTES_MAX: usize = 255;
 
@@ -31,10 +34,9 @@ pub(crate) fn mount_overlay(plan: &Plan, layers: &[PathBuf]) -> Result<()> {
     if plan.in_user_namespace {
         flags.push("userxattr");
     }
-    let mount = match overlay_by_parts(stage, &all, &flags) {
-        // Before Linux 6.8 layers are named in one option.
-        Err(rustix::io::Errno::INVAL) => overlay_by_text(stage, &all, &flags),
-        other => other,
+    let mount = match kernel::version() >= LAYERS_ONE_BY_ONE {
+        true => overlay_by_parts(stage, &all, &flags),
+        false => overlay_by_text(stage, &all, &flags),
     };
     mount
         .and_then(|mount| attach(&mount, open_path(&stage.join(MERGED))?))

@@ -163,7 +163,11 @@ impl Round<'_> {
             };
             match read.await {
                 Ok(bytes) => self.count(bytes).await,
-                Err(error) if error.kind() == ErrorKind::Unavailable => return Err(error.into()),
+                Err(error)
+                    if error.kind() == ErrorKind::Unavailable && !StoreError::caused_by_damage(&error) =>
+                {
+                    return Err(error.into());
+                }
                 // A compaction has taken it away.
                 Err(_) if !db.manifest().all_sst_views().any(|view| view.sst.id.value() == id) => {}
                 Err(error) => self.damaged(object, format!("is damaged or gone: {error}")),
@@ -180,6 +184,10 @@ impl Round<'_> {
             let pack = match store.get(&path).await {
                 Ok(pack) => pack,
                 Err(StoreError::NotFound { .. }) => continue,
+                Err(error @ StoreError::Damaged { .. }) => {
+                    self.damaged(path, error.to_string());
+                    continue;
+                }
                 Err(error) => return Err(error.into()),
             };
             let bytes = pack.len() as u64;

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use bytes::BytesMut;
 use hayloft_model::grants::Ticket;
 use hayloft_model::{ContentHash, Ino, SessionId};
-use hayloft_transport::{Incoming, Peer};
+use hayloft_transport::{Caller, Incoming, Peer};
 use hayloft_wire::client_message::Body;
 use hayloft_wire::server_message::Body as Answer;
 use hayloft_wire::{ClientMessage, Contents, Done, Hello, LockKind, Pages, Pong, frame};
@@ -45,6 +45,9 @@ const CONTENT_MAX: usize = 512;
 
 /// Bytes that are read at a time.
 const READ_BUFFER: usize = 256 * 1024;
+
+/// What is said to a request that this version does not know.
+const UNKNOWN_REQUEST: &str = "this server does not know it; if it is older than who asks, install the newer version at the server first";
 
 /// What a connection is once its session is open.
 struct Mounted {
@@ -87,11 +90,16 @@ fn notice_dead_peers(socket: &TcpStream, lease: Duration) {
 }
 
 /// Serves a connection to its end.
-pub(crate) async fn serve(shared: Arc<Shared>, socket: TcpStream, number: u64) {
-    // Latency over throughput: requests are small and somebody waits for each.
-    let _ = socket.set_nodelay(true);
-    notice_dead_peers(&socket, shared.config.lease);
-    let address = socket.peer_addr();
+pub(crate) async fn serve(shared: Arc<Shared>, socket: Caller, number: u64) {
+    let address = match &socket {
+        Caller::Tcp(socket) => {
+            // Latency over throughput: requests are small and somebody waits for each.
+            let _ = socket.set_nodelay(true);
+            notice_dead_peers(socket, shared.config.lease);
+            socket.peer_addr().ok()
+        }
+        Caller::Unix(_) => None,
+    };
     let (incoming, outgoing, peer) = match shared.acceptor.accept(socket).await {
         Ok(accepted) => accepted,
         Err(error) => {
@@ -181,7 +189,7 @@ impl Connection {
         let started = Instant::now();
         let request = message.request;
         let Some(body) = message.body else {
-            self.replies.answer(request, Err(VolumeError::Invalid("an unknown request"))).await;
+            self.replies.answer(request, Err(VolumeError::Invalid(UNKNOWN_REQUEST))).await;
             return Ok(());
         };
         while self.tasks.try_join_next().is_some() {}
@@ -429,7 +437,7 @@ impl Connection {
                     replies.push(request, Answer::Done(Done {}));
                     Ok(())
                 }
-                _ => Err(VolumeError::Invalid("an unknown request")),
+                _ => Err(VolumeError::Invalid(UNKNOWN_REQUEST)),
             };
             if let Err(error) = answered {
                 volume.failed(&error, &hang_up);

@@ -103,8 +103,8 @@ fn begin_of(hash: &blake3::Hash) -> u64 {
     u64::from_le_bytes(*hash.as_bytes().first_chunk().expect("hashes have 32 bytes"))
 }
 
-fn hash_of<'a>(parts: impl IntoIterator<Item = &'a [u8]>) -> u64 {
-    let mut hasher = blake3::Hasher::new();
+fn hash_of<'a>(store: &Store, parts: impl IntoIterator<Item = &'a [u8]>) -> u64 {
+    let mut hasher = store.note_hasher();
     for part in parts {
         hasher.update(part);
     }
@@ -161,7 +161,7 @@ impl Ledger {
     pub(crate) fn note(&self, path: &Path, payload: &PutPayload) {
         let Some((kind, number)) = parse(path) else { return };
         let size = payload.content_length() as u64;
-        let written = Written { size, hash: hash_of(payload.iter().map(|part| part.as_ref())) };
+        let written = Written { size, hash: hash_of(&self.store, payload.iter().map(|part| part.as_ref())) };
         let mut state = self.state.lock();
         state.lines.insert((kind, number), written);
         let Some(trail) = &state.trail else { return };
@@ -376,7 +376,7 @@ pub(crate) async fn accept(store: &Store, volume_id: &str) -> Result<Vec<String>
             let kept = format!("volumes/{volume_id}/damaged/{file}");
             match store.get(object).await {
                 Ok(content) => store.put(&kept, content).await?,
-                Err(StoreError::NotFound { .. }) => {}
+                Err(StoreError::NotFound { .. } | StoreError::Damaged { .. }) => {}
                 Err(error) => return Err(error.into()),
             }
             let lost = match kind {
@@ -414,7 +414,11 @@ async fn replay_after(
     let admin = AdminBuilder::new(database::path(volume_id), store.objects()).build();
     match admin.read_manifest(Some(newest)).await {
         Ok(manifest) => Ok(manifest.map(|manifest| manifest.replay_after_wal_id())),
-        Err(error) if error.kind() == slatedb::ErrorKind::Unavailable => Err(error.into()),
+        Err(error)
+            if error.kind() == slatedb::ErrorKind::Unavailable && !StoreError::caused_by_damage(&error) =>
+        {
+            Err(error.into())
+        }
         Err(error) => {
             let object = Kind::Manifest.file(volume_id, newest);
             damages.push(Damage { object, what: format!("cannot be read: {error}") });
@@ -436,8 +440,8 @@ async fn difference(
             format!("has {size} bytes of {}", written.size)
         }
         Some(_) if content && written.hash != 0 => match store.get(&object).await {
-            Ok(bytes) if hash_of([bytes.as_ref()]) == written.hash => return Ok(None),
-            Ok(_) => "is not what was written".to_owned(),
+            Ok(bytes) if hash_of(store, [bytes.as_ref()]) == written.hash => return Ok(None),
+            Ok(_) | Err(StoreError::Damaged { .. }) => "is not what was written".to_owned(),
             // It is not needed any more.
             Err(StoreError::NotFound { .. }) => return Ok(None),
             Err(error) => return Err(error),

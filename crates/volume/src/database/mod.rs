@@ -1,6 +1,7 @@
 //! The SlateDB database of a volume: how it is opened, and helpers to read it.
 
 pub(crate) mod compaction;
+pub(crate) mod format;
 mod handle;
 pub(crate) mod ledger;
 pub(crate) mod listing;

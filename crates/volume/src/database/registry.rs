@@ -1,11 +1,14 @@
 //! The registry: which volumes a store has. One object per volume, named after it, and a second one like it in another
 //! folder: without them nothing says under which name a volume is to be found.
 
+use std::collections::BTreeMap;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use hayloft_store::{Store, StoreError};
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
+use crate::database::format::FORMAT;
 use crate::database::ledger::Damage;
 use crate::error::VolumeError;
 use crate::rights::Grant;
@@ -30,9 +33,37 @@ pub(crate) struct Registered {
     /// Device and setuid files may count.
     #[serde(default)]
     pub(crate) trusted: bool,
+    /// Which version of everything that the store has of it: see [`format`](super::format).
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub(crate) format: u32,
     /// Of all else; an entry of an older version has none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) checksum: Option<String>,
+}
+
+/// Entries without a number have to have the checksums that they had.
+fn is_zero(format: &u32) -> bool {
+    *format == 0
+}
+
+fn sum(bytes: &[u8]) -> String {
+    blake3::hash(bytes).to_hex()[..16].to_owned()
+}
+
+/// The checksum of an entry from format 1 on. It is of all fields, in the order of their names, whether they are known or not:
+/// what a later version has written can be told from damage.
+fn sum_of(entry: Value) -> String {
+    fn sorted(value: Value) -> Value {
+        match value {
+            Value::Object(fields) => {
+                let fields: BTreeMap<String, Value> = fields.into_iter().collect();
+                Value::Object(fields.into_iter().map(|(name, value)| (name, sorted(value))).collect())
+            }
+            Value::Array(items) => items.into_iter().map(sorted).collect(),
+            other => other,
+        }
+    }
+    sum(&serde_json::to_vec(&sorted(entry)).expect("plain data"))
 }
 
 const FIRST: &str = "registry";
@@ -67,6 +98,7 @@ impl Registered {
             deleting: false,
             rights: Vec::new(),
             trusted: false,
+            format: FORMAT,
             checksum: None,
         }
     }
@@ -79,13 +111,28 @@ impl Registered {
     /// What the checksum has to be.
     fn sum(&self) -> String {
         let plain = Registered { checksum: None, ..self.clone() };
-        blake3::hash(&serde_json::to_vec(&plain).expect("plain data")).to_hex()[..16].to_owned()
+        match self.format {
+            0 => sum(&serde_json::to_vec(&plain).expect("plain data")),
+            _ => sum_of(serde_json::to_value(&plain).expect("plain data")),
+        }
     }
 
-    fn parse(json: &[u8]) -> Option<Registered> {
-        let found: Registered = serde_json::from_slice(json).ok()?;
-        let is_whole = found.checksum.as_ref().is_none_or(|sum| *sum == found.sum());
-        is_whole.then_some(Registered { checksum: None, ..found })
+    fn parse(json: &[u8]) -> Read {
+        let Ok(Value::Object(mut fields)) = serde_json::from_slice(json) else { return Read::Damaged };
+        let checksum = fields.remove("checksum");
+        let format = fields.get("format").and_then(Value::as_u64).unwrap_or(0);
+        // Before anything else is believed of it, the number included.
+        if format > 0 && checksum.and_then(|sum| Some(sum.as_str()? == sum_of(fields.into()))) != Some(true) {
+            return Read::Damaged;
+        }
+        if format > FORMAT.into() {
+            return Read::Newer(format);
+        }
+        let Ok(found) = serde_json::from_slice::<Registered>(json) else { return Read::Damaged };
+        match found.checksum.as_ref().is_none_or(|sum| *sum == found.sum()) {
+            true => Read::Entry(Registered { checksum: None, ..found }),
+            false => Read::Damaged,
+        }
     }
 }
 
@@ -110,6 +157,10 @@ pub(crate) async fn read(store: &Store, name: &str) -> Result<Registered, Volume
     let first = read_one(store, FIRST, name).await?;
     let second = read_one(store, SECOND, name).await?;
     let (entry, bad) = match (first, second) {
+        // What this version does not know it does not mend either.
+        (Read::Newer(format), _) | (_, Read::Newer(format)) => {
+            return Err(VolumeError::Newer { volume: name.to_owned(), format });
+        }
         (Read::Entry(first), Read::Entry(second)) if first == second => return Ok(first),
         (Read::Nothing, Read::Nothing) => return Err(VolumeError::NoVolume(name.to_owned())),
         // An update reaches the first one first.
@@ -134,16 +185,20 @@ pub(crate) async fn read(store: &Store, name: &str) -> Result<Registered, Volume
     Ok(entry)
 }
 
+#[derive(Debug, PartialEq, Eq)]
 enum Read {
     Entry(Registered),
     Nothing,
     Damaged,
+    /// Of a format that is not known yet.
+    Newer(u64),
 }
 
 async fn read_one(store: &Store, folder: &str, name: &str) -> Result<Read, VolumeError> {
     match store.get(&path(folder, name)).await {
         Err(StoreError::NotFound { .. }) => Ok(Read::Nothing),
-        read => Ok(Registered::parse(&read?).map_or(Read::Damaged, Read::Entry)),
+        Err(StoreError::Damaged { .. }) => Ok(Read::Damaged),
+        read => Ok(Registered::parse(&read?)),
     }
 }
 
@@ -171,6 +226,47 @@ pub(crate) async fn names(store: &Store) -> Result<Vec<String>, VolumeError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// An entry as servers wrote it before there were formats, with its checksum.
+    const FIRST_FORMAT: &str = r#"{
+  "id": "326f124e412b92f00385d1420f7dcbdf",
+  "created_secs": 1795558828,
+  "quota_bytes": 0,
+  "quota_inodes": 7,
+  "root": [
+    493,
+    0,
+    0
+  ],
+  "deleting": false,
+  "rights": [],
+  "trusted": true,
+  "checksum": "2c20ce9089994fee"
+}"#;
+
+    #[test]
+    fn entries_of_the_first_format_are_read_and_damage_of_them_is_noticed() {
+        let Read::Entry(entry) = Registered::parse(FIRST_FORMAT.as_bytes()) else { panic!("not read") };
+        assert_eq!((entry.format, entry.quota_inodes, entry.trusted), (0, 7, true));
+        assert_eq!(entry.json(), FIRST_FORMAT.as_bytes(), "an older server could read what is written");
+        let damaged = FIRST_FORMAT.replace("493", "511");
+        assert_eq!(Registered::parse(damaged.as_bytes()), Read::Damaged);
+    }
+
+    #[test]
+    fn entries_of_a_later_format_are_known_as_that_whatever_else_they_have() {
+        let mut later = serde_json::json!({ "format": 9, "id": { "z": 1, "of": ["another", "kind"] } });
+        later["checksum"] = sum_of(later.clone()).into();
+        let later = later.to_string();
+        assert_eq!(Registered::parse(later.as_bytes()), Read::Newer(9));
+        assert_eq!(Registered::parse(later.replace("kind", "sort").as_bytes()), Read::Damaged);
+        // One bit: of format 1 it would be 9.
+        let own = Registered::new(1, 2, (0o755, 0, 0));
+        let flipped = String::from_utf8(own.json()).unwrap().replace("\"format\": 1", "\"format\": 9");
+        assert_eq!(Registered::parse(flipped.as_bytes()), Read::Damaged);
+        let own = Registered::new(1, 2, (0o755, 0, 0));
+        assert_eq!(Registered::parse(&own.json()), Read::Entry(own));
+    }
 
     #[test]
     fn names_of_volumes() {

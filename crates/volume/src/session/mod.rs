@@ -17,7 +17,7 @@ use hayloft_model::{Ino, InoRange, SessionId};
 use hayloft_transport::Peer;
 use hayloft_wire::server_message::Body as Answer;
 use hayloft_wire::{
-    Claim, Claimed, FailureCode, Hello, InodeRowMessage, LostPeer, PROTOCOL, SessionInfo, Welcome,
+    Claim, Claimed, FailureCode, Hello, InodeRowMessage, LostPeer, SessionInfo, Spoken, Welcome, agree,
 };
 use prost::Message;
 use slatedb::WriteBatch;
@@ -50,6 +50,8 @@ pub(crate) struct Session {
     pub(crate) uncertain: bool,
     /// It was there when the volume was opened, and has not claimed since: it may bring back what was lost then.
     pub(crate) may_bring: bool,
+    /// The protocol of its last connection, and the client's release.
+    spoken: (u32, String),
     /// Ends the connection that speaks for it.
     hang_up: Arc<Notify>,
 }
@@ -75,6 +77,7 @@ impl Session {
             failed: None,
             uncertain: false,
             may_bring: false,
+            spoken: Default::default(),
             hang_up: Arc::default(),
         }
     }
@@ -142,9 +145,7 @@ impl Volume {
         connection: u64,
         hang_up: &Arc<Notify>,
     ) -> Result<Begun, VolumeError> {
-        if hello.protocol != PROTOCOL {
-            return Err(VolumeError::Protocol { client: hello.protocol, server: PROTOCOL });
-        }
+        let agreed = agree(&hello.spoken(), &Spoken::ours())?;
         if hello.session == 0 {
             return Err(VolumeError::Invalid("session number 0"));
         }
@@ -180,6 +181,7 @@ impl Volume {
                 old.notify_one();
             }
             session.failed = None;
+            session.spoken = (agreed.protocol, hello.release.clone());
             session.heard.store(self.shared.uptime_ms(), Relaxed);
             (session.row.last_sequence, Arc::clone(&session.heard), Arc::clone(&session.worked))
         };
@@ -196,6 +198,9 @@ impl Volume {
             mark: self.mark(),
             goes_on,
             trusted: self.registered.lock().trusted,
+            protocol: agreed.protocol,
+            features: agreed.features,
+            needs: Spoken::ours().needs,
         };
         Ok(Begun { welcome, heard, worked, mark: self.shared_mark() })
     }
@@ -348,6 +353,8 @@ impl Volume {
                 lag_ms: sharing.lag_ms(*id, now_ms),
                 locks: self.locks.count(*id),
                 last_sequence: session.row.last_sequence,
+                protocol: session.spoken.0,
+                release: session.spoken.1.clone(),
             }
         });
         let mut clients: Vec<SessionInfo> = clients.collect();

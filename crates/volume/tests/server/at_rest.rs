@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use hayloft_model::{Content, FileKind};
-use hayloft_store::{Codec, decode_chunk};
+use hayloft_store::{Codec, StoreKey, decode_chunk};
 use hayloft_wire::client_message::Body as Ask;
 use hayloft_wire::server_message::Body as Answer;
 use hayloft_wire::{CheckVolume, Failed, FailureCode, FetchContent, Hello};
@@ -167,7 +167,12 @@ fn copy(from: &Path, to: &Path) {
 }
 
 fn quick(store: &Path) -> hayloft_volume::Config {
+    quick_with(store, None)
+}
+
+fn quick_with(store: &Path, key: Option<&StoreKey>) -> hayloft_volume::Config {
     let mut config = config(store);
+    config.key = key.cloned();
     // What was answered is to be durable.
     config.window = Duration::ZERO;
     config
@@ -175,7 +180,11 @@ fn quick(store: &Path) -> hayloft_volume::Config {
 
 /// A store with the files, whose server has gone in order or not.
 fn stopped(store: &Path, in_order: bool) {
-    let (running, mut client) = opened(quick(store));
+    stopped_with(store, in_order, None);
+}
+
+fn stopped_with(store: &Path, in_order: bool, key: Option<&StoreKey>) {
+    let (running, mut client) = opened(quick_with(store, key));
     write(&mut client);
     drop(client);
     if in_order {
@@ -185,10 +194,10 @@ fn stopped(store: &Path, in_order: bool) {
     }
 }
 
-fn table(in_order: bool) {
+fn table(in_order: bool, key: Option<&StoreKey>) {
     let folder = tempfile::tempdir().unwrap();
     let whole = folder.path().join("whole");
-    stopped(&whole, in_order);
+    stopped_with(&whole, in_order, key);
     let (mut told, mut harmless) = (0, 0);
     let mut failures = Vec::new();
     for (kind, paths) in objects(&whole) {
@@ -200,7 +209,7 @@ fn table(in_order: bool) {
                 harm.to(&store.join(object));
                 let began = Instant::now();
                 let what = format!("{kind}: {} {harm:?}, in order: {in_order}", object.display());
-                let running = Running::start(quick(&store));
+                let running = Running::start(quick_with(&store, key));
                 let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| read(&running)));
                 let checked = check(&running, true);
                 let took = began.elapsed();
@@ -236,12 +245,19 @@ fn table(in_order: bool) {
 
 #[test]
 fn damage_after_a_stop_in_order_is_told_or_harms_nothing() {
-    table(true);
+    table(true, None);
 }
 
 #[test]
 fn damage_after_a_crash_is_told_or_harms_nothing() {
-    table(false);
+    table(false, None);
+}
+
+#[test]
+fn damage_of_an_encrypted_store_is_told_or_harms_nothing() {
+    let key = StoreKey::new([5; 32]);
+    table(true, Some(&key));
+    table(false, Some(&key));
 }
 
 #[test]
@@ -301,9 +317,18 @@ fn a_check_names_damaged_content_by_its_path() {
 
 #[test]
 fn scrubbing_reads_every_object_and_names_those_that_are_damaged() {
+    scrubbed(None);
+}
+
+#[test]
+fn scrubbing_reads_every_object_of_an_encrypted_store() {
+    scrubbed(Some(&StoreKey::new([6; 32])));
+}
+
+fn scrubbed(key: Option<&StoreKey>) {
     let folder = tempfile::tempdir().unwrap();
-    stopped(folder.path(), true);
-    let running = Running::start(quick(folder.path()));
+    stopped_with(folder.path(), true, key);
+    let running = Running::start(quick_with(folder.path(), key));
     let scrub = || {
         let scrub = CheckVolume { name: "vol".into(), scrub: true, ..CheckVolume::default() };
         let Ok(Answer::Checked(checked)) = Client::connect(running.address).ask(Ask::CheckVolume(scrub))
@@ -324,7 +349,11 @@ fn scrubbing_reads_every_object_and_names_those_that_are_damaged() {
     }
     // The registry mends itself.
     Harm::Flipped(5).to(&objects["registry"][0]);
-    let entry = fs::read(&objects["registry-copy"][0]).unwrap();
+    let damaged = fs::read(&objects["registry"][0]).unwrap();
     scrub();
-    assert_eq!(fs::read(&objects["registry"][0]).unwrap(), entry);
+    let mended = fs::read(&objects["registry"][0]).unwrap();
+    match key {
+        None => assert_eq!(mended, fs::read(&objects["registry-copy"][0]).unwrap()),
+        Some(_) => assert!(mended != damaged && mended.len() == damaged.len()),
+    }
 }

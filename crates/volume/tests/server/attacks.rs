@@ -281,7 +281,7 @@ fn what_administrators_do_is_in_the_audit_log() {
 fn a_server_does_not_listen_for_other_hosts_without_certificates() {
     let folder = tempfile::tempdir().unwrap();
     let mut config = config(folder.path());
-    config.listen = "0.0.0.0:0".parse().unwrap();
+    config.listen = Some("0.0.0.0:0".parse().unwrap());
     let runtime = tokio::runtime::Runtime::new().unwrap();
     let error = runtime.block_on(hayloft_volume::Server::start(config)).err().unwrap();
     assert!(matches!(error, hayloft_volume::ServerError::Open { .. }), "{error}");

@@ -14,3 +14,4 @@ mod replay;
 mod sharing;
 mod small;
 mod space;
+mod versions;

@@ -1,7 +1,7 @@
 //! What is said to the server, and waiting for what it answers.
 
 use std::io;
-use std::net::{Shutdown, TcpStream};
+use std::net::Shutdown;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -12,6 +12,7 @@ use hayloft_wire::server_message::Body as Answer;
 use hayloft_wire::{Ack, CancelLock, ClientMessage, frame};
 use parking_lot::MutexGuard;
 use rustix::event::{PollFd, PollFlags, Timespec};
+use socket2::Socket;
 
 use crate::host::moment::Moment;
 use crate::session::link::{CallError, INTERRUPT_POLL, Link, Waiting};
@@ -259,13 +260,13 @@ impl Link {
     /// by now.
     pub(crate) fn try_send_on(&self, connection: u64, body: Ask) -> Option<bool> {
         let mut writer = self.writer.try_lock()?;
-        let has_room = |stream: &TcpStream| {
+        let has_room = |stream: &Socket| {
             let mut polled = [PollFd::new(stream, PollFlags::OUT)];
             matches!(rustix::event::poll(&mut polled, Some(&Timespec::default())), Ok(1))
         };
         match writer.as_ref() {
             Some((of, stream)) if *of == connection && self.can_be_used(connection) => {
-                if !has_room(stream.socket()) {
+                if !has_room(&stream.socket()) {
                     return None;
                 }
             }

@@ -1,7 +1,7 @@
 //! Connecting, again and again, going on with the session there, or beginning another one.
 
 use std::io;
-use std::net::{Shutdown, TcpStream};
+use std::net::Shutdown;
 use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicU8, AtomicU64};
 use std::sync::{Arc, OnceLock};
@@ -11,8 +11,11 @@ use hayloft_model::Sequence;
 use hayloft_transport::{ConnectError, Dial, Receiving, Refusal, Sending, refusal};
 use hayloft_wire::client_message::Body as Ask;
 use hayloft_wire::server_message::Body as Answer;
-use hayloft_wire::{Claim, ClientMessage, Entry, Failed, FailureCode, Hello, ServerMessage, Welcome, frame};
+use hayloft_wire::{
+    Claim, ClientMessage, Entry, Failed, FailureCode, Hello, ServerMessage, Spoken, Welcome, agree, frame,
+};
 use parking_lot::{Condvar, Mutex};
+use socket2::Socket;
 
 use crate::error::MountError;
 use crate::host;
@@ -40,8 +43,13 @@ impl Link {
         stats: Arc<Stats>,
         clock: Arc<Clock>,
     ) -> Result<Opened, MountError> {
+        let ours = Spoken::ours();
         let hello = Hello {
-            protocol: hayloft_wire::PROTOCOL,
+            protocol: ours.newest,
+            oldest: ours.oldest,
+            features: ours.features,
+            needs: ours.needs,
+            release: ours.release.to_string(),
             volume: volume.to_string(),
             session: host::random(),
             host_id: host::id(),
@@ -185,6 +193,11 @@ impl Link {
                 }
                 Ok(Greeting::Refused(failed)) if failed.code() == FailureCode::SessionEnded => {
                     self.replace(&failed, receiver);
+                }
+                // A server of a version that this one does not understand among them: it may be set back.
+                Ok(Greeting::Refused(failed)) if reported.elapsed() > Duration::from_secs(10) => {
+                    reported = Instant::now();
+                    tracing::warn!(reason = failed.message, server = %self.address, "the server does not take the session");
                 }
                 Ok(Greeting::Refused(failed)) => tracing::debug!(reason = failed.message, "not resumed yet"),
                 Err(error) if error.is_final() => {
@@ -379,9 +392,9 @@ fn with_cause(error: &ConnectError) -> String {
     cause.map_or_else(|| error.to_string(), |cause| format!("{error}: {cause}"))
 }
 
-/// A server whose host vanishes without a word is noticed within some ten seconds.
+/// A server whose host vanishes without a word is noticed within some ten seconds. One on this host has nothing to set.
 #[allow(unsafe_code)]
-fn notice_dead_peers(stream: &TcpStream) {
+fn notice_dead_peers(stream: &Socket) {
     let set = |level, name, value: libc::c_int| {
         // SAFETY: the descriptor is open and the value is a c_int of the size given.
         unsafe {
@@ -417,7 +430,7 @@ fn greet(
         Some(refusal) => ConnectError::Refused(refusal),
         None => ConnectError::Unreachable(error),
     };
-    notice_dead_peers(sending.socket());
+    notice_dead_peers(&sending.socket());
     let ask = Ask::Hello(hello.clone());
     stats.count_request(&ask);
     let mut bytes = Vec::new();
@@ -434,6 +447,14 @@ fn greet(
     reader.socket().set_read_timeout(None).map_err(failed)?;
     match message.and_then(|message| message.body) {
         Some(Answer::Welcome(welcome)) => {
+            if let Err(mismatch) = agree(&Spoken::ours(), &welcome.spoken()) {
+                let code = FailureCode::Protocol as i32;
+                return Ok(Greeting::Refused(Failed {
+                    code,
+                    message: mismatch.to_string(),
+                    ..Failed::default()
+                }));
+            }
             clock.hear(welcome.server_time_nanos, sent);
             Ok(Greeting::Welcome(Box::new((sending, reader, welcome))))
         }

@@ -8,7 +8,7 @@ mod line;
 mod reading;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::net::{Shutdown, TcpStream};
+use std::net::Shutdown;
 use std::sync::atomic::{AtomicU8, AtomicU64};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
@@ -20,6 +20,7 @@ use hayloft_wire::client_message::Body as Ask;
 use hayloft_wire::server_message::Body as Answer;
 use hayloft_wire::{Claim, ClientMessage, Entry, Failed, Hello, Welcome};
 use parking_lot::{Condvar, Mutex};
+use socket2::Socket;
 
 pub(crate) use self::line::Line;
 use crate::host::clock::Clock;
@@ -194,7 +195,7 @@ pub(crate) struct Link {
     /// Lock order: after `state` is released, or alone; writing may block.
     writer: Mutex<Option<(u64, Sending)>>,
     /// The same connection, to break it off while somebody writes.
-    breaker: Mutex<Option<(u64, TcpStream)>>,
+    breaker: Mutex<Option<(u64, Socket)>>,
     stats: Arc<Stats>,
     clock: Arc<Clock>,
     /// How long the server keeps what a silent session holds.

@@ -1,0 +1,79 @@
+//! An object that comes in parts.
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use chacha20poly1305::XChaCha20Poly1305;
+use object_store::{MultipartUpload, PutPayload, PutResult, Result, UploadPart};
+
+use crate::sealed::blocks::{BLOCK, Blocks, Id};
+
+/// Encrypts the parts of an object on their way. The last block is known as that when no more comes.
+#[derive(Debug)]
+pub(super) struct Upload {
+    inner: Box<dyn MultipartUpload>,
+    cipher: Cipher,
+    path: String,
+    id: Id,
+    next: u64,
+    /// Content that is in no block yet.
+    rest: Vec<u8>,
+}
+
+struct Cipher(XChaCha20Poly1305);
+
+impl std::fmt::Debug for Cipher {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Cipher")
+    }
+}
+
+impl Upload {
+    pub(super) fn new(
+        inner: Box<dyn MultipartUpload>,
+        cipher: XChaCha20Poly1305,
+        path: String,
+        id: Id,
+    ) -> Upload {
+        Upload { inner, cipher: Cipher(cipher), path, id, next: 0, rest: Vec::new() }
+    }
+
+    /// Encrypts what has come: whole blocks, except the last one until `is_last`.
+    fn seal(&mut self, is_last: bool) -> Vec<u8> {
+        let mut blocks = Blocks::new(&self.cipher.0, &self.path);
+        let (mut out, mut taken) = (Vec::new(), 0);
+        let block = BLOCK as usize;
+        while self.rest.len() - taken > block {
+            let content = &self.rest[taken..taken + block];
+            blocks.seal(&self.id, self.next, false, &mut out, |out| out.extend_from_slice(content));
+            (taken, self.next) = (taken + block, self.next + 1);
+        }
+        if is_last {
+            let content = &self.rest[taken..];
+            blocks.seal(&self.id, self.next, true, &mut out, |out| out.extend_from_slice(content));
+            taken = self.rest.len();
+        }
+        self.rest.drain(..taken);
+        out
+    }
+}
+
+#[async_trait]
+impl MultipartUpload for Upload {
+    fn put_part(&mut self, data: PutPayload) -> UploadPart {
+        data.iter().for_each(|part| self.rest.extend_from_slice(part));
+        match self.seal(false) {
+            sealed if sealed.is_empty() => Box::pin(std::future::ready(Ok(()))),
+            sealed => self.inner.put_part(Bytes::from(sealed).into()),
+        }
+    }
+
+    async fn complete(&mut self) -> Result<PutResult> {
+        let sealed = self.seal(true);
+        self.inner.put_part(Bytes::from(sealed).into()).await?;
+        self.inner.complete().await
+    }
+
+    async fn abort(&mut self) -> Result<()> {
+        self.inner.abort().await
+    }
+}
