@@ -1,12 +1,13 @@
 //! What client and server say to each other: Protocol Buffers messages, their framing, and checked
 //! conversions to the types of `hayloft-model`.
 //!
-//! A connection carries frames both ways: a length (u32, little endian) and that many bytes of one
+//! A connection carries frames both ways: a length, checks ([`frame`]), and the bytes of one
 //! encoded [`ClientMessage`] or [`ServerMessage`]. Order matters and is kept: what is sent first takes
 //! effect first. The rows in a volume's tables have the same encoding as in messages.
 
 mod admin;
 mod batches;
+mod check;
 mod convert;
 pub mod frame;
 pub mod listing;
@@ -16,9 +17,11 @@ mod reading;
 mod rows;
 mod session;
 mod sharing;
+pub mod weight;
 
 pub use admin::*;
 pub use batches::*;
+pub use check::BatchCheck;
 pub use convert::{InvalidMessage, decode_blocks, encode_blocks, error_code, error_of};
 pub use locks::LockKind;
 pub use messages::*;
@@ -28,7 +31,7 @@ pub use session::*;
 pub use sharing::*;
 
 /// The version of the protocol that this crate speaks; a server refuses any other.
-pub const PROTOCOL: u32 = 7;
+pub const PROTOCOL: u32 = 8;
 
 /// Largest frame that a peer accepts, bytes. Larger answers are sent in parts.
 pub const FRAME_MAX: usize = 64 << 20;
