@@ -9,13 +9,13 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 pub(crate) const FREE_BYTES: usize = 128 << 10;
 
 /// Bytes of larger frames that arrive at a time, all connections together.
-const FRAMES_BYTES: usize = 64 << 20;
+const FRAMES_BYTES: usize = 32 << 20;
 
 /// Bytes of batches that are not committed and not in the store yet, all connections together.
-const BATCHES_BYTES: usize = 128 << 20;
+const BATCHES_BYTES: usize = 96 << 20;
 
 /// Bytes of answers that wait to be read, beyond one for each connection.
-const ANSWERS_BYTES: usize = 128 << 20;
+const ANSWERS_BYTES: usize = 96 << 20;
 
 /// Requests that wait for other sessions, beyond [`WAITING_FREE`] for each connection.
 const WAITING: usize = 1 << 15;

@@ -1,5 +1,6 @@
 //! What a message comes to in memory, seen before it is decoded: one of many small parts takes far more than its bytes.
 
+use crate::RecordMessage;
 use crate::frame::FrameError;
 
 /// Most bytes of one message of a client, but for those that are lists.
@@ -19,13 +20,17 @@ const RECORDS: [u64; 2] = [8, 12];
 /// `Ack`, `LetGo`, `Claim`, `Release` and `GiveBack`.
 const LISTS: [u64; 5] = [16, 17, 18, 33, 35];
 
-/// Whether a message of a client, encoded, keeps the limits above. Decoded it takes some 300 bytes for each record or item, and 40
-/// for each of its other bytes, at most.
+/// Bytes of memory that a record takes beside its own.
+const RECORD: usize = size_of::<RecordMessage>();
+
+/// Looks whether a message of a client, encoded, keeps the limits above. Returns about how many bytes of memory it takes when it is
+/// decoded.
 ///
 /// # Errors
 /// It does not, or is no message.
-pub fn check(message: &[u8]) -> Result<(), FrameError> {
+pub fn check(message: &[u8]) -> Result<usize, FrameError> {
     let len = message.len();
+    let mut weight = len;
     for field in Fields(message) {
         let (tag, Some(body)) = field? else { continue };
         let (bytes_max, items_max) = match tag {
@@ -47,8 +52,11 @@ pub fn check(message: &[u8]) -> Result<(), FrameError> {
                 return Err(FrameError::TooMany { limit: items_max });
             }
         }
+        if RECORDS.contains(&tag) {
+            weight += items * RECORD;
+        }
     }
-    Ok(())
+    Ok(weight)
 }
 
 /// The fields of an encoded message: tags, and the bytes of those that have a length.
@@ -111,7 +119,7 @@ mod tests {
 
     use super::*;
     use crate::client_message::Body;
-    use crate::{Claim, ClientMessage, Commit, Enter, RecordMessage, Records, record_message};
+    use crate::{Claim, ClientMessage, Commit, Enter, Records, record_message};
 
     fn encoded(body: Body) -> Vec<u8> {
         ClientMessage { request: 7, body: Some(body) }.encode_to_vec()
@@ -124,7 +132,8 @@ mod tests {
     #[test]
     fn messages_of_too_many_parts_are_refused_before_they_are_decoded() {
         let too_many = |body| matches!(check(&encoded(body)), Err(FrameError::TooMany { .. }));
-        assert!(check(&encoded(Body::Records(Records { records: records(RECORDS_MAX) }))).is_ok());
+        let full = check(&encoded(Body::Records(Records { records: records(RECORDS_MAX) }))).unwrap();
+        assert!(full > RECORDS_MAX * size_of::<RecordMessage>());
         assert!(too_many(Body::Records(Records { records: records(RECORDS_MAX + 1) })));
         assert!(too_many(Body::Commit(Commit { records: records(RECORDS_MAX + 1), ..Commit::default() })));
         // What 16 MiB of nothing would come to.

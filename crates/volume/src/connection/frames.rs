@@ -68,19 +68,18 @@ impl Frames {
         self.opener.set_limit(weight::LIST_MAX);
     }
 
-    /// Takes the next message that is there, with the room that it takes.
+    /// Takes the next message that is there, with the bytes that it takes, and its room while it arrives.
     pub(crate) async fn take(&mut self, room: &Room) -> Result<Option<(ClientMessage, usize, Held)>, Over> {
         let Some(bytes) = self.opener.take_bytes(&mut self.buffer)? else { return Ok(None) };
         self.due = (!self.buffer.is_empty()).then(|| Instant::now() + self.time);
-        weight::check(&bytes)?;
-        let len = bytes.len();
-        let one = match len > FREE_BYTES {
+        let weight = weight::check(&bytes)?;
+        let one = match weight > FREE_BYTES {
             true => room.decoding.acquire().await.ok(),
             false => None,
         };
         let message = decode(bytes)?;
         drop(one);
-        Ok(Some((message, len, self.held.take())))
+        Ok(Some((message, weight, self.held.take())))
     }
 
     /// Returns when the client has gone. Nothing is lost when it is dropped before.

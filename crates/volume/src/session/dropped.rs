@@ -18,7 +18,7 @@ const SESSIONS_MAX: usize = 4096;
 const DROPPED_MAX: usize = 64;
 
 /// Sessions that are ended at a time.
-const ENDED_AT_A_TIME: usize = 64;
+const ENDED_AT_A_TIME: usize = 16;
 
 impl Volume {
     /// Makes room for one more session: those that were dropped, and own nothing, have to go for it. The caller has the turn.

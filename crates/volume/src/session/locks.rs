@@ -17,8 +17,11 @@ use crate::error::VolumeError;
 use crate::replies::Replies;
 use crate::volume::Volume;
 
-/// Most requests of all sessions that wait.
-const WAITS_MAX: usize = 1 << 16;
+/// Most requests of all sessions that wait, beyond [`WAITS_FREE`] of each: one more costs the more, the more there are.
+const WAITS_MAX: usize = 1 << 13;
+
+/// Requests of one session that may wait in any case.
+const WAITS_FREE: usize = 64;
 
 /// Most requests of one session that wait: the client bounds its own below that.
 const SESSION_WAITS_MAX: usize = 1024;
@@ -134,10 +137,11 @@ impl Locks {
         let asker = Asker { session, request, replies: replies.clone() };
         let mut state = self.state.lock();
         let waits = state.early.len() + state.waiting.len();
-        if waits >= WAITS_MAX {
+        let of_session = state.waits_of(session);
+        if waits >= WAITS_MAX && of_session >= WAITS_FREE {
             return Err(VolumeError::Limit { what: "requests that wait for locks", limit: WAITS_MAX });
         }
-        if state.waits_of(session) >= SESSION_WAITS_MAX {
+        if of_session >= SESSION_WAITS_MAX {
             return Err(VolumeError::Limit {
                 what: "requests of one session that wait for locks",
                 limit: SESSION_WAITS_MAX,

@@ -340,7 +340,7 @@ fn nobody_makes_inodes_under_numbers_of_others() {
     }
     two.commit(1, &file(of_two.end - 1), (0, 1)).unwrap();
     // Its own row may be changed.
-    two.commit(2, &[put(of_two.end - 1, file_in(1, Content::None, 7))], (0, 0)).unwrap();
+    two.commit(2, &[put(of_two.end - 1, file_in(1, Content::None, 7))], (7, 0)).unwrap();
     drop(one);
     assert_eq!(running.problems(), [""; 0]);
     running.shutdown();
