@@ -20,19 +20,31 @@ const RECORDS: [u64; 2] = [8, 12];
 /// `Ack`, `LetGo`, `Claim`, `Release` and `GiveBack`.
 const LISTS: [u64; 5] = [16, 17, 18, 33, 35];
 
+/// What a message comes to.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Weight {
+    /// Bytes of memory that it takes, about.
+    pub bytes: usize,
+    /// It is a part of a batch, or its commit: it may have to wait in memory.
+    pub is_of_batch: bool,
+}
+
+/// Tag of `Content`.
+const CONTENT: u64 = 7;
+
 /// Bytes of memory that a record takes beside its own.
 const RECORD: usize = size_of::<RecordMessage>();
 
-/// Looks whether a message of a client, encoded, keeps the limits above. Returns about how many bytes of memory it takes when it is
-/// decoded.
+/// Looks whether a message of a client, encoded, keeps the limits above. Returns what it is about when it is decoded.
 ///
 /// # Errors
 /// It does not, or is no message.
-pub fn check(message: &[u8]) -> Result<usize, FrameError> {
+pub fn check(message: &[u8]) -> Result<Weight, FrameError> {
     let len = message.len();
-    let mut weight = len;
+    let mut weight = Weight { bytes: len, is_of_batch: false };
     for field in Fields(message) {
         let (tag, Some(body)) = field? else { continue };
+        weight.is_of_batch |= tag == CONTENT || RECORDS.contains(&tag);
         let (bytes_max, items_max) = match tag {
             _ if LISTS.contains(&tag) => (LIST_MAX, ITEMS_MAX),
             _ if RECORDS.contains(&tag) => (MESSAGE_MAX, RECORDS_MAX),
@@ -53,7 +65,7 @@ pub fn check(message: &[u8]) -> Result<usize, FrameError> {
             }
         }
         if RECORDS.contains(&tag) {
-            weight += items * RECORD;
+            weight.bytes += items * RECORD;
         }
     }
     Ok(weight)
@@ -133,7 +145,7 @@ mod tests {
     fn messages_of_too_many_parts_are_refused_before_they_are_decoded() {
         let too_many = |body| matches!(check(&encoded(body)), Err(FrameError::TooMany { .. }));
         let full = check(&encoded(Body::Records(Records { records: records(RECORDS_MAX) }))).unwrap();
-        assert!(full > RECORDS_MAX * size_of::<RecordMessage>());
+        assert!(full.is_of_batch && full.bytes > RECORDS_MAX * size_of::<RecordMessage>());
         assert!(too_many(Body::Records(Records { records: records(RECORDS_MAX + 1) })));
         assert!(too_many(Body::Commit(Commit { records: records(RECORDS_MAX + 1), ..Commit::default() })));
         // What 16 MiB of nothing would come to.

@@ -98,7 +98,7 @@ fn answers() -> Vec<ServerMessage> {
         Answer::Welcome(Welcome { root: Some(inode_row()), ..Welcome::default() }),
         Answer::Listings(Listings { dirs: vec![listing], ..Listings::default() }),
         Answer::Inode(InodeAnswer { inode: Some(inode_row()), own: true, split: false }),
-        Answer::Event(Event { number: 4, body: Some(EventBody::Apply(apply)), ..Event::default() }),
+        Answer::Event(Event { number: 4, body: Some(EventBody::Apply(apply)) }),
         Answer::Changed(Changed { error: 2, ..Changed::default() }),
         Answer::Pages(Pages { pages: vec![PageRow { page: 1, blocks: vec![3; 36].into() }] }),
     ];

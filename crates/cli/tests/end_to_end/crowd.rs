@@ -118,7 +118,7 @@ impl Bad {
                 Ok(())
             }
             // Messages of very many parts, and records that are never committed.
-            7 if self.request % 2 == 0 => {
+            7 if self.request.is_multiple_of(2) => {
                 self.say(Body::Records(Records { records: vec![RecordMessage::default(); 8000] }))
             }
             7 => self.say(Body::Records(Records { records: vec![RecordMessage::default(); 500_000] })),

@@ -7,21 +7,26 @@ use std::time::{Duration, Instant};
 use hayloft_wire::client_message::Body;
 use hayloft_wire::server_message::Body as Answer;
 use hayloft_wire::{ClientMessage, LockKind, Pong};
-use tokio::sync::Semaphore;
 
 use crate::admin;
 use crate::admin::stats::type_of;
 use crate::connection::Connection;
+use crate::connection::frames::Taken;
 use crate::connection::intake::Ordered;
 use crate::error::VolumeError;
 use crate::room::{Held, units};
 
 /// How long a part of a batch waits for room; then the batch has to be sent anew, and gives its own back.
-const BATCH_PATIENCE: Duration = Duration::from_secs(5);
+const BATCH_PATIENCE: Duration = Duration::from_secs(15);
 
 impl Connection {
     /// Sends a message to where it is handled; an error ends the connection.
-    pub(super) async fn dispatch(&mut self, message: ClientMessage, len: usize) -> Result<(), ()> {
+    pub(super) async fn dispatch(
+        &mut self,
+        message: ClientMessage,
+        held: Held,
+        is_crowded: bool,
+    ) -> Result<(), ()> {
         let started = Instant::now();
         let request = message.request;
         let Some(body) = message.body else {
@@ -58,7 +63,7 @@ impl Connection {
                 }
                 Ok(())
             }
-            (body, Some(_)) => self.dispatch_mounted(request, body, started, len).await,
+            (body, Some(_)) => self.dispatch_mounted(request, body, started, (held, is_crowded)).await,
             (body, None) if admin::is_admin(&body) => self.beside(request, body, started, None).await,
             (_, None) => {
                 self.replies
@@ -75,7 +80,7 @@ impl Connection {
         request: u64,
         body: Body,
         started: Instant,
-        len: usize,
+        (held, is_crowded): (Held, bool),
     ) -> Result<(), ()> {
         let Some(mounted) = &self.mounted else { return Err(()) };
         let (volume, session) = (Arc::clone(&mounted.volume), mounted.session);
@@ -91,8 +96,6 @@ impl Connection {
         }
         match body {
             body @ (Body::Content(_) | Body::Records(_) | Body::Commit(_)) => {
-                let held = self.room_for(&mounted.free, len).await;
-                let is_crowded = held.is_none() && !matches!(body, Body::Commit(_));
                 let ordered = Ordered { held, is_crowded, ..Ordered::new(request, body, started) };
                 return mounted.ordered.send(ordered).await.map_err(|_| ());
             }
@@ -158,14 +161,19 @@ impl Connection {
         Ok(())
     }
 
-    /// Room for a part of a batch: of the connection's own, else of all. `None`: there is none for too long.
-    async fn room_for(&self, free: &Arc<Semaphore>, len: usize) -> Held {
-        let units = units(len);
-        if let Ok(own) = Arc::clone(free).try_acquire_many_owned(units) {
-            return Some(own);
+    /// Room for a part of a batch: of the connection's own, else of all. `true`: there is none for too long.
+    pub(super) async fn room_for(&self, taken: &Taken) -> (Held, bool) {
+        let Some(mounted) = self.mounted.as_ref().filter(|_| taken.weight.is_of_batch) else {
+            return (None, false);
+        };
+        let units = units(taken.weight.bytes);
+        if let Ok(own) = Arc::clone(&mounted.free).try_acquire_many_owned(units) {
+            return (Some(own), false);
         }
         let of_all = Arc::clone(&self.shared.room.batches).acquire_many_owned(units);
-        tokio::time::timeout(BATCH_PATIENCE, of_all).await.ok().and_then(Result::ok)
+        let of_all = tokio::time::timeout(BATCH_PATIENCE, of_all).await.ok().and_then(Result::ok);
+        let is_crowded = of_all.is_none();
+        (of_all, is_crowded)
     }
 }
 

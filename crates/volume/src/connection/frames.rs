@@ -7,7 +7,7 @@ use bytes::{Bytes, BytesMut};
 use hayloft_transport::Incoming;
 use hayloft_wire::ClientMessage;
 use hayloft_wire::frame::{self, FrameError, HEADER, Opener};
-use hayloft_wire::weight;
+use hayloft_wire::weight::{self, Weight};
 use tokio::time::Instant;
 
 use crate::room::{FREE_BYTES, Held, Room, units};
@@ -16,7 +16,7 @@ use crate::room::{FREE_BYTES, Held, Room, units};
 pub(crate) const FIRST_MAX: usize = 64 << 10;
 
 /// Bytes that are read at a time from a session, and from who has none.
-const READ_BUFFER: usize = 128 << 10;
+const READ_BUFFER: usize = 64 << 10;
 const READ_FIRST: usize = 4 << 10;
 
 /// Why no more is read.
@@ -32,6 +32,26 @@ pub(crate) enum Over {
     Idle,
     #[error("the connection broke")]
     Broken,
+}
+
+/// A message that is not decoded yet.
+pub(crate) struct Taken {
+    bytes: Bytes,
+    /// What it takes, decoded.
+    pub(crate) weight: Weight,
+    /// The room that it took when it arrived.
+    _held: Held,
+}
+
+impl Taken {
+    /// Decodes it. There has to be room for it: it may take far more than its bytes.
+    pub(crate) async fn decode(self, room: &Room) -> Result<ClientMessage, Over> {
+        let _one = match self.weight.bytes > FREE_BYTES {
+            true => room.decoding.acquire().await.ok(),
+            false => None,
+        };
+        Ok(decode(self.bytes)?)
+    }
 }
 
 /// What arrives on a connection.
@@ -68,18 +88,12 @@ impl Frames {
         self.opener.set_limit(weight::LIST_MAX);
     }
 
-    /// Takes the next message that is there, with the bytes that it takes, and its room while it arrives.
-    pub(crate) async fn take(&mut self, room: &Room) -> Result<Option<(ClientMessage, usize, Held)>, Over> {
+    /// Takes the next message that is there.
+    pub(crate) fn take(&mut self) -> Result<Option<Taken>, Over> {
         let Some(bytes) = self.opener.take_bytes(&mut self.buffer)? else { return Ok(None) };
         self.due = (!self.buffer.is_empty()).then(|| Instant::now() + self.time);
         let weight = weight::check(&bytes)?;
-        let one = match weight > FREE_BYTES {
-            true => room.decoding.acquire().await.ok(),
-            false => None,
-        };
-        let message = decode(bytes)?;
-        drop(one);
-        Ok(Some((message, weight, self.held.take())))
+        Ok(Some(Taken { bytes, weight, _held: self.held.take() }))
     }
 
     /// Returns when the client has gone. Nothing is lost when it is dropped before.

@@ -169,7 +169,7 @@ impl Connection {
         let mut spoke = Instant::now();
         loop {
             loop {
-                let (message, len, held) = match frames.take(&self.shared.room).await {
+                let taken = match frames.take() {
                     Ok(Some(taken)) => taken,
                     Ok(None) => break,
                     Err(error) => return self.refuse(frames, &error).await,
@@ -177,6 +177,11 @@ impl Connection {
                 newcomer = None;
                 // While it waits here, what the client says is not read: it is not silent.
                 self.hear(u64::MAX);
+                let (held, is_crowded) = self.room_for(&taken).await;
+                let message = match taken.decode(&self.shared.room).await {
+                    Ok(message) => message,
+                    Err(error) => return self.refuse(frames, &error).await,
+                };
                 // Who begins a session and goes at once costs nothing, and keeps nobody waiting.
                 let room = Arc::clone(&self.shared.room);
                 let _one_of_few = match &message.body {
@@ -186,8 +191,7 @@ impl Connection {
                     },
                     _ => None,
                 };
-                let done = self.dispatch(message, len).await;
-                drop(held);
+                let done = self.dispatch(message, held, is_crowded).await;
                 self.hear(self.shared.uptime_ms());
                 spoke = Instant::now();
                 if done.is_err() {
