@@ -202,6 +202,15 @@ fn user_file() -> Option<PathBuf> {
 mod tests {
     use super::*;
 
+    proptest::proptest! {
+        #[test]
+        fn whatever_is_written_is_taken_or_refused(
+            text in r#"(\[(serve|mount|run|farm)\]\n|(server|listen|slots|lease|options|broker|insecure) ?= ?|"\PC{0,5}"|[0-9]{1,22}|-1|true|\n|\[|\]|\{|\PC){0,15}"#,
+        ) {
+            let _ = Config::parse(&text);
+        }
+    }
+
     #[test]
     fn an_unknown_key_is_named() {
         let error = Config::parse("[serve]\nstroe = \"file:///x\"").unwrap_err().to_string();

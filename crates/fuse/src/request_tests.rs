@@ -121,3 +121,30 @@ fn the_fixed_sizes_hold_all_fields() {
     }
     assert!(matches!(parse(99, &[], &[]).unwrap(), Operation::Unknown(99)));
 }
+
+/// A kernel that is broken, or another program at the device, ends no process: what it says is parsed or refused.
+#[test]
+fn whatever_is_said_is_parsed_or_refused() {
+    use proptest::prelude::*;
+    use proptest::test_runner::{FileFailurePersistence, TestRunner};
+
+    let config = ProptestConfig {
+        cases: 20_000,
+        source_file: Some(file!()),
+        failure_persistence: Some(Box::new(FileFailurePersistence::WithSource("corpus"))),
+        ..ProptestConfig::default()
+    };
+    let rest = prop_oneof![
+        prop::collection::vec(any::<u8>(), 0..200),
+        prop::collection::vec(prop_oneof![Just(0_u8), Just(b'a')], 0..40),
+    ];
+    let said = (0..60_u32, prop::collection::vec(any::<u8>(), 128), rest, 0..3_u16, any::<bool>());
+    TestRunner::new(config)
+        .run(&said, |(opcode, fixed, rest, extensions, setxattr_ext)| {
+            let header = InHeader { extensions, ..header(opcode) };
+            let _ = Request::parse(&header, &fixed[..fixed_size(opcode)], &rest, setxattr_ext);
+            let _ = InHeader::parse(&rest);
+            Ok(())
+        })
+        .unwrap();
+}

@@ -206,6 +206,14 @@ impl MountOptions {
 mod tests {
     use super::*;
 
+    proptest::proptest! {
+        #[test]
+        fn whatever_is_written_is_taken_or_refused(text in "(commit|dirty|cache|inodes|quiet|locks|ro|=|,|[0-9]{1,22}|[KMGT.]|\\PC){0,12}") {
+            let _ = MountOptions::parse(&text);
+            let _ = parse_size(&text);
+        }
+    }
+
     #[test]
     fn options_are_read() {
         let options =

@@ -104,6 +104,7 @@ pub(crate) struct Stats {
     pub(crate) bytes_sent: Counter,
     pub(crate) bytes_received: Counter,
     pub(crate) reconnects: Counter,
+    pub(crate) frames_damaged: Counter,
     /// Sessions that the server has ended, and that others have taken the place of.
     pub(crate) sessions_replaced: Counter,
     /// Blocks read that were in memory, and that were not.
@@ -164,6 +165,7 @@ impl Stats {
             "bytes_sent": self.bytes_sent.get(),
             "bytes_received": self.bytes_received.get(),
             "reconnects": self.reconnects.get(),
+            "frames_damaged": self.frames_damaged.get(),
             "sessions_replaced": self.sessions_replaced.get(),
             "events_applied": self.events_applied.get(),
             "recalls": self.recalls.get(),

@@ -44,6 +44,8 @@ pub struct Config {
     pub scrub_bytes_per_second: Option<u64>,
     /// Most connections at a time.
     pub connections_max: usize,
+    /// How long a message may take from its first byte to its last; the first one may take a third of that to begin.
+    pub frame_time: Duration,
 }
 
 impl Config {
@@ -69,7 +71,8 @@ impl Config {
             reserve_bytes: None,
             batch_records_bytes: 1 << 30,
             scrub_bytes_per_second: Some(8 << 20),
-            connections_max: 1024,
+            connections_max: 2048,
+            frame_time: Duration::from_secs(30),
         }
     }
 }

@@ -93,6 +93,16 @@ pub(crate) enum VolumeError {
     Quota { what: &'static str },
     #[error("content was damaged on its way here, and nothing of the batch is stored")]
     Content(#[from] ChunkError),
+    #[error("a batch is not the one that its client has cut from its log, and nothing of it is stored")]
+    BatchDamaged,
+    #[error("{0}")]
+    Ended(String),
+    #[error("the server has no room for the batch now: send it again")]
+    Crowded,
+    #[error("more than {limit} {what}")]
+    Limit { what: &'static str, limit: usize },
+    #[error("what arrives is not what was sent: something between the two changes it")]
+    FrameDamaged,
     #[error("{0}")]
     Denied(String),
     #[error("session {0} is of somebody else")]
@@ -157,6 +167,7 @@ impl VolumeError {
             E::VolumeName(_)
             | E::NotDirectory(_)
             | E::Invalid(_)
+            | E::Limit { .. }
             | E::Message(_)
             | E::Unsound(_)
             | E::Gap { .. } => FailureCode::Invalid,
@@ -168,8 +179,10 @@ impl VolumeError {
             E::Database(error) if StoreError::caused_by_damage(error) => FailureCode::AtRest,
             E::Database(error) if error.kind() == slatedb::ErrorKind::Data => FailureCode::AtRest,
             E::Uncertain(_) => FailureCode::Uncertain,
-            E::Content(_) => FailureCode::Damaged,
-            E::Superseded | E::Fenced | E::ShuttingDown | E::Settling => FailureCode::Unavailable,
+            E::Content(_) | E::BatchDamaged | E::FrameDamaged => FailureCode::Damaged,
+            E::Superseded | E::Fenced | E::ShuttingDown | E::Settling | E::Crowded | E::Ended(_) => {
+                FailureCode::Unavailable
+            }
             E::Store(error) if error.is_no_space() => FailureCode::NoSpace,
             E::Database(error) if StoreError::caused_by_no_space(error) => FailureCode::NoSpace,
             E::Broken(_) => FailureCode::AtRest,

@@ -30,6 +30,7 @@ mod order;
 mod peers;
 mod replies;
 mod rights;
+mod room;
 mod server;
 mod session;
 mod sharing;

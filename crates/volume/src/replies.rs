@@ -4,26 +4,33 @@ use std::sync::atomic::{AtomicU64, Ordering::Acquire, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock};
 
 use hayloft_transport::Outgoing;
-use hayloft_wire::{Entry, Failed, ServerMessage, frame, server_message::Body};
+use hayloft_wire::frame::{self, Sealer};
+use hayloft_wire::{Entry, Failed, ServerMessage, server_message::Body};
 use parking_lot::Mutex;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 
 use crate::error::VolumeError;
+use crate::room::{FREE_BYTES, Held, Room, UNREAD, UNREAD_FREE, UNREAD_MAX, units};
 
 /// Answers that wait to be written; who has another one waits. Answers are cut at about 1 MiB, so this also bounds
 /// the memory. What must not wait (events) is not counted: clients acknowledge it, or are ended.
 const QUEUE: usize = 32;
+
+/// Bytes that an answer may have.
+const ANSWER: usize = 1 << 20;
 
 /// Answers are gathered up to this many bytes before they are written.
 const GATHER: usize = 256 * 1024;
 
 /// Room for an answer.
 pub(crate) struct Place(
-    #[expect(dead_code, reason = "it is given back when it is dropped")] OwnedSemaphorePermit,
+    #[expect(dead_code, reason = "it is given back when it is dropped")] (OwnedSemaphorePermit, Held),
 );
 
 struct Queued {
     message: ServerMessage,
+    /// In the framing of earlier versions, and the last one.
+    plain: bool,
     _place: Option<Place>,
 }
 
@@ -33,6 +40,7 @@ pub(crate) struct Replies {
     queue: mpsc::UnboundedSender<Queued>,
     places: Arc<Semaphore>,
     said: Arc<Said>,
+    room: Arc<Room>,
     /// How far the history of the session's volume is: everything that is said tells it.
     mark: Arc<OnceLock<Arc<AtomicU64>>>,
     /// Changes of which all have heard since something was said last.
@@ -48,27 +56,35 @@ struct Said {
 
 impl Replies {
     /// The queue, and the task that writes it out until all clones are gone or the client is.
-    pub(crate) fn start(mut socket: Outgoing) -> (Replies, tokio::task::JoinHandle<()>) {
+    pub(crate) fn start(mut socket: Outgoing, room: &Arc<Room>) -> (Replies, tokio::task::JoinHandle<()>) {
         let (queue, mut waiting) = mpsc::unbounded_channel::<Queued>();
         let places = Arc::new(Semaphore::new(QUEUE));
         let closing = Arc::clone(&places);
         let said = Arc::new(Said::default());
-        let written = Arc::clone(&said);
+        let (written, of_all) = (Arc::clone(&said), Arc::clone(room));
         let writer = tokio::spawn(async move {
-            let mut bytes = Vec::new();
+            let (mut bytes, mut sealer) = (Vec::new(), Sealer::default());
             while let Some(queued) = waiting.recv().await {
+                of_all.unread.fetch_sub(1, Relaxed);
                 // What others that can run now have to say goes along.
                 tokio::task::yield_now().await;
                 bytes.clear();
                 let mut count = 1;
+                if queued.plain {
+                    frame::encode_plain(&queued.message, &mut bytes);
+                    let _ = socket.write_all(&bytes).await;
+                    break;
+                }
                 frame::encode(&queued.message, &mut bytes);
                 drop(queued);
                 while bytes.len() < GATHER
                     && let Ok(queued) = waiting.try_recv()
                 {
+                    of_all.unread.fetch_sub(1, Relaxed);
                     frame::encode(&queued.message, &mut bytes);
                     count += 1;
                 }
+                sealer.seal(&mut bytes);
                 if socket.write_all(&bytes).await.is_err() {
                     break;
                 }
@@ -78,8 +94,22 @@ impl Replies {
                 }
             }
             closing.close();
+            waiting.close();
+            while waiting.try_recv().is_ok() {
+                of_all.unread.fetch_sub(1, Relaxed);
+            }
         });
-        (Replies { queue, places, said, mark: Arc::default(), heard: Arc::default() }, writer)
+        (
+            Replies {
+                queue,
+                places,
+                said,
+                room: Arc::clone(room),
+                mark: Arc::default(),
+                heard: Arc::default(),
+            },
+            writer,
+        )
     }
 
     /// Counts messages that were queued up to now; [`Replies::is_written`] says when they are all written out.
@@ -93,7 +123,20 @@ impl Replies {
 
     fn queue(&self, message: ServerMessage, place: Option<Place>) {
         self.said.queued.fetch_add(1, Relaxed);
-        let _ = self.queue.send(Queued { message, _place: place });
+        self.send_off(Queued { message, plain: false, _place: place });
+    }
+
+    fn send_off(&self, queued: Queued) {
+        self.room.unread.fetch_add(1, Relaxed);
+        if self.queue.send(queued).is_err() {
+            self.room.unread.fetch_sub(1, Relaxed);
+        }
+    }
+
+    /// Whether too much waits for the client to read it.
+    pub(crate) fn is_choked(&self) -> bool {
+        let own = self.said.queued.load(Relaxed).saturating_sub(self.said.written.load(Relaxed)) as usize;
+        own > UNREAD_MAX || own > UNREAD_FREE && self.room.unread.load(Relaxed) > UNREAD
     }
 
     /// From now on the connection is about a volume that is so far.
@@ -131,7 +174,19 @@ impl Replies {
 
     /// Waits until there is room for an answer. `None`: the client is gone.
     pub(crate) async fn place(&self) -> Option<Place> {
-        Arc::clone(&self.places).acquire_owned().await.ok().map(Place)
+        self.place_for(0).await
+    }
+
+    /// The same, for an answer of about so many bytes. What waits beside it, and is large, takes of the room of all.
+    pub(crate) async fn place_for(&self, bytes: usize) -> Option<Place> {
+        let own = Arc::clone(&self.places).acquire_owned().await.ok()?;
+        let is_first = self.places.available_permits() == QUEUE - 1;
+        let wanted = if is_first && bytes <= FREE_BYTES { 0 } else { bytes.max(ANSWER) };
+        let of_all = match wanted {
+            0 => None,
+            _ => Arc::clone(&self.room.answers).acquire_many_owned(units(wanted)).await.ok(),
+        };
+        Some(Place((own, of_all)))
     }
 
     /// Queues an answer where there is room for it, with what the client has to keep.
@@ -142,6 +197,12 @@ impl Replies {
     /// Waits until the client has taken most of what it asked for.
     pub(crate) async fn room(&self) {
         let _ = self.places.acquire().await;
+    }
+
+    /// Queues why a client of an earlier version is refused, in its framing. Nothing can be said after it.
+    pub(crate) fn refuse_plain(&self, request: u64, error: &VolumeError) {
+        let message = self.message(request, failure(request, error), Vec::new());
+        self.send_off(Queued { message, plain: true, _place: None });
     }
 
     /// Queues the answer to a request, or why there is none.

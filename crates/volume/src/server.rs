@@ -13,6 +13,7 @@ use hayloft_model::clock::{GrowingTime, SteadyClock};
 use hayloft_store::Store;
 use hayloft_transport::{Acceptor, Caller, Security};
 use parking_lot::Mutex;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use slatedb::db_cache::DbCache;
 use tokio::sync::{Notify, watch};
 use tokio::task::{JoinHandle, JoinSet};
@@ -21,12 +22,14 @@ use crate::admin::stats::ServerStats;
 use crate::audit::Audit;
 use crate::config::Config;
 use crate::connection;
+use crate::connection::silent::Silent;
 use crate::content::reserve::Reserve;
 use crate::database;
 use crate::database::{format, registry};
 use crate::error::{ServerError, VolumeError, chain};
 use crate::listen::Listener;
 use crate::peers::Peers;
+use crate::room::Room;
 use crate::volume::Volume;
 
 /// How long a shutdown waits for connections to finish what they have begun.
@@ -54,6 +57,8 @@ pub(crate) struct Shared {
     /// The user that the server runs as.
     pub(crate) own_uid: u32,
     pub(crate) peers: Peers,
+    pub(crate) silent: Silent,
+    pub(crate) room: Arc<Room>,
     /// Told when a batch was refused because the store is full.
     pub(crate) room_wanted: Notify,
     started: Instant,
@@ -214,6 +219,14 @@ fn system_nanos() -> i64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos() as i64)
 }
 
+/// A connection is a descriptor, and a shell allows few: as many as may be.
+fn raise_descriptors() {
+    let limit = getrlimit(Resource::Nofile);
+    if let Err(error) = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit }) {
+        tracing::warn!(%error, "the number of connections is bounded by the process's limit of open files");
+    }
+}
+
 /// Binds the address and begins to serve on it.
 async fn listen(store: Store, config: Config) -> Result<Server, ServerError> {
     let is_open = |address: &SocketAddr| !address.ip().to_canonical().is_loopback();
@@ -225,6 +238,7 @@ async fn listen(store: Store, config: Config) -> Result<Server, ServerError> {
     let acceptor = Acceptor::new(config.security.clone())?;
     let audit = Audit::open(config.audit.as_deref())
         .map_err(|source| ServerError::Audit { path: config.audit.clone().unwrap_or_default(), source })?;
+    raise_descriptors();
     let listener = Listener::bind(config.listen, config.socket.as_ref()).await?;
     let address = listener.address();
     let shared = Arc::new(Shared {
@@ -235,6 +249,8 @@ async fn listen(store: Store, config: Config) -> Result<Server, ServerError> {
         audit,
         own_uid: rustix::process::geteuid().as_raw(),
         peers: Peers::default(),
+        silent: Silent::default(),
+        room: Arc::default(),
         room_wanted: Notify::new(),
         started: Instant::now(),
         clock: Mutex::new((SteadyClock::new(0, system_nanos()), GrowingTime::default())),
@@ -268,6 +284,7 @@ async fn watch_leases(shared: Arc<Shared>) {
             if let Some(volume) = volume {
                 volume.end_silent().await;
                 if check.is_multiple_of(REST_CHECKS) {
+                    volume.end_dropped().await;
                     volume.rest();
                 }
             }

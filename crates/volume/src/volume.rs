@@ -1,6 +1,6 @@
 //! An open volume: its database, its state in memory, and how it recovers from a store that fails.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
@@ -63,6 +63,8 @@ pub(crate) struct State {
     pub(crate) wants_room: bool,
     /// Inode numbers for what is made by changes: that they were given is durable.
     pub(crate) births: InoRange,
+    /// Inode numbers that were given to sessions since the volume was opened: from which, to before which, to whom.
+    pub(crate) given: BTreeMap<u64, (u64, SessionId)>,
     /// What sessions have brought back that earlier openings had lost.
     pub(crate) brought: BroughtBack,
 }

@@ -33,6 +33,9 @@ pub struct Commit {
     /// Answered when it is durable, and not before.
     #[prost(bool, tag = "7")]
     pub durable: bool,
+    /// The check of the whole batch, see [`BatchCheck`](crate::BatchCheck).
+    #[prost(fixed32, optional, tag = "8")]
+    pub check: Option<u32>,
 }
 
 /// Begins a batch: whatever came since the last commit and was not committed is forgotten. Gets no answer.

@@ -243,6 +243,7 @@ impl From<&Batch> for Commit {
             orphans: batch.orphans.iter().map(|ino| ino.0).collect(),
             restores: 0,
             durable: false,
+            check: None,
         }
     }
 }

@@ -1,12 +1,13 @@
 //! What client and server say to each other: Protocol Buffers messages, their framing, and checked
 //! conversions to the types of `hayloft-model`.
 //!
-//! A connection carries frames both ways: a length (u32, little endian) and that many bytes of one
+//! A connection carries frames both ways: a length, checks ([`frame`]), and the bytes of one
 //! encoded [`ClientMessage`] or [`ServerMessage`]. Order matters and is kept: what is sent first takes
 //! effect first. The rows in a volume's tables have the same encoding as in messages.
 
 mod admin;
 mod batches;
+mod check;
 mod convert;
 pub mod frame;
 pub mod listing;
@@ -17,9 +18,11 @@ mod rows;
 mod session;
 mod sharing;
 mod versions;
+pub mod weight;
 
 pub use admin::*;
 pub use batches::*;
+pub use check::BatchCheck;
 pub use convert::{InvalidMessage, decode_blocks, encode_blocks, error_code, error_of};
 pub use locks::LockKind;
 pub use messages::*;

@@ -160,7 +160,8 @@ pub enum FailureCode {
     Unavailable = 9,
     /// Nobody knows yet whether the batch was applied: send the very same one again.
     Uncertain = 10,
-    /// Content is not what its name says: it was damaged on its way. Nothing was applied; send it once more.
+    /// Content is not what its name says, or a batch not what its check says: it was damaged on its way. Nothing was applied; send it
+    /// once more.
     Damaged = 11,
     /// An administrator has ended the session: the mount is not to go on with another one.
     Evicted = 12,

@@ -6,7 +6,9 @@ use std::time::Duration;
 use bytes::BytesMut;
 use hayloft_transport::{ConnectError, Receiving, Sending};
 use hayloft_wire::{
-    ClientMessage, Failed, FailureCode, ServerMessage, client_message, frame, server_message,
+    ClientMessage, Failed, FailureCode, ServerMessage, client_message,
+    frame::{self, Opener, Sealer},
+    server_message,
 };
 
 use crate::exit::{Exit, exit_of, failure};
@@ -22,6 +24,8 @@ pub(crate) struct Admin {
     server: String,
     sending: Sending,
     receiving: Receiving,
+    sealer: Sealer,
+    opener: Opener,
     buffer: BytesMut,
     last_request: u64,
 }
@@ -57,7 +61,15 @@ impl Admin {
         };
         let (sending, receiving) = crate::dial::ours().connect(server, CONNECT_TIMEOUT).map_err(failed)?;
         let server = server.to_owned();
-        Ok(Admin { server, sending, receiving, buffer: BytesMut::new(), last_request: 0 })
+        Ok(Admin {
+            server,
+            sending,
+            receiving,
+            sealer: Sealer::default(),
+            opener: Opener::default(),
+            buffer: BytesMut::new(),
+            last_request: 0,
+        })
     }
 
     /// As [`Admin::ask`], for what a server answers at once: fails when it does not.
@@ -80,6 +92,7 @@ impl Admin {
         self.last_request += 1;
         let mut bytes = Vec::new();
         frame::encode(&ClientMessage { request: self.last_request, body: Some(body) }, &mut bytes);
+        self.sealer.seal(&mut bytes);
         // A server that does not want this host has said why: that is read in any case.
         let written = self.sending.write_all(&bytes);
         loop {
@@ -98,7 +111,9 @@ impl Admin {
     fn receive(&mut self) -> anyhow::Result<ServerMessage> {
         let mut part = [0; 64 << 10];
         loop {
-            let taken = frame::take::<ServerMessage>(&mut self.buffer)
+            let taken = self
+                .opener
+                .take::<ServerMessage>(&mut self.buffer)
                 .map_err(|error| failure(Exit::Unreachable, format!("{} sent {error}", self.server)))?;
             if let Some(message) = taken {
                 return Ok(message);

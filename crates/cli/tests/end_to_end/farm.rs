@@ -196,6 +196,11 @@ impl Farm {
         server.wait().unwrap();
     }
 
+    /// The server's process.
+    pub(crate) fn server_pid(&self) -> u32 {
+        self.server.as_ref().expect("the server runs").id()
+    }
+
     /// Sends the server a signal.
     pub(crate) fn signal_server(&self, signal: i32) {
         kill(self.server.as_ref().expect("the server runs").id(), signal);

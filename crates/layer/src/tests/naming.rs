@@ -246,6 +246,68 @@ fn no_archive_writes_outside_its_tree() {
     assert!(!into.join("stolen").exists());
 }
 
+/// Archives that somebody has changed here and there are unpacked, or refused, and nothing is written elsewhere.
+#[test]
+fn whatever_an_archive_says_it_writes_into_its_tree() {
+    use proptest::prelude::*;
+    use proptest::sample::Index;
+    use proptest::test_runner::{FileFailurePersistence, TestRunner};
+
+    let (dir, _) = place();
+    let (good, bad, outside) =
+        (dir.path().join("good.tar"), dir.path().join("bad.tar"), dir.path().join("outside"));
+    let from = dir.path().join("from");
+    fs::create_dir_all(from.join("folder")).unwrap();
+    fs::create_dir(&outside).unwrap();
+    fs::write(from.join("folder/file"), "hay".repeat(400)).unwrap();
+    std::os::unix::fs::symlink("../outside", from.join("link")).unwrap();
+    fs::hard_link(from.join("folder/file"), from.join("twin")).unwrap();
+    tar(&["--format=posix"], &from, &good);
+    let good = fs::read(&good).unwrap();
+    let config = ProptestConfig {
+        cases: 300,
+        source_file: Some(file!()),
+        failure_persistence: Some(Box::new(FileFailurePersistence::WithSource("corpus"))),
+        ..ProptestConfig::default()
+    };
+    let bytes = prop_oneof![
+        Just(b"..".to_vec()),
+        Just(b"/".to_vec()),
+        Just(b"7777777".to_vec()),
+        prop::collection::vec(any::<u8>(), 1..5)
+    ];
+    let edits = prop::collection::vec((any::<Index>(), bytes), 1..6);
+    let said = (edits, any::<bool>(), any::<Index>());
+    TestRunner::new(config)
+        .run(&said, |(edits, right, cut)| {
+            let mut tar = good.clone();
+            for (at, bytes) in edits {
+                let at = at.index(tar.len() - 8);
+                tar[at..at + bytes.len()].copy_from_slice(&bytes);
+            }
+            if right {
+                right_checksums(&mut tar);
+            } else if cut.index(4) == 0 {
+                tar.truncate(cut.index(tar.len()));
+            }
+            fs::write(&bad, &tar).unwrap();
+            let into = tempfile::tempdir_in(dir.path()).unwrap();
+            let _ = unpack(&bad, into.path(), &|_, _| {});
+            prop_assert!(names(&outside).is_empty());
+            Ok(())
+        })
+        .unwrap();
+}
+
+/// Gives every block that may be a header its checksum.
+fn right_checksums(tar: &mut [u8]) {
+    for header in tar.chunks_exact_mut(512).filter(|block| &block[257..262] == b"ustar") {
+        header[148..156].fill(b' ');
+        let sum: u32 = header.iter().map(|byte| u32::from(*byte)).sum();
+        header[148..156].copy_from_slice(format!("{sum:06o}\0 ").as_bytes());
+    }
+}
+
 /// Waits until something that is tried again and again is so: programs that other tests are starting just now have
 /// copies of every lock of this process until they run.
 fn until(mut is_so: impl FnMut() -> bool) {

@@ -1,6 +1,6 @@
 //! What others may want to know of grants.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap, HashSet};
 
 use crate::grants::{Awaited, Grant, Grants, Holding, Mode, Object, Request, STRAY, Stage, Waiting};
 use crate::{Ino, SessionId};
@@ -30,6 +30,11 @@ impl Grants {
     pub fn owned_by(&self, session: SessionId) -> Vec<Ino> {
         let owned = self.objects.iter().filter(|(_, holding)| holding.owner == Some(session));
         owned.map(|(ino, _)| *ino).collect()
+    }
+
+    /// All who own anything.
+    pub fn owners(&self) -> HashSet<SessionId> {
+        self.objects.values().filter_map(|holding| holding.owner).collect()
     }
 
     /// How a session holds a directory (or owns a file). What it has been told to give back it owns no more, though

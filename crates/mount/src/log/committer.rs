@@ -9,7 +9,8 @@ use hayloft_model::{BlockRef, Content, FileKind, Ino, PAGE_BLOCKS, Record, Seque
 use hayloft_store::encode_chunk;
 use hayloft_wire::client_message::Body as Ask;
 use hayloft_wire::server_message::Body as Answer;
-use hayloft_wire::{BeginBatch, Chunk, Commit, Committed, FailureCode, RecordMessage, Records};
+use hayloft_wire::weight;
+use hayloft_wire::{BatchCheck, BeginBatch, Chunk, Commit, Committed, FailureCode, RecordMessage, Records};
 use prost::Message;
 
 use crate::cache::data::DataCut;
@@ -25,9 +26,9 @@ const RETRY_MAX: Duration = Duration::from_secs(5);
 /// How long to wait before a batch with an uncertain fate is sent again.
 const AGAIN: Duration = Duration::from_millis(50);
 /// How often a batch is sent that arrives damaged, before whoever waits is told. It is encoded anew each time.
-const DAMAGED_MAX: u32 = 4;
+const DAMAGED_MAX: u32 = 8;
 /// About so many bytes of records go in one message.
-const PART_BYTES: usize = 1 << 20;
+const PART_BYTES: usize = 96 << 10;
 /// This part of the changed rows that there may be is shipped before its time.
 const ROWS_PART: usize = 4;
 /// And so many in any case: while the log is cut every call waits, 2 us a row.
@@ -44,8 +45,8 @@ pub(crate) struct Shipment {
     pub(crate) pressing: bool,
     /// Somebody waits until it is durable.
     pub(crate) durable: bool,
-    /// The records name all content.
-    pub(crate) completed: bool,
+    /// The records name all content: the check of them.
+    pub(crate) completed: Option<BatchCheck>,
 }
 
 /// The committer's thread: runs until [`crate::log::ledger::Ledger::stop`].
@@ -130,12 +131,12 @@ fn cut(client: &Client, sequence: Sequence, pressing: bool, durable: bool) -> Op
     core.in_flight = true;
     client.budget.add_in_flight(bytes as i64);
     client.dirty_rows.store(0, Ordering::Relaxed);
-    Some(Shipment { cut, files, bytes, pressing, durable, completed: false })
+    Some(Shipment { cut, files, bytes, pressing, durable, completed: None })
 }
 
 /// Ships content and records, over as many connections as it takes. `None`: the server had the batch already.
 fn ship(client: &Client, shipment: &mut Shipment) -> Result<Option<Committed>, FlushError> {
-    let mut damaged = 0;
+    let (mut damaged, mut damaged_frames) = (0, client.link.damaged());
     loop {
         let connection = match client.link.connection() {
             Ok(connection) => connection,
@@ -148,7 +149,14 @@ fn ship(client: &Client, shipment: &mut Shipment) -> Result<Option<Committed>, F
         };
         match ship_once(client, shipment, connection) {
             Ok(committed) => return Ok(committed),
-            Err(CallError::Broken | CallError::Replaced) => {}
+            Err(CallError::Broken | CallError::Replaced) if client.link.damaged() == damaged_frames => {}
+            Err(CallError::Broken | CallError::Replaced) => {
+                (damaged, damaged_frames) = (damaged + 1, client.link.damaged());
+                if damaged == DAMAGED_MAX {
+                    let message = "what is sent arrives damaged at the server each time".to_owned();
+                    return Err(FlushError::Store(message));
+                }
+            }
             Err(CallError::Ended(reason)) => return Err(FlushError::Ended(reason)),
             Err(CallError::Interrupted) => return Err(FlushError::Interrupted),
             Err(CallError::Failed(failed)) => match failed.code() {
@@ -212,7 +220,7 @@ pub(crate) fn say(
                 codec: chunk.codec as u32,
                 payload: chunk.payload,
             }))?;
-            if !shipment.completed {
+            if shipment.completed.is_none() {
                 let fitting = fitting(block);
                 let page = data_page(&mut data.pages, *index);
                 name_block(client, *ino, page, *index, stored, sequence, fitting.as_ref());
@@ -220,15 +228,22 @@ pub(crate) fn say(
             }
         }
     }
-    if !shipment.completed {
+    if shipment.completed.is_none() {
         complete(client, shipment);
-        shipment.completed = true;
+        let mut check = BatchCheck::default();
+        for record in &shipment.cut.batch.records {
+            check.add([&RecordMessage::from(record)]);
+        }
+        shipment.completed = Some(check);
     }
     for records in parts(&shipment.cut.batch.records) {
         say(Ask::Records(Records { records }))?;
     }
     let sequence = client.link.number_of(sequence);
-    Ok(Commit { sequence, durable: shipment.durable, ..Commit::from(&shipment.cut.batch.without_records()) })
+    let commit = Commit::from(&shipment.cut.batch.without_records());
+    let commit = Commit { sequence, durable: shipment.durable, ..commit };
+    let check = shipment.completed.as_ref().map(|check| check.of(&commit));
+    Ok(Commit { check, ..commit })
 }
 
 /// The records as messages, in parts that fit a frame well.
@@ -238,6 +253,7 @@ fn parts(records: &[Record]) -> impl Iterator<Item = Vec<RecordMessage>> + '_ {
         let mut part = Vec::new();
         let mut bytes = 0;
         while bytes < PART_BYTES
+            && part.len() < weight::RECORDS_MAX
             && let Some(record) = rest.next()
         {
             let message = RecordMessage::from(record);

@@ -59,7 +59,7 @@ impl Unsent {
                 files.insert(*ino, data);
             }
         }
-        let shipment = Shipment { cut, files: cuts, bytes, pressing: false, durable: true, completed: false };
+        let shipment = Shipment { cut, files: cuts, bytes, pressing: false, durable: true, completed: None };
         Some(Unsent { shipment, paths, files })
     }
 

@@ -5,7 +5,7 @@ use std::io;
 use bytes::BytesMut;
 use hayloft_transport::Receiving;
 use hayloft_wire::ServerMessage;
-use hayloft_wire::frame::{self, FrameError};
+use hayloft_wire::frame::{FrameError, Opener};
 use socket2::SockRef;
 
 use crate::stats::Stats;
@@ -24,6 +24,7 @@ pub(crate) enum ReadError {
 /// Takes messages off a connection.
 pub(crate) struct Reader {
     stream: Receiving,
+    opener: Opener,
     buffer: BytesMut,
     scratch: Vec<u8>,
 }
@@ -39,7 +40,7 @@ impl From<ReadError> for io::Error {
 
 impl Reader {
     pub(crate) fn new(stream: Receiving) -> Reader {
-        Reader { stream, buffer: BytesMut::new(), scratch: vec![0; READ_SIZE] }
+        Reader { stream, opener: Opener::default(), buffer: BytesMut::new(), scratch: vec![0; READ_SIZE] }
     }
 
     pub(crate) fn socket(&self) -> SockRef<'_> {
@@ -48,14 +49,19 @@ impl Reader {
 
     /// Whether the next message, or a part of it that says that there can be none, is here already.
     pub(crate) fn has_next(&self) -> bool {
-        frame::is_whole(&self.buffer)
+        self.opener.has_next(&self.buffer)
     }
 
     /// The next message; `None` when the peer has closed the connection.
     pub(crate) fn next(&mut self, stats: &Stats) -> Result<Option<ServerMessage>, ReadError> {
         loop {
-            if let Some(message) = frame::take(&mut self.buffer)? {
-                return Ok(Some(message));
+            match self.opener.take(&mut self.buffer) {
+                Ok(Some(message)) => return Ok(Some(message)),
+                Ok(None) => {}
+                Err(error) => {
+                    stats.frames_damaged.add(u64::from(error.is_damage()));
+                    return Err(error.into());
+                }
             }
             let count = match self.stream.read(&mut self.scratch) {
                 Ok(0) => return Ok(None),

@@ -26,6 +26,8 @@ struct Request {
 pub(crate) struct ServerStats {
     /// Connections that stand now.
     pub(crate) connections: AtomicU64,
+    /// Frames that were changed on their way here: each has ended its connection.
+    pub(crate) frames_damaged: AtomicU64,
     requests: Mutex<BTreeMap<&'static str, Arc<Request>>>,
 }
 
@@ -161,6 +163,8 @@ impl Shared {
             "server": {
                 "uptime_seconds": self.uptime_ms() / 1000,
                 "connections": self.stats.connections.load(Relaxed),
+                "connections_silent": self.silent.count(),
+                "frames_damaged": self.stats.frames_damaged.load(Relaxed),
                 "requests": counts,
                 "latency_us": latencies,
                 "memory": {

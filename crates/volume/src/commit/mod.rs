@@ -10,7 +10,7 @@ use hayloft_model::grants::{Object, STRAY};
 use hayloft_model::{
     BlockRef, Content, ContentHash, FileKind, Ino, Name, Record, SessionId, Usage, UsageDelta, sound,
 };
-use hayloft_wire::{Commit, Committed, InodeRowMessage, RecordMessage, record_message::Body};
+use hayloft_wire::{BatchCheck, Commit, Committed, InodeRowMessage, RecordMessage, record_message::Body};
 use prost::Message;
 
 use crate::content::reserve::COMMIT_ROOM;
@@ -62,11 +62,15 @@ impl Volume {
         mut pending: Pending,
     ) -> Result<(Committed, Vec<Ino>), VolumeError> {
         let mut records = pending.take_records(commit.sequence);
+        let _room = pending.take_room();
         records.append(&mut commit.records);
         commit.records = records;
         // Before the turn is taken: packs of this commit are written while other changes go on.
         let pressing = pending.is_pressing();
-        let ready = pending.finish(&commit.records).await;
+        let ready = match pending.has_failed() || is_as_cut(&commit) {
+            true => pending.finish(&commit.records).await,
+            false => Err(VolumeError::BatchDamaged),
+        };
         let (sequence, durable) = (commit.sequence, commit.durable);
         let reclaimed = match commit.restores != 0 && self.is_next(id, sequence)? {
             true => Some(self.reclaim(id, &commit.records).await?),
@@ -178,6 +182,7 @@ impl Volume {
             }
             checked => checked?,
         }
+        self.check_numbers(&db, id, &commit.records).await?;
         check_tree(&db, &mut subjects.sound).await?;
         let usage = match pressing {
             // It was accepted before it was known that there is no room, and somebody else needs what it is about.
@@ -512,6 +517,13 @@ impl Subjects {
     fn name(&mut self, blocks: &[Option<BlockRef>]) {
         self.named.extend(blocks.iter().flatten().map(|block| block.hash));
     }
+}
+
+/// Whether the batch is the one that its client has cut from its log.
+fn is_as_cut(commit: &Commit) -> bool {
+    let mut check = BatchCheck::default();
+    check.add(&commit.records);
+    commit.check == Some(check.of(commit))
 }
 
 /// A row of which the data was left out, with the data that is stored, or where that is.

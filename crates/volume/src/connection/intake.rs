@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use hayloft_model::SessionId;
 use hayloft_wire::FailureCode;
@@ -14,7 +14,32 @@ use crate::admin::stats::type_of;
 use crate::content::Pending;
 use crate::error::VolumeError;
 use crate::replies::Replies;
+use crate::room::Held;
 use crate::volume::Volume;
+
+/// How often it is looked whether others need the room that a batch takes which does not go on.
+const LOOK: Duration = Duration::from_secs(1);
+
+/// How long such a batch may stand still then.
+const STANDSTILL: Duration = Duration::from_secs(10);
+
+/// A message that has its turn.
+pub(crate) struct Ordered {
+    pub(crate) request: u64,
+    pub(crate) body: Body,
+    pub(crate) started: Instant,
+    /// The room that it takes.
+    pub(crate) held: Held,
+    /// There was none.
+    pub(crate) is_crowded: bool,
+}
+
+impl Ordered {
+    /// One that needs no room.
+    pub(crate) fn new(request: u64, body: Body, started: Instant) -> Ordered {
+        Ordered { request, body, started, held: None, is_crowded: false }
+    }
+}
 
 /// Handles what has to be handled in its order.
 pub(crate) struct Intake {
@@ -47,20 +72,46 @@ impl Intake {
         Work { intake: self, useless_since: None }
     }
 
-    pub(crate) async fn run(self, mut queue: mpsc::Receiver<(u64, Body, Instant)>) {
+    /// The next message. While a batch waits for it, and others need its room, what can be in the store goes there.
+    async fn next(&self, queue: &mut mpsc::Receiver<Ordered>, pending: &mut Pending) -> Option<Ordered> {
+        let begun = Instant::now();
+        while !pending.is_empty() {
+            match tokio::time::timeout(LOOK, queue.recv()).await {
+                Ok(next) => return next,
+                Err(_) if self.volume.shared.room.is_short_for_batches() => {
+                    pending.spill().await;
+                    if begun.elapsed() > STANDSTILL {
+                        tracing::warn!(session = %self.session, "a batch stands still, and others need its room: it is dropped");
+                        pending.crowded();
+                    }
+                }
+                Err(_) => {}
+            }
+        }
+        queue.recv().await
+    }
+
+    pub(crate) async fn run(self, mut queue: mpsc::Receiver<Ordered>) {
         let mut pending = Pending::new(Arc::clone(&self.volume));
         let mut useful = 0;
-        while let Some((request, body, started)) = queue.recv().await {
+        while let Some(ordered) = self.next(&mut queue, &mut pending).await {
+            let Ordered { request, body, started, held, is_crowded } = ordered;
             let kind = type_of(&body);
             let mut work = self.works();
             let answer = match body {
                 Body::Content(chunk) => {
-                    pending.push(chunk).await;
+                    match is_crowded {
+                        true => pending.crowded(),
+                        false => pending.push(chunk, held).await,
+                    }
                     self.volume.shared.stats.count(kind, started.elapsed());
                     continue;
                 }
                 Body::Records(records) => {
-                    pending.push_records(records.records);
+                    match is_crowded {
+                        true => pending.crowded(),
+                        false => pending.push_records(records.records, held),
+                    }
                     self.volume.shared.stats.count(kind, started.elapsed());
                     continue;
                 }
@@ -73,6 +124,7 @@ impl Intake {
                     let content = std::mem::replace(&mut pending, Pending::new(Arc::clone(&self.volume)));
                     let is_pressing = content.is_pressing();
                     let done = self.volume.commit(self.session, self.connection, commit, content).await;
+                    drop(held);
                     // Whom others wait for can send it as one that they wait for, which is not refused.
                     match &done {
                         Err(error) if error.code() == FailureCode::NoSpace && !is_pressing => {
@@ -90,9 +142,11 @@ impl Intake {
                     }
                     done.map(|(committed, _)| Answer::Committed(committed))
                 }
-                Body::AllocateInos(allocate) => {
-                    self.volume.allocate(allocate.count).await.map(|range| Answer::Inos(range.into()))
-                }
+                Body::AllocateInos(allocate) => self
+                    .volume
+                    .allocate(self.session, allocate.count)
+                    .await
+                    .map(|range| Answer::Inos(range.into())),
                 Body::Ack(ack) => {
                     // A recall: what was shipped before is applied now.
                     if self.volume.check_connection(self.session, self.connection).is_ok() {

@@ -1,18 +1,21 @@
 //! One connection: requests come in, content and batches are handled in their order, reads beside them.
 
+mod dispatch;
+mod frames;
 pub(crate) mod intake;
+pub(crate) mod silent;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
-use bytes::BytesMut;
 use hayloft_model::grants::Ticket;
-use hayloft_model::{ContentHash, Ino, SessionId};
-use hayloft_transport::{Caller, Incoming, Peer};
+use hayloft_model::{BLOCK_SIZE, ContentHash, Ino, SessionId};
+use hayloft_transport::{Caller, Peer};
 use hayloft_wire::client_message::Body;
+use hayloft_wire::frame::FrameError;
 use hayloft_wire::server_message::Body as Answer;
-use hayloft_wire::{ClientMessage, Contents, Done, Hello, LockKind, Pages, Pong, frame};
+use hayloft_wire::{Contents, Done, Hello, Pages, Spoken};
 use socket2::{SockRef, TcpKeepalive};
 use tokio::net::TcpStream;
 use tokio::sync::{Notify, Semaphore, mpsc};
@@ -20,12 +23,15 @@ use tokio::task::{JoinHandle, JoinSet};
 
 use crate::admin;
 use crate::admin::stats::type_of;
-use crate::connection::intake::Intake;
+use crate::connection::frames::{Frames, Over};
+use crate::connection::intake::{Intake, Ordered};
+use crate::connection::silent::Newcomer;
 use crate::content::message_of;
 use crate::database::{listing, registry};
 use crate::error::VolumeError;
 use crate::replies::{Replies, failure};
 use crate::rights::{Right, denied};
+use crate::room::{FREE_BYTES, WAITING_FREE, units};
 use crate::server::Shared;
 use crate::session::Begun;
 use crate::volume::Volume;
@@ -38,13 +44,13 @@ const READS_MAX: usize = 32;
 
 /// Requests that wait for other sessions at a time; what is beyond is refused. They must not keep the socket from being
 /// read: acknowledgements come by it.
-const WAITING_MAX: usize = 4096;
+const WAITING_MAX: usize = 1024;
 
 /// Most pieces of content in one request: 32 MiB of blocks, half a frame.
 const CONTENT_MAX: usize = 512;
 
-/// Bytes that are read at a time.
-const READ_BUFFER: usize = 256 * 1024;
+/// The last protocol without checks in its frames.
+const PLAIN_PROTOCOL: u32 = 7;
 
 /// What is said to a request that this version does not know.
 const UNKNOWN_REQUEST: &str = "this server does not know it; if it is older than who asks, install the newer version at the server first";
@@ -60,7 +66,9 @@ struct Mounted {
     /// The opening of the volume's database that it was welcomed in.
     opening: u64,
     heard: Arc<AtomicU64>,
-    ordered: mpsc::Sender<(u64, Body, Instant)>,
+    ordered: mpsc::Sender<Ordered>,
+    /// What of a batch needs no room of all.
+    free: Arc<Semaphore>,
     intake: JoinHandle<()>,
 }
 
@@ -89,6 +97,23 @@ fn notice_dead_peers(socket: &TcpStream, lease: Duration) {
     }
 }
 
+/// How long a connection may say nothing while nothing of it is worked on: without a session, and with one that has not said what it
+/// owns. `None`: a session sends nothing for as long as it likes; others end it when they need what it holds.
+fn idle_time(claimed: Option<bool>) -> Option<Duration> {
+    match claimed {
+        None => Some(Duration::from_secs(300)),
+        Some(false) => Some(Duration::from_secs(60)),
+        Some(true) => None,
+    }
+}
+
+async fn idle_since(spoke: Instant, idle: Option<Duration>) {
+    match idle {
+        Some(idle) => tokio::time::sleep_until((spoke + idle).into()).await,
+        None => std::future::pending().await,
+    }
+}
+
 /// Serves a connection to its end.
 pub(crate) async fn serve(shared: Arc<Shared>, socket: Caller, number: u64) {
     let address = match &socket {
@@ -100,7 +125,12 @@ pub(crate) async fn serve(shared: Arc<Shared>, socket: Caller, number: u64) {
         }
         Caller::Unix(_) => None,
     };
-    let (incoming, outgoing, peer) = match shared.acceptor.accept(socket).await {
+    let newcomer = shared.silent.enter(number);
+    let accepted = tokio::select! {
+        accepted = shared.acceptor.accept(socket) => accepted,
+        () = newcomer.must_go() => return,
+    };
+    let (incoming, outgoing, peer) = match accepted {
         Ok(accepted) => accepted,
         Err(error) => {
             let reason = std::error::Error::source(&error).map(ToString::to_string);
@@ -109,7 +139,7 @@ pub(crate) async fn serve(shared: Arc<Shared>, socket: Caller, number: u64) {
         }
     };
     tracing::debug!(peer = %peer.identity, address = %peer.address, connection = number, "let in");
-    let (replies, writer) = Replies::start(outgoing);
+    let (replies, writer) = Replies::start(outgoing, &shared.room);
     let hang_up: Arc<Notify> = Arc::default();
     shared.peers.enter(number, peer.clone(), &hang_up);
     let mut connection = Connection {
@@ -122,7 +152,9 @@ pub(crate) async fn serve(shared: Arc<Shared>, socket: Caller, number: u64) {
         mounted: None,
         hang_up,
     };
-    connection.read(incoming).await;
+    let mut frames = Frames::new(incoming, connection.shared.config.frame_time);
+    connection.read(&mut frames, newcomer).await;
+    drop(frames);
     shared.peers.leave(number);
     let Connection { mut tasks, mounted, replies, .. } = connection;
     if let Some(Mounted { volume, session, ordered, intake, .. }) = mounted {
@@ -140,41 +172,103 @@ pub(crate) async fn serve(shared: Arc<Shared>, socket: Caller, number: u64) {
 }
 
 impl Connection {
-    async fn read(&mut self, mut incoming: Incoming) {
+    async fn read(&mut self, frames: &mut Frames, newcomer: Newcomer<'_>) {
         let mut stopping = self.shared.stopping();
-        let mut buffer = BytesMut::with_capacity(READ_BUFFER);
+        let mut newcomer = Some(newcomer);
+        let mut spoke = Instant::now();
         loop {
             loop {
-                match frame::take::<ClientMessage>(&mut buffer) {
-                    Ok(Some(message)) => {
-                        // While it waits here, what the client says is not read: it is not silent.
-                        self.hear(u64::MAX);
-                        let done = self.dispatch(message).await;
-                        self.hear(self.shared.uptime_ms());
-                        if done.is_err() {
-                            return;
-                        }
-                    }
+                let taken = match frames.take() {
+                    Ok(Some(taken)) => taken,
                     Ok(None) => break,
-                    Err(error) => {
-                        tracing::warn!(connection = self.number, %error, "the connection is closed");
-                        return;
-                    }
+                    Err(error) => return self.refuse(frames, &error).await,
+                };
+                newcomer = None;
+                // While it waits here, what the client says is not read: it is not silent.
+                self.hear(u64::MAX);
+                let (held, is_crowded) = self.room_for(&taken).await;
+                let message = match taken.decode(&self.shared.room).await {
+                    Ok(message) => message,
+                    Err(error) => return self.refuse(frames, &error).await,
+                };
+                // Who begins a session and goes at once costs nothing, and keeps nobody waiting.
+                let room = Arc::clone(&self.shared.room);
+                let _one_of_few = match &message.body {
+                    Some(Body::Hello(_)) => tokio::select! {
+                        permit = room.hellos.acquire() => permit.ok(),
+                        () = frames.gone(&room) => return,
+                    },
+                    _ => None,
+                };
+                let done = self.dispatch(message, held, is_crowded).await;
+                self.hear(self.shared.uptime_ms());
+                spoke = Instant::now();
+                if done.is_err() {
+                    return;
+                }
+                if self.mounted.is_some() {
+                    frames.session_begins();
+                }
+                if self.replies.is_choked() {
+                    tracing::warn!(connection = self.number, peer = %self.peer.identity, "the connection is closed: it does not read what it is told");
+                    return;
                 }
             }
-            if buffer.capacity() - buffer.len() < 4096 {
-                buffer.reserve(READ_BUFFER);
-            }
+            while self.tasks.try_join_next().is_some() {}
+            let gives_way = async {
+                match &newcomer {
+                    Some(newcomer) => newcomer.must_go().await,
+                    None => std::future::pending().await,
+                }
+            };
+            let idle = idle_time(self.mounted.as_ref().map(|mounted| mounted.claimed));
             let read = tokio::select! {
-                read = incoming.read_buf(&mut buffer) => read,
+                read = frames.read(&self.shared.room) => read,
                 _ = stopping.wait_for(|stop| *stop) => return,
                 () = self.hang_up.notified() => return,
+                () = gives_way => return,
+                () = idle_since(spoke, idle), if self.tasks.is_empty() => Err(Over::Idle),
             };
-            if !matches!(read, Ok(1..)) {
-                return;
+            if let Err(error) = read {
+                return self.refuse(frames, &error).await;
             }
             self.hear(self.shared.uptime_ms());
         }
+    }
+
+    /// Nothing more is read, and why.
+    async fn refuse(&mut self, frames: &mut Frames, error: &Over) {
+        match error {
+            Over::Broken => return,
+            Over::Frame(FrameError::Plain) => loop {
+                match frames.take_plain() {
+                    Ok(Some(message)) => return self.refuse_plain(message.request),
+                    Ok(None) if frames.read(&self.shared.room).await.is_ok() => {}
+                    _ => break,
+                }
+            },
+            Over::Frame(error) => {
+                self.shared.stats.frames_damaged.fetch_add(u64::from(error.is_damage()), Relaxed);
+            }
+            Over::Unfinished(_) | Over::Silent(_) | Over::Idle => {}
+        }
+        let (peer, address) = (&self.peer.identity, &self.peer.address);
+        tracing::warn!(connection = self.number, %peer, %address, %error, "the connection is closed");
+        let reason = match error {
+            Over::Frame(error) if error.is_damage() => VolumeError::FrameDamaged,
+            error => VolumeError::Ended(error.to_string()),
+        };
+        self.replies.push(0, failure(0, &reason));
+        frames.farewell().await;
+    }
+
+    /// Tells a client of an earlier version, in its framing, that it has to be of this one.
+    fn refuse_plain(&self, request: u64) {
+        let client = Spoken { newest: PLAIN_PROTOCOL, oldest: 0, features: 0, needs: 0, release: "" };
+        let Err(mismatch) = hayloft_wire::agree(&client, &Spoken::ours()) else { return };
+        let error = VolumeError::from(mismatch);
+        tracing::warn!(connection = self.number, peer = %self.peer.identity, %error, "refused");
+        self.replies.refuse_plain(request, &error);
     }
 
     /// The session was heard of at this time, milliseconds after the server's start.
@@ -182,140 +276,6 @@ impl Connection {
         if let Some(mounted) = self.mounted.as_ref().filter(|mounted| mounted.claimed) {
             mounted.heard.store(at_ms, Relaxed);
         }
-    }
-
-    /// Sends a message to where it is handled; an error ends the connection.
-    async fn dispatch(&mut self, message: ClientMessage) -> Result<(), ()> {
-        let started = Instant::now();
-        let request = message.request;
-        let Some(body) = message.body else {
-            self.replies.answer(request, Err(VolumeError::Invalid(UNKNOWN_REQUEST))).await;
-            return Ok(());
-        };
-        while self.tasks.try_join_next().is_some() {}
-        match (body, &mut self.mounted) {
-            (Body::Hello(hello), None) => {
-                let done = self.hello(request, &hello).await;
-                self.shared.stats.count("HELLO", started.elapsed());
-                done
-            }
-            (Body::Claim(claim), Some(mounted)) if !mounted.claimed => {
-                let (volume, session, number) = (&mounted.volume, mounted.session, self.number);
-                // What it brings may take the store long: it is not silent meanwhile.
-                mounted.heard.store(u64::MAX, Relaxed);
-                let claimed = volume.claim(session, number, &claim, request, &self.replies).await;
-                mounted.heard.store(self.shared.uptime_ms(), Relaxed);
-                mounted.claimed = claimed.is_ok();
-                self.shared.stats.count("CLAIM", started.elapsed());
-                let Err(error) = claimed else { return Ok(()) };
-                self.replies.answer(request, Err(error)).await;
-                Err(())
-            }
-            (Body::Hello(_) | Body::Claim(_), Some(_)) => {
-                self.replies.answer(request, Err(VolumeError::Invalid("a second hello or claim"))).await;
-                Err(())
-            }
-            (_, Some(mounted)) if !mounted.claimed => {
-                let error = VolumeError::Invalid("a session says first what it owns");
-                if request != 0 {
-                    self.replies.answer(request, Err(error)).await;
-                }
-                Ok(())
-            }
-            (body, Some(_)) => self.dispatch_mounted(request, body, started).await,
-            (body, None) if admin::is_admin(&body) => self.beside(request, body, started, None).await,
-            (_, None) => {
-                self.replies
-                    .answer(request, Err(VolumeError::Invalid("a session begins with a hello")))
-                    .await;
-                Err(())
-            }
-        }
-    }
-
-    /// Sends a message of a session that has claimed to where it is handled.
-    async fn dispatch_mounted(&mut self, request: u64, body: Body, started: Instant) -> Result<(), ()> {
-        let Some(mounted) = &self.mounted else { return Err(()) };
-        let (volume, session) = (Arc::clone(&mounted.volume), mounted.session);
-        let kind = type_of(&body);
-        let (is_read_only, may_only_read) = mounted.reads_only;
-        if let Some(refused) = refused(&body, is_read_only, may_only_read) {
-            if request == 0 {
-                tracing::warn!(peer = %self.peer.identity, connection = self.number, "{refused}: the connection is ended");
-                return Err(());
-            }
-            self.replies.answer(request, Err(VolumeError::Denied(refused.to_owned()))).await;
-            return Ok(());
-        }
-        match body {
-            body @ (Body::Content(_)
-            | Body::Records(_)
-            | Body::BeginBatch(_)
-            | Body::Commit(_)
-            | Body::AllocateInos(_)
-            | Body::Goodbye(_)) => {
-                return mounted.ordered.send((request, body, started)).await.map_err(|_| ());
-            }
-            body @ (Body::FetchPages(_) | Body::FetchContent(_) | Body::Status(_) | Body::Bury(_)) => {
-                return self.beside(request, body, started, Some((volume, session))).await;
-            }
-            body @ (Body::Enter(_)
-            | Body::FetchInode(_)
-            | Body::Acquire(_)
-            | Body::Sync(_)
-            | Body::Hear(_)) => {
-                self.wait_for_others(request, body, started);
-                return Ok(());
-            }
-            Body::Ack(ack) => {
-                if volume.check_connection(session, self.number).is_ok() {
-                    // Who uses what is noted before anybody acts on the acknowledgement.
-                    volume.add_uses(session, &ack.in_use);
-                    if volume.sharing.lock().is_recall(session, &ack.events) {
-                        let ordered = (request, Body::Ack(ack), started);
-                        return mounted.ordered.send(ordered).await.map_err(|_| ());
-                    }
-                    volume.acknowledge(session, &ack.events);
-                }
-            }
-            Body::LetGo(let_go) => {
-                if volume.check_connection(session, self.number).is_ok() {
-                    volume.remove_uses(session, &let_go.inos);
-                }
-            }
-            Body::Release(release) => {
-                if volume.check_connection(session, self.number).is_ok() {
-                    volume.release(session, &release.inos);
-                }
-            }
-            Body::GiveBack(given) => {
-                if volume.check_connection(session, self.number).is_ok() {
-                    volume.given_back(session, &given);
-                }
-            }
-            Body::Change(change) => {
-                let taken = volume
-                    .check_connection(session, self.number)
-                    .and_then(|()| volume.change(session, request, &change, started));
-                if let Err(error) = taken {
-                    self.replies.answer(request, Err(error)).await;
-                }
-                return Ok(());
-            }
-            Body::Ping(_) => {
-                let server_time_nanos = self.shared.now().as_nanos() as i64;
-                self.replies.push(request, Answer::Pong(Pong { server_time_nanos }));
-            }
-            body @ (Body::Lock(_) | Body::CancelLock(_)) => {
-                volume.handle_lock(session, self.number, request, body, &self.replies).await;
-            }
-            _ => {
-                let error = VolumeError::Invalid("administration on the connection of a session");
-                self.replies.answer(request, Err(error)).await;
-            }
-        }
-        self.shared.stats.count(kind, started.elapsed());
-        Ok(())
     }
 
     async fn hello(&mut self, request: u64, hello: &Hello) -> Result<(), ()> {
@@ -364,6 +324,7 @@ impl Connection {
                     opening,
                     heard,
                     ordered,
+                    free: Arc::new(Semaphore::new(units(FREE_BYTES) as usize)),
                     intake,
                 });
                 self.replies.send(request, Answer::Welcome(welcome)).await;
@@ -388,15 +349,14 @@ impl Connection {
             let kind = type_of(&body);
             match mounted {
                 Some((volume, session)) => {
+                    let Some(place) = replies.place_for(bytes_of(&body)).await else { return };
                     let about = if let Body::FetchPages(fetch) = &body { Some(Ino(fetch.ino)) } else { None };
                     let answer = answer_read(&volume, session, body).await;
                     let answer = answer.inspect_err(|error| volume.failed(error, &hang_up));
                     let answer = answer.unwrap_or_else(|error| failure(request, &error));
-                    if let Some(place) = replies.place().await {
-                        let sharing = volume.sharing.lock();
-                        let entries = volume.entries_for(&sharing, (session, connection), about);
-                        replies.push_at(place, request, answer, entries);
-                    }
+                    let sharing = volume.sharing.lock();
+                    let entries = volume.entries_for(&sharing, (session, connection), about);
+                    replies.push_at(place, request, answer, entries);
                 }
                 None => replies.answer(request, admin::answer(&shared, &peer, body).await).await,
             }
@@ -412,11 +372,18 @@ impl Connection {
     /// stream before its objects are free.
     fn wait_for_others(&mut self, request: u64, body: Body, started: Instant) {
         let Some(mounted) = &self.mounted else { return };
-        if self.tasks.len() >= WAITING_MAX {
-            self.replies
-                .push(request, failure(request, &VolumeError::Invalid("too many requests at a time")));
+        let of_all = match self.tasks.len() {
+            0..WAITING_FREE => Ok(None),
+            WAITING_FREE..WAITING_MAX => {
+                Arc::clone(&self.shared.room.waiting).try_acquire_owned().map(Some).map_err(|_| ())
+            }
+            _ => Err(()),
+        };
+        let Ok(of_all) = of_all else {
+            let error = VolumeError::Limit { what: "requests at a time", limit: WAITING_MAX };
+            self.replies.push(request, failure(request, &error));
             return;
-        }
+        };
         let (volume, session) = (Arc::clone(&mounted.volume), mounted.session);
         let (replies, hang_up) = (self.replies.clone(), Arc::clone(&self.hang_up));
         let (asked, opening) = ((self.number, request), mounted.opening);
@@ -453,22 +420,16 @@ impl Connection {
                 replies.answer(request, Err(error)).await;
             }
             volume.shared.stats.count(kind, started.elapsed());
+            drop(of_all);
         });
     }
 }
 
-/// Why a session that only reads may not say this; commits and changes are refused where they are carried out.
-fn refused(body: &Body, is_read_only: bool, may_only_read: bool) -> Option<&'static str> {
+/// Bytes of content that the answer may have.
+fn bytes_of(body: &Body) -> usize {
     match body {
-        Body::Content(_) | Body::Records(_) | Body::AllocateInos(_) if is_read_only => {
-            Some("a session that is read-only brings changes")
-        }
-        // It would keep others from writing.
-        Body::Lock(ask) if may_only_read && !ask.test => {
-            let is_exclusive = ask.lock.as_ref().is_some_and(|lock| lock.kind == LockKind::Write as u32);
-            is_exclusive.then_some("who may only read a volume takes no exclusive locks")
-        }
-        _ => None,
+        Body::FetchContent(fetch) => (fetch.hashes.len() / 32).min(CONTENT_MAX) * BLOCK_SIZE as usize,
+        _ => 0,
     }
 }
 

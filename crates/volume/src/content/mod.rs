@@ -12,12 +12,14 @@ use hayloft_model::{BLOCK_SIZE, ContentHash};
 use hayloft_store::{ChunkError, Codec, EncodedChunk, PackEntry, PackWriter, StoreError, name_chunk};
 use hayloft_wire::{BeginBatch, Chunk, RecordMessage, record_message};
 use prost::Message;
+use tokio::sync::OwnedSemaphorePermit;
 use tokio::task::JoinHandle;
 
 use crate::database::ledger::Damage;
 use crate::database::small::{SmallPlace, is_lost};
 use crate::database::tables::{self, PackId, Place};
 use crate::error::VolumeError;
+use crate::room::Held;
 use crate::volume::{Flying, Volume};
 
 /// A pack is closed when it holds this many bytes.
@@ -63,6 +65,9 @@ pub(crate) struct Pending {
     small: Vec<usize>,
     written: Vec<Written>,
     failed: Option<VolumeError>,
+    /// Room for what `open`, and the records, take of the server's memory.
+    open_room: Vec<OwnedSemaphorePermit>,
+    records_room: Vec<OwnedSemaphorePermit>,
 }
 
 /// Content that is ready to be named by rows: durable packs, or chunks for the rows themselves.
@@ -124,6 +129,8 @@ impl Pending {
             small: Vec::new(),
             written: Vec::new(),
             failed: None,
+            open_room: Vec::new(),
+            records_room: Vec::new(),
         }
     }
 
@@ -139,7 +146,7 @@ impl Pending {
     }
 
     /// Takes records; those of too large a batch are dropped, which is told at the commit.
-    pub(crate) fn push_records(&mut self, records: Vec<RecordMessage>) {
+    pub(crate) fn push_records(&mut self, records: Vec<RecordMessage>, room: Held) {
         if self.failed.is_some() {
             return;
         }
@@ -148,6 +155,7 @@ impl Pending {
             self.fail(VolumeError::Invalid("a batch of too many records"));
         } else {
             self.records.extend(records);
+            self.records_room.extend(room);
         }
     }
 
@@ -166,17 +174,53 @@ impl Pending {
         self.small.clear();
         self.written.clear();
         self.records = Vec::new();
+        self.open_room.clear();
+        self.records_room.clear();
+    }
+
+    /// There was no room for a part of it: it has to be sent anew.
+    pub(crate) fn crowded(&mut self) {
+        if self.failed.is_none() {
+            self.fail(VolumeError::Crowded);
+        }
+    }
+
+    /// Whether nothing will come of it, whatever follows.
+    pub(crate) fn has_failed(&self) -> bool {
+        self.failed.is_some()
+    }
+
+    /// Whether nothing of a batch is in memory.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.open.is_empty() && self.records.is_empty()
+    }
+
+    /// Others need the room: content goes to the store before its time.
+    pub(crate) async fn spill(&mut self) {
+        if !self.open.is_empty()
+            && let Err(error) = self.write_pack().await
+        {
+            self.fail(error);
+        }
+    }
+
+    /// The room that the batch takes, which is given back when it is done.
+    pub(crate) fn take_room(&mut self) -> Vec<OwnedSemaphorePermit> {
+        let mut room = std::mem::take(&mut self.records_room);
+        room.append(&mut self.open_room);
+        room
     }
 
     /// Takes a chunk; waits while too many packs are being written. What goes wrong is told at the
     /// commit, which then stores nothing.
-    pub(crate) async fn push(&mut self, chunk: Chunk) {
+    pub(crate) async fn push(&mut self, chunk: Chunk, room: Held) {
         if self.failed.is_some() {
             return;
         }
         let pushed = match chunk_from(chunk) {
             Ok(chunk) => {
                 self.open.push(chunk);
+                self.open_room.extend(room);
                 if self.open.size() >= PACK_BYTES { self.write_pack().await } else { Ok(()) }
             }
             Err(error) => Err(error),
@@ -201,12 +245,13 @@ impl Pending {
         let flying = Arc::new(self.volume.new_pack(size));
         let path = flying.pack.path(&self.volume.id);
         let store = self.volume.shared.store.clone();
+        let room = std::mem::take(&mut self.open_room);
         // The put holds the pack, too: it is not deleted before it is there.
         let held = Arc::clone(&flying);
         let done = tokio::spawn(async move {
             let stored = async { Ok(store.create(&path, verified(open).await?.seal().payload).await?) };
             let stored = stored.await;
-            drop(held);
+            drop((held, room));
             stored
         });
         self.written.push(Written { flying, size, entries, small, done });

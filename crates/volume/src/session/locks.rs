@@ -17,8 +17,14 @@ use crate::error::VolumeError;
 use crate::replies::Replies;
 use crate::volume::Volume;
 
+/// Most requests of all sessions that wait, beyond [`WAITS_FREE`] of each: one more costs the more, the more there are.
+const WAITS_MAX: usize = 1 << 13;
+
+/// Requests of one session that may wait in any case.
+const WAITS_FREE: usize = 64;
+
 /// Most requests of one session that wait: the client bounds its own below that.
-const WAITS_MAX: usize = 1 << 16;
+const SESSION_WAITS_MAX: usize = 1024;
 
 /// Who asked, and where the answer goes.
 #[derive(Clone)]
@@ -38,6 +44,8 @@ struct Early {
 struct State {
     table: Table,
     waiting: HashMap<Wait, Asker>,
+    /// How many of these each session has.
+    counts: HashMap<SessionId, usize>,
     /// Sessions that may hold locks from before the restart.
     unclaimed: HashSet<SessionId>,
     /// Sessions whose locks were in somebody's way since [`Locks::take_needed`].
@@ -129,8 +137,15 @@ impl Locks {
         let asker = Asker { session, request, replies: replies.clone() };
         let mut state = self.state.lock();
         let waits = state.early.len() + state.waiting.len();
-        if waits >= WAITS_MAX {
-            return Err(VolumeError::Invalid("one more request that waits for a lock"));
+        let of_session = state.waits_of(session);
+        if waits >= WAITS_MAX && of_session >= WAITS_FREE {
+            return Err(VolumeError::Limit { what: "requests that wait for locks", limit: WAITS_MAX });
+        }
+        if of_session >= SESSION_WAITS_MAX {
+            return Err(VolumeError::Limit {
+                what: "requests of one session that wait for locks",
+                limit: SESSION_WAITS_MAX,
+            });
         }
         let answer = if state.unclaimed.is_empty() {
             state.handle(asker, ask, neighbours)?
@@ -157,7 +172,7 @@ impl Locks {
         let wait = state.waiting.iter().find(|(_, asker)| is_it(asker)).map(|(wait, _)| *wait);
         let asker = if let Some(wait) = wait {
             state.table.cancel(wait);
-            state.waiting.remove(&wait)
+            state.take(wait)
         } else {
             let early = state.early.iter().position(|early| is_it(&early.asker));
             early.map(|at| state.early.remove(at).asker)
@@ -175,7 +190,7 @@ impl Locks {
             .map(|message| message.lock(session).map(|(lock, _)| lock))
             .collect::<Result<_, _>>()?;
         let mut state = self.state.lock();
-        state.waiting.retain(|_, asker| asker.session != session);
+        state.forget(session);
         state.early.retain(|early| early.asker.session != session);
         let refused = state.table.claim(session, locks);
         let ready = state.settle(session);
@@ -190,7 +205,7 @@ impl Locks {
     /// A session has ended: what it held is free.
     pub(crate) fn end_session(&self, session: SessionId) {
         let mut state = self.state.lock();
-        state.waiting.retain(|_, asker| asker.session != session);
+        state.forget(session);
         state.early.retain(|early| early.asker.session != session);
         state.table.end_session(session);
         let ready = state.settle(session);
@@ -217,6 +232,27 @@ impl Locks {
 }
 
 impl State {
+    /// Requests of a session that wait.
+    fn waits_of(&self, session: SessionId) -> usize {
+        let early = self.early.iter().filter(|early| early.asker.session == session).count();
+        early + self.counts.get(&session).copied().unwrap_or_default()
+    }
+
+    /// One waits no more.
+    fn take(&mut self, wait: Wait) -> Option<Asker> {
+        let asker = self.waiting.remove(&wait)?;
+        if let Some(count) = self.counts.get_mut(&asker.session) {
+            *count -= 1;
+        }
+        Some(asker)
+    }
+
+    /// None of a session waits any more.
+    fn forget(&mut self, session: SessionId) {
+        self.waiting.retain(|_, asker| asker.session != session);
+        self.counts.remove(&session);
+    }
+
     /// `neighbours`: sessions whose numbers of processes mean something to the asker.
     fn handle(
         &mut self,
@@ -247,6 +283,7 @@ impl State {
             }
             Outcome::Deadlock => Some(LockAnswer { conflict: None, deadlock: true }),
             Outcome::Waits(wait) => {
+                *self.counts.entry(asker.session).or_default() += 1;
                 self.waiting.insert(wait, asker);
                 None
             }
@@ -255,7 +292,7 @@ impl State {
 
     fn take_ready(&mut self) -> Ready {
         let granted = self.table.take_granted();
-        let askers = granted.iter().filter_map(|wait| self.waiting.remove(wait));
+        let askers = granted.into_iter().filter_map(|wait| self.take(wait));
         Ready(askers.map(|asker| (asker, LockAnswer::default())).collect())
     }
 

@@ -1,7 +1,9 @@
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::BytesMut;
-use hayloft_wire::{ServerMessage, frame};
+use hayloft_wire::ServerMessage;
+use hayloft_wire::frame::Opener;
 use tokio::io::AsyncReadExt;
 use tokio::net::tcp::OwnedReadHalf;
 use tokio::net::{TcpListener, TcpStream};
@@ -13,6 +15,7 @@ struct Client {
     session: SessionId,
     replies: Replies,
     incoming: OwnedReadHalf,
+    opener: Opener,
     buffer: BytesMut,
 }
 
@@ -24,11 +27,18 @@ impl Client {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
         let (server, _) = listener.accept().await.unwrap();
-        let (replies, _) = Replies::start(hayloft_transport::Outgoing::Plain(server.into_split().1));
+        let (replies, _) =
+            Replies::start(hayloft_transport::Outgoing::Plain(server.into_split().1), &Arc::default());
         // The other half only has to stay open.
         let (incoming, outgoing) = client.into_split();
         outgoing.forget();
-        Client { session: SessionId(session), replies, incoming, buffer: BytesMut::new() }
+        Client {
+            session: SessionId(session),
+            replies,
+            incoming,
+            opener: Opener::default(),
+            buffer: BytesMut::new(),
+        }
     }
 
     /// Asks; the answer if it comes at once.
@@ -41,7 +51,7 @@ impl Client {
     async fn next(&mut self) -> (u64, LockAnswer) {
         let read = async {
             loop {
-                if let Some(message) = frame::take::<ServerMessage>(&mut self.buffer).unwrap() {
+                if let Some(message) = self.opener.take::<ServerMessage>(&mut self.buffer).unwrap() {
                     match message.body {
                         Some(Answer::Locked(answer)) => return (message.request, answer),
                         other => panic!("{other:?}"),

@@ -1,5 +1,6 @@
 //! Sessions: clients of a volume, found again after any restart.
 
+mod dropped;
 pub(crate) mod ended;
 pub(crate) mod locks;
 mod numbers;
@@ -160,6 +161,7 @@ impl Volume {
         self.check_history(hello.opening, hello.mark)?;
         let owner = Owner::new(peer, &hello.token);
         self.check_owner(id, replaced, &owner)?;
+        self.make_room(&db, id).await?;
         let known = self.state.lock().sessions.contains_key(&id);
         if hello.resume && !known {
             return Err(self.why_over(id));
@@ -387,6 +389,7 @@ impl Volume {
             let last_sequence = state.sessions.get(&id).map_or(0, |session| session.row.last_sequence);
             let range = InoRange { next: state.next_ino, end: state.next_ino + FIRST_NUMBERS };
             state.next_ino = range.end;
+            state.given.insert(range.next, (range.end, id));
             let row = SessionRow {
                 last_sequence,
                 host_id: hello.host_id.clone(),

@@ -23,6 +23,9 @@ use crate::sharing::objects::row_of;
 use crate::sharing::{Pass, Progress, Sharing};
 use crate::volume::Volume;
 
+/// Most changes of a session that are under way, or of which it may ask the outcome again.
+const CHANGES_MAX: usize = 1 << 15;
+
 /// A request for a change.
 struct Asked {
     session: SessionId,
@@ -69,6 +72,14 @@ impl Volume {
         let asked = Asked { session, request, change, local: !message.execute, opening: self.opening() };
         let mut sharing = self.sharing.lock();
         sharing.forget_below(session, message.forget_below);
+        // They are only counted where there may be too many.
+        let of_session = || sharing.changes.range((session, 0)..=(session, u64::MAX)).take(CHANGES_MAX);
+        if sharing.changes.len() >= CHANGES_MAX && of_session().count() == CHANGES_MAX {
+            return Err(VolumeError::Limit {
+                what: "changes of which the outcomes are wanted",
+                limit: CHANGES_MAX,
+            });
+        }
         match sharing.changes.get(&(session, request)) {
             Some(Progress::UnderWay) => return Ok(()),
             Some(Progress::Done(changed)) => {

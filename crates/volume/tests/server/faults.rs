@@ -175,7 +175,7 @@ fn persist(mut what: impl FnMut() -> Result<(), Failed>) {
 
 /// The `n`th file that a session makes in its directory.
 fn one_file(session: u64, n: u64) -> [Record; 3] {
-    let (dir, ino) = (own_directory(session), 10_000 * session + n);
+    let (dir, ino) = (own_directory(session), 1000 * session + n);
     let file = file_in(dir, Content::Inline(noise(ino, 100).into()), 100);
     [
         put(dir, directory(1, 0, 3 + n)),

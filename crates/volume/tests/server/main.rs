@@ -7,6 +7,7 @@ mod common;
 mod faults;
 mod history;
 mod integrity;
+mod limits;
 mod measure;
 mod protocol;
 mod reading;

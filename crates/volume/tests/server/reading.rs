@@ -6,7 +6,8 @@ use std::time::Instant;
 use crate::common::*;
 use hayloft_model::{Content, ContentHash, FileKind, Ino, InodeRow, Record};
 use hayloft_wire::client_message::Body as Ask;
-use hayloft_wire::{Enter, FailureCode, Goodbye};
+use hayloft_wire::server_message::Body as Answer;
+use hayloft_wire::{AllocateInos, Enter, FailureCode, Goodbye};
 
 const FILES: u64 = 16;
 
@@ -121,6 +122,8 @@ fn a_directory_of_a_hundred_thousand_names_comes_whole() {
     let folder = tempfile::tempdir().unwrap();
     let (running, mut client) = opened(config(folder.path()));
     const NAMES: u64 = 100_000;
+    let numbers = AllocateInos { count: NAMES };
+    assert!(matches!(client.ask(Ask::AllocateInos(numbers)), Ok(Answer::Inos(_))));
     for (part, inos) in (100..100 + NAMES).collect::<Vec<_>>().chunks(5000).enumerate() {
         let mut records: Vec<Record> = inos
             .iter()

@@ -6,7 +6,6 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use hayloft_fuse::Interrupt;
-use hayloft_transport::Sending;
 use hayloft_wire::client_message::Body as Ask;
 use hayloft_wire::server_message::Body as Answer;
 use hayloft_wire::{Ack, CancelLock, ClientMessage, frame};
@@ -16,6 +15,7 @@ use socket2::Socket;
 
 use crate::host::moment::Moment;
 use crate::session::link::{CallError, INTERRUPT_POLL, Link, Waiting};
+use crate::session::writer::Writer;
 
 /// How long the server's word on a request for a lock that was given up is waited for when the caller is being ended.
 const CANCEL_PATIENCE: Duration = Duration::from_millis(200);
@@ -143,13 +143,13 @@ impl Link {
     pub(super) fn write(&self, message: &ClientMessage, only_on: Option<u64>) -> io::Result<()> {
         let mut bytes = Vec::new();
         frame::encode(message, &mut bytes);
-        self.write_to(&mut self.writer.lock(), &bytes, only_on)
+        self.write_to(&mut self.writer.lock(), &mut bytes, only_on)
     }
 
     pub(super) fn write_to(
         &self,
-        writer: &mut Option<(u64, Sending)>,
-        bytes: &[u8],
+        writer: &mut Option<(u64, Writer)>,
+        bytes: &mut [u8],
         only_on: Option<u64>,
     ) -> io::Result<()> {
         let (connection, stream) =
@@ -275,7 +275,7 @@ impl Link {
         self.stats.count_request(&body);
         let mut bytes = Vec::new();
         frame::encode(&ClientMessage { request: 0, body: Some(body) }, &mut bytes);
-        Some(self.write_to(&mut writer, &bytes, Some(connection)).is_ok())
+        Some(self.write_to(&mut writer, &mut bytes, Some(connection)).is_ok())
     }
 
     /// They are written. Only now: an answer to what is said from here on proves that they have arrived.

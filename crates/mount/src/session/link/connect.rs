@@ -24,11 +24,14 @@ use crate::host::moment::Moment;
 use crate::session::link::line::Line;
 use crate::session::link::{Condition, Link, Opened, Receiver, State, Waiting};
 use crate::session::reader::Reader;
+use crate::session::writer::Writer;
 use crate::stats::Stats;
 
 const RETRY_MAX: Duration = Duration::from_millis(500);
 const RETRY_MIN: Duration = Duration::from_millis(20);
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long a server may take for a hello, and for a claim: with a store that is slow or away it has to be asked again.
+const GREETING_TIMEOUT: Duration = Duration::from_secs(30);
 
 impl Link {
     /// Connects and begins a session; [`Link::start`] has to follow.
@@ -289,7 +292,7 @@ impl Link {
     /// The new connection carries the session: requests without an answer go out again.
     pub(super) fn resume(
         self: &Arc<Self>,
-        writer: Sending,
+        writer: Writer,
         reader: &mut Reader,
         welcome: &Welcome,
         receiver: &dyn Receiver,
@@ -322,6 +325,8 @@ impl Link {
             state.history = (welcome.opening, welcome.mark);
             known
         };
+        // There may be nothing else by which it shows that a part of what is said was lost.
+        reader.socket().set_read_timeout(Some(GREETING_TIMEOUT))?;
         let mut line = Line { link: self, reader, connection: next, receiver };
         let claimed = match line.ask(Ask::Claim(claim)).map_err(io::Error::other)? {
             Answer::Claimed(claimed) => claimed,
@@ -339,6 +344,7 @@ impl Link {
             }
         }
         receiver.restore(&mut line).map_err(io::Error::other)?;
+        line.reader.socket().set_read_timeout(None)?;
         let again: Vec<u64> = {
             let mut state = self.state.lock();
             (state.connected, state.restoring) = (true, false);
@@ -416,12 +422,12 @@ fn notice_dead_peers(stream: &Socket) {
 }
 
 enum Greeting {
-    Welcome(Box<(Sending, Reader, Welcome)>),
+    Welcome(Box<(Writer, Reader, Welcome)>),
     Refused(Failed),
 }
 
 fn greet(
-    (mut sending, receiving): (Sending, Receiving),
+    (sending, receiving): (Sending, Receiving),
     hello: &Hello,
     stats: &Stats,
     clock: &Clock,
@@ -436,8 +442,9 @@ fn greet(
     let mut bytes = Vec::new();
     frame::encode(&ClientMessage { request: u64::MAX, body: Some(ask) }, &mut bytes);
     let sent = Instant::now();
-    sending.socket().set_read_timeout(Some(Duration::from_secs(30))).map_err(failed)?;
-    let written = sending.write_all(&bytes);
+    sending.socket().set_read_timeout(Some(GREETING_TIMEOUT)).map_err(failed)?;
+    let mut writer = Writer::new(sending);
+    let written = writer.write_all(&mut bytes);
     let mut reader = Reader::new(receiving);
     // Also when nothing can be written: a server that does not want this host has said why.
     let message: Option<ServerMessage> = match (reader.next(stats).map_err(io::Error::from), written) {
@@ -456,13 +463,13 @@ fn greet(
                 }));
             }
             clock.hear(welcome.server_time_nanos, sent);
-            Ok(Greeting::Welcome(Box::new((sending, reader, welcome))))
+            Ok(Greeting::Welcome(Box::new((writer, reader, welcome))))
         }
         Some(Answer::Failed(failed)) => Ok(Greeting::Refused(failed)),
         Some(_) => Err(failed(io::Error::new(io::ErrorKind::InvalidData, "the answer is not Hayloft's"))),
         None => Err(failed(io::Error::new(
             io::ErrorKind::UnexpectedEof,
-            "it closed the connection (does it listen for other hosts? its log says why)",
+            "it closed the connection (does it listen for other hosts, is it of the same version? its log says why)",
         ))),
     }
 }

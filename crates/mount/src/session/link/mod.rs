@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use hayloft_model::Sequence;
 use hayloft_model::replay::Kept;
-use hayloft_transport::{Dial, Sending};
+use hayloft_transport::Dial;
 use hayloft_wire::client_message::Body as Ask;
 use hayloft_wire::server_message::Body as Answer;
 use hayloft_wire::{Claim, ClientMessage, Entry, Failed, Hello, Welcome};
@@ -27,6 +27,7 @@ use crate::host::clock::Clock;
 use crate::host::moment::Moment;
 use crate::keeper::Shared;
 use crate::session::reader::Reader;
+use crate::session::writer::Writer;
 use crate::stats::Stats;
 
 /// How long the server may take to end a session that says goodbye.
@@ -166,6 +167,8 @@ struct State {
     /// How often something of it was lost, and what was said last.
     losses: u64,
     lost: Option<String>,
+    /// How often the server has said that what arrives there is damaged.
+    damaged: u32,
 }
 
 impl State {
@@ -193,7 +196,7 @@ pub(crate) struct Link {
     /// The connection, the session or the lease is not what it was.
     changed: Condvar,
     /// Lock order: after `state` is released, or alone; writing may block.
-    writer: Mutex<Option<(u64, Sending)>>,
+    writer: Mutex<Option<(u64, Writer)>>,
     /// The same connection, to break it off while somebody writes.
     breaker: Mutex<Option<(u64, Socket)>>,
     stats: Arc<Stats>,
@@ -227,6 +230,11 @@ impl Link {
     /// How often something was lost that the server had applied.
     pub(crate) fn losses(&self) -> u64 {
         self.state.lock().losses
+    }
+
+    /// How often the server has said that what arrives there is damaged.
+    pub(crate) fn damaged(&self) -> u32 {
+        self.state.lock().damaged
     }
 
     /// What was said of it last.

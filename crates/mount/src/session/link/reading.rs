@@ -40,6 +40,14 @@ impl Link {
             }
             return false;
         }
+        if let Answer::Failed(failed) = &body
+            && message.request == 0
+            && matches!(failed.code(), FailureCode::Damaged | FailureCode::Unavailable)
+        {
+            tracing::warn!(reason = failed.message, "the server ended the connection");
+            self.state.lock().damaged += u32::from(failed.code() == FailureCode::Damaged);
+            return false;
+        }
         if message.mark > 0 || !message.entries.is_empty() {
             // Before anybody learns what the message says.
             let state = &mut *self.state.lock();

@@ -19,9 +19,10 @@ use hayloft_wire::event::Body as EventBody;
 use hayloft_wire::listing::{row_from, unpack};
 use hayloft_wire::server_message::Body as Answer;
 use hayloft_wire::{
-    Ack, BeginBatch, CheckVolume, Chunk, Claim, ClientMessage, Commit, CreateVolume, Enter, Entry, Failed,
-    FailureCode, FetchContent, Hello, Listing, PROTOCOL, Ping, RecordMessage, Records, ServerMessage,
-    Welcome, frame,
+    Ack, BatchCheck, BeginBatch, CheckVolume, Chunk, Claim, ClientMessage, Commit, CreateVolume, Enter,
+    Entry, Failed, FailureCode, FetchContent, Hello, Listing, PROTOCOL, Ping, RecordMessage, Records,
+    ServerMessage, Welcome,
+    frame::{self, Opener, Sealer},
 };
 
 /// A server with a runtime of its own, on a folder.
@@ -85,6 +86,10 @@ impl Running {
 
 pub(crate) struct Client {
     socket: TcpStream,
+    sealer: Sealer,
+    opener: Opener,
+    /// Of the batch that is being sent.
+    check: BatchCheck,
     buffer: BytesMut,
     next: u64,
     early: HashMap<u64, Vec<ServerMessage>>,
@@ -118,6 +123,9 @@ impl Client {
         socket.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
         Client {
             socket,
+            sealer: Sealer::default(),
+            check: BatchCheck::default(),
+            opener: Opener::default(),
             buffer: BytesMut::new(),
             next: 1,
             early: HashMap::new(),
@@ -194,7 +202,18 @@ impl Client {
         self.early.get(&request).is_some_and(|waiting| !waiting.is_empty())
     }
 
-    pub(crate) fn send(&mut self, body: Ask) -> u64 {
+    pub(crate) fn send(&mut self, mut body: Ask) -> u64 {
+        let records = match &mut body {
+            Ask::Records(records) => &mut records.records,
+            Ask::Commit(commit) => &mut commit.records,
+            _ => &mut Vec::new(),
+        };
+        // As clients do: what is too much for one message comes before it.
+        while records.len() > 1 && encoded_len(records) > 100_000 {
+            let rest = records.split_off(records.len().min(30));
+            let records = std::mem::replace(records, rest);
+            self.send_as(0, Ask::Records(Records { records }));
+        }
         let one_way = matches!(
             body,
             Ask::Content(_)
@@ -213,9 +232,29 @@ impl Client {
     }
 
     /// Sends a request of that number.
-    pub(crate) fn send_as(&mut self, request: u64, body: Ask) {
+    pub(crate) fn send_as(&mut self, request: u64, mut body: Ask) {
+        match &mut body {
+            Ask::BeginBatch(_) => self.check = BatchCheck::default(),
+            Ask::Records(records) => self.check.add(&records.records),
+            Ask::Commit(commit) => {
+                let mut check = std::mem::take(&mut self.check);
+                check.add(&commit.records);
+                commit.check = commit.check.or(Some(check.of(commit)));
+            }
+            _ => {}
+        }
         let mut bytes = Vec::new();
         frame::encode(&ClientMessage { request, body: Some(body) }, &mut bytes);
+        self.sealer.seal(&mut bytes);
+        self.socket.write_all(&bytes).unwrap();
+    }
+
+    /// Sends a message in which a bit was changed on the way.
+    pub(crate) fn send_damaged(&mut self, body: Ask) {
+        let mut bytes = Vec::new();
+        frame::encode(&ClientMessage { request: 1, body: Some(body) }, &mut bytes);
+        self.sealer.seal(&mut bytes);
+        *bytes.last_mut().unwrap() ^= 1;
         self.socket.write_all(&bytes).unwrap();
     }
 
@@ -231,7 +270,7 @@ impl Client {
             {
                 return waiting.remove(0).body;
             }
-            while let Some(message) = frame::take::<ServerMessage>(&mut self.buffer).unwrap() {
+            while let Some(message) = self.opener.take::<ServerMessage>(&mut self.buffer).unwrap() {
                 self.kept.extend(message.entries.iter().cloned());
                 self.early.entry(message.request).or_default().push(message);
             }
@@ -362,6 +401,10 @@ impl Client {
             other => panic!("{other:?}"),
         }
     }
+}
+
+fn encoded_len(records: &[RecordMessage]) -> usize {
+    records.iter().map(prost::Message::encoded_len).sum()
 }
 
 pub(crate) fn decode(chunk: Chunk, hash: ContentHash) -> Bytes {

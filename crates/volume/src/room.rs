@@ -1,0 +1,82 @@
+//! What all connections together may take of the server's memory, and each by itself. `docs/operations.md` has the table.
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
+
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+/// Bytes of a frame, of a batch that is not committed, or of answers, that need no room of all.
+pub(crate) const FREE_BYTES: usize = 128 << 10;
+
+/// Bytes of larger frames that arrive at a time, all connections together.
+const FRAMES_BYTES: usize = 32 << 20;
+
+/// Bytes of batches that are not committed and not in the store yet, all connections together.
+const BATCHES_BYTES: usize = 64 << 20;
+
+/// Bytes of answers that wait to be read, beyond one for each connection.
+const ANSWERS_BYTES: usize = 64 << 20;
+
+/// Requests that wait for other sessions, beyond [`WAITING_FREE`] for each connection.
+const WAITING: usize = 1 << 15;
+
+/// Requests of one connection that may wait in any case.
+pub(crate) const WAITING_FREE: usize = 64;
+
+/// Messages that wait to be read, all connections together; beyond it those end that have more than [`UNREAD_FREE`].
+pub(crate) const UNREAD: usize = 1 << 17;
+
+/// Messages that one connection may leave unread in any case.
+pub(crate) const UNREAD_FREE: usize = 256;
+
+/// Messages that one connection may leave unread at most.
+pub(crate) const UNREAD_MAX: usize = 1 << 14;
+
+/// Sessions that begin at a time.
+const HELLOS: usize = 16;
+
+/// Room is given by so many bytes.
+const UNIT: usize = 1 << 10;
+
+/// A part of a room, until it is dropped.
+pub(crate) type Held = Option<OwnedSemaphorePermit>;
+
+/// The rooms of a server.
+pub(crate) struct Room {
+    pub(crate) frames: Arc<Semaphore>,
+    pub(crate) batches: Arc<Semaphore>,
+    pub(crate) answers: Arc<Semaphore>,
+    pub(crate) waiting: Arc<Semaphore>,
+    pub(crate) hellos: Semaphore,
+    /// Large messages are decoded one after the other: they take more than their bytes.
+    pub(crate) decoding: Semaphore,
+    /// Messages that wait to be read.
+    pub(crate) unread: AtomicUsize,
+}
+
+/// Room for so many bytes.
+pub(crate) fn units(bytes: usize) -> u32 {
+    bytes.div_ceil(UNIT) as u32
+}
+
+impl Default for Room {
+    fn default() -> Room {
+        let room = |bytes| Arc::new(Semaphore::new(units(bytes) as usize));
+        Room {
+            frames: room(FRAMES_BYTES),
+            batches: room(BATCHES_BYTES),
+            answers: room(ANSWERS_BYTES),
+            waiting: Arc::new(Semaphore::new(WAITING)),
+            hellos: Semaphore::new(HELLOS),
+            decoding: Semaphore::new(1),
+            unread: AtomicUsize::new(0),
+        }
+    }
+}
+
+impl Room {
+    /// Room for bytes of a batch is short: who has some that can be in the store puts it there.
+    pub(crate) fn is_short_for_batches(&self) -> bool {
+        self.batches.available_permits() < units(BATCHES_BYTES / 8) as usize
+    }
+}

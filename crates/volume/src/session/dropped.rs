@@ -1,0 +1,96 @@
+//! Sessions that nobody goes on with: there are not too many of them, and of all.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+
+use hayloft_model::SessionId;
+
+use crate::database::Db;
+use crate::error::VolumeError;
+use crate::session::ended::End;
+use crate::volume::Volume;
+
+/// Most sessions of a volume.
+const SESSIONS_MAX: usize = 4096;
+
+/// Sessions without a connection that own nothing: so many are kept beyond their lease, those that were heard of last. The
+/// mount of one that is not goes on with another one by itself.
+const DROPPED_MAX: usize = 64;
+
+/// Sessions that are ended at a time.
+const ENDED_AT_A_TIME: usize = 16;
+
+impl Volume {
+    /// Makes room for one more session: those that were dropped, and own nothing, have to go for it. The caller has the turn.
+    pub(crate) async fn make_room(self: &Arc<Self>, db: &Db, id: SessionId) -> Result<(), VolumeError> {
+        let has_room = || {
+            let state = self.state.lock();
+            state.sessions.len() < SESSIONS_MAX || state.sessions.contains_key(&id)
+        };
+        if has_room() {
+            return Ok(());
+        }
+        for session in self.dropped(0, 0).into_iter().take(ENDED_AT_A_TIME) {
+            self.end_session(db, session, End::Lost).await?;
+        }
+        match has_room() {
+            true => Ok(()),
+            false => Err(VolumeError::Limit { what: "sessions of a volume", limit: SESSIONS_MAX }),
+        }
+    }
+
+    /// Ends sessions that were dropped, and are of no more use: those that have never said what they own, and the oldest of those that
+    /// own nothing.
+    pub(crate) async fn end_dropped(self: &Arc<Self>) {
+        let patience = 2 * self.shared.config.lease.as_millis() as u64;
+        for session in self.dropped(patience, DROPPED_MAX).into_iter().take(ENDED_AT_A_TIME) {
+            let is_dropped = |volume: &Volume| volume.is_dropped(session, patience);
+            match self.evict_if(session, End::Lost, is_dropped).await {
+                Ok(()) => tracing::info!(volume = self.name, %session, "nobody goes on with it: ended"),
+                Err(error) => {
+                    tracing::warn!(volume = self.name, %session, %error, "a session cannot be ended yet");
+                    return;
+                }
+            }
+        }
+    }
+
+    fn is_dropped(&self, session: SessionId, patience_ms: u64) -> bool {
+        let owns = !self.sharing.lock().grants.owned_by(session).is_empty();
+        !owns && self.locks.count(session) == 0 && self.is_left(session, patience_ms)
+    }
+
+    /// Whether a session has had no connection for so long, and no other reason to stay than what it owns.
+    fn is_left(&self, session: SessionId, patience_ms: u64) -> bool {
+        let now = self.shared.uptime_ms();
+        self.state.lock().sessions.get(&session).is_some_and(|found| {
+            found.connection.is_none()
+                && !found.may_bring
+                && found.orphans.is_empty()
+                && now.saturating_sub(found.heard.load(Relaxed)) >= patience_ms
+        })
+    }
+
+    /// Sessions that are to be ended: without a connection for so long, all that have not claimed, and of the others all but those
+    /// that were heard of last.
+    fn dropped(&self, patience_ms: u64, kept: usize) -> Vec<SessionId> {
+        let all: Vec<(SessionId, u64)> = {
+            let state = self.state.lock();
+            state.sessions.iter().map(|(id, found)| (*id, found.heard.load(Relaxed))).collect()
+        };
+        let mut left: Vec<(SessionId, u64)> =
+            all.into_iter().filter(|(id, _)| self.is_left(*id, patience_ms)).collect();
+        if left.is_empty() {
+            return Vec::new();
+        }
+        let (owners, unclaimed) = {
+            let sharing = self.sharing.lock();
+            (sharing.grants.owners(), sharing.grants.unclaimed())
+        };
+        left.retain(|(id, _)| !owners.contains(id));
+        left.sort_unstable_by_key(|(_, heard)| *heard);
+        let excess = left.len().saturating_sub(kept);
+        let is_over = |at: usize, id: &SessionId| at < excess || unclaimed.contains(id);
+        left.iter().enumerate().filter(|(at, (id, _))| is_over(*at, id)).map(|(_, (id, _))| *id).collect()
+    }
+}
