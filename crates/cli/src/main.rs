@@ -97,7 +97,7 @@ fn run(cli: Cli) -> anyhow::Result<u8> {
             .and_then(|config| make::run(&args, &config))
             .map_err(|error| exit::failure(Exit::Run, format!("{error:#}"))),
         Verb::Farm(args) => match args.verb {
-            FarmVerb::Agent(args) => agent::run(*args, &config()?),
+            FarmVerb::Agent(args) => agent::run(*args, &config()?, cli.config.as_deref()),
             FarmVerb::Status(args) => status::status(&args, &config()?),
             FarmVerb::Top(args) => status::top(&args, &config()?),
         },

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use hayloft_farm::dispatch::Status;
-use hayloft_farm::make::{Hook, Session, arguments, recipe};
+use hayloft_farm::make::{Hook, InRoot, Session, arguments, recipe};
 use hayloft_farm::place::Place;
 use hayloft_farm::protocol::STATUS;
 use hayloft_farm::submit::Submitter;
@@ -35,6 +35,17 @@ pub(crate) fn run(args: &MakeArgs, config: &Config) -> anyhow::Result<u8> {
     let place = Place::of(&directory).ok().flatten();
     let slots = settings::slots(config);
     let mut jobs = slots;
+    let only_there = !args.need.layers.is_empty();
+    if only_there {
+        settings::broker_needed(&args.broker, config)?;
+    }
+    let root = match &place {
+        Some(place) => InRoot { layers: settings::layers(&args.need, place)?, isolated: args.need.isolate },
+        None if only_there => {
+            return Err(failure(Exit::Run, format!("{} is not on a mounted volume", directory.display())));
+        }
+        None => InRoot::default(),
+    };
     let farm = match settings::broker(&args.broker, config)? {
         None => None,
         Some(_) if place.is_none() => {
@@ -45,7 +56,7 @@ pub(crate) fn run(args: &MakeArgs, config: &Config) -> anyhow::Result<u8> {
             let connect = async {
                 let host = settings::host_name();
                 let submitter =
-                    Submitter::connect(&broker, settings::build(&args.need), &host, false).await?;
+                    Submitter::connect(&broker, settings::build(&args.need), &host, only_there).await?;
                 let bytes = submitter.broker().ask(STATUS).await;
                 let json = bytes.and_then(|bytes| String::decode(bytes).ok()).unwrap_or_default();
                 let status: Status = serde_json::from_str(&json).unwrap_or_default();
@@ -66,7 +77,8 @@ pub(crate) fn run(args: &MakeArgs, config: &Config) -> anyhow::Result<u8> {
     let hook = Hook::make(&std::env::current_exe().context("this program's own path")?)
         .context("files for make in /tmp")?;
     let need = settings::need(&args.need, 1);
-    let session = Arc::new(Session::new(&directory, slots, farm.clone(), need, sys::user_and_group()));
+    let session = Session::new(&directory, slots, farm.clone(), need, sys::user_and_group(), root);
+    let session = Arc::new(session);
     session.serve(UnixListener::bind(hook.socket()).context("a socket in /tmp")?);
     let mut make = Command::new("make");
     if version()?.is_some_and(|version| version >= (4, 4)) {

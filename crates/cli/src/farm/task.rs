@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use anyhow::Context;
 use hayloft_farm::broker::BrokerOptions;
 use hayloft_farm::place::Place;
+use hayloft_farm::protocol::Spec;
 use hayloft_farm::submit::{self, Order, Outcome, Submitter, Task};
 use tokio::sync::mpsc;
 
@@ -68,7 +69,8 @@ pub(crate) fn run(args: &TaskArgs, config: &Config) -> anyhow::Result<u8> {
 
 fn run_somewhere(args: &TaskArgs, config: &Config) -> anyhow::Result<Ended> {
     let broker = if args.here { None } else { settings::broker(&args.broker, config)? };
-    if args.farm && broker.is_none() {
+    let only_there = args.farm || !args.need.layers.is_empty();
+    if only_there && broker.is_none() {
         settings::broker_needed(&args.broker, config)?;
     }
     if std::env::var_os(IN_TASK).is_some() {
@@ -120,15 +122,19 @@ fn on_the_farm(
     broker: &BrokerOptions,
     orders: &mut mpsc::UnboundedReceiver<Order>,
 ) -> anyhow::Result<Outcome> {
+    let only_there = args.farm || !args.need.layers.is_empty();
     let directory = std::env::current_dir().context("the current folder")?;
     let place = Place::of(&directory).context("the current folder")?;
     let Some(place) = place else {
         let reason = format!("{} is not on a mounted volume", directory.display());
-        return Ok(if args.farm { Outcome::FarmFailed(reason) } else { Outcome::Nowhere(reason) });
+        return Ok(if only_there { Outcome::FarmFailed(reason) } else { Outcome::Nowhere(reason) });
     };
     let umask = submit::umask()?;
     let user = sys::user_and_group();
-    let spec = submit::spec(args.command.clone(), submit::environment(), &place, umask, user);
+    let environment = submit::without_job_server(submit::environment());
+    let spec = submit::spec(args.command.clone(), environment, &place, umask, user);
+    let layers = settings::layers(&args.need, &place)?;
+    let spec = Spec { layers, isolated: args.need.isolate, ..spec };
     let (output, error) = (sys::standard(1), sys::standard(2));
     let is_merged = match (&output, &error) {
         (Ok(output), Ok(error)) => {
@@ -144,15 +150,15 @@ fn on_the_farm(
         input: sys::standard(0).ok().filter(|input| !is_null(input)),
         output: output.or_else(|_| null())?,
         error: if is_merged { None } else { Some(error.or_else(|_| null())?) },
-        may_run_here: !args.farm,
+        may_run_here: !only_there,
     };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let outcome = runtime.block_on(async {
         let host = settings::host_name();
-        let submitter = match Submitter::connect(broker, settings::build(&args.need), &host, args.farm).await
+        let submitter = match Submitter::connect(broker, settings::build(&args.need), &host, only_there).await
         {
             Ok(submitter) => submitter,
-            Err(error) if args.farm => return Err(error.into()),
+            Err(error) if only_there => return Err(error.into()),
             Err(error) => return Ok(Outcome::Nowhere(error.to_string())),
         };
         let (outcome, _) = submitter.run(task, orders).await;

@@ -51,6 +51,7 @@ mod syncfs;
 mod tasks;
 mod tasks_faults;
 mod tasks_make;
+mod tasks_roots;
 mod trial;
 mod unsent;
 mod users;

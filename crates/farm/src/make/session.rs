@@ -18,7 +18,7 @@ use tokio::sync::mpsc;
 use super::history::History;
 use super::wire::{self, Answer, Ask, Done, Hand};
 use crate::place::Place;
-use crate::protocol::NeedMessage;
+use crate::protocol::{NeedMessage, Spec};
 use crate::submit::{self, Order, Outcome, Submitter, Task};
 
 /// What was done so far.
@@ -32,12 +32,22 @@ pub struct Tally {
     pub now: AtomicU64,
 }
 
+/// The build root in which recipes run elsewhere; without layers in none, and here as well.
+#[derive(Debug, Clone, Default)]
+pub struct InRoot {
+    /// As [`Spec::layers`] has them.
+    pub layers: Vec<Vec<u8>>,
+    /// Each recipe has one of its own.
+    pub isolated: bool,
+}
+
 /// Serves the recipes of one make.
 #[derive(Debug)]
 pub struct Session {
     farm: Option<(Submitter, Handle)>,
     need: NeedMessage,
     user: (u32, u32),
+    root: InRoot,
     history: Mutex<History>,
     /// Free slots of this host.
     free: Mutex<u32>,
@@ -56,11 +66,13 @@ impl Session {
         farm: Option<(Submitter, Handle)>,
         need: NeedMessage,
         user: (u32, u32),
+        root: InRoot,
     ) -> Session {
         Session {
             farm,
             need,
             user,
+            root,
             history: Mutex::new(History::open(directory)),
             free: Mutex::new(slots.max(1)),
             freed: Condvar::new(),
@@ -102,8 +114,10 @@ impl Session {
         let is_merged = submit::is_one_stream(&output, &error);
         let command = hand.command.into_iter().map(std::ffi::OsString::from_vec).collect();
         let spec = submit::spec(command, hand.environment, &place, hand.umask, self.user);
+        let spec = Spec { layers: self.root.layers.clone(), isolated: self.root.isolated, ..spec };
         let error = if is_merged { None } else { Some(error) };
-        let task = Task { spec, need: self.need.clone(), input: None, output, error, may_run_here: true };
+        let may_run_here = self.root.layers.is_empty();
+        let task = Task { spec, need: self.need.clone(), input: None, output, error, may_run_here };
         let (orders, mut obeys) = mpsc::unbounded_channel();
         let mut signals = stream.try_clone()?;
         std::thread::spawn(move || {
@@ -150,8 +164,10 @@ impl Session {
     /// Where on a volume it is, if it is to run on the farm.
     fn place(&self, recipe: &[u8], directory: &Path) -> Option<Place> {
         let (submitter, _) = self.farm.as_ref()?;
-        if submitter.away().is_some()
-            || self.history.lock().unwrap_or_else(PoisonError::into_inner).is_cheap(recipe)
+        let only_there = !self.root.layers.is_empty();
+        let is_away = || submitter.away().is_some();
+        if !only_there
+            && (is_away() || self.history.lock().unwrap_or_else(PoisonError::into_inner).is_cheap(recipe))
         {
             return None;
         }

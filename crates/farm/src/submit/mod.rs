@@ -14,7 +14,7 @@ use std::fs::File;
 use std::os::unix::fs::MetadataExt;
 
 pub use here::{Slot, Slots};
-pub use spec::{build_name, environment, spec, umask, user_name};
+pub use spec::{build_name, environment, spec, umask, user_name, without_job_server};
 pub use submitter::Submitter;
 
 use crate::protocol::{NeedMessage, Spec};
