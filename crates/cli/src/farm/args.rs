@@ -105,7 +105,7 @@ Exit codes are make's; 125: make was not run.
 
 Examples:
   hayloft make -j -- all
-  hayloft make --summary -j -k check
+  hayloft make --summary --explain -j -k check
   hayloft make --root /mnt/builds/toolchain -j -- all
   HAYLOFT_BROKER=nats://farm1:4222 hayloft make --batch -j100 -C src"
 )]
@@ -119,6 +119,9 @@ pub(crate) struct MakeArgs {
     /// Tell at the end how many recipes ran where
     #[arg(long)]
     pub summary: bool,
+    /// Tell at the end where the time of the slowest recipes went
+    #[arg(long)]
+    pub explain: bool,
     /// Options and targets of make
     #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "MAKE ARGUMENTS")]
     pub arguments: Vec<OsString>,

@@ -49,6 +49,7 @@ mod space;
 mod split;
 mod syncfs;
 mod tasks;
+mod tasks_brokers;
 mod tasks_faults;
 mod tasks_make;
 mod tasks_roots;

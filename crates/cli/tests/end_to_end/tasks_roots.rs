@@ -126,7 +126,7 @@ fn what_a_task_in_a_root_leaves_running_ends_with_it_and_signals_reach_it() {
         wait_until("it runs", Duration::from_secs(60), || begun.exists());
         kill(child.id(), libc::SIGTERM);
         assert_eq!(child.wait().unwrap().signal(), Some(libc::SIGTERM));
-        wait_no_process(&format!("sleep\0{seconds}"));
+        wait_no_process(&format!("sleep\x00{seconds}"));
     }
 }
 
@@ -153,7 +153,7 @@ fn the_roots_of_an_agent_go_with_it() {
     wait_until("it runs", Duration::from_secs(60), || farm.site.dir().join("begun").exists());
     assert_eq!(farm.roots(), 1);
     farm.site.agents.remove(0).kill();
-    wait_no_process("sleep\07654010");
+    wait_no_process("sleep\x007654010");
     wait_until("the root is gone", Duration::from_secs(60), || farm.roots() == 0);
     task.kill().unwrap();
     task.wait().unwrap();

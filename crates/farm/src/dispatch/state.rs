@@ -181,8 +181,8 @@ impl Dispatch {
         if let Some(task) = self.tasks.remove(key) {
             self.keys.remove(&task.id);
             self.scheduler.end(task.id);
-            if let Some((agent, _)) = task.placed {
-                self.placed.entry(agent).and_modify(|there| drop(there.remove(key)));
+            if let Some(there) = task.placed.and_then(|(agent, _)| self.placed.get_mut(&agent)) {
+                there.remove(key);
             }
         }
     }

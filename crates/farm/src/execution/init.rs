@@ -66,6 +66,9 @@ pub(crate) struct Report {
     /// Written last: a report without it is none.
     #[prost(bool, tag = "6")]
     pub is_whole: bool,
+    /// Processor time of the command and all that it has waited for, milliseconds.
+    #[prost(uint64, tag = "7")]
+    pub cpu: u64,
 }
 
 /// Descriptors of a task: what to run, standard input, output and error, and where the report goes.
@@ -203,9 +206,10 @@ fn watch(signals: &OwnedFd, command: i32) -> Report {
         }
         while let Ok(Some(ended)) = process::wait(None, false) {
             if ended.pid == command {
+                let cpu = (ended.user + ended.system).as_millis() as u64;
                 return match ended.signal {
-                    Some(signal) => Report { signal, ..Report::default() },
-                    None => Report { code: ended.code, ..Report::default() },
+                    Some(signal) => Report { signal, cpu, ..Report::default() },
+                    None => Report { code: ended.code, cpu, ..Report::default() },
                 };
             }
         }

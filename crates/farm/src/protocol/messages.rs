@@ -415,6 +415,9 @@ pub struct Ended {
     /// How long it ran, milliseconds.
     #[prost(uint64, tag = "6")]
     pub ran: u64,
+    /// Processor time that it took, milliseconds.
+    #[prost(uint64, tag = "7")]
+    pub cpu: u64,
 }
 
 /// Ways in which a try ends.
