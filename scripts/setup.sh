@@ -20,7 +20,7 @@ packages=(
     fuse3 bindfs util-linux procps e2fsprogs
     iproute2 attr acl libacl1-dev rsync sqlite3 python3 python3-venv tar xz-utils bzip2 dpkg-dev
     uidmap faketime postgresql stress-ng
-    nats-server
+    nats-server cmake ninja-build
     mmdebstrap dnf createrepo-c erofs-utils squashfs-tools
 )
 

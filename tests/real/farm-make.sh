@@ -4,90 +4,49 @@
 # more while an agent and the broker are killed.
 set -uo pipefail
 . "$(dirname "$0")/../lib/farm.sh"
+. "$(dirname "$0")/../lib/task-farm.sh"
 PACKAGE=hello
 if [ "${1:-}" = --large ]; then PACKAGE=coreutils; fi
-farm_hosts 3
-export FORCE_UNSAFE_CONFIGURE=1 LC_ALL=C HAYLOFT_CONFIG=/dev/null
-unset MAKEFLAGS
-PORT=${FARM_PORT:-17990}
-export HAYLOFT_BROKER=nats://127.0.0.1:$PORT
-TREE=$WORK/tree
-AGENTS=()
-mkdir "$WORK/local" "$TREE"
-farm_namespace "$WORK/local" "$TREE"
-farm_namespace "${MNTS[0]}" "$TREE"
-
-broker() { nats-server -a 127.0.0.1 -p "$PORT" >> "$WORK/nats.log" 2>&1 & BROKER=$!; }
-agent() { # NUMBER
-    setsid "$HAYLOFT" farm agent --slots 4 --name "h$1" --mount "${MNTS[$1]}" --allow-root --lease 4 >> "$WORK/agent$1.log" 2>&1 &
-    AGENTS[$1]=$!
-}
-end_farm() {
-    local pid
-    kill "$BROKER" "${AGENTS[@]}" 2>/dev/null
-    for pid in "$BROKER" "${AGENTS[@]}"; do wait "$pid" 2>/dev/null; done
-}
-trap 'end_farm; farm_stop' EXIT
+export FORCE_UNSAFE_CONFIGURE=1
+task_farm "${FARM_PORT:-17990}"
 
 fetch() { bash "$ROOT/bench/fetch-source.sh" "$PACKAGE" "$ROOT/target/sources" > "$WORK/sources" && DSC=$(sed -n 1p "$WORK/sources"); }
-# shellcheck disable=SC2016
 prepare() {
     (cd "$WORK/local" && dpkg-source --extract --no-check "$DSC" source) > "$WORK/unpack.log" 2>&1 &&
-        on_host 0 sh -euc 'cd "$1/source" && ./configure --disable-nls CFLAGS="-O0 -g"' sh "$TREE" > "$WORK/configure.log" 2>&1 &&
+        on_local sh -euc 'cd source && ./configure --disable-nls CFLAGS="-O0 -g"' > "$WORK/configure.log" 2>&1 &&
         cp -a "$WORK/local/source" "${MNTS[0]}/source"
 }
-start_farm() {
-    broker
-    sleep 0.5
-    agent 1
-    agent 2
-    local tries
-    for tries in $(seq 100); do
-        [ "$("$HAYLOFT" farm status --json 2>/dev/null | grep -c '"host"')" = 2 ] && return 0
-        sleep 0.1
-    done
-    return 1
-}
-# shellcheck disable=SC2016
-here() { on_host 0 sh -euc 'cd "$1/source"; shift; exec make "$@"' sh "$TREE" "$@"; }
-# shellcheck disable=SC2016
-there() { on_host 1 sh -euc 'cd "$1/source"; shift; exec "$@"' sh "$TREE" "$HAYLOFT" make --summary "$@"; }
+here() { on_local make -C source "$@"; }
+there() { on_volume "$HAYLOFT" make --summary -C source "$@"; }
 build_here() { here -j2 > "$WORK/make.local" 2>&1 || { tail -n 20 "$WORK/make.local"; return 1; }; }
 build_there() {
     there -j "$@" > "$WORK/make.log" 2>&1 || { tail -n 20 "$WORK/make.log"; return 1; }
     grep '^hayloft make:' "$WORK/make.log" | sed 's/^/   /'
     test "$(sed -n 's/^hayloft make: \([0-9]*\) recipes on the farm.*/\1/p' "$WORK/make.log")" -gt 10
 }
-products() {
-    (cd "$1" && find . -type f ! -name config.log ! -name config.status ! -name .hayloft-history -print0 | sort -z | xargs -0 sha256sum)
-}
-same() {
-    products "$WORK/local/source" > "$WORK/products.local"
-    products "${MNTS[2]}/source" | diff "$WORK/products.local" - | head -n 10
-    test "${PIPESTATUS[1]}" = 0
-}
+same() { same_products source ! -name config.log ! -name config.status; }
 nothing_to_do() { there -j > "$WORK/again.log" 2>&1 && ! grep -E '^ +(CC|CCLD|AR) ' "$WORK/again.log"; }
 # One agent is killed and started again while it builds, and then the broker.
 with_kills() {
     there -j clean > "$WORK/clean.log" 2>&1 && here clean > /dev/null 2>&1 && build_here || return 1
-    rm -f "${MNTS[0]}/source/.hayloft-history"
+    rm -f "${MNTS[0]}/.hayloft-history"
     there -j > "$WORK/make.log" 2>&1 &
     local make=$!
     sleep 0.2
     kill -9 "${AGENTS[1]}"
     wait "${AGENTS[1]}" 2>/dev/null
-    agent 1
+    farm_agent 1
     sleep 0.1
     kill -9 "$BROKER"
     wait "$BROKER" 2>/dev/null
-    broker
+    farm_broker
     wait "$make" || { tail -n 20 "$WORK/make.log"; return 1; }
     grep '^hayloft make:' "$WORK/make.log" | sed 's/^/   /'
 }
 
 check "fetch the source of $PACKAGE" fetch
 check "unpack and configure" prepare
-check "start a farm of two hosts" start_farm
+check "start a farm of two hosts" farm_begin
 [ "$FAILED" = 0 ] || { report; exit 1; }
 check "make locally" build_here
 check "hayloft make" build_there

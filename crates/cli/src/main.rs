@@ -44,6 +44,9 @@ fn main() -> ExitCode {
         let code = u8::from(hayloft_farm::execution::spawner().is_err());
         return code.into();
     }
+    if argv.get(1).is_some_and(|first| first == hayloft_farm::relay::ARGUMENT) {
+        return u8::from(hayloft_farm::relay::serve().is_err()).into();
+    }
     if argv.len() > 2 && argv[1] == hayloft_farm::make::recipe::ARGUMENT {
         return make::run_recipe(&argv[2..]).into();
     }
@@ -97,7 +100,7 @@ fn run(cli: Cli) -> anyhow::Result<u8> {
             .and_then(|config| make::run(&args, &config))
             .map_err(|error| exit::failure(Exit::Run, format!("{error:#}"))),
         Verb::Farm(args) => match args.verb {
-            FarmVerb::Agent(args) => agent::run(*args, &config()?),
+            FarmVerb::Agent(args) => agent::run(*args, &config()?, cli.config.as_deref()),
             FarmVerb::Status(args) => status::status(&args, &config()?),
             FarmVerb::Top(args) => status::top(&args, &config()?),
         },

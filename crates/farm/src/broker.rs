@@ -93,6 +93,11 @@ impl Broker {
                     _ => 250,
                 })
             });
+        // The client takes no notice of what an address says of that.
+        let known = addresses.iter().find_map(|address| Some((address.username()?, address.password()?)));
+        if let Some((user, password)) = known {
+            connect = connect.user_and_password(user.to_owned(), password.to_owned());
+        }
         if let Some(ca) = &options.ca {
             connect = connect.add_root_certificates(ca.clone()).require_tls(true);
         }

@@ -3,7 +3,7 @@
 //! An **agent** on each host offers slots ([`agent`]); who has tasks is a **submitter** ([`submit`]); of the agents one
 //! **dispatches** as well ([`dispatch`]): it gives slots to tasks with the scheduler of `hayloft-schedule`. They talk by way of a
 //! broker, NATS ([`broker`], [`protocol`]). A task finds its files since its host has the same volume mounted ([`place`]);
-//! [`execution`] runs it and ends all of it. [`make`] has GNU make send its recipes to all this.
+//! [`execution`] runs it and ends all of it. [`relay`] is the process that submits for all of a build on a host. [`make`] has GNU make send its recipes to all this.
 
 pub mod agent;
 pub mod broker;
@@ -12,4 +12,5 @@ pub mod execution;
 pub mod make;
 pub mod place;
 pub mod protocol;
+pub mod relay;
 pub mod submit;

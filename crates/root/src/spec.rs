@@ -129,6 +129,10 @@ pub struct Task {
     pub env: Vec<(OsString, OsString)>,
     /// Whether programs with the setuid bit, as sudo, give rights.
     pub new_privileges: bool,
+    /// File mode creation mask.
+    pub umask: u32,
+    /// For a command in a root that is there: what it leaves running ends with it. It has a PID namespace of its own then.
+    pub ends_all: bool,
 }
 
 /// Checks that a path names a place in a root: absolute, without `..`.

@@ -34,6 +34,11 @@ impl Hosts {
         self.places.is_empty()
     }
 
+    /// Whether any host has a free slot.
+    pub(crate) fn has_free_slots(&self) -> bool {
+        self.by_room.first().is_some_and(|(room, _)| room.0 > 0)
+    }
+
     /// Adds a host, or changes what one has. What runs there goes on.
     pub(crate) fn put(&mut self, id: HostId, host: Host, used: (u32, u64)) {
         let before = self.take(id);

@@ -232,6 +232,10 @@ impl Scheduler {
         // Builds whose first tasks have no room; more cannot get room in this round, since nothing ends in it.
         let mut stuck = BTreeSet::new();
         while let Some(build) = self.next_build(&stuck) {
+            if !self.hosts.has_free_slots() {
+                self.keep_hosts_free(now_ms);
+                break;
+            }
             match self.next_task(build, now_ms) {
                 Some((task, host)) => {
                     if let Some(class) = self.builds.get(&build).map(|state| state.build.class) {
@@ -373,6 +377,16 @@ impl Scheduler {
         dominant * 1024 / u128::from(weight.max(1))
     }
 
+    /// While no slot is free at all: hosts are kept free for tasks that need more than one, and nobody else is looked at.
+    fn keep_hosts_free(&mut self, now_ms: u64) {
+        let has_large = |state: &BuildState| state.waiting.queues.iter().any(|queue| is_large(&queue.need));
+        let large: Vec<BuildId> =
+            self.builds.iter().filter(|(_, state)| has_large(state)).map(|(id, _)| *id).collect();
+        for build in large {
+            self.next_task(build, now_ms);
+        }
+    }
+
     /// The first task of a build that has room, and where. One that waits for too long gets a host of its own.
     fn next_task(&mut self, build: BuildId, now_ms: u64) -> Option<(TaskId, HostId)> {
         let state = self.builds.get(&build)?;
@@ -385,7 +399,7 @@ impl Scheduler {
         // One host at a time is kept free for a build.
         let has_one = firsts.iter().any(|(id, _)| self.tasks[id].reserved.is_some());
         let is_late = |id: &TaskId| now_ms.saturating_sub(self.tasks[id].since_ms) >= self.config.patience_ms;
-        let late = firsts.iter().find(|(id, need)| (need.cores > 1 || need.memory > 0) && is_late(id));
+        let late = firsts.iter().find(|(id, need)| is_large(need) && is_late(id));
         if let Some((id, need)) = late.filter(|_| !has_one)
             && let Some(host) = self.hosts.nearest(need)
         {
@@ -397,6 +411,11 @@ impl Scheduler {
         }
         None
     }
+}
+
+/// Whether others may take its room bit by bit for ever.
+fn is_large(need: &Need) -> bool {
+    need.cores > 1 || need.memory > 0
 }
 
 impl Usage {

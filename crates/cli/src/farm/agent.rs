@@ -1,6 +1,7 @@
 //! `hayloft farm agent`.
 
 use std::io::Write;
+use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
@@ -20,7 +21,7 @@ use crate::{notify, signals, sys};
 ///
 /// # Errors
 /// When the broker lets nobody in, or tasks cannot be started.
-pub(crate) fn run(args: AgentArgs, config: &Config) -> anyhow::Result<u8> {
+pub(crate) fn run(args: AgentArgs, config: &Config, config_file: Option<&Path>) -> anyhow::Result<u8> {
     crate::server::serve::init_log("info");
     if args.die_with_parent {
         sys::die_with_parent()?;
@@ -45,6 +46,9 @@ pub(crate) fn run(args: AgentArgs, config: &Config) -> anyhow::Result<u8> {
         policy: Policy { map: args.user_map, allows_root: args.allow_root },
         lease: Duration::from_secs(args.lease),
         spawner,
+        arguments: config_file.map_or_else(Vec::new, |file| {
+            vec!["--config".into(), std::path::absolute(file).unwrap_or_else(|_| file.into()).into()]
+        }),
     };
     let (to_stop, mut stop) = mpsc::unbounded_channel();
     signals::on_ending(move |_| {

@@ -45,6 +45,13 @@ pub(crate) struct NeedArgs {
     /// Its weight among the user's builds
     #[arg(long, value_name = "N", env = "HAYLOFT_WEIGHT", default_value = "1")]
     pub weight: u32,
+    /// Run in a build root of this layer: a name that hosts have (hayloft root create), or a path on the volume; may be given several
+    /// times, the topmost first. Nothing runs here then
+    #[arg(long = "root", value_name = "LAYER")]
+    pub layers: Vec<String>,
+    /// A root for each task alone, instead of one that the tasks of a build share on each host
+    #[arg(long, requires = "layers")]
+    pub isolate: bool,
 }
 
 /// `hayloft task`.
@@ -60,6 +67,7 @@ Exit code 125: the farm failed, not the command.
 Examples:
   hayloft task -- cc -c x.c -o x.o
   hayloft task --mem 4G --label gpu -- ./simulate
+  hayloft task --root bookworm --isolate -- make check
   cmake -DCMAKE_C_COMPILER_LAUNCHER='hayloft;task;--' ...
   HAYLOFT_BROKER=nats://farm1:4222 hayloft task --farm -- hostname")]
 pub(crate) struct TaskArgs {
@@ -73,7 +81,7 @@ pub(crate) struct TaskArgs {
     #[arg(long, value_name = "N", default_value = "1")]
     pub slots: u32,
     /// Run it here, in one of this host's slots
-    #[arg(long, conflicts_with = "farm")]
+    #[arg(long, conflicts_with_all = ["farm", "layers"])]
     pub here: bool,
     /// Run it on the farm only: wait for that while it is away
     #[arg(long)]
@@ -97,7 +105,8 @@ Exit codes are make's; 125: make was not run.
 
 Examples:
   hayloft make -j -- all
-  hayloft make --summary -j -k check
+  hayloft make --summary --explain -j -k check
+  hayloft make --root /mnt/builds/toolchain -j -- all
   HAYLOFT_BROKER=nats://farm1:4222 hayloft make --batch -j100 -C src"
 )]
 pub(crate) struct MakeArgs {
@@ -110,6 +119,9 @@ pub(crate) struct MakeArgs {
     /// Tell at the end how many recipes ran where
     #[arg(long)]
     pub summary: bool,
+    /// Tell at the end where the time of the slowest recipes went
+    #[arg(long)]
+    pub explain: bool,
     /// Options and targets of make
     #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "MAKE ARGUMENTS")]
     pub arguments: Vec<OsString>,

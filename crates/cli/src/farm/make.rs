@@ -6,11 +6,11 @@ use std::os::unix::net::UnixListener;
 use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use anyhow::Context;
 use hayloft_farm::dispatch::Status;
-use hayloft_farm::make::{Hook, Session, arguments, recipe};
+use hayloft_farm::make::{Hook, InRoot, Session, arguments, recipe};
 use hayloft_farm::place::Place;
 use hayloft_farm::protocol::STATUS;
 use hayloft_farm::submit::Submitter;
@@ -20,8 +20,8 @@ use crate::config::Config;
 use crate::exit::{Exit, failure};
 use crate::farm::args::MakeArgs;
 use crate::farm::here::{Child, Ended};
-use crate::farm::settings;
 use crate::farm::task::PASSED;
+use crate::farm::{progress, settings};
 use crate::{signals, sys};
 
 /// Runs make; gives its exit code.
@@ -35,6 +35,17 @@ pub(crate) fn run(args: &MakeArgs, config: &Config) -> anyhow::Result<u8> {
     let place = Place::of(&directory).ok().flatten();
     let slots = settings::slots(config);
     let mut jobs = slots;
+    let only_there = !args.need.layers.is_empty();
+    if only_there {
+        settings::broker_needed(&args.broker, config)?;
+    }
+    let root = match &place {
+        Some(place) => InRoot { layers: settings::layers(&args.need, place)?, isolated: args.need.isolate },
+        None if only_there => {
+            return Err(failure(Exit::Run, format!("{} is not on a mounted volume", directory.display())));
+        }
+        None => InRoot::default(),
+    };
     let farm = match settings::broker(&args.broker, config)? {
         None => None,
         Some(_) if place.is_none() => {
@@ -45,7 +56,7 @@ pub(crate) fn run(args: &MakeArgs, config: &Config) -> anyhow::Result<u8> {
             let connect = async {
                 let host = settings::host_name();
                 let submitter =
-                    Submitter::connect(&broker, settings::build(&args.need), &host, false).await?;
+                    Submitter::connect(&broker, settings::build(&args.need), &host, only_there).await?;
                 let bytes = submitter.broker().ask(STATUS).await;
                 let json = bytes.and_then(|bytes| String::decode(bytes).ok()).unwrap_or_default();
                 let status: Status = serde_json::from_str(&json).unwrap_or_default();
@@ -63,10 +74,11 @@ pub(crate) fn run(args: &MakeArgs, config: &Config) -> anyhow::Result<u8> {
             }
         }
     };
-    let hook = Hook::make(&std::env::current_exe().context("this program's own path")?)
+    let hook = Hook::make(&std::env::current_exe().context("this program's own path")?, !only_there)
         .context("files for make in /tmp")?;
     let need = settings::need(&args.need, 1);
-    let session = Arc::new(Session::new(&directory, slots, farm.clone(), need, sys::user_and_group()));
+    let session = Session::new(&directory, slots, farm.clone(), need, sys::user_and_group(), root);
+    let session = Arc::new(session);
     session.serve(UnixListener::bind(hook.socket()).context("a socket in /tmp")?);
     let mut make = Command::new("make");
     if version()?.is_some_and(|version| version >= (4, 4)) {
@@ -87,7 +99,7 @@ pub(crate) fn run(args: &MakeArgs, config: &Config) -> anyhow::Result<u8> {
     })
     .context("cannot catch signals")?;
     if std::io::stderr().is_terminal() && farm.is_some() {
-        show_progress(&session);
+        progress::show(&session, farm.clone());
     }
     let start = Instant::now();
     let ended = child.run(&mut make).map_err(|error| failure(Exit::Run, format!("make: {error}")))?;
@@ -100,6 +112,9 @@ pub(crate) fn run(args: &MakeArgs, config: &Config) -> anyhow::Result<u8> {
         let (there, here) = (count(&session.tally.there), count(&session.tally.here));
         let seconds = start.elapsed().as_secs_f64();
         eprintln!("hayloft make: {there} recipes on the farm, {here} here, in {seconds:.1} s");
+    }
+    if args.explain {
+        eprint!("{}", progress::explained(&session.tally.slowest()));
     }
     runtime.shutdown_background();
     drop(hook);
@@ -123,25 +138,6 @@ fn version() -> anyhow::Result<Option<(u32, u32)>> {
     };
     let mut parts = version.split('.').map(|part| part.parse().unwrap_or(0));
     Ok(parts.next().map(|major| (major, parts.next().unwrap_or(0))))
-}
-
-/// A line on the terminal, once a second, that the next output overwrites.
-fn show_progress(session: &Arc<Session>) {
-    let session = Arc::clone(session);
-    let start = Instant::now();
-    std::thread::spawn(move || {
-        loop {
-            std::thread::sleep(Duration::from_secs(1));
-            let count = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
-            let tally = &session.tally;
-            let (there, here, now) = (count(&tally.there), count(&tally.here), count(&tally.now));
-            let seconds = start.elapsed().as_secs();
-            let _ = write!(
-                std::io::stderr(),
-                "[{seconds} s: {there} recipes done on the farm, {now} there now, {here} done here]\x1b[K\r"
-            );
-        }
-    });
 }
 
 /// Serves make as the process of a recipe.

@@ -4,6 +4,7 @@ pub(crate) mod agent;
 pub(crate) mod args;
 pub(crate) mod here;
 pub(crate) mod make;
+mod progress;
 pub(crate) mod settings;
 pub(crate) mod status;
 pub(crate) mod task;

@@ -1,6 +1,10 @@
 //! What flags and the configuration file say of the farm.
 
+use std::os::unix::ffi::OsStringExt;
+
+use anyhow::Context;
 use hayloft_farm::broker::BrokerOptions;
+use hayloft_farm::place::Place;
 use hayloft_farm::protocol::{BuildMessage, NeedMessage};
 use hayloft_farm::submit;
 
@@ -58,6 +62,28 @@ pub(crate) fn build(args: &NeedArgs) -> BuildMessage {
     let user = if name.is_empty() { uid.to_string() } else { name };
     let name = args.build.clone().unwrap_or_else(|| submit::build_name(&user, &host_name()));
     BuildMessage { name, user, batch: args.batch, weight: args.weight.max(1) }
+}
+
+/// The layers of the root that tasks run in: names as they are, paths as they are on the volume of this place.
+///
+/// # Errors
+/// When a path is on no volume, or another one.
+pub(crate) fn layers(args: &NeedArgs, place: &Place) -> anyhow::Result<Vec<Vec<u8>>> {
+    let layer = |text: &String| {
+        if !text.contains('/') {
+            return Ok(text.clone().into_bytes());
+        }
+        let path = std::fs::canonicalize(text).with_context(|| format!("the layer {text}"))?;
+        let found = Place::of(path.parent().unwrap_or(&path)).context("the table of mounts")?;
+        if found.is_none_or(|found| found.mount.point != place.mount.point) {
+            let message = format!(
+                "the layer {text} is not on the volume of the current folder, where hosts would find it"
+            );
+            return Err(failure(Exit::Usage, message));
+        }
+        Ok(path.into_os_string().into_vec())
+    };
+    args.layers.iter().map(layer).collect()
 }
 
 /// What a task needs.

@@ -76,6 +76,10 @@ async fn ask(broker: &Broker) -> anyhow::Result<Status> {
         }
         tokio::time::sleep(Duration::from_millis(500)).await;
     }
+    if !broker.is_connected() {
+        let said = "the broker ends the connection: does it want a certificate (--broker-certificate, --broker-key) or other credentials?";
+        return Err(failure(Exit::Unreachable, said));
+    }
     Err(failure(Exit::Unreachable, "no agent answers: start `hayloft farm agent` on the hosts of the farm"))
 }
 

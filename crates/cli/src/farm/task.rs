@@ -1,15 +1,19 @@
 //! `hayloft task`.
 
 use std::fs::File;
+use std::io::Write;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
-use std::sync::Arc;
+use std::os::unix::net::UnixStream;
+use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use anyhow::Context;
 use hayloft_farm::broker::BrokerOptions;
 use hayloft_farm::place::Place;
-use hayloft_farm::submit::{self, Order, Outcome, Submitter, Task};
-use tokio::sync::mpsc;
+use hayloft_farm::protocol::Spec;
+use hayloft_farm::relay::{self, Handed, Key};
+use hayloft_farm::submit::{self, Outcome, Task};
 
 use crate::config::Config;
 use crate::exit::{Exit, failure};
@@ -26,8 +30,10 @@ pub(crate) const PASSED: [i32; 7] =
     [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGQUIT, libc::SIGUSR1, libc::SIGUSR2, libc::SIGWINCH];
 
 /// Where signals go.
+#[derive(Default)]
 struct Signals {
-    orders: mpsc::UnboundedSender<Order>,
+    /// To the task, once it was handed over.
+    stream: Mutex<Option<UnixStream>>,
     child: Child,
     /// The task is the farm's.
     is_away: AtomicBool,
@@ -41,12 +47,23 @@ impl Signals {
         if self.is_away.load(Ordering::SeqCst) {
             // Who says it twice means it.
             let before = if is_end { self.ending.swap(signal, Ordering::SeqCst) } else { 0 };
-            let order = if before != 0 { Order::End } else { Order::Signal(signal) };
-            let _ = self.orders.send(order);
+            let stream = self.stream.lock().unwrap_or_else(PoisonError::into_inner);
+            match &*stream {
+                Some(stream) => {
+                    let number = if before != 0 { 0 } else { signal as u8 };
+                    let _ = (&mut &*stream).write_all(&[number]);
+                }
+                None if is_end => sys::end_by(signal),
+                None => {}
+            }
         } else if !self.child.signal(signal) && is_end {
             // It waits for a slot.
             sys::end_by(signal);
         }
+    }
+
+    fn pass_to(&self, stream: UnixStream) {
+        *self.stream.lock().unwrap_or_else(PoisonError::into_inner) = Some(stream);
     }
 }
 
@@ -68,7 +85,8 @@ pub(crate) fn run(args: &TaskArgs, config: &Config) -> anyhow::Result<u8> {
 
 fn run_somewhere(args: &TaskArgs, config: &Config) -> anyhow::Result<Ended> {
     let broker = if args.here { None } else { settings::broker(&args.broker, config)? };
-    if args.farm && broker.is_none() {
+    let only_there = args.farm || !args.need.layers.is_empty();
+    if only_there && broker.is_none() {
         settings::broker_needed(&args.broker, config)?;
     }
     if std::env::var_os(IN_TASK).is_some() {
@@ -76,20 +94,14 @@ fn run_somewhere(args: &TaskArgs, config: &Config) -> anyhow::Result<Ended> {
         eprintln!("hayloft: {}: {error}", args.command[0].to_string_lossy());
         return Ok(Ended::Code(if error.kind() == std::io::ErrorKind::NotFound { 127 } else { 126 }));
     }
-    let (orders, mut obeys) = mpsc::unbounded_channel();
-    let signals = Arc::new(Signals {
-        orders,
-        child: Child::default(),
-        is_away: AtomicBool::new(false),
-        ending: AtomicI32::new(0),
-    });
+    let signals = Arc::new(Signals::default());
     let passes = Arc::clone(&signals);
     signals::on(&PASSED, move |signal| passes.pass_on(signal)).context("cannot catch signals")?;
     let reason = match broker {
         None => None,
         Some(broker) => {
             signals.is_away.store(true, Ordering::SeqCst);
-            let outcome = on_the_farm(args, &broker, &mut obeys);
+            let outcome = on_the_farm(args, &broker, &signals);
             signals.is_away.store(false, Ordering::SeqCst);
             match outcome? {
                 Outcome::Exited(code) => return Ok(Ended::Code(code as u8)),
@@ -115,20 +127,20 @@ fn run_somewhere(args: &TaskArgs, config: &Config) -> anyhow::Result<Ended> {
 }
 
 /// Runs it on the farm, if that can be.
-fn on_the_farm(
-    args: &TaskArgs,
-    broker: &BrokerOptions,
-    orders: &mut mpsc::UnboundedReceiver<Order>,
-) -> anyhow::Result<Outcome> {
+fn on_the_farm(args: &TaskArgs, broker: &BrokerOptions, signals: &Signals) -> anyhow::Result<Outcome> {
+    let only_there = args.farm || !args.need.layers.is_empty();
     let directory = std::env::current_dir().context("the current folder")?;
     let place = Place::of(&directory).context("the current folder")?;
     let Some(place) = place else {
         let reason = format!("{} is not on a mounted volume", directory.display());
-        return Ok(if args.farm { Outcome::FarmFailed(reason) } else { Outcome::Nowhere(reason) });
+        return Ok(if only_there { Outcome::FarmFailed(reason) } else { Outcome::Nowhere(reason) });
     };
     let umask = submit::umask()?;
     let user = sys::user_and_group();
-    let spec = submit::spec(args.command.clone(), submit::environment(), &place, umask, user);
+    let environment = submit::without_job_server(submit::environment());
+    let spec = submit::spec(args.command.clone(), environment, &place, umask, user);
+    let layers = settings::layers(&args.need, &place)?;
+    let spec = Spec { layers, isolated: args.need.isolate, ..spec };
     let (output, error) = (sys::standard(1), sys::standard(2));
     let is_merged = match (&output, &error) {
         (Ok(output), Ok(error)) => {
@@ -144,24 +156,13 @@ fn on_the_farm(
         input: sys::standard(0).ok().filter(|input| !is_null(input)),
         output: output.or_else(|_| null())?,
         error: if is_merged { None } else { Some(error.or_else(|_| null())?) },
-        may_run_here: !args.farm,
+        may_run_here: !only_there,
     };
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let outcome = runtime.block_on(async {
-        let host = settings::host_name();
-        let submitter = match Submitter::connect(broker, settings::build(&args.need), &host, args.farm).await
-        {
-            Ok(submitter) => submitter,
-            Err(error) if args.farm => return Err(error.into()),
-            Err(error) => return Ok(Outcome::Nowhere(error.to_string())),
-        };
-        let (outcome, _) = submitter.run(task, orders).await;
-        submitter.leave().await;
-        Ok(outcome)
-    });
-    // A thread may wait for input that never comes.
-    runtime.shutdown_background();
-    outcome
+    let key = Key::new(broker, settings::build(&args.need), &settings::host_name());
+    let task = Handed::new(task)?;
+    let start = |mut relay: Command| sys::in_own_session(&mut relay).spawn().map(drop);
+    relay::run(&key.context("a process that submits")?, &task, start, |stream| signals.pass_to(stream))
+        .context("a process that submits")
 }
 
 /// Whether nothing can be read from it.

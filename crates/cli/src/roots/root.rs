@@ -11,7 +11,7 @@ use crate::exit::{Exit, failure};
 use crate::roots::layers;
 use crate::roots::publish;
 use crate::roots::root_args::{EnterArgs, RootArgs, RootVerb};
-use crate::roots::run::{environment, exit_code_of};
+use crate::roots::run::{UMASK, environment, exit_code_of};
 use crate::server::serve;
 use crate::sys;
 use crate::units::{show_duration, show_size, show_utc};
@@ -176,14 +176,23 @@ fn enter(roots: &Roots, args: &EnterArgs) -> anyhow::Result<u8> {
         command,
         user: args.user.clone(),
         folders: vec![args.chdir.clone()],
-        env: environment(&args.env),
+        env: environment(&args.env, &args.of_farm),
         new_privileges: args.setuid,
+        umask: args.of_farm.umask.unwrap_or(UMASK),
+        ends_all: args.of_farm.failure_to.is_some(),
     };
     match hayloft_root::enter(roots, &args.name, &task) {
-        Ok(end) => Ok(u8::try_from(end.exit_code).unwrap_or(u8::MAX)),
+        Ok(end) => {
+            args.of_farm.end_as(end.signal.map(i64::from));
+            Ok(u8::try_from(end.exit_code).unwrap_or(u8::MAX))
+        }
         Err(error @ (Error::NoCommand(_) | Error::CannotRun(_))) => {
-            eprintln!("hayloft: {error}");
+            args.of_farm.tell(&error.to_string());
             Ok(exit_code_of(&error))
+        }
+        Err(error) if args.of_farm.failure_to.is_some() => {
+            args.of_farm.tell(&format!("{:#}", root_failure(error)));
+            Ok(Exit::Run.code())
         }
         Err(error) => Err(root_failure(error)),
     }

@@ -8,6 +8,7 @@ use hayloft_root::{Bind, Spill};
 
 use crate::args::parse_mode;
 use crate::roots::layer_args::{LayersArgs, PublicationArgs, RootCreateArgs, RootDiffArgs, RootPublishArgs};
+use crate::sys;
 use crate::units::parse_size;
 
 /// `hayloft run`.
@@ -107,9 +108,43 @@ pub(crate) struct RunArgs {
     /// Folder for the state of roots [default: /run/hayloft/roots, $XDG_RUNTIME_DIR/hayloft/roots for ordinary users]
     #[arg(long, value_name = "DIR", env = "HAYLOFT_STATE_DIR")]
     pub state_dir: Option<PathBuf>,
+    /// What is said for tasks of the farm.
+    #[command(flatten)]
+    pub of_farm: OfFarmArgs,
     /// The command and its arguments
     #[arg(last = true, required = true, value_name = "COMMAND")]
     pub command: Vec<OsString>,
+}
+
+/// What an agent of the farm says when it runs this program for a task.
+#[derive(Debug, Default, Args)]
+pub(crate) struct OfFarmArgs {
+    /// The command's environment is what begins with this in ours, without it
+    #[arg(long, hide = true)]
+    pub env_prefix: Option<String>,
+    /// The command's file mode creation mask, octal
+    #[arg(long, hide = true, value_parser = parse_mode)]
+    pub umask: Option<u32>,
+    /// Say there why the command did not run, end as it has ended, by a signal as well, and leave nothing of it running
+    #[arg(long, hide = true)]
+    pub failure_to: Option<PathBuf>,
+}
+
+impl OfFarmArgs {
+    /// Says why a command did not run.
+    pub(crate) fn tell(&self, message: &str) {
+        let told = self.failure_to.as_ref().map(|file| std::fs::write(file, message));
+        if !matches!(told, Some(Ok(()))) {
+            eprintln!("hayloft: {message}");
+        }
+    }
+
+    /// Ends this process by the signal that has ended the command, for an agent.
+    pub(crate) fn end_as(&self, signal: Option<i64>) {
+        if let (Some(signal), true) = (signal, self.failure_to.is_some()) {
+            sys::end_by(signal as i32);
+        }
+    }
 }
 
 /// `--network`.
@@ -219,6 +254,9 @@ pub(crate) struct EnterArgs {
     /// Let programs with the setuid bit, such as sudo, give rights inside the root
     #[arg(long)]
     pub setuid: bool,
+    /// What is said for tasks of the farm.
+    #[command(flatten)]
+    pub of_farm: OfFarmArgs,
     /// The command and its arguments [default: sh]
     #[arg(last = true, value_name = "COMMAND")]
     pub command: Vec<OsString>,

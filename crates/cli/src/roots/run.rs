@@ -21,7 +21,7 @@ use crate::roots::layers::{Progress, as_failure, layers_dir};
 use crate::roots::publish;
 use crate::roots::publish::Destination;
 use crate::roots::root::{root_failure, roots};
-use crate::roots::root_args::{NetworkArg, RunArgs, parse_spill};
+use crate::roots::root_args::{NetworkArg, OfFarmArgs, RunArgs, parse_spill};
 use crate::roots::stop;
 use crate::server::serve;
 use crate::server::stats;
@@ -35,6 +35,8 @@ const HOST_MASKED: [&str; 2] = ["/var/lib/hayloft", "/run/hayloft"];
 /// Exit codes of a command that was not found or could not be run, as shells have them.
 const NOT_FOUND: u8 = 127;
 const CANNOT_RUN: u8 = 126;
+/// The mask of a command in a root.
+pub(crate) const UMASK: u32 = 0o022;
 /// How often layers that were replaced before they were mounted are looked up again.
 const REPLACED_MAX: u32 = 10;
 
@@ -65,9 +67,12 @@ pub(crate) fn run(args: &RunArgs, config: &Config, config_file: Option<&Path>) -
         target.write(&report)?;
     }
     match result {
-        Ok(code) => Ok(code),
+        Ok(code) => {
+            args.of_farm.end_as(report["signal"].as_i64());
+            Ok(code)
+        }
         Err((error, code)) => {
-            eprintln!("hayloft: {error:#}");
+            args.of_farm.tell(&format!("{error:#}"));
             Ok(code)
         }
     }
@@ -314,8 +319,10 @@ fn spec(args: &RunArgs, config: &Config, roots: &Roots) -> anyhow::Result<Spec> 
             command: args.command.clone(),
             user: args.user.clone(),
             folders,
-            env: environment(&args.env),
+            env: environment(&args.env, &args.of_farm),
             new_privileges: args.setuid,
+            umask: args.of_farm.umask.unwrap_or(UMASK),
+            ends_all: false,
         },
     })
 }
@@ -364,7 +371,13 @@ fn resolve(text: &str, layers: &LayersDir) -> anyhow::Result<(Layer, Option<File
 }
 
 /// The variables of `--env`, after a few that programs expect.
-pub(crate) fn environment(given: &[OsString]) -> Vec<(OsString, OsString)> {
+pub(crate) fn environment(given: &[OsString], of_farm: &OfFarmArgs) -> Vec<(OsString, OsString)> {
+    if let Some(prefix) = &of_farm.env_prefix {
+        let own = |name: OsString| {
+            Some(OsString::from_vec(name.as_bytes().strip_prefix(prefix.as_bytes())?.to_vec()))
+        };
+        return std::env::vars_os().filter_map(|(name, value)| Some((own(name)?, value))).collect();
+    }
     let mut env: Vec<(OsString, OsString)> = vec![("LANG".into(), "C.UTF-8".into())];
     env.extend(std::env::var_os("TERM").map(|term| ("TERM".into(), term)));
     for variable in given {
@@ -455,7 +468,8 @@ mod tests {
 
     #[test]
     fn variables_are_split_at_the_first_sign() {
-        let env = environment(&["A=b=c".into(), "EMPTY=".into(), "HAYLOFT_TEST_NOT_THERE".into()]);
+        let given = ["A=b=c".into(), "EMPTY=".into(), "HAYLOFT_TEST_NOT_THERE".into()];
+        let env = environment(&given, &OfFarmArgs::default());
         assert!(env.contains(&("A".into(), "b=c".into())) && env.contains(&("EMPTY".into(), "".into())));
         assert!(!env.iter().any(|(key, _)| key == "HAYLOFT_TEST_NOT_THERE"));
     }

@@ -17,12 +17,23 @@ pub(crate) struct Broker {
     server: Option<Child>,
     port: u16,
     dir: TempDir,
+    /// More arguments of `nats-server`.
+    args: Vec<String>,
+}
+
+/// A port that nobody listens on.
+pub(crate) fn free_port() -> u16 {
+    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
 
 impl Broker {
     pub(crate) fn new() -> Broker {
-        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-        let mut broker = Broker { server: None, port, dir: tempfile::tempdir_in("/var/tmp").unwrap() };
+        Broker::with(&[])
+    }
+
+    pub(crate) fn with(args: &[String]) -> Broker {
+        let dir = tempfile::tempdir_in("/var/tmp").unwrap();
+        let mut broker = Broker { server: None, port: free_port(), dir, args: args.to_vec() };
         broker.start();
         broker
     }
@@ -31,10 +42,14 @@ impl Broker {
         format!("nats://127.0.0.1:{}", self.port)
     }
 
+    pub(crate) fn port(&self) -> u16 {
+        self.port
+    }
+
     pub(crate) fn start(&mut self) {
         let log = File::create(self.dir.path().join("log")).unwrap();
         let mut command = Command::new("nats-server");
-        command.args(["-a", "127.0.0.1", "-p", &self.port.to_string()]);
+        command.args(["-a", "127.0.0.1", "-p", &self.port.to_string()]).args(&self.args);
         self.server = Some(command.stdout(Stdio::null()).stderr(log).spawn().unwrap());
         let port = self.port;
         wait_until("the broker listens", Duration::from_secs(20), || {

@@ -99,3 +99,41 @@ fn when_the_agent_that_gives_slots_is_killed_another_one_does() {
     site.agents.remove(at - 1).kill();
     assert_eq!(run(&mut site.task("echo again")), "again\n");
 }
+
+/// The processes that submit for tasks at this broker.
+fn relays(site: &Site) -> Vec<u32> {
+    let url: String = site.broker.url().bytes().map(|byte| format!("{byte:02x}")).collect();
+    let is_one = |pid: &u32| {
+        let read = |name: &str| fs::read(format!("/proc/{pid}/{name}")).unwrap_or_default();
+        read("cmdline").ends_with(b"farm-relay\0") && String::from_utf8_lossy(&read("environ")).contains(&url)
+    };
+    let all = fs::read_dir("/proc").unwrap().flatten();
+    all.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).filter(is_one).collect()
+}
+
+#[test]
+fn tasks_of_a_build_have_one_submitter_and_fail_with_the_farm_when_it_is_killed() {
+    let site = Site::new(1, &ALLOWED);
+    let tasks: Vec<_> = (0..4).map(|_| site.task("sleep 1").spawn().unwrap()).collect();
+    for mut task in tasks {
+        assert!(task.wait().unwrap().success());
+    }
+    let before = relays(&site);
+    assert_eq!(before.len(), 1);
+    assert!(site.task("exit 0").status().unwrap().success());
+    assert_eq!(relays(&site), before);
+    let other = site.command(&["task", "--farm", "--build", "other"], &["true"]).status().unwrap();
+    assert!(other.success());
+    assert_eq!(relays(&site).len(), 2);
+    let task = site.task("echo > begun; sleep 30; echo > late").stderr(Stdio::piped()).spawn().unwrap();
+    wait_until("it runs", Duration::from_secs(60), || site.dir().join("begun").exists());
+    crate::farm::kill(before[0], libc::SIGKILL);
+    let output = task.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(125), "{output:?}");
+    assert!(String::from_utf8_lossy(&output.stderr).contains("the farm has failed"), "{output:?}");
+    // Nobody is there to hear how it ends: its host ends it.
+    assert!(site.task("exit 0").status().unwrap().success());
+    wait_until("its slot is free", Duration::from_secs(60), || site.status()["hosts"][0]["busy"] == 0);
+    assert!(!site.dir().join("late").exists());
+    wait_until("they end by themselves", Duration::from_secs(60), || relays(&site).is_empty());
+}

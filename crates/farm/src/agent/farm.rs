@@ -65,13 +65,15 @@ pub async fn run(
             "without root: tasks get no namespaces, and run where this host has the volume mounted"
         );
     }
-    let (to_ended, mut ended) = mpsc::unbounded_channel::<Event>();
+    let (to_ended, mut ended) = mpsc::unbounded_channel::<Option<Event>>();
+    let failed = to_ended.clone();
     std::thread::spawn(move || {
         while let Some(event) = events.next() {
-            if to_ended.send(event).is_err() {
+            if to_ended.send(Some(event)).is_err() {
                 break;
             }
         }
+        let _ = to_ended.send(None);
     });
     let id = new_id(&config.host);
     let broker = Broker::connect(&config.broker, &format!("agent {}", config.host), true).await?;
@@ -79,7 +81,7 @@ pub async fn run(
     let mut begun = broker.hear(BEGUN).await?;
     let mut own = broker.hear(agent_subject(&id)).await?;
     let started = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis() as u64;
-    let tasks = HostTasks::new(id, &config, broker.clone(), spawner);
+    let tasks = HostTasks::new(id, &config, broker.clone(), spawner, failed);
     let mut agent = Agent {
         config,
         tasks,
@@ -126,9 +128,9 @@ pub async fn run(
                 }
             }
             event = ended.recv() => match event {
-                Some(event) => agent.ended(event),
-                None if agent.ending => return agent.leave().await,
-                None => return Err(AgentError::SpawnerEnded),
+                Some(Some(event)) => agent.ended(event),
+                _ if agent.ending => return agent.leave().await,
+                _ => return Err(AgentError::SpawnerEnded),
             },
             (mail, is_status) = next(agent.office.as_mut()) => {
                 if is_status { agent.tell_status(&mail) } else { agent.hear_request(&mail) }

@@ -1,10 +1,13 @@
 //! The tasks of this host: what is taken, who may, and until when.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::ffi::OsStr;
 use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
-use std::path::PathBuf;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use bytes::BytesMut;
@@ -12,13 +15,14 @@ use prost::Message;
 use tokio::sync::mpsc;
 
 use super::policy::{Policy, RunAs};
+use super::roots::{InRoot, InUse, Plan, Roots};
 use super::task::{self, Pipes, Told};
 use crate::broker::Broker;
-use crate::execution::{Execution, Report, Spawner};
+use crate::execution::{Event, Execution, Report, Spawner};
 use crate::place::{self, Place, VolumeMount};
 use crate::protocol::{
-    BuildMessage, End, Ended, NeedMessage, RunningTask, Start, StartPart, TaskKey, ToAgent, ToClient, agent,
-    client, client_subject,
+    BuildMessage, End, Ended, NeedMessage, RunningTask, Spec, Start, StartPart, TaskKey, ToAgent, ToClient,
+    agent, client, client_subject,
 };
 
 /// Beats that are remembered: more than fit into the longest lease.
@@ -33,6 +37,16 @@ struct Running {
     told: mpsc::UnboundedSender<Told>,
     /// Its processes have ended: it takes no slot.
     is_over: bool,
+    /// Its root is being made; what becomes of it then.
+    start: Arc<Mutex<Starting>>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Starting {
+    Waits,
+    IsStarted,
+    /// It is not to be started any more.
+    IsEnded,
 }
 
 /// See the module's documentation.
@@ -44,7 +58,10 @@ pub(super) struct HostTasks {
     pub policy: Policy,
     pub mounts: Vec<VolumeMount>,
     broker: Broker,
-    spawner: Spawner,
+    spawner: Arc<Spawner>,
+    roots: Roots,
+    /// For tasks whose roots could not be made.
+    failed: mpsc::UnboundedSender<Option<Event>>,
     tasks: BTreeMap<u64, Running>,
     numbers: BTreeMap<TaskKey, u64>,
     /// Until when tasks of each submitter run without further word.
@@ -63,6 +80,7 @@ impl HostTasks {
         config: &super::AgentConfig,
         broker: Broker,
         spawner: Spawner,
+        failed: mpsc::UnboundedSender<Option<Event>>,
     ) -> HostTasks {
         HostTasks {
             id,
@@ -72,7 +90,9 @@ impl HostTasks {
             policy: config.policy.clone(),
             mounts: Vec::new(),
             broker,
-            spawner,
+            spawner: Arc::new(spawner),
+            roots: Roots::new(config.arguments.clone()),
+            failed,
             tasks: BTreeMap::new(),
             numbers: BTreeMap::new(),
             leases: BTreeMap::new(),
@@ -113,6 +133,7 @@ impl HostTasks {
         if self.beats.len() > BEATS {
             self.beats.pop_front();
         }
+        self.roots.tidy();
         // It ends all tasks before anybody may take them for lost, should this process hang.
         self.spawner.live(self.lease.mul_f64(0.75))
     }
@@ -152,7 +173,7 @@ impl HostTasks {
     pub(super) fn end_all(&mut self) {
         self.is_ending = true;
         let all: Vec<u64> = self.tasks.keys().copied().collect();
-        all.iter().for_each(|number| drop(self.spawner.end(*number)));
+        all.iter().for_each(|number| self.end(*number, None));
     }
 
     pub(super) fn is_idle(&self) -> bool {
@@ -175,11 +196,11 @@ impl HostTasks {
             Some(agent::Body::Taken(taken)) => tell(Told::Taken(taken)),
             Some(agent::Body::Signal(signal)) => {
                 if let Some(number) = number {
-                    let _ = self.spawner.signal(number, signal);
+                    self.signal(number, signal);
                 }
             }
             Some(agent::Body::End(_)) => match number {
-                Some(number) => drop(self.spawner.end(number)),
+                Some(number) => self.end(number, None),
                 // A start that was on its way is not to be heard any more.
                 None => self.partial.retain(|(partial, _)| *partial != key),
             },
@@ -250,16 +271,11 @@ impl HostTasks {
             return Err((End::Busy, "all slots are taken".to_owned()));
         }
         let as_whom = self.policy.run_as(&spec.user, spec.uid).map_err(refused)?;
-        let path = |bytes: &[u8]| {
-            PathBuf::from(<std::ffi::OsStr as std::os::unix::ffi::OsStrExt>::from_bytes(bytes))
-        };
         let mount =
             VolumeMount { volume: spec.volume.clone(), point: path(&spec.point), inner: path(&spec.inner) };
         let theirs = Place { mount, directory: path(&spec.directory) };
         let found = place::find(&self.mounts, &theirs)
             .ok_or_else(|| refused("the volume of its folder is not mounted on this host".to_owned()))?;
-        let bytes =
-            |path: &std::path::Path| std::os::unix::ffi::OsStrExt::as_bytes(path.as_os_str()).to_vec();
         let mut execution = Execution {
             command: spec.command.clone(),
             environment: spec.environment.clone(),
@@ -267,8 +283,13 @@ impl HostTasks {
             umask: spec.umask,
             ..Execution::default()
         };
+        let in_root = self.in_root(&spec, &build, need.memory, &theirs, &found, &as_whom)?;
+        if in_root.is_some() {
+            execution.directory = spec.directory.clone();
+        }
         // Its paths are as they are at the submitter's where that can be: there is such a folder, and it may be covered.
         if let Some((from, to)) = found.bind
+            && in_root.is_none()
             && self.spawner.namespaces
             && to.is_dir()
         {
@@ -285,12 +306,78 @@ impl HostTasks {
             pipes(spec.has_input, spec.merged).map_err(|error| lost("make pipes", error))?;
         self.last += 1;
         let number = self.last;
-        self.spawner.start(number, &execution, standard).map_err(|error| lost("start a process", error))?;
+        let is_at_once = in_root.is_none();
+        let state = if is_at_once { Starting::IsStarted } else { Starting::Waits };
+        let start = Arc::new(Mutex::new(state));
         let (told, hears) = mpsc::unbounded_channel();
-        self.tasks.insert(number, Running { key: key.clone(), build, need, told, is_over: false });
+        let attend = task::attend(key.clone(), self.id.clone(), self.broker.clone(), pipes, hears);
+        if let Some(how) = in_root {
+            let (spawner, failed) = (Arc::clone(&self.spawner), self.failed.clone());
+            let begin = move |execution: &Execution| spawner.start(number, execution, standard, true);
+            let starts = start_in_root(self.roots.clone(), how, execution, begin, Arc::clone(&start));
+            tokio::spawn(async move {
+                let in_use = starts.await.unwrap_or_else(|failure| {
+                    let report = Report { failure, errno: libc::EIO, is_whole: true, ..Report::default() };
+                    let _ =
+                        failed.send(Some(Event { task: number, report: Some(report), namespaces: false }));
+                    None
+                });
+                attend.await;
+                drop(in_use);
+            });
+        } else {
+            self.spawner
+                .start(number, &execution, standard, false)
+                .map_err(|error| lost("start a process", error))?;
+            tokio::spawn(attend);
+        }
+        self.tasks.insert(number, Running { key: key.clone(), build, need, told, is_over: false, start });
         self.numbers.insert(key.clone(), number);
-        tokio::spawn(task::attend(key.clone(), self.id.clone(), self.broker.clone(), pipes, hears));
         Ok(())
+    }
+
+    /// How it runs in a build root, if it is to: with the submitter's mount at its place there, layers as this host has them.
+    fn in_root(
+        &self,
+        spec: &Spec,
+        build: &BuildMessage,
+        memory: u64,
+        theirs: &Place,
+        found: &place::Found,
+        as_whom: &RunAs,
+    ) -> Result<Option<InRoot>, (End, String)> {
+        if spec.layers.is_empty() {
+            return Ok(None);
+        }
+        let layer = |layer: &Vec<u8>| {
+            let given = path(layer);
+            let (Some(folder), Some(name)) =
+                (given.parent().filter(|_| given.is_absolute()), given.file_name())
+            else {
+                return Ok(layer.clone());
+            };
+            let theirs = Place { mount: theirs.mount.clone(), directory: folder.to_owned() };
+            let found = place::find(&self.mounts, &theirs);
+            found.map(|found| bytes(&found.directory.join(name))).ok_or_else(|| {
+                (End::Refused, format!("the layer {} is on no volume of this host", given.display()))
+            })
+        };
+        let layers = spec.layers.iter().map(layer).collect::<Result<Vec<_>, _>>()?;
+        let same = (theirs.mount.point.clone(), theirs.mount.point.clone());
+        let (from, to) = found.bind.clone().unwrap_or(same);
+        Ok(Some(InRoot {
+            plan: Plan {
+                build: (build.user.clone(), build.name.clone()),
+                layers,
+                bind: (bytes(&from), bytes(&to)),
+            },
+            isolated: spec.isolated,
+            user: match as_whom {
+                RunAs::User(user) => format!("{}:{}", user.uid, user.gid),
+                RunAs::Agent => "root".to_owned(),
+            },
+            memory,
+        }))
     }
 
     /// A task's processes have ended; the key, as its slot is free.
@@ -313,9 +400,62 @@ impl HostTasks {
         if task.is_over {
             self.tasks.remove(&number);
         } else {
-            let _ = self.spawner.end(number);
+            self.end(number, None);
         }
     }
+
+    /// Ends a task; one whose root is still being made as if by this signal.
+    fn end(&self, number: u64, signal: Option<i32>) {
+        let Some(task) = self.tasks.get(&number) else { return };
+        let mut start = task.start.lock().unwrap_or_else(PoisonError::into_inner);
+        match *start {
+            Starting::IsStarted => drop(self.spawner.end(number)),
+            Starting::IsEnded => {}
+            Starting::Waits => {
+                *start = Starting::IsEnded;
+                let report = signal.map(|signal| Report { signal, is_whole: true, ..Report::default() });
+                let _ = self.failed.send(Some(Event { task: number, report, namespaces: false }));
+            }
+        }
+    }
+
+    fn signal(&self, number: u64, signal: i32) {
+        let waits =
+            |task: &Running| *task.start.lock().unwrap_or_else(PoisonError::into_inner) == Starting::Waits;
+        let is_end = [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGQUIT].contains(&signal);
+        if !self.tasks.get(&number).is_some_and(waits) {
+            let _ = self.spawner.signal(number, signal);
+        } else if is_end {
+            self.end(number, Some(signal));
+        }
+    }
+}
+
+/// Starts a task once its root is there, unless it was ended meanwhile; the root, as long as the task is there.
+async fn start_in_root(
+    roots: Roots,
+    how: InRoot,
+    execution: Execution,
+    start: impl FnOnce(&Execution) -> io::Result<()>,
+    state: Arc<Mutex<Starting>>,
+) -> Result<Option<InUse>, String> {
+    let entered = roots.enter(&execution, &how).await;
+    let mut state = state.lock().unwrap_or_else(PoisonError::into_inner);
+    if *state == Starting::IsEnded {
+        return Ok(None);
+    }
+    *state = Starting::IsStarted;
+    let (execution, in_use) = entered?;
+    start(&execution).map_err(|error| format!("start a process: {error}"))?;
+    Ok(in_use)
+}
+
+fn path(bytes: &[u8]) -> PathBuf {
+    PathBuf::from(OsStr::from_bytes(bytes))
+}
+
+fn bytes(path: &Path) -> Vec<u8> {
+    path.as_os_str().as_bytes().to_vec()
 }
 
 /// The task's ends of its streams, and ours.

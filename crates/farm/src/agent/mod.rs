@@ -3,8 +3,10 @@
 mod farm;
 mod host;
 pub mod policy;
+mod roots;
 mod task;
 
+use std::ffi::OsString;
 use std::path::PathBuf;
 use std::process::Command;
 use std::time::Duration;
@@ -35,6 +37,8 @@ pub struct AgentConfig {
     pub lease: Duration,
     /// Runs this program as the process that starts tasks: with [`crate::execution::SPAWNER_ARGUMENT`].
     pub spawner: Command,
+    /// Arguments of this program that stand before a verb, for build roots.
+    pub arguments: Vec<OsString>,
 }
 
 /// Why an agent has ended.

@@ -54,6 +54,8 @@ pub struct Dispatch {
     clients: BTreeMap<String, Client>,
     builds: BTreeMap<(String, String, bool), BuildId>,
     tasks: BTreeMap<TaskKey, Task>,
+    /// Those that have a slot, by its agent.
+    placed: BTreeMap<String, BTreeSet<TaskKey>>,
     keys: BTreeMap<TaskId, TaskKey>,
     last_id: u64,
     begun_ms: u64,
@@ -69,6 +71,7 @@ impl Dispatch {
             clients: BTreeMap::new(),
             builds: BTreeMap::new(),
             tasks: BTreeMap::new(),
+            placed: BTreeMap::new(),
             keys: BTreeMap::new(),
             last_id: 0,
             begun_ms: now_ms,
@@ -109,15 +112,10 @@ impl Dispatch {
         }
         self.names.insert(id, beat.agent.clone());
         let running: BTreeSet<TaskKey> = beat.running.iter().filter_map(|task| task.key.clone()).collect();
-        let over: Vec<TaskKey> = self
-            .tasks
-            .iter()
-            .filter(|(key, task)| {
-                let is_there = task.placed.as_ref().is_some_and(|(agent, _)| *agent == beat.agent);
-                task.is_running && is_there && !running.contains(key)
-            })
-            .map(|(key, _)| key.clone())
-            .collect();
+        let is_over =
+            |key: &TaskKey| !running.contains(key) && self.tasks.get(key).is_some_and(|task| task.is_running);
+        let there = self.placed.get(&beat.agent).into_iter().flatten();
+        let over: Vec<TaskKey> = there.filter(|key| is_over(key)).cloned().collect();
         over.iter().for_each(|key| self.over(key));
         for task in &beat.running {
             if let (Some(key), Some(build)) = (&task.key, &task.build) {
@@ -183,6 +181,9 @@ impl Dispatch {
         if let Some(task) = self.tasks.remove(key) {
             self.keys.remove(&task.id);
             self.scheduler.end(task.id);
+            if let Some(there) = task.placed.and_then(|(agent, _)| self.placed.get_mut(&agent)) {
+                there.remove(key);
+            }
         }
     }
 
@@ -198,6 +199,7 @@ impl Dispatch {
             let (key, agent) = (key.clone(), agent.clone());
             if let Some(task) = self.tasks.get_mut(&key) {
                 task.placed = Some((agent.clone(), now_ms));
+                self.placed.entry(agent.clone()).or_default().insert(key.clone());
             }
             say.extend(self.granted(&key, &agent));
         }
@@ -278,6 +280,9 @@ impl Dispatch {
 
     fn insert(&mut self, key: &TaskKey, placed: Option<(String, u64)>) -> TaskId {
         let id = TaskId(self.new_id());
+        if let Some((agent, _)) = &placed {
+            self.placed.entry(agent.clone()).or_default().insert(key.clone());
+        }
         self.tasks.insert(key.clone(), Task { id, placed, is_running: false });
         self.keys.insert(id, key.clone());
         id
@@ -334,6 +339,7 @@ impl Dispatch {
     fn lose(&mut self, agent: &str) {
         let Some(gone) = self.agents.remove(agent) else { return };
         self.names.remove(&gone.id);
+        self.placed.remove(agent);
         for task in self.scheduler.remove_host(gone.id) {
             if let Some(key) = self.keys.remove(&task) {
                 self.tasks.remove(&key);

@@ -42,6 +42,9 @@ pub(crate) struct Execution {
     pub bind_from: Vec<u8>,
     #[prost(bytes = "vec", tag = "10")]
     pub bind_to: Vec<u8>,
+    /// The command runs another one. This argument of it, if not 0, becomes the path of a file in which it says why that did not run.
+    #[prost(uint32, tag = "11")]
+    pub failure_at: u32,
 }
 
 /// What the first process says of the command.
@@ -63,6 +66,9 @@ pub(crate) struct Report {
     /// Written last: a report without it is none.
     #[prost(bool, tag = "6")]
     pub is_whole: bool,
+    /// Processor time of the command and all that it has waited for, milliseconds.
+    #[prost(uint64, tag = "7")]
+    pub cpu: u64,
 }
 
 /// Descriptors of a task: what to run, standard input, output and error, and where the report goes.
@@ -124,7 +130,8 @@ fn supervise(
     if poll(&mut ends, Some(&at_once)).is_ok_and(|count| count > 0) {
         process::exit_now(1);
     }
-    let execution = read(execution).map_err(|error| ("read what to run", error))?;
+    let mut execution = read(execution).map_err(|error| ("read what to run", error))?;
+    let failure = failure_file(&mut execution).map_err(|error| ("make a file in memory", error))?;
     if has_namespace {
         set_up_namespace(&execution)?;
     } else {
@@ -133,7 +140,7 @@ fn supervise(
     let (from_command, to_us) = io::pipe().map_err(|error| ("make a pipe", error))?;
     let command = match process::fork(0).map_err(|error| ("make a process", error))? {
         Forked::Child => {
-            let said = become_command(&execution, &standard);
+            let said = become_command(&execution, &standard, failure.as_ref());
             let _ = File::from(OwnedFd::from(to_us)).write_all(&said.encode_to_vec());
             process::exit_now(127)
         }
@@ -149,7 +156,30 @@ fn supervise(
     let mut failed = Vec::new();
     let _ = File::from(OwnedFd::from(from_command)).read_to_end(&mut failed);
     let failed = Report::decode(&*failed).unwrap_or_default();
-    Ok(if failed.failure.is_empty() { ended } else { failed })
+    if !failed.failure.is_empty() {
+        return Ok(failed);
+    }
+    let mut text = String::new();
+    if let Some(mut file) = failure {
+        let _ = file.rewind().and_then(|()| file.read_to_string(&mut text));
+    }
+    Ok(match (text.is_empty(), ended.code) {
+        (true, _) => ended,
+        // As shells have it: there is no such command, or it cannot be run.
+        (false, 127) => Report { failure: text, errno: libc::ENOENT, is_own: true, ..Report::default() },
+        (false, 126) => Report { failure: text, errno: libc::EACCES, is_own: true, ..Report::default() },
+        (false, _) => Report { failure: text, errno: libc::EIO, ..Report::default() },
+    })
+}
+
+fn failure_file(execution: &mut Execution) -> io::Result<Option<File>> {
+    let Some(argument) = execution.command.get_mut(execution.failure_at as usize) else { return Ok(None) };
+    if execution.failure_at == 0 {
+        return Ok(None);
+    }
+    let file = File::from(rustix::fs::memfd_create(c"failure", rustix::fs::MemfdFlags::CLOEXEC)?);
+    *argument = format!("/proc/self/fd/{}", file.as_raw_fd()).into_bytes();
+    Ok(Some(file))
 }
 
 fn read(fd: OwnedFd) -> io::Result<Execution> {
@@ -176,9 +206,10 @@ fn watch(signals: &OwnedFd, command: i32) -> Report {
         }
         while let Ok(Some(ended)) = process::wait(None, false) {
             if ended.pid == command {
+                let cpu = (ended.user + ended.system).as_millis() as u64;
                 return match ended.signal {
-                    Some(signal) => Report { signal, ..Report::default() },
-                    None => Report { code: ended.code, ..Report::default() },
+                    Some(signal) => Report { signal, cpu, ..Report::default() },
+                    None => Report { code: ended.code, cpu, ..Report::default() },
                 };
             }
         }
@@ -214,9 +245,12 @@ fn set_up_namespace(execution: &Execution) -> Result<(), Trouble> {
 }
 
 /// Becomes the command; returns why not.
-fn become_command(execution: &Execution, standard: &[OwnedFd; 3]) -> Report {
+fn become_command(execution: &Execution, standard: &[OwnedFd; 3], failure_file: Option<&File>) -> Report {
     let own_group = rustix::process::setpgid(None, None).map_err(io::Error::from);
-    if let Err(error) = own_group.and_then(|()| sys::set_standard(standard)) {
+    let keep = |file| rustix::io::fcntl_setfd(file, rustix::io::FdFlags::empty()).map_err(io::Error::from);
+    let set_up =
+        own_group.and_then(|()| sys::set_standard(standard)).and_then(|()| failure_file.map_or(Ok(()), keep));
+    if let Err(error) = set_up {
         return failure("set up the process", &error, false);
     }
     process::reset_signals();

@@ -59,14 +59,20 @@ impl Spawner {
         Ok((Spawner { socket: ours, child, namespaces: ready.namespaces }, events))
     }
 
-    /// Starts a task on these descriptors.
-    pub(crate) fn start(&self, task: u64, what: &Execution, standard: [OwnedFd; 3]) -> io::Result<()> {
+    /// Starts a task on these descriptors. With `plain` it gets no namespaces: its command makes them.
+    pub(crate) fn start(
+        &self,
+        task: u64,
+        what: &Execution,
+        standard: [OwnedFd; 3],
+        plain: bool,
+    ) -> io::Result<()> {
         let memory = rustix::fs::memfd_create(c"task", rustix::fs::MemfdFlags::CLOEXEC)?;
         let mut memory = File::from(memory);
         memory.write_all(&what.encode_to_vec())?;
         let [input, output, error] = standard.each_ref().map(AsFd::as_fd);
         self.ask(
-            &Request { task, start: true, ..Request::default() },
+            &Request { task, start: true, plain, ..Request::default() },
             &[memory.as_fd(), input, output, error],
         )
     }

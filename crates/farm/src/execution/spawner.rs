@@ -34,6 +34,9 @@ pub(crate) struct Request {
     /// End it at once.
     #[prost(bool, tag = "4")]
     pub end: bool,
+    /// Its command makes namespaces itself, and ends with all that is in them.
+    #[prost(bool, tag = "6")]
+    pub plain: bool,
     /// From now on without a word for so long all tasks end, milliseconds.
     #[prost(uint64, tag = "5")]
     pub lease: u64,
@@ -56,6 +59,8 @@ pub(crate) struct Event {
 struct Running {
     task: u64,
     report: File,
+    /// It has a PID namespace of its own.
+    namespaces: bool,
 }
 
 struct Spawner {
@@ -158,7 +163,7 @@ impl Spawner {
         }
         let pid = self.running.iter().find(|(_, running)| running.task == request.task).map(|(pid, _)| *pid);
         match pid {
-            None if request.start => self.start(request.task, fds),
+            None if request.start => self.start(request.task, fds, self.namespaces && !request.plain),
             Some(pid) if request.end => self.end(pid),
             Some(pid) if request.signal > 0 => drop(process::kill(pid, request.signal)),
             _ => {}
@@ -166,8 +171,8 @@ impl Spawner {
         true
     }
 
-    fn start(&mut self, task: u64, fds: Vec<OwnedFd>) {
-        if let Err(error) = self.try_start(task, fds) {
+    fn start(&mut self, task: u64, fds: Vec<OwnedFd>, namespaces: bool) {
+        if let Err(error) = self.try_start(task, fds, namespaces) {
             let report = Report {
                 failure: format!("start a process: {error}"),
                 errno: error.raw_os_error().unwrap_or(libc::EIO),
@@ -178,25 +183,27 @@ impl Spawner {
         }
     }
 
-    fn try_start(&mut self, task: u64, fds: Vec<OwnedFd>) -> io::Result<()> {
+    fn try_start(&mut self, task: u64, fds: Vec<OwnedFd>, namespaces: bool) -> io::Result<()> {
         let [execution, input, output, error] =
             <[OwnedFd; 4]>::try_from(fds).map_err(|_| io::Error::other("descriptors are missing"))?;
         let (reader, writer) = io::pipe()?;
-        let flags = if self.namespaces { libc::CLONE_NEWPID | libc::CLONE_NEWNS } else { 0 };
+        let flags = if namespaces { libc::CLONE_NEWPID | libc::CLONE_NEWNS } else { 0 };
         match process::fork(flags as u64)? {
             Forked::Child => {
                 let standard = [input, output, error];
-                init::run(Descriptors { execution, standard, report: writer.into() }, self.namespaces)
+                init::run(Descriptors { execution, standard, report: writer.into() }, namespaces)
             }
             Forked::Parent(child) => {
-                self.running.insert(child.pid, Running { task, report: File::from(OwnedFd::from(reader)) });
+                let report = File::from(OwnedFd::from(reader));
+                self.running.insert(child.pid, Running { task, report, namespaces });
                 Ok(())
             }
         }
     }
 
     fn end(&self, pid: i32) {
-        let _ = process::kill(pid, if self.namespaces { libc::SIGKILL } else { sys::end_all_signal() });
+        let namespaces = self.running.get(&pid).is_some_and(|running| running.namespaces);
+        let _ = process::kill(pid, if namespaces { libc::SIGKILL } else { sys::end_all_signal() });
     }
 
     fn end_all(&self) {

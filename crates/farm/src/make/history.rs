@@ -1,6 +1,6 @@
 //! How long recipes took, kept in a file of the project: which ones are worth a way to another host.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -12,12 +12,18 @@ const ENTRIES: usize = 200_000;
 /// What takes less runs here: another host would cost about a tenth of it.
 const CHEAP_MS: u32 = 40;
 
+/// Commands that do little.
+const LITTLE: [&str; 12] =
+    [":", "true", "echo", "printf", "mkdir", "rmdir", "rm", "mv", "touch", "test", "ln", "chmod"];
+
 /// Durations by recipe, milliseconds.
 #[derive(Debug, Default)]
 pub(super) struct History {
     path: PathBuf,
     known: BTreeMap<u64, u32>,
     is_changed: bool,
+    /// Recipes of this run.
+    seen: BTreeSet<u64>,
 }
 
 impl History {
@@ -29,7 +35,17 @@ impl History {
             let (key, ms) = line.split_once(' ')?;
             Some((u64::from_str_radix(key, 16).ok()?, ms.parse().ok()?))
         };
-        History { path, known: text.lines().filter_map(entry).take(ENTRIES).collect(), is_changed: false }
+        let known = text.lines().filter_map(entry).take(ENTRIES).collect();
+        History { path, known, is_changed: false, seen: BTreeSet::new() }
+    }
+
+    /// What the recipes take that are known and were not run yet, once this looks like a build of all of it.
+    pub(super) fn left(&self) -> Option<Duration> {
+        if self.seen.len() < 5 || self.seen.len() * 10 < self.known.len() {
+            return None;
+        }
+        let left = self.known.iter().filter(|(key, _)| !self.seen.contains(key));
+        Some(Duration::from_millis(left.map(|(_, ms)| u64::from(*ms)).sum()))
     }
 
     /// Whether a recipe took little time before. One that is not known is not cheap, unless all that it does is said by its first word.
@@ -44,6 +60,7 @@ impl History {
     pub(super) fn learn(&mut self, recipe: &[u8], took: Duration) {
         let took = u32::try_from(took.as_millis()).unwrap_or(u32::MAX);
         let key = key(recipe);
+        self.seen.insert(key);
         if self.known.len() >= ENTRIES && !self.known.contains_key(&key) {
             return;
         }
@@ -82,18 +99,58 @@ fn key(recipe: &[u8]) -> u64 {
 
 /// A single command that is known to do little.
 fn is_trivial(recipe: &[u8]) -> bool {
-    const LITTLE: [&[u8]; 12] = [
-        b":", b"true", b"echo", b"printf", b"mkdir", b"rmdir", b"rm", b"mv", b"touch", b"test", b"ln",
-        b"chmod",
-    ];
     let first = recipe.trim_ascii().split(u8::is_ascii_whitespace).next().unwrap_or_default();
     let is_one = !recipe.iter().any(|byte| b";&|`$\n".contains(byte));
-    first.is_empty() || (is_one && LITTLE.contains(&first))
+    first.is_empty() || (is_one && LITTLE.iter().any(|little| little.as_bytes() == first))
+}
+
+/// What a shell has to look at to know a recipe that does little without asking anybody: `text` is the recipe, `"$@"` the command.
+pub(super) fn trivial_in_shell() -> String {
+    let little: Vec<String> = LITTLE.iter().map(|name| format!("{name}|{name}\\ *")).collect();
+    let more_than_one = "*[\\;\\&\\|\\`\\$'\n']*";
+    format!("case $text in {more_than_one}) ;; {}) exec \"$@\" ;; esac\n", little.join("|"))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_shell_knows_the_same_recipes() {
+        let script = format!("for text; do :; done\n{}echo asks", trivial_in_shell());
+        for recipe in [
+            ":",
+            ": x",
+            "echo a b > c",
+            "rm -f x",
+            "echo",
+            "rmx",
+            "cc -c x.c",
+            "rm x; cc",
+            "echo `x`",
+            "echo $$",
+            "a|b",
+            "rm x\ncc",
+        ] {
+            let shell = ["-c", &script, "recipe", "printf", "here%.0s", recipe];
+            let output = std::process::Command::new("sh").args(shell).output().unwrap();
+            let expected: &[u8] = if is_trivial(recipe.as_bytes()) { b"here" } else { b"asks\n" };
+            assert_eq!(output.stdout, expected, "{recipe}");
+        }
+    }
+
+    #[test]
+    fn what_is_left_is_told_when_much_of_it_was_seen() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut history = History::open(dir.path());
+        (0..60).for_each(|at| history.learn(format!("cc {at}.c").as_bytes(), Duration::from_secs(1)));
+        history.save();
+        let mut history = History::open(dir.path());
+        (0..5).for_each(|at| history.learn(format!("cc {at}.c").as_bytes(), Duration::from_secs(1)));
+        assert_eq!(history.left(), None);
+        history.learn(b"cc 5.c", Duration::from_secs(1));
+        assert_eq!(history.left(), Some(Duration::from_secs(54)));
+    }
 
     #[test]
     fn what_was_learnt_is_known_the_next_time() {

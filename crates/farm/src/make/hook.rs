@@ -8,6 +8,8 @@ use std::io::{self, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
+use super::history;
+
 /// The files; gone when dropped.
 #[derive(Debug)]
 pub struct Hook {
@@ -15,11 +17,11 @@ pub struct Hook {
 }
 
 impl Hook {
-    /// Makes the files. `program` with [`super::recipe::ARGUMENT`] is how recipes are run.
+    /// Makes the files. `program` with [`super::recipe::ARGUMENT`] is how recipes are run; with `skips` not those that are seen to do little.
     ///
     /// # Errors
     /// When `/tmp` cannot be written to.
-    pub fn make(program: &Path) -> io::Result<Hook> {
+    pub fn make(program: &Path, skips: bool) -> io::Result<Hook> {
         // Its path stands in a makefile and in a command: nothing that needs quotes.
         let dir = PathBuf::from(format!("/tmp/hayloft-make-{}", std::process::id()));
         match std::fs::remove_dir_all(&dir) {
@@ -29,7 +31,11 @@ impl Hook {
         std::os::unix::fs::DirBuilderExt::mode(&mut std::fs::DirBuilder::new(), 0o700).create(&dir)?;
         let hook = Hook { dir };
         let program = program.display().to_string().replace('\'', "'\"'\"'");
-        let script = format!("exec '{program}' {} \"$@\"\n", super::recipe::ARGUMENT);
+        let skip = match skips {
+            true => format!("for text; do :; done\n{}", history::trivial_in_shell()),
+            false => String::new(),
+        };
+        let script = format!("{skip}exec '{program}' {} \"$@\"\n", super::recipe::ARGUMENT);
         let mut file = std::fs::File::create(hook.script())?;
         file.write_all(script.as_bytes())?;
         file.set_permissions(std::fs::Permissions::from_mode(0o755))?;

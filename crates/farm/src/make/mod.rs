@@ -12,4 +12,4 @@ mod session;
 mod wire;
 
 pub use hook::Hook;
-pub use session::{Session, Tally};
+pub use session::{Explained, InRoot, Session, Tally};

@@ -8,7 +8,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
@@ -18,8 +18,11 @@ use tokio::sync::mpsc;
 use super::history::History;
 use super::wire::{self, Answer, Ask, Done, Hand};
 use crate::place::Place;
-use crate::protocol::NeedMessage;
-use crate::submit::{self, Order, Outcome, Submitter, Task};
+use crate::protocol::{NeedMessage, Spec};
+use crate::submit::{self, Order, Outcome, Submitter, Task, Times};
+
+/// So many of the slowest recipes are remembered.
+const SLOWEST: usize = 10;
 
 /// What was done so far.
 #[derive(Debug, Default)]
@@ -30,6 +33,53 @@ pub struct Tally {
     pub there: AtomicU64,
     /// Recipes that run, or wait to, on the farm.
     pub now: AtomicU64,
+    /// Hosts that have run some.
+    hosts: Mutex<BTreeSet<String>>,
+    /// Those that took longest, the slowest first.
+    slowest: Mutex<Vec<Explained>>,
+}
+
+/// Where the time of a recipe went.
+#[derive(Debug, Clone)]
+pub struct Explained {
+    /// Its text, as make has it.
+    pub recipe: String,
+    /// Its times. Without a host it ran here.
+    pub times: Times,
+}
+
+impl Tally {
+    /// How many hosts have run recipes.
+    pub fn hosts(&self) -> usize {
+        self.hosts.lock().unwrap_or_else(PoisonError::into_inner).len()
+    }
+
+    /// The recipes that took longest, the slowest first.
+    pub fn slowest(&self) -> Vec<Explained> {
+        self.slowest.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn add(&self, recipe: &[u8], times: Times) {
+        if !times.host.is_empty() {
+            self.hosts.lock().unwrap_or_else(PoisonError::into_inner).insert(times.host.clone());
+        }
+        let mut slowest = self.slowest.lock().unwrap_or_else(PoisonError::into_inner);
+        let at = slowest.partition_point(|other| other.times.whole >= times.whole);
+        if at < SLOWEST {
+            let recipe = String::from_utf8_lossy(recipe).into_owned();
+            slowest.insert(at, Explained { recipe, times });
+            slowest.truncate(SLOWEST);
+        }
+    }
+}
+
+/// The build root in which recipes run elsewhere; without layers in none, and here as well.
+#[derive(Debug, Clone, Default)]
+pub struct InRoot {
+    /// As [`Spec::layers`] has them.
+    pub layers: Vec<Vec<u8>>,
+    /// Each recipe has one of its own.
+    pub isolated: bool,
 }
 
 /// Serves the recipes of one make.
@@ -38,6 +88,7 @@ pub struct Session {
     farm: Option<(Submitter, Handle)>,
     need: NeedMessage,
     user: (u32, u32),
+    root: InRoot,
     history: Mutex<History>,
     /// Free slots of this host.
     free: Mutex<u32>,
@@ -56,11 +107,13 @@ impl Session {
         farm: Option<(Submitter, Handle)>,
         need: NeedMessage,
         user: (u32, u32),
+        root: InRoot,
     ) -> Session {
         Session {
             farm,
             need,
             user,
+            root,
             history: Mutex::new(History::open(directory)),
             free: Mutex::new(slots.max(1)),
             freed: Condvar::new(),
@@ -84,6 +137,11 @@ impl Session {
         });
     }
 
+    /// What the recipes take that are still to come, as far as that is known.
+    pub fn left(&self) -> Option<Duration> {
+        self.history.lock().unwrap_or_else(PoisonError::into_inner).left()
+    }
+
     /// Writes down what was learnt.
     pub fn finish(&self) {
         self.history.lock().unwrap_or_else(PoisonError::into_inner).save();
@@ -102,8 +160,10 @@ impl Session {
         let is_merged = submit::is_one_stream(&output, &error);
         let command = hand.command.into_iter().map(std::ffi::OsString::from_vec).collect();
         let spec = submit::spec(command, hand.environment, &place, hand.umask, self.user);
+        let spec = Spec { layers: self.root.layers.clone(), isolated: self.root.isolated, ..spec };
         let error = if is_merged { None } else { Some(error) };
-        let task = Task { spec, need: self.need.clone(), input: None, output, error, may_run_here: true };
+        let may_run_here = self.root.layers.is_empty();
+        let task = Task { spec, need: self.need.clone(), input: None, output, error, may_run_here };
         let (orders, mut obeys) = mpsc::unbounded_channel();
         let mut signals = stream.try_clone()?;
         std::thread::spawn(move || {
@@ -115,7 +175,7 @@ impl Session {
             let _ = orders.send(Order::End);
         });
         self.tally.now.fetch_add(1, Ordering::Relaxed);
-        let (outcome, ran) = runtime.block_on(submitter.run(task, &mut obeys));
+        let (outcome, times) = runtime.block_on(submitter.run(task, &mut obeys));
         self.tally.now.fetch_sub(1, Ordering::Relaxed);
         let done = match outcome {
             Outcome::Exited(code) => Done { code, ..Done::default() },
@@ -139,8 +199,9 @@ impl Session {
         };
         self.tally.there.fetch_add(1, Ordering::Relaxed);
         if done.signal == 0 && done.code == 0 {
-            self.history.lock().unwrap_or_else(PoisonError::into_inner).learn(&ask.text, ran);
+            self.history.lock().unwrap_or_else(PoisonError::into_inner).learn(&ask.text, times.ran);
         }
+        self.tally.add(&ask.text, times);
         let sent = wire::send(&mut stream, &done);
         // Ends the thread that reads signals.
         let _ = stream.shutdown(std::net::Shutdown::Both);
@@ -150,8 +211,10 @@ impl Session {
     /// Where on a volume it is, if it is to run on the farm.
     fn place(&self, recipe: &[u8], directory: &Path) -> Option<Place> {
         let (submitter, _) = self.farm.as_ref()?;
-        if submitter.away().is_some()
-            || self.history.lock().unwrap_or_else(PoisonError::into_inner).is_cheap(recipe)
+        let only_there = !self.root.layers.is_empty();
+        let is_away = || submitter.away().is_some();
+        if !only_there
+            && (is_away() || self.history.lock().unwrap_or_else(PoisonError::into_inner).is_cheap(recipe))
         {
             return None;
         }
@@ -167,6 +230,7 @@ impl Session {
     ) -> io::Result<()> {
         let pid = Pid::from_raw(ask.pid).ok_or_else(|| io::Error::other("no process"))?;
         let process = pidfd_open(pid, PidfdFlags::empty())?;
+        let asked = Instant::now();
         let free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
         let mut free = self.freed.wait_while(free, |free| *free == 0).unwrap_or_else(PoisonError::into_inner);
         *free -= 1;
@@ -181,6 +245,8 @@ impl Session {
         self.freed.notify_one();
         self.tally.here.fetch_add(1, Ordering::Relaxed);
         self.history.lock().unwrap_or_else(PoisonError::into_inner).learn(&ask.text, begun.elapsed());
+        let (whole, slot, ran) = (asked.elapsed(), begun - asked, begun.elapsed());
+        self.tally.add(&ask.text, Times { whole, slot, ran, ..Times::default() });
         told
     }
 }

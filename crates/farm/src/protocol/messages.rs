@@ -212,6 +212,13 @@ pub struct Spec {
     /// Standard error goes where standard output goes: in one stream, in its order.
     #[prost(bool, tag = "12")]
     pub merged: bool,
+    /// Layers of the build root that it runs in, the topmost first: names of its host's, and paths on the volume as the submitter
+    /// has it. Without any it runs in its host's own tree.
+    #[prost(bytes = "vec", repeated, tag = "13")]
+    pub layers: Vec<Vec<u8>>,
+    /// It has a root of its own; else it shares one with the others of its build on that host.
+    #[prost(bool, tag = "14")]
+    pub isolated: bool,
 }
 
 /// A part of a stream.
@@ -408,6 +415,9 @@ pub struct Ended {
     /// How long it ran, milliseconds.
     #[prost(uint64, tag = "6")]
     pub ran: u64,
+    /// Processor time that it took, milliseconds.
+    #[prost(uint64, tag = "7")]
+    pub cpu: u64,
 }
 
 /// Ways in which a try ends.

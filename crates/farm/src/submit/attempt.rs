@@ -8,7 +8,7 @@ use tokio::sync::mpsc;
 
 use super::streams::{Sink, Source};
 use super::submitter::{Inner, News};
-use super::{Order, Outcome, Task};
+use super::{Order, Outcome, Task, Times};
 use crate::protocol::{
     Data, End, Ended, Granted, NeedMessage, Part, Spec, Start, StartPart, Stream, Taken, agent, client,
 };
@@ -53,8 +53,10 @@ struct Attempt<'a> {
     ending: Option<Instant>,
     /// The signal that it was to end by.
     signal: i32,
-    /// How long it ran, by its agent.
-    ran: &'a mut Duration,
+    /// Where its time goes.
+    times: &'a mut Times,
+    /// When this try began, or had a slot.
+    since: Instant,
 }
 
 /// A try that is forgotten ends.
@@ -75,7 +77,7 @@ pub(super) async fn see_through(
     inner: &Inner,
     task: Task,
     orders: &mut mpsc::UnboundedReceiver<Order>,
-    ran: &mut Duration,
+    times: &mut Times,
 ) -> Outcome {
     let Task { mut spec, mut need, input, output, error, may_run_here } = task;
     spec.has_input = input.is_some();
@@ -103,7 +105,8 @@ pub(super) async fn see_through(
             may_run_here: may_run_here && lost == 0,
             ending: None,
             signal: 0,
-            ran: &mut *ran,
+            times: &mut *times,
+            since: Instant::now(),
         };
         match attempt.run(news, orders).await {
             Over::With(Outcome::Nowhere(reason)) if !reasons.is_empty() => {
@@ -272,6 +275,9 @@ impl Attempt<'_> {
             return;
         }
         self.inner.placed(self.number, agent);
+        self.times.slot += self.since.elapsed();
+        self.since = Instant::now();
+        self.times.host.clone_from(&granted.host);
         let lease = Duration::from_millis(granted.lease);
         self.phase = Phase::Starting { agent: agent.to_owned(), lease, starts: 1 };
         self.start(agent, granted.beat);
@@ -360,7 +366,9 @@ impl Attempt<'_> {
         if !self.sinks[0].has_all(ended.output) || !self.sinks[1].has_all(ended.error) {
             return None;
         }
-        *self.ran = Duration::from_millis(ended.ran);
+        self.times.ran = Duration::from_millis(ended.ran);
+        self.times.cpu = Duration::from_millis(ended.cpu);
+        self.times.broker = self.since.elapsed().saturating_sub(self.times.ran);
         Some(Over::With(match End::try_from(ended.end) {
             Ok(End::Signalled) => Outcome::Signalled(ended.number),
             Ok(End::NotRun) => Outcome::NotRun(ended.number, ended.reason.clone()),

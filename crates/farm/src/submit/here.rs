@@ -28,26 +28,7 @@ impl Slots {
     /// # Errors
     /// When there is no such folder and it cannot be made, or it is somebody else's.
     pub fn open(count: u32) -> io::Result<Slots> {
-        let uid = rustix::process::geteuid();
-        let own = std::env::var_os("XDG_RUNTIME_DIR").map(|dir| Path::new(&dir).join("hayloft-slots"));
-        let dir = match own {
-            _ if uid.is_root() => PathBuf::from("/run/hayloft-slots"),
-            Some(dir) if dir.parent().is_some_and(Path::is_dir) => dir,
-            _ => PathBuf::from(format!("/tmp/hayloft-slots-{}", uid.as_raw())),
-        };
-        Slots::at(dir, count)
-    }
-
-    fn at(dir: PathBuf, count: u32) -> io::Result<Slots> {
-        match fs::DirBuilder::new().mode(0o700).create(&dir) {
-            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
-            _ => {}
-        }
-        let meta = fs::symlink_metadata(&dir)?;
-        if !meta.is_dir() || meta.uid() != rustix::process::geteuid().as_raw() {
-            return Err(io::Error::other(format!("{} is not a folder of this user", dir.display())));
-        }
-        Ok(Slots { dir, count: count.max(1) })
+        Ok(Slots { dir: own_folder("slots")?, count: count.max(1) })
     }
 
     /// Waits for a slot. Who came first looks for it, the others wait behind.
@@ -69,6 +50,34 @@ impl Slots {
             std::thread::sleep(LOOK);
         }
     }
+}
+
+/// A folder that this user's programs on this host have in common and nobody else may enter: in `/run` for root.
+///
+/// # Errors
+/// When it cannot be made, or is somebody else's.
+pub(crate) fn own_folder(name: &str) -> io::Result<PathBuf> {
+    let uid = rustix::process::geteuid();
+    let own = std::env::var_os("XDG_RUNTIME_DIR").map(|dir| Path::new(&dir).join(format!("hayloft-{name}")));
+    let dir = match own {
+        _ if uid.is_root() => PathBuf::from(format!("/run/hayloft-{name}")),
+        Some(dir) if dir.parent().is_some_and(Path::is_dir) => dir,
+        _ => PathBuf::from(format!("/tmp/hayloft-{name}-{}", uid.as_raw())),
+    };
+    make_own(&dir)?;
+    Ok(dir)
+}
+
+fn make_own(dir: &Path) -> io::Result<()> {
+    match fs::DirBuilder::new().mode(0o700).create(dir) {
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
+        _ => {}
+    }
+    let meta = fs::symlink_metadata(dir)?;
+    if !meta.is_dir() || meta.uid() != rustix::process::geteuid().as_raw() {
+        return Err(io::Error::other(format!("{} is not a folder of this user", dir.display())));
+    }
+    Ok(())
 }
 
 /// False when somebody else has it.
@@ -96,7 +105,7 @@ mod tests {
         std::thread::scope(|scope| {
             for _ in 0..12 {
                 scope.spawn(|| {
-                    let slots = Slots::at(dir.path().join("slots"), 3).unwrap();
+                    let slots = Slots { dir: dir.path().to_owned(), count: 3 };
                     let slot = slots.take().unwrap();
                     most.fetch_max(now.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
                     std::thread::sleep(Duration::from_millis(5));

@@ -12,9 +12,11 @@ mod submitter;
 
 use std::fs::File;
 use std::os::unix::fs::MetadataExt;
+use std::time::Duration;
 
+pub(crate) use here::own_folder;
 pub use here::{Slot, Slots};
-pub use spec::{build_name, environment, spec, umask, user_name};
+pub use spec::{build_name, environment, spec, umask, user_name, without_job_server};
 pub use submitter::Submitter;
 
 use crate::protocol::{NeedMessage, Spec};
@@ -40,6 +42,35 @@ pub struct Task {
 pub fn is_one_stream(a: &File, b: &File) -> bool {
     let (Ok(a), Ok(b)) = (a.metadata(), b.metadata()) else { return false };
     (a.dev(), a.ino(), a.rdev()) == (b.dev(), b.ino(), b.rdev())
+}
+
+/// Where the time of a task went.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Times {
+    /// From its submission to its end.
+    pub whole: Duration,
+    /// Until it had a slot, all tries together.
+    pub slot: Duration,
+    /// From there to its end as it was heard here, less what it ran: messages, and what its host takes to begin and to end it.
+    pub broker: Duration,
+    /// What it ran on its host.
+    pub ran: Duration,
+    /// Processor time of that.
+    pub cpu: Duration,
+    /// Its last host.
+    pub host: String,
+}
+
+impl Times {
+    /// Tries that came to nothing.
+    pub fn lost(&self) -> Duration {
+        self.whole.saturating_sub(self.slot + self.broker + self.ran)
+    }
+
+    /// What it ran without a processor: it waited for files, for one of its processes, or for others on that host.
+    pub fn waited(&self) -> Duration {
+        self.ran.saturating_sub(self.cpu)
+    }
 }
 
 /// What is asked of a task that waits or runs.

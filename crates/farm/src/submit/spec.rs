@@ -11,6 +11,9 @@ use crate::protocol::Spec;
 /// Variables that are about this process, not about what it runs.
 const LEFT_OUT: [&[u8]; 2] = [b"HAYLOFT_FARM_SOCKET", b"HAYLOFT_CONFIG"];
 
+/// Variables in which programs are told of a job server.
+const JOB_SERVERS: [&[u8]; 3] = [b"MAKEFLAGS=", b"MFLAGS=", b"CARGO_MAKEFLAGS="];
+
 /// A task: a command in a folder of a volume, in this environment.
 pub fn spec(
     command: Vec<OsString>,
@@ -39,6 +42,8 @@ pub fn spec(
         gid: user.1,
         has_input: false,
         merged: false,
+        layers: Vec::new(),
+        isolated: false,
     }
 }
 
@@ -46,6 +51,25 @@ pub fn spec(
 pub fn environment() -> Vec<Vec<u8>> {
     let variable = |(name, value): (OsString, OsString)| [name.as_bytes(), b"=", value.as_bytes()].concat();
     std::env::vars_os().map(variable).collect()
+}
+
+/// An environment without the job server of make and cargo that it names: its descriptors, or its named pipe, are of this host. What
+/// finds none runs one job, as fits the slot that it has.
+pub fn without_job_server(environment: Vec<Vec<u8>>) -> Vec<Vec<u8>> {
+    let names_one = |variable: &[u8]| JOB_SERVERS.iter().any(|name| variable.starts_with(name));
+    let is_of_server = |word: &[u8]| word.starts_with(b"--jobserver-") || is_number_of_jobs(word);
+    let without = |variable: Vec<u8>| {
+        if !names_one(&variable) || !variable.windows(12).any(|part| part == b"--jobserver-") {
+            return variable;
+        }
+        let words = variable.split(|byte| *byte == b' ').filter(|word| !is_of_server(word));
+        words.collect::<Vec<_>>().join(&b' ')
+    };
+    environment.into_iter().map(without).collect()
+}
+
+fn is_number_of_jobs(word: &[u8]) -> bool {
+    word.strip_prefix(b"-j").is_some_and(|number| number.iter().all(u8::is_ascii_digit))
 }
 
 /// This process's file mode creation mask.
@@ -68,4 +92,24 @@ pub fn user_name(uid: u32) -> String {
 pub fn build_name(user: &str, host: &str) -> String {
     let session = rustix::process::getsid(None).map_or(0, |session| session.as_raw_nonzero().get());
     format!("{user}@{host}:{session}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_job_server_of_this_host_is_not_named_elsewhere() {
+        let without = |text: &str| {
+            let environment = without_job_server(vec![text.as_bytes().to_vec()]);
+            String::from_utf8(environment[0].clone()).unwrap()
+        };
+        assert_eq!(
+            without("CARGO_MAKEFLAGS=-j --jobserver-fds=7,8 --jobserver-auth=7,8"),
+            "CARGO_MAKEFLAGS="
+        );
+        assert_eq!(without("MAKEFLAGS=k -j4 --jobserver-auth=3,4 -- X=-jolly"), "MAKEFLAGS=k -- X=-jolly");
+        assert_eq!(without("MAKEFLAGS=k -j4"), "MAKEFLAGS=k -j4");
+        assert_eq!(without("OTHER=--jobserver-auth=3,4"), "OTHER=--jobserver-auth=3,4");
+    }
 }

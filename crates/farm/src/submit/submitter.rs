@@ -8,7 +8,7 @@ use futures::StreamExt;
 use prost::Message;
 use tokio::sync::{Notify, mpsc};
 
-use super::{Order, Outcome, Task, attempt};
+use super::{Order, Outcome, Task, Times, attempt};
 use crate::broker::{Broker, BrokerError, BrokerOptions};
 use crate::protocol::{
     BEAT, BEGUN, BuildMessage, ClientBeat, DISPATCH, NeedMessage, TaskKey, ToAgent, ToClient, ToDispatcher,
@@ -106,11 +106,18 @@ impl Submitter {
         Ok(Submitter { inner })
     }
 
-    /// Sees a task through: what has become of it, and how long it ran there.
-    pub async fn run(&self, task: Task, orders: &mut mpsc::UnboundedReceiver<Order>) -> (Outcome, Duration) {
-        let mut ran = Duration::ZERO;
-        let outcome = attempt::see_through(&self.inner, task, orders, &mut ran).await;
-        (outcome, ran)
+    /// Sees a task through: what has become of it, and where its time went.
+    pub async fn run(&self, task: Task, orders: &mut mpsc::UnboundedReceiver<Order>) -> (Outcome, Times) {
+        let begun = Instant::now();
+        let mut times = Times::default();
+        let outcome = attempt::see_through(&self.inner, task, orders, &mut times).await;
+        times.whole = begun.elapsed();
+        (outcome, times)
+    }
+
+    /// The build that its tasks belong to.
+    pub fn build(&self) -> BuildMessage {
+        self.inner.build()
     }
 
     /// Its connection.

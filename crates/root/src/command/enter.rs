@@ -1,6 +1,7 @@
 //! A second command in a root that is there, and a root's removal.
 
 use std::os::fd::AsFd;
+use std::panic::AssertUnwindSafe;
 
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open};
 use rustix::thread::ThreadNameSpaceType;
@@ -19,7 +20,8 @@ use crate::terminal::Joined;
 use crate::terminal::standard::Standard;
 use crate::terminal::watch::Watch;
 
-/// Runs a command in a root and waits for its end. What it leaves running stays until the root ends.
+/// Runs a command in a root and waits for its end. What it leaves running stays until the root ends, unless the task says
+/// otherwise.
 ///
 /// # Errors
 /// When there is no such root, or the command cannot be run.
@@ -36,7 +38,7 @@ pub fn enter(roots: &Roots, name: &str, task: &Task) -> Result<TaskEnd> {
     let child = match sys::fork(0).trying(|| "make a process".to_owned())? {
         Forked::Child => {
             drop(ours);
-            let outcome = std::panic::catch_unwind(|| {
+            tell_failure(&theirs, || {
                 standard.take()?;
                 go_in(&info, holder.as_fd())?;
                 let mut early = Vec::new();
@@ -49,11 +51,13 @@ pub fn enter(roots: &Roots, name: &str, task: &Task) -> Result<TaskEnd> {
                     is_first: false,
                     early,
                 };
-                holder::supervise(&theirs, task, terminal.as_ref(), &how)
+                let supervise = || holder::supervise(&theirs, task, terminal.as_ref(), &how);
+                if !task.ends_all {
+                    return supervise();
+                }
+                // Only who is in a PID namespace makes one below it, and it takes a new process to be in the root's.
+                in_process(0, &theirs, || in_process(libc::CLONE_NEWPID, &theirs, supervise))
             });
-            if let Ok(Err(error)) = outcome {
-                let _ = theirs.send(&Said::Failed(Failure::from(error)));
-            }
             sys::exit_now(0);
         }
         Forked::Parent(child) => child,
@@ -72,6 +76,28 @@ pub fn enter(roots: &Roots, name: &str, task: &Task) -> Result<TaskEnd> {
     let _ = sys::wait(Some(child.pid), true);
     let asked = watch.asked().unwrap_or(libc::SIGKILL);
     Ok(outcome?.unwrap_or(TaskEnd { exit_code: 128 + asked, signal: Some(asked), ..TaskEnd::default() }))
+}
+
+/// Does something; the other side is told why it could not be done.
+fn tell_failure(link: &Link, something: impl FnOnce() -> Result<()>) {
+    let outcome = std::panic::catch_unwind(AssertUnwindSafe(something));
+    if let Ok(Err(error)) = outcome {
+        let _ = link.send(&Said::Failed(Failure::from(error)));
+    }
+}
+
+/// Does something in a process of its own, in the new namespaces that `flags` say, and waits for its end. That of the first process of a
+/// PID namespace is the end of all others there.
+fn in_process(flags: i32, link: &Link, something: impl FnOnce() -> Result<()>) -> Result<()> {
+    let what = || "make a process of the root".to_owned();
+    match sys::fork(flags as u64).trying(what)? {
+        Forked::Child => {
+            let _ = rustix::process::set_parent_process_death_signal(Some(Signal::KILL));
+            tell_failure(link, something);
+            sys::exit_now(0);
+        }
+        Forked::Parent(child) => sys::wait(Some(child.pid), true).trying(what).map(drop),
+    }
 }
 
 /// The root's first process: what it was written down as, as long as the root's lock is held.

@@ -72,6 +72,13 @@ fn prepare(
     sys::new_mount_namespace().trying(|| "make a mount namespace".to_owned())?;
     rustix::mount::mount_change("/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC)
         .trying(|| "separate the command's mounts".to_owned())?;
+    if task.ends_all {
+        match tree::renew_proc() {
+            // An ordinary user's root keeps the one that shows all of the root.
+            Ok(()) | Err(Error::Denied(_)) => (),
+            Err(error) => return Err(error),
+        }
+    }
     tree::enter(&Path::new("/").join(tree::MERGED))?;
     if !task.new_privileges {
         // No program gives rights then (see `confine`), and the kernel need not look for any each time that one is executed:
@@ -90,7 +97,7 @@ fn prepare(
         let _ = std::os::unix::fs::chown(terminal_path(terminal), Some(user.uid), None);
     }
     let env = environment(task, &user);
-    rustix::process::umask(Mode::from_raw_mode(0o022));
+    rustix::process::umask(Mode::from_bits_truncate(task.umask));
     sys::close_on_exec_from(3).trying(|| "close what the command must not inherit".to_owned())?;
     sys::reset_signals();
     if let Some(most) = how.processes_per_user {

@@ -93,6 +93,17 @@ pub(crate) fn enter(folder: &Path) -> Result<()> {
         .trying(|| "change into the root".to_owned())
 }
 
+/// Mounts a /proc of this process's own PID namespace over the root's, in the tree of the stage that is this process's root
+/// folder.
+///
+/// # Errors
+/// `Denied` where an ordinary user may not.
+pub(crate) fn renew_proc() -> Result<()> {
+    let stage = Path::new("/");
+    let top = open_path(&stage.join(MERGED)).trying(|| "open the root".to_owned())?;
+    fill_proc(stage, true, &open_own(&top, "proc")?)
+}
+
 fn make_folder(path: &Path, mode: u32) -> Result<()> {
     rustix::fs::mkdir(path, Mode::from_raw_mode(mode)).trying(|| format!("make {}", path.display()))
 }
@@ -321,7 +332,7 @@ fn fill(plan: &Plan) -> Result<()> {
     let stage = &plan.stage;
     let merged = Merged { top: open_path(&stage.join(MERGED)).trying(|| "open the root".to_owned())? };
     fill_dev(plan, &merged)?;
-    fill_proc(plan, &merged)?;
+    fill_proc(stage, plan.in_user_namespace, &merged.own("proc")?)?;
     fill_sys(plan, &merged)?;
     if let Some(size) = plan.budget.tmp {
         let (size, inodes) = (size.to_string(), plan.budget.tmp_inodes.to_string());

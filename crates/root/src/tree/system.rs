@@ -81,11 +81,11 @@ pub(super) fn fill_dev(plan: &Plan, merged: &Merged) -> Result<()> {
         .trying(|| "mount /dev/shm".to_owned())
 }
 
-pub(super) fn fill_proc(plan: &Plan, merged: &Merged) -> Result<()> {
-    let place = merged.own("proc")?;
+/// Mounts a /proc of this process's PID namespace at a place of the tree that is made in `stage`.
+pub(super) fn fill_proc(stage: &Path, in_user_namespace: bool, place: &OwnedFd) -> Result<()> {
     let proc = new_file_system("proc", &[], NOSUID | NODEV | NOEXEC)
         .and_then(|proc| attach(&proc, place).map(|()| proc))
-        .map_err(|error| match (error, plan.in_user_namespace) {
+        .map_err(|error| match (error, in_user_namespace) {
             (Errno::PERM, true) => Error::Denied(
                 "the kernel lets no ordinary user mount /proc here, because parts of the host's /proc are covered (as in a container): run as root"
                     .to_owned(),
@@ -105,8 +105,8 @@ pub(super) fn fill_proc(plan: &Plan, merged: &Merged) -> Result<()> {
         let Some(place) = open_if_there(&proc, name).trying(what)? else { continue };
         let is_folder = is_folder(&place).trying(what)?;
         let cover = match is_folder {
-            true => view(&plan.stage.join("empty"), RDONLY | NOSUID, false),
-            false => view_with_devices(&plan.stage.join("dev/null"), RDONLY | NOSUID),
+            true => view(&stage.join("empty"), RDONLY | NOSUID, false),
+            false => view_with_devices(&stage.join("dev/null"), RDONLY | NOSUID),
         };
         cover.and_then(|cover| Ok(attach(&cover, &place)?)).trying(what)?;
     }
