@@ -12,7 +12,7 @@ pub(crate) const FREE_BYTES: usize = 128 << 10;
 const FRAMES_BYTES: usize = 32 << 20;
 
 /// Bytes of batches that are not committed and not in the store yet, all connections together.
-const BATCHES_BYTES: usize = 64 << 20;
+pub(crate) const BATCHES_BYTES: usize = 64 << 20;
 
 /// Bytes of answers that wait to be read, beyond one for each connection.
 const ANSWERS_BYTES: usize = 64 << 20;

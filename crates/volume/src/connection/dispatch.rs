@@ -14,7 +14,7 @@ use crate::connection::frames::Taken;
 use crate::connection::intake::Ordered;
 use crate::connection::{Connection, UNKNOWN_REQUEST};
 use crate::error::VolumeError;
-use crate::room::{Held, units};
+use crate::room::{BATCHES_BYTES, Held, units};
 
 /// How long a part of a batch waits for room; then the batch has to be sent anew, and gives its own back.
 const BATCH_PATIENCE: Duration = Duration::from_secs(15);
@@ -96,10 +96,16 @@ impl Connection {
         }
         match body {
             body @ (Body::Content(_) | Body::Records(_) | Body::Commit(_)) => {
+                if matches!(body, Body::Commit(_)) {
+                    mounted.of_all.store(0, Relaxed);
+                }
                 let ordered = Ordered { held, is_crowded, ..Ordered::new(request, body, started) };
                 return mounted.ordered.send(ordered).await.map_err(|_| ());
             }
             body @ (Body::BeginBatch(_) | Body::AllocateInos(_) | Body::Goodbye(_)) => {
+                if matches!(body, Body::BeginBatch(_)) {
+                    mounted.of_all.store(0, Relaxed);
+                }
                 return mounted.ordered.send(Ordered::new(request, body, started)).await.map_err(|_| ());
             }
             body @ (Body::FetchPages(_) | Body::FetchContent(_) | Body::Status(_) | Body::Bury(_)) => {
@@ -174,9 +180,17 @@ impl Connection {
         if let Ok(own) = Arc::clone(&mounted.free).try_acquire_many_owned(units) {
             return (Some(own), false);
         }
+        // Records stay until their commit: the largest batch of them goes on, as it would wait for itself.
+        let has_records = taken.has_records();
+        if has_records && mounted.of_all.load(Relaxed) > BATCHES_BYTES / 2 {
+            return (None, false);
+        }
         let of_all = Arc::clone(&self.shared.room.batches).acquire_many_owned(units);
         let of_all = tokio::time::timeout(BATCH_PATIENCE, of_all).await.ok().and_then(Result::ok);
         let is_crowded = of_all.is_none();
+        if has_records && !is_crowded {
+            mounted.of_all.fetch_add(taken.weight.bytes, Relaxed);
+        }
         (of_all, is_crowded)
     }
 }

@@ -44,6 +44,11 @@ pub(crate) struct Taken {
 }
 
 impl Taken {
+    /// Whether there are records in it, which take more than their bytes.
+    pub(crate) fn has_records(&self) -> bool {
+        self.weight.bytes > self.bytes.len()
+    }
+
     /// Decodes it. There has to be room for it: it may take far more than its bytes.
     pub(crate) async fn decode(self, room: &Room) -> Result<ClientMessage, Over> {
         let _one = match self.weight.bytes > FREE_BYTES {

@@ -6,7 +6,7 @@ pub(crate) mod intake;
 pub(crate) mod silent;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use hayloft_model::grants::Ticket;
@@ -69,6 +69,8 @@ struct Mounted {
     ordered: mpsc::Sender<Ordered>,
     /// What of a batch needs no room of all.
     free: Arc<Semaphore>,
+    /// Bytes that the batch which is coming has taken of the room of all.
+    of_all: AtomicUsize,
     intake: JoinHandle<()>,
 }
 
@@ -324,6 +326,7 @@ impl Connection {
                     opening,
                     heard,
                     ordered,
+                    of_all: AtomicUsize::new(0),
                     free: Arc::new(Semaphore::new(units(FREE_BYTES) as usize)),
                     intake,
                 });
