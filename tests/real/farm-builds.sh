@@ -23,11 +23,13 @@ noted() {
     printf '#!/bin/sh\necho >>"%s/where.$(stat -c %%d "$0")"\nexec "$@"\n' "$WORK" >"$WORK/local/noted" &&
         chmod +x "$WORK/local/noted" && cp -a "$WORK/local/noted" "${MNTS[0]}/noted"
 }
-ran_on_both() {
-    local at
+# Of a large project so little may be built that one host has it all.
+ran_there() {
+    local at hosts=0
     for at in 1 2; do
-        [ -s "$WORK/where.$(stat -c %d "${MNTS[$at]}")" ] || { echo "   nothing ran on host $at"; return 1; }
+        [ ! -s "$WORK/where.$(stat -c %d "${MNTS[$at]}")" ] || hosts=$((hosts + 1))
     done
+    printf '   on %s hosts\n' "$hosts" && test "$hosts" -ge "$([ -n "$LARGE" ] && echo 1 || echo 2)"
 }
 
 package_small() {
@@ -225,14 +227,14 @@ check "a project of cmake" cmake_source
 noted
 check "cmake and ninja locally" cmake_build local env
 check "cmake and ninja with hayloft task" cmake_build volume "$HAYLOFT task --farm --"
-check "both hosts had some of it" ran_on_both
+check "it ran on the farm" ran_there
 check "the same products" cmake_same
 check "a second ninja has nothing to do" cmake_again
 check "crates" cargo_source
 noted
 check "cargo locally" cargo_build local env
 check "cargo with hayloft task" cargo_build volume "$HAYLOFT task --"
-check "both hosts had some of it" ran_on_both
+check "it ran on the farm" ran_there
 check "the same products" cargo_same
 check "a second cargo has nothing to do" cargo_again
 report

@@ -56,14 +56,14 @@ pub fn environment() -> Vec<Vec<u8>> {
 /// An environment without the job server of make and cargo that it names: its descriptors, or its named pipe, are of this host. What
 /// finds none runs one job, as fits the slot that it has.
 pub fn without_job_server(environment: Vec<Vec<u8>>) -> Vec<Vec<u8>> {
-    let names_one = |variable: &[u8]| JOB_SERVERS.iter().any(|name| variable.starts_with(name));
     let is_of_server = |word: &[u8]| word.starts_with(b"--jobserver-") || is_number_of_jobs(word);
     let without = |variable: Vec<u8>| {
-        if !names_one(&variable) || !variable.windows(12).any(|part| part == b"--jobserver-") {
+        let name = JOB_SERVERS.iter().find(|name| variable.starts_with(name));
+        let Some(name) = name.filter(|_| variable.windows(12).any(|part| part == b"--jobserver-")) else {
             return variable;
-        }
-        let words = variable.split(|byte| *byte == b' ').filter(|word| !is_of_server(word));
-        words.collect::<Vec<_>>().join(&b' ')
+        };
+        let words = variable[name.len()..].split(|byte| *byte == b' ').filter(|word| !is_of_server(word));
+        [*name, &words.collect::<Vec<_>>().join(&b' ')].concat()
     };
     environment.into_iter().map(without).collect()
 }
