@@ -21,7 +21,7 @@ impl Counter {
 }
 
 /// The kinds of messages to the server that are counted, by their stable names.
-const REQUESTS: [&str; 18] = [
+const REQUESTS: [&str; 19] = [
     "HELLO",
     "ENTER",
     "FETCH_INODE",
@@ -40,6 +40,7 @@ const REQUESTS: [&str; 18] = [
     "CLAIM",
     "LOCK",
     "RELEASE",
+    "HEAR",
 ];
 
 fn request_index(body: &Body) -> Option<usize> {
@@ -62,6 +63,7 @@ fn request_index(body: &Body) -> Option<usize> {
         Body::Claim(_) => 15,
         Body::Lock(_) => 16,
         Body::Release(_) | Body::GiveBack(_) => 17,
+        Body::Hear(_) => 18,
         _ => return None,
     })
 }
