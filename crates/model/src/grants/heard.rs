@@ -18,6 +18,21 @@ impl Grants {
         self.requests.get(&ticket).is_some_and(|waiting| waiting.is_unheard(session))
     }
 
+    /// A session is about to be told of what a request has published: the change, if others have still to hear of it.
+    /// [`crate::grants::Output::Heard`] says when they have.
+    pub fn tell_change(&mut self, ticket: Ticket, session: SessionId) -> Option<Ticket> {
+        let waiting = self.requests.get_mut(&ticket).filter(|waiting| waiting.is_unheard(session))?;
+        waiting.told.insert(session);
+        Some(ticket)
+    }
+
+    /// A session is about to be told how an inode is, or a directory with its names: the changes of that of which others have
+    /// not heard. As [`Grants::tell_change`].
+    pub fn tell_unheard(&mut self, session: SessionId, ino: Ino) -> Vec<Ticket> {
+        let changes = self.unheard_about(session, &[ino]);
+        changes.into_iter().filter_map(|change| self.tell_change(change, session)).collect()
+    }
+
     /// Who has still to acknowledge what a request has published.
     pub fn unheard_by(&self, ticket: Ticket) -> impl Iterator<Item = SessionId> {
         self.requests.get(&ticket).into_iter().flat_map(|waiting| waiting.left().iter().copied())

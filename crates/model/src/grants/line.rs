@@ -14,14 +14,18 @@ impl Grants {
         let outputs = &mut self.outputs;
         self.requests.retain(|ticket, waiting| {
             let Stage::Settling(left) = &waiting.stage else { return true };
-            if left.is_empty() {
-                outputs.push(Output::Heard(*ticket));
-            }
-            if !waiting.settled && left.iter().all(|session| *session == waiting.session) {
+            let (is_heard, asker, change) = (left.is_empty(), waiting.session, *ticket);
+            if !waiting.settled && left.iter().all(|session| *session == asker) {
                 waiting.settled = true;
-                outputs.push(Output::Settled(*ticket));
+                if waiting.told.remove(&asker) {
+                    outputs.push(Output::Heard { change, to: BTreeSet::from([asker]) });
+                }
+                outputs.push(Output::Settled(change));
             }
-            !left.is_empty()
+            if is_heard {
+                outputs.push(Output::Heard { change, to: std::mem::take(&mut waiting.told) });
+            }
+            !is_heard
         });
         let waits = |waiting: &Waiting| matches!(waiting.stage, Stage::Waiting | Stage::Dropping(_));
         if self.peers.values().any(|peer| !peer.claimed) || !self.requests.values().any(waits) {

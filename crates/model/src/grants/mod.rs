@@ -132,8 +132,13 @@ pub enum Output {
     },
     /// Everybody but the asker has acknowledged what the request published.
     Settled(Ticket),
-    /// So has the asker: all have heard of it.
-    Heard(Ticket),
+    /// These were told of a change before all others had heard of it, and by now those have: they may show it.
+    Heard {
+        /// Of which.
+        change: Ticket,
+        /// Whom to tell; nobody if all have heard of it without being told that not all had.
+        to: BTreeSet<SessionId>,
+    },
     /// A directory is not split any more: its times are to be set before anybody reads its row.
     Whole(Ino),
 }
@@ -226,6 +231,8 @@ struct Waiting {
     published: BTreeSet<SessionId>,
     /// All but the asker have.
     settled: bool,
+    /// Who was told of it before all others had heard of it.
+    told: BTreeSet<SessionId>,
     /// Directories that the request became a reader of on the way.
     along: Vec<Ino>,
 }

@@ -22,6 +22,7 @@ impl Grants {
             stage: Stage::Waiting,
             published: BTreeSet::new(),
             settled: false,
+            told: BTreeSet::new(),
             along: Vec::new(),
         };
         self.requests.insert(ticket, waiting);

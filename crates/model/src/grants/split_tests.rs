@@ -31,7 +31,7 @@ fn run(grants: &mut Grants, ticket: Ticket) -> (Outcome, Vec<(SessionId, Order)>
                     told.push((to, order));
                     grants.acknowledge(to, event);
                 }
-                Output::Ready { .. } | Output::Settled(_) | Output::Heard(_) | Output::Whole(_) => {}
+                Output::Ready { .. } | Output::Settled(_) | Output::Heard { .. } | Output::Whole(_) => {}
             }
         }
     }

@@ -36,7 +36,7 @@ fn outputs(grants: &mut Grants) -> (Vec<(Ticket, Outcome)>, Orders) {
         match output {
             Output::Ready { ticket, outcome } => ready.push((ticket, outcome)),
             Output::Order { to, event, order } => orders.push((to, event, order)),
-            Output::Settled(_) | Output::Heard(_) | Output::Whole(_) => {}
+            Output::Settled(_) | Output::Heard { .. } | Output::Whole(_) => {}
         }
     }
     (ready, orders)
@@ -108,7 +108,28 @@ fn a_change_is_settled_when_all_readers_have_acknowledged() {
     // The asker is answered behind its own event, and heard of that later.
     assert!(grants.waited_for().is_empty() && grants.unheard_by(ticket).eq([A]));
     grants.acknowledge(A, 1);
-    assert_eq!(grants.take_outputs(), [Output::Heard(ticket)]);
+    assert_eq!(grants.take_outputs(), [Output::Heard { change: ticket, to: BTreeSet::new() }]);
+}
+
+#[test]
+fn who_is_told_of_a_change_early_is_told_when_all_others_have_heard_of_it() {
+    let mut grants = sessions(&[A, B, C]);
+    [A, B].into_iter().for_each(|session| read(&mut grants, session, dir()));
+    let ticket = grants.request(A, change(&[dir()]));
+    grants.publish(ticket, &[dir()]);
+    for session in [A, B] {
+        assert_eq!(grants.tell_change(ticket, session), Some(ticket));
+    }
+    grants.finish(ticket);
+    grants.take_outputs();
+    // Who reads it now is told so as well.
+    assert_eq!(grants.tell_unheard(C, DIR), [ticket]);
+    grants.acknowledge(B, 1);
+    let to_asker = Output::Heard { change: ticket, to: BTreeSet::from([A]) };
+    assert_eq!(grants.take_outputs(), [to_asker, Output::Settled(ticket)]);
+    grants.acknowledge(A, 1);
+    assert_eq!(grants.take_outputs(), [Output::Heard { change: ticket, to: BTreeSet::from([B, C]) }]);
+    assert_eq!(grants.tell_change(ticket, C), None);
 }
 
 #[test]

@@ -180,10 +180,7 @@ impl World {
             }
             let own = if asker { executed.births.clone() } else { Vec::new() };
             let about = if self.is_broken(Rule::ApplyWithoutEntries) { &BTreeSet::new() } else { about };
-            let change = if self.server.grants.is_unheard(ticket, to) { ticket.0 } else { 0 };
-            if change != 0 {
-                self.server.unheard.entry(ticket).or_default().push(to);
-            }
+            let change = self.server.grants.tell_change(ticket, to).map_or(0, |change| change.0);
             self.event(to, event, Body::Apply { records, own, forget, change }, about.iter().copied());
         }
     }

@@ -18,34 +18,15 @@ impl Server {
         self.live.get_mut(&session).map(|live| std::mem::take(&mut live.heard_by_all)).unwrap_or_default()
     }
 
-    /// A session is told how an inode is, or a directory with its names: what others have not heard of that.
+    /// As [`Grants::tell_unheard`].
     pub(super) fn tell_unheard(&mut self, session: SessionId, ino: Ino) -> Vec<u64> {
-        let changes = self.grants.unheard_about(session, &[ino]);
-        for change in &changes {
-            let told = self.unheard.entry(*change).or_default();
-            if !told.contains(&session) {
-                told.push(session);
-            }
-        }
-        changes.into_iter().map(|change| change.0).collect()
+        self.grants.tell_unheard(session, ino).into_iter().map(|change| change.0).collect()
     }
 
-    /// All but the asker have heard of a change.
-    pub(super) fn heard_by_others(&mut self, change: Ticket) {
-        let asker = self.tickets.get(&change).map(|pending| pending.session);
-        if let Some(told) = self.unheard.get_mut(&change)
-            && let Some(at) = told.iter().position(|session| Some(*session) == asker)
-        {
-            let asker = told.swap_remove(at);
-            if let Some(live) = self.live.get_mut(&asker) {
-                live.heard_by_all.push(change.0);
-            }
-        }
-    }
-
-    pub(super) fn all_heard(&mut self, change: Ticket) {
-        for session in self.unheard.remove(&change).into_iter().flatten() {
-            if let Some(live) = self.live.get_mut(&session) {
+    /// All others have heard of a change that these were told of before.
+    pub(super) fn heard_by_others(&mut self, change: Ticket, to: &BTreeSet<SessionId>) {
+        for session in to {
+            if let Some(live) = self.live.get_mut(session) {
                 live.heard_by_all.push(change.0);
             }
         }

@@ -129,8 +129,6 @@ pub(crate) struct Server {
     replays: Vec<(u64, u64, Option<Ino>)>,
     /// What was asked for before all had claimed, by connection, session and request.
     early: Vec<(u64, SessionId, u64, Ask)>,
-    /// Who was told of a change before others had heard of it.
-    unheard: BTreeMap<Ticket, Vec<SessionId>>,
     hearers: Vec<heard::Waits>,
     /// All who could bring something back have done so, or are ended.
     settled: bool,
@@ -166,7 +164,6 @@ impl Server {
             unanswered: BTreeMap::new(),
             replays: Vec::new(),
             early: Vec::new(),
-            unheard: BTreeMap::new(),
             hearers: Vec::new(),
             settled: false,
             estates: Estates::default(),
@@ -477,11 +474,8 @@ impl World {
                         return;
                     }
                 }
-                Output::Heard(ticket) => self.server.all_heard(ticket),
-                Output::Settled(ticket) => {
-                    self.server.heard_by_others(ticket);
-                    self.settled(ticket);
-                }
+                Output::Heard { change, to } => self.server.heard_by_others(change, &to),
+                Output::Settled(ticket) => self.settled(ticket),
             }
         }
         self.say_heard();

@@ -55,38 +55,9 @@ impl Sharing {
         Some(wait)
     }
 
-    /// A session is told how an inode is, or a directory with its names: what others have not heard of that.
+    /// As [`hayloft_model::grants::Grants::tell_unheard`].
     pub(super) fn tell_unheard(&mut self, session: SessionId, ino: Ino) -> Vec<u64> {
-        let changes = self.grants.unheard_about(session, &[ino]);
-        for change in &changes {
-            let told = self.unheard.entry(*change).or_default();
-            if !told.contains(&session) {
-                told.push(session);
-            }
-        }
-        changes.into_iter().map(|change| change.0).collect()
-    }
-
-    /// All but the asker have heard of a change: so have all others for the asker.
-    pub(super) fn settled(&mut self, change: Ticket) {
-        let asker = self.waiters.get(&change).map(|waiter| waiter.session);
-        if let Some(told) = self.unheard.get_mut(&change)
-            && let Some(at) = told.iter().position(|session| Some(*session) == asker)
-        {
-            let asker = told.swap_remove(at);
-            if let Some(stream) = self.streams.get(&asker) {
-                stream.replies.heard(change.0);
-            }
-        }
-    }
-
-    /// All have heard of a change: those who were told that not all had are told so with what is said to them next.
-    pub(super) fn all_heard(&mut self, change: Ticket) {
-        for session in self.unheard.remove(&change).into_iter().flatten() {
-            if let Some(stream) = self.streams.get(&session) {
-                stream.replies.heard(change.0);
-            }
-        }
+        self.grants.tell_unheard(session, ino).into_iter().map(|change| change.0).collect()
     }
 
     /// Who has not heard of something, while somebody waits for that.

@@ -147,8 +147,6 @@ pub(crate) struct Sharing {
     /// How many wait until all sessions have claimed, beside requests.
     pub(crate) claims_awaited: usize,
     waiters: HashMap<Ticket, Waiter>,
-    /// Who was told of a change before others had heard of it.
-    unheard: HashMap<Ticket, Vec<SessionId>>,
     hearers: HashMap<Ticket, Vec<Hearer>>,
     closed: bool,
 }
@@ -166,9 +164,11 @@ impl Sharing {
                     }
                 }
                 Output::Whole(dir) => drop(self.whole.insert(dir)),
-                Output::Heard(ticket) => self.all_heard(ticket),
+                Output::Heard { change, to } => {
+                    let streams = to.iter().filter_map(|session| self.streams.get(session));
+                    streams.for_each(|stream| stream.replies.heard(change.0));
+                }
                 Output::Settled(ticket) => {
-                    self.settled(ticket);
                     if let Some(waiter) = self.waiters.remove(&ticket) {
                         let _ = waiter.signals.send(Signal::Settled);
                     }

@@ -31,10 +31,7 @@ impl Volume {
             }
             for (to, number) in events {
                 let mut apply = sharing.seen_by(to, executed, to == session);
-                if sharing.grants.is_unheard(pass.ticket, to) {
-                    apply.change = pass.ticket.0;
-                    sharing.unheard.entry(pass.ticket).or_default().push(to);
-                }
+                apply.change = sharing.grants.tell_change(pass.ticket, to).map_or(0, |change| change.0);
                 let entries = || self.order.tell(to, about.iter().copied());
                 sharing.apply((to, number), apply, now_ms, entries);
             }
