@@ -5,6 +5,7 @@
 #   bench/at-rest.sh [ROUNDS]
 set -euo pipefail
 cd "$(dirname "$0")/.."
+. bench/throughput.sh
 rounds=${1:-5}
 hayloft=$PWD/target/release/hayloft
 bench=$PWD/bench/target/release/hayloft-bench
@@ -37,24 +38,11 @@ for kind in plain sealed; do
     mounted $kind
 done
 "$bench" build --rounds "$rounds" plain="$work/plain" sealed="$work/sealed"
-head -c 536870912 /dev/urandom >"$work/data"
-cat "$work/data" >/dev/null
-now() { date +%s%N; }
-for round in $(seq "$rounds"); do
-    for kind in plain sealed; do
-        begun=$(now)
-        dd if="$work/data" of="$work/$kind/data" bs=1M conv=fsync 2>/dev/null
-        written=$(now)
-        "$hayloft" umount "$work/$kind"
-        kill "${server[$kind]}"
-        wait "${server[$kind]}" || true
-        serve $kind
-        mounted $kind
-        opened=$(now)
-        dd if="$work/$kind/data" of=/dev/null bs=1M 2>/dev/null
-        echo "$round $kind $((written - begun)) $(($(now) - opened))" >>"$work/times"
-        rm "$work/$kind/data"
-        "$hayloft" sync "$work/$kind"
-    done
-done
-python3 bench/throughput.py "$work/times" plain sealed
+mount_anew() {
+    "$hayloft" umount "$work/$1"
+    kill "${server[$1]}"
+    wait "${server[$1]}" || true
+    serve "$1"
+    mounted "$1"
+}
+throughput "$rounds" plain sealed

@@ -4,6 +4,7 @@
 #   bench/tls.sh [ROUNDS]
 set -euo pipefail
 cd "$(dirname "$0")/.."
+. bench/throughput.sh
 rounds=${1:-5}
 hayloft=$PWD/target/release/hayloft
 bench=$PWD/bench/target/release/hayloft-bench
@@ -52,21 +53,8 @@ for kind in plain tls; do
     mounted $kind
 done
 "$bench" build --rounds "$rounds" plain="$work/plain" tls="$work/tls"
-head -c 536870912 /dev/urandom >"$work/data"
-cat "$work/data" >/dev/null
-now() { date +%s%N; }
-for round in $(seq "$rounds"); do
-    for kind in plain tls; do
-        begun=$(now)
-        dd if="$work/data" of="$work/$kind/data" bs=1M conv=fsync 2>/dev/null
-        written=$(now)
-        "$hayloft" umount "$work/$kind"
-        mounted $kind
-        opened=$(now)
-        dd if="$work/$kind/data" of=/dev/null bs=1M 2>/dev/null
-        echo "$round $kind $((written - begun)) $(($(now) - opened))" >>"$work/times"
-        rm "$work/$kind/data"
-        "$hayloft" sync "$work/$kind"
-    done
-done
-python3 bench/throughput.py "$work/times" plain tls
+mount_anew() {
+    "$hayloft" umount "$work/$1"
+    mounted "$1"
+}
+throughput "$rounds" plain tls
