@@ -213,6 +213,7 @@ fn statistics(client: &Client, control: &Control) -> Value {
         "sharing": client.stats.sharing_json(),
         "cache": cache,
         "memory": memory,
+        "lock": client.stats.lock.json(),
         "log": log,
         "volume": {
             "used_bytes": usage.bytes,

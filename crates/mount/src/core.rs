@@ -1,5 +1,7 @@
 //! What a mounted client holds in memory.
 
+mod guard;
+
 use std::collections::{HashMap, HashSet};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -12,9 +14,11 @@ use hayloft_model::grants::Object;
 use hayloft_model::tree::Tree;
 use hayloft_model::{Content, FileKind, Ino, Missing, Name, Record, Sequence, TreeError, Usage};
 use hayloft_wire::VolumeStatus;
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 use rustc_hash::FxBuildHasher;
 
+pub(crate) use self::guard::CoreGuard;
+use self::guard::Garbage;
 use crate::cache::budget::Budget;
 use crate::cache::data::{File, FileData};
 use crate::cache::memory::Memory;
@@ -71,6 +75,8 @@ pub(crate) struct Core {
     pub(crate) released: Option<Instant>,
     /// Inodes that the kernel knows, with changes that could not be applied: who asks for durability is told once.
     pub(crate) failed: HashSet<Ino, FxBuildHasher>,
+    /// What is not used any more.
+    pub(crate) garbage: Garbage,
 }
 
 impl Core {
@@ -325,6 +331,8 @@ pub(crate) struct Client {
     pub(crate) others_changed: AtomicBool,
     /// Changes whose callers were ended and that are not certain yet, see [`crate::sharing::abandoned`].
     pub(crate) abandoned: AtomicUsize,
+    /// Whether the kernel knows any directory by another number than its own.
+    pub(crate) any_moved: Arc<AtomicBool>,
 }
 
 impl Client {
@@ -340,6 +348,7 @@ impl Client {
         (words, recalls): (Sender<Word>, Sender<Recalled>),
     ) -> Client {
         Client {
+            any_moved: core.nodes.any_moved(),
             core: Mutex::new(core),
             budget: Budget::default(),
             memory: Memory::new(&options),
@@ -377,16 +386,15 @@ impl Client {
         }
     }
 
-    pub(crate) fn core(&self) -> MutexGuard<'_, Core> {
-        self.core.lock()
+    pub(crate) fn core(&self) -> CoreGuard<'_> {
+        CoreGuard::lock(&self.core, &self.stats.lock)
     }
 
     /// Files that have ended since: their data goes.
     pub(crate) fn drop_ended(&self, core: &mut Core) {
-        for ino in core.tree.take_ended() {
-            if let Some(file) = core.files.remove(&ino) {
-                self.budget.forget(&file);
-            }
+        for ended in core.tree.take_ended() {
+            self.drop_file(core, ended.ino);
+            core.garbage.rows.push(ended);
         }
     }
 
@@ -399,6 +407,7 @@ impl Client {
     pub(crate) fn drop_file(&self, core: &mut Core, ino: Ino) {
         if let Some(file) = core.files.remove(&ino) {
             self.budget.forget(&file);
+            core.garbage.files.push(file);
         }
     }
 

@@ -98,6 +98,31 @@ pub(crate) fn sent_here() -> u64 {
     SENT.get()
 }
 
+/// One in so many times that the lock is taken is measured: to look at a clock takes a tenth of what is done under the lock.
+pub(crate) const ONE_IN: u32 = 64;
+
+/// How long the lock of the core was waited for, and held, in those times that were measured.
+#[derive(Debug, Default)]
+pub(crate) struct LockTimes {
+    pub(crate) measured: Counter,
+    pub(crate) waited_ns: Counter,
+    pub(crate) held_ns: Counter,
+}
+
+impl LockTimes {
+    /// How often it was taken, about, and the means in nanoseconds. A thread that loses its processor while it has the lock is in it
+    /// with all the time that it is away.
+    pub(crate) fn json(&self) -> Value {
+        let measured = self.measured.get();
+        let mean = |sum: &Counter| sum.get().checked_div(measured).unwrap_or(0);
+        json!({
+            "taken": measured * u64::from(ONE_IN),
+            "waited_ns": mean(&self.waited_ns),
+            "held_ns": mean(&self.held_ns),
+        })
+    }
+}
+
 /// All counters of a mount.
 #[derive(Debug, Default)]
 pub(crate) struct Stats {
@@ -130,6 +155,8 @@ pub(crate) struct Stats {
     /// Answers to what the server said first, and keep-alives: of no operation's account.
     pub(crate) acknowledgements: Counter,
     pub(crate) keep_alives: Counter,
+    /// The lock that all operations pass.
+    pub(crate) lock: LockTimes,
 }
 
 impl Stats {

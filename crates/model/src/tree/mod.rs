@@ -15,6 +15,7 @@ mod tables;
 mod times;
 mod unheard;
 
+use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};
 
 use rustc_hash::FxBuildHasher;
@@ -70,6 +71,14 @@ impl Directory {
     }
 }
 
+/// An inode that has ended, with what it took: to give that back takes a while, which others need not wait for.
+#[derive(Debug)]
+pub struct Ended {
+    /// Which.
+    pub ino: Ino,
+    _row: Box<Node>,
+}
+
 /// Who keeps account of the inodes that the kernel knows.
 pub trait Known: std::fmt::Debug + Send {
     /// The kernel knows the inode from now on.
@@ -92,7 +101,7 @@ pub struct Tree {
     usage: Usage,
     quota: Usage,
     operations: u64,
-    ended: Vec<Ino>,
+    ended: Vec<Ended>,
     /// Objects that may be changed here; `None`: all.
     owned: Option<HashSet<Ino, FxBuildHasher>>,
     /// Of those, files that have lost their home here, which no cut has told the server yet.
@@ -339,12 +348,12 @@ impl Tree {
     /// The kernel has forgotten the inode `count` times. An inode without a name that nothing knows any
     /// more ends here; returns whether it did.
     pub fn forget(&mut self, ino: Ino, count: u64) -> bool {
-        let Some(lookups) = self.lookups.get_mut(&ino) else { return false };
-        *lookups = lookups.saturating_sub(count);
-        if *lookups > 0 {
+        let Entry::Occupied(mut lookups) = self.lookups.entry(ino) else { return false };
+        *lookups.get_mut() = lookups.get().saturating_sub(count);
+        if *lookups.get() > 0 {
             return false;
         }
-        self.lookups.remove(&ino);
+        lookups.remove();
         if let Some(known) = &mut self.known {
             known.remove(ino);
         }
@@ -356,36 +365,42 @@ impl Tree {
 
     /// Deletes the inode when it has neither a name nor a user.
     fn end_if_unused(&mut self, ino: Ino) -> bool {
-        let unused =
-            self.nodes.get(&ino).is_some_and(|node| node.row.nlink == 0) && !self.lookups.contains_key(&ino);
-        if unused {
-            if self.lingers(ino) {
-                self.lingering.push(ino);
-                return false;
-            }
-            let owned = self.owns(ino);
-            let node = self.nodes.remove(&ino).expect("just seen");
-            self.dirs.remove(&ino);
-            // What others own, or nobody, is the server's to delete.
-            if node.stored && owned {
-                self.changes.deleted.push(ino);
-                self.keep_until_deleted(object_of(ino, &node.row));
-            } else {
-                self.disown(ino);
-            }
-            self.ended.push(ino);
+        let Some(node) = self.nodes.get(&ino).filter(|node| node.row.nlink == 0) else { return false };
+        if self.lookups.contains_key(&ino) {
+            return false;
         }
-        unused
+        let owned = self.owns_row(ino, &node.row);
+        if !owned && self.is_unshipped(node) {
+            self.lingering.push(ino);
+            return false;
+        }
+        let node = self.nodes.remove(&ino).expect("just seen");
+        if node.row.kind() == FileKind::Directory {
+            self.dirs.remove(&ino);
+        }
+        // What others own, or nobody, is the server's to delete.
+        if node.stored && owned {
+            self.changes.deleted.push(ino);
+            self.keep_until_deleted(object_of(ino, &node.row));
+        } else {
+            self.disown(ino);
+        }
+        self.ended.push(Ended { ino, _row: node });
+        true
     }
 
     /// Whether an inode that was given back without a name has changes that are not shipped: others may use it.
     fn lingers(&self, ino: Ino) -> bool {
-        let unshipped = |node: &Node| node.row.nlink == 0 && (node.dirty || node.cut > self.durable);
+        let unshipped = |node: &Node| node.row.nlink == 0 && self.is_unshipped(node);
         !self.owns(ino) && self.nodes.get(&ino).is_some_and(unshipped)
     }
 
+    fn is_unshipped(&self, node: &Node) -> bool {
+        node.dirty || node.cut > self.durable
+    }
+
     /// The inodes that have ended since this was asked last: whatever is kept for them can go.
-    pub fn take_ended(&mut self) -> Vec<Ino> {
+    pub fn take_ended(&mut self) -> Vec<Ended> {
         std::mem::take(&mut self.ended)
     }
 

@@ -79,11 +79,16 @@ impl Tree {
 
     /// Whether a directory's names, or an inode's row, may be changed here.
     pub fn owns(&self, ino: Ino) -> bool {
+        match self.nodes.get(&ino) {
+            Some(node) => self.owns_row(ino, &node.row),
+            None => self.owned.as_ref().is_none_or(|owned| owned.contains(&ino)),
+        }
+    }
+
+    /// The same of an inode that has this row. Most files are covered by their home.
+    pub(super) fn owns_row(&self, ino: Ino, row: &InodeRow) -> bool {
         let Some(owned) = &self.owned else { return true };
-        owned.contains(&ino)
-            || self.nodes.get(&ino).is_some_and(|node| {
-                node.row.kind() != FileKind::Directory && owned.contains(&node.row.parent)
-            })
+        row.kind() != FileKind::Directory && owned.contains(&row.parent) || owned.contains(&ino)
     }
 
     /// Whether an object is owned by itself, see [`Tree::owned`].
@@ -165,8 +170,11 @@ impl Tree {
     }
 
     pub(super) fn need_row(&self, ino: Ino) -> Result<(), TreeError> {
-        let object = self.object(ino)?;
-        if self.owns(ino) { Ok(()) } else { Err(TreeError::Missing(Missing::Own(object))) }
+        let row = self.inode(ino)?;
+        match self.owns_row(ino, row) {
+            true => Ok(()),
+            false => Err(TreeError::Missing(Missing::Own(object_of(ino, row)))),
+        }
     }
 
     /// How many references the kernel has to an inode.

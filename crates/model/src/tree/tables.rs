@@ -30,8 +30,8 @@ impl Nodes {
         self.0.insert(ino, Box::new(node));
     }
 
-    pub(super) fn remove(&mut self, ino: &Ino) -> Option<Node> {
-        self.0.remove(ino).map(|node| *node)
+    pub(super) fn remove(&mut self, ino: &Ino) -> Option<Box<Node>> {
+        self.0.remove(ino)
     }
 
     /// Adds a row as the server has it. What is here already stays, since it is newer; content that was left out of it is

@@ -3,15 +3,14 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use hayloft_fuse::{Interrupt, Pace, Reply, SetAttr, Validity};
+use hayloft_fuse::{Interrupt, Pace, Reply, Request, SetAttr, Validity};
 use hayloft_model::tree::{AttributeChange, Tree, has_privileges};
 use hayloft_model::{BLOCK_SIZE, Content, FileKind, Ino, InodeRow, TreeError};
-use parking_lot::MutexGuard;
 
 use super::error::FsError;
-use super::{Done, Need, Stop, VolumeFs, attr};
+use super::{Done, Need, Stop, VolumeFs, attr, done, ino_of};
 use crate::cache::data::{File, FileData, Lacking};
-use crate::core::Core;
+use crate::core::{Core, CoreGuard};
 use crate::kernel::Word;
 use crate::log::ledger::FlushError;
 use crate::sharing::ahead::Place;
@@ -118,12 +117,13 @@ impl VolumeFs {
 
     pub(super) fn write(
         &self,
-        ino: Ino,
+        request: &Request<'_>,
         write: &Write<'_>,
         status_asked: bool,
         pace: Pace<'_>,
         reply: &mut Reply<'_>,
     ) -> Done {
+        let ino = ino_of(request);
         let (file, offset, demoted) = {
             let mut core = self.client.core();
             core.tree.check_owned(ino)?;
@@ -152,6 +152,7 @@ impl VolumeFs {
         let allocated = file.data.lock().allocated();
         core.tree.wrote(ino, write.end(offset), allocated, write.kills_privileges, self.now())?;
         self.changed(&mut core);
+        done(request, &mut core);
         drop(core);
         if demoted {
             self.client.drop_attributes(&[ino]);
@@ -166,14 +167,7 @@ impl VolumeFs {
     }
 
     /// Whether `bytes` of data, `growth` of them new, have room: in the quota, in the store, in memory.
-    fn check_room(
-        &self,
-        core: &MutexGuard<'_, Core>,
-        ino: Ino,
-        growth: u64,
-        bytes: u64,
-        status_asked: bool,
-    ) -> Done {
+    fn check_room(&self, core: &Core, ino: Ino, growth: u64, bytes: u64, status_asked: bool) -> Done {
         if growth > 0 && core.tree.inode(ino)?.nlink > 0 {
             core.tree.check_room(growth)?;
         }
@@ -214,7 +208,7 @@ impl VolumeFs {
 
     pub(super) fn truncate(
         &self,
-        mut core: MutexGuard<'_, Core>,
+        mut core: CoreGuard<'_>,
         ino: Ino,
         size: u64,
         change: &SetAttr,

@@ -10,6 +10,7 @@ mod xattrs;
 
 pub use xattrs::VOLUME_XATTR;
 
+use std::cell::Cell;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -29,7 +30,7 @@ use crate::core::{Client, Core};
 use crate::kernel::nodes::NodeId;
 use crate::session::link::Condition;
 use crate::sharing::fault::FaultError;
-use crate::stats::sent_here;
+use crate::stats::{Hold, sent_here};
 
 /// How soon it is looked again whether something has changed.
 const CHANGED_PAUSE: Duration = Duration::from_micros(50);
@@ -74,9 +75,26 @@ impl From<FsError> for Stop {
 
 type Done = Result<(), Stop>;
 
+thread_local! {
+    /// How this host holds what the request is about that this thread answers, if it was done with the core at hand.
+    static DONE: Cell<Option<Hold>> = const { Cell::new(None) };
+}
+
+/// Notes what a request says about files just made. It is not answered before this: whoever has its locks next comes later.
+fn note_done(request: &Request<'_>, core: &mut Core) -> Hold {
+    core.note_arrivals(request, matches!(request.op, Operation::Create { .. }));
+    core.hold(ino_of(request))
+}
+
+/// The request is done, and nothing more can fail: what remains to be noted is, while the core is at hand.
+fn done(request: &Request<'_>, core: &mut Core) {
+    DONE.set(Some(note_done(request, core)));
+}
+
 impl FileSystem for VolumeFs {
     fn handle(&self, request: &Request<'_>, reply: &mut Reply<'_>, pace: Pace<'_>) -> Result<(), Failure> {
         let sent = sent_here();
+        DONE.set(None);
         let twins = self.twins(request);
         if twins.is_some() && matches!(pace, Pace::Fast) {
             return Err(Failure::Again);
@@ -86,11 +104,7 @@ impl FileSystem for VolumeFs {
         // When it has ended, the core may be held for long by who keeps what was not sent.
         let is_live = self.client.link.condition() == Condition::Live;
         if is_live && !matches!(handled, Err(Failure::Again)) {
-            let mut core = self.client.core();
-            // It is not answered before this: whoever has its locks next comes later.
-            core.note_arrivals(request, matches!(request.op, Operation::Create { .. }));
-            let hold = core.hold(ino_of(request));
-            drop(core);
+            let hold = DONE.take().unwrap_or_else(|| note_done(request, &mut self.client.core()));
             self.client.stats.count_operation(hold, sent_here() - sent);
         }
         handled
@@ -257,6 +271,7 @@ impl VolumeFs {
                 let is_changing = core.names.changing.contains(ino) | core.tree.run_clock(ino, self.now());
                 let validity = if is_changing { Validity::ZERO } else { Validity::FOREVER };
                 reply.attr(&attr(ino, core.tree.shown(ino)?), validity);
+                done(request, &mut core);
                 Ok(())
             }
             Operation::Setattr(change) => self.set_attributes(ino, &change, reply),
@@ -264,7 +279,7 @@ impl VolumeFs {
             Operation::Symlink { name, target } => self.symlink(request, name, target, pace, reply),
             Operation::Mknod { name, mode, rdev, .. } => self.mknod(request, name, mode, rdev, pace, reply),
             Operation::Mkdir { name, mode, .. } => self.mkdir(request, name, mode, pace, reply),
-            Operation::Unlink { name } => self.unlink(ino, name),
+            Operation::Unlink { name } => self.unlink(request, name),
             Operation::Rmdir { name } => self.rmdir(ino, name),
             Operation::Rename { name, new_parent, new_name, flags } => {
                 self.rename((NodeId(request.nodeid), name), (NodeId(new_parent), new_name), flags)
@@ -283,7 +298,7 @@ impl VolumeFs {
                     tid: request.pid,
                     kills_privileges: kind & write_flags::KILL_SUIDGID != 0,
                 };
-                self.write(ino, &write, status_asked, pace, reply)
+                self.write(request, &write, status_asked, pace, reply)
             }
             Operation::Fallocate { offset, length, mode, .. } => {
                 // The kernel does not say whether the caller may keep setuid; root may.
@@ -301,7 +316,7 @@ impl VolumeFs {
             }
             Operation::Statfs => self.statfs(status_asked, reply),
             Operation::Setxattr { name, value, flags, .. } => self.set_xattr(ino, name, value, flags),
-            Operation::Getxattr { name, size } => self.get_xattr(ino, name, size, reply),
+            Operation::Getxattr { name, size } => self.get_xattr(request, name, size, reply),
             Operation::Listxattr { size } => self.list_xattrs(ino, size, reply),
             Operation::Removexattr { name } => self.remove_xattr(ino, name),
             Operation::Ioctl { .. } => Err(FsError::NoTty.into()),

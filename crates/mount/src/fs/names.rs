@@ -5,11 +5,10 @@ use hayloft_fuse::{Entry, Operation, Pace, Reply, Request, Validity, open_flags}
 use hayloft_model::sound::TARGET_MAX;
 use hayloft_model::tree::{NewNode, RenameFlags};
 use hayloft_model::{Content, FileKind, Ino, Name, TreeError};
-use parking_lot::MutexGuard;
 
 use super::error::FsError;
-use super::{Done, Need, Stop, VolumeFs, entry, made_entry};
-use crate::core::Core;
+use super::{Done, Need, Stop, VolumeFs, done, entry, ino_of, made_entry};
+use crate::core::{Core, CoreGuard};
 use crate::kernel::Word;
 use crate::kernel::moved::Doing;
 use crate::kernel::nodes::NodeId;
@@ -62,17 +61,12 @@ impl VolumeFs {
             }
             None => reply.entry(&Entry::negative(core.absence(dir, name, pace))),
         }
+        done(request, &mut core);
         Ok(())
     }
 
     /// The kernel asks for these by number when it has no entry of a directory (exports only).
-    fn lookup_lone(
-        &self,
-        mut core: MutexGuard<'_, Core>,
-        at: NodeId,
-        name: &[u8],
-        reply: &mut Reply<'_>,
-    ) -> Done {
+    fn lookup_lone(&self, mut core: CoreGuard<'_>, at: NodeId, name: &[u8], reply: &mut Reply<'_>) -> Done {
         let node = match name {
             b"." => at,
             _ => core.nodes.parent(at, core.tree.shown(at.ino())?.parent),
@@ -135,6 +129,7 @@ impl VolumeFs {
         }
         let entry = if lasts { entry } else { made_entry }(node, core.tree.inode(ino)?, validity);
         self.changed(&mut core);
+        done(request, &mut core);
         Ok(entry)
     }
 
@@ -269,10 +264,11 @@ impl VolumeFs {
         Ok(())
     }
 
-    pub(super) fn unlink(&self, dir: Ino, name: &[u8]) -> Done {
+    pub(super) fn unlink(&self, request: &Request<'_>, name: &[u8]) -> Done {
         let mut core = self.client.core();
-        core.tree.unlink(dir, name, self.now())?;
+        core.tree.unlink(ino_of(request), name, self.now())?;
         self.changed(&mut core);
+        done(request, &mut core);
         Ok(())
     }
 

@@ -3,6 +3,7 @@
 //! The kernel knows of a change by this host where it has asked for it. By its other numbers it goes on with what it has
 //! of the directory: it is told, before the call returns, as of a change by another host.
 
+use std::sync::atomic::Ordering;
 use std::sync::mpsc::channel;
 use std::time::Duration;
 
@@ -28,7 +29,7 @@ impl VolumeFs {
     /// What a request concerns that the kernel has under other numbers as well, if anything. Names there are handed out for
     /// one use from now on.
     pub(super) fn twins(&self, request: &Request<'_>) -> Option<Twins> {
-        if !changes(&request.op) || !self.client.core().nodes.any_moved() {
+        if !changes(&request.op) || !self.client.any_moved.load(Ordering::Acquire) {
             return None;
         }
         let change = self.change_of(request)?;

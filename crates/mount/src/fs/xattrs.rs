@@ -1,10 +1,10 @@
 //! Requests about extended attributes.
 
-use hayloft_fuse::Reply;
+use hayloft_fuse::{Reply, Request};
 use hayloft_model::{FileKind, Ino, TreeError};
 
 use super::error::FsError;
-use super::{Done, VolumeFs};
+use super::{Done, VolumeFs, done, ino_of};
 
 /// Longest name, as everywhere on Linux.
 const NAME_MAX: usize = 255;
@@ -38,9 +38,16 @@ impl VolumeFs {
         Ok(())
     }
 
-    pub(super) fn get_xattr(&self, ino: Ino, name: &[u8], size: u32, reply: &mut Reply<'_>) -> Done {
+    pub(super) fn get_xattr(
+        &self,
+        request: &Request<'_>,
+        name: &[u8],
+        size: u32,
+        reply: &mut Reply<'_>,
+    ) -> Done {
+        let ino = ino_of(request);
         let id = self.client.volume_id.get().filter(|_| name == VOLUME_XATTR.as_bytes());
-        let core = self.client.core();
+        let mut core = self.client.core();
         let value = match id {
             Some(id) => id.as_bytes(),
             None => {
@@ -54,6 +61,7 @@ impl VolumeFs {
             size if size < value.len() => return Err(FsError::Range.into()),
             _ => reply.data(value),
         }
+        done(request, &mut core);
         Ok(())
     }
 

@@ -11,6 +11,8 @@
 //! when it is looked up. Where this host moves a directory itself, the kernel takes the number along.
 
 use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use hayloft_model::{Ino, Name};
 use rustc_hash::FxBuildHasher;
@@ -74,6 +76,8 @@ pub(crate) struct Nodes {
     places: HashMap<(NodeId, Name), NodeId, FxBuildHasher>,
     /// Directories with numbers that are not their own, and all that are known of them, the latest last.
     moved: HashMap<Ino, Vec<NodeId>, FxBuildHasher>,
+    /// Whether there are any.
+    any_moved: Arc<AtomicBool>,
 }
 
 impl Nodes {
@@ -105,6 +109,7 @@ impl Nodes {
         if is_new && (number != NodeId::own(ino) || self.moved.contains_key(&ino)) {
             let own = NodeId::own(ino);
             let own = self.known.contains_key(&own).then_some(own);
+            self.any_moved.store(true, Ordering::Release);
             let numbers = self.moved.entry(ino).or_insert_with(|| own.into_iter().collect());
             let older = numbers.iter().filter_map(|number| Some((*number, self.known.get(number)?)));
             for (number, node) in older {
@@ -160,6 +165,7 @@ impl Nodes {
         let (ino, own) = (number.ino(), NodeId::own(number.ino()));
         if number != own || self.moved.contains_key(&ino) {
             let own = self.known.contains_key(&own).then_some(own);
+            self.any_moved.store(true, Ordering::Release);
             let numbers = self.moved.entry(ino).or_insert_with(|| own.into_iter().collect());
             if !numbers.contains(&number) {
                 numbers.push(number);
@@ -198,6 +204,7 @@ impl Nodes {
             numbers.retain(|known| *known != number);
             if numbers.iter().all(|number| *number == NodeId::own(ino)) {
                 self.moved.remove(&ino);
+                self.any_moved.store(!self.moved.is_empty(), Ordering::Release);
             }
         }
         true
@@ -229,9 +236,9 @@ impl Nodes {
         names.into_iter().flat_map(each).collect()
     }
 
-    /// Whether any directory has another number than its own.
-    pub(crate) fn any_moved(&self) -> bool {
-        !self.moved.is_empty()
+    /// Whether any directory has another number than its own, for who looks without the lock.
+    pub(crate) fn any_moved(&self) -> Arc<AtomicBool> {
+        Arc::clone(&self.any_moved)
     }
 
     /// Whether this one has.
@@ -264,7 +271,7 @@ mod tests {
         assert_eq!([a, dir], [NodeId(10), NodeId(12)]);
         assert_eq!(told(&mut nodes, a, b"other", 12), dir);
         assert_eq!(told(&mut nodes, a, b"dir", 12), dir);
-        assert!(!nodes.any_moved());
+        assert!(!nodes.any_moved().load(Ordering::Acquire));
     }
 
     #[test]

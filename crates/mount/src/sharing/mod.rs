@@ -26,7 +26,7 @@ use hayloft_wire::{
     Ack, Acquire, Apply, Claim, Entry, Event, InvalidMessage, LetGo, ObjectMessage, Release, Welcome,
 };
 
-use crate::core::{Client, Core};
+use crate::core::{Client, Core, CoreGuard};
 use crate::kernel::Word;
 use crate::kernel::foreword::Announced;
 use crate::session::link::{Arrival, CallError, Line, Receiver as LinkReceiver};
@@ -220,7 +220,7 @@ impl Client {
     /// `more`: names that the kernel has to let go of as well.
     fn finish_event(
         &self,
-        mut core: parking_lot::MutexGuard<'_, Core>,
+        mut core: CoreGuard<'_>,
         mut stale: Stale,
         more: Vec<(Ino, Name)>,
         ack: (u64, u64),

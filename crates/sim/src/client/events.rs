@@ -69,6 +69,11 @@ impl World {
         let ready: Vec<Recall> = ready;
         ready.into_iter().for_each(|recall| self.give_back(at, recall));
         self.let_go(at);
+        let files = batch.records.iter().filter_map(|record| match record {
+            Record::PutInode(ino, row) if row.parent != STRAY => Some(*ino),
+            _ => None,
+        });
+        self.give_files_back(at, files.collect());
         self.start_batch(at);
         self.wake_all(at);
     }
@@ -156,17 +161,23 @@ impl World {
     /// Before a change is requested: files that it is about and that are owned by themselves are given back, if what was
     /// changed of them is shipped. In half of the worlds they are left to be recalled.
     pub(crate) fn give_up_files(&mut self, at: usize, change: &Change) {
+        let tree = &mut self.clients[at].tree;
+        let named = change
+            .places()
+            .into_iter()
+            .filter_map(|(dir, name)| tree.leads_to(dir, name.as_bytes()).map(|dentry| dentry.ino));
+        let files = change.inode().into_iter().chain(named).collect();
+        self.give_files_back(at, files);
+    }
+
+    /// The same for files of a batch that the server has.
+    fn give_files_back(&mut self, at: usize, mut files: Vec<Ino>) {
         let unshipped = self.is_broken(Rule::GiveBackUnshipped);
         let client = &mut self.clients[at];
         if !self.gives_back || client.link != Link::Up || client.foreword.is_some() {
             return;
         }
         let tree = &mut client.tree;
-        let named = change
-            .places()
-            .into_iter()
-            .filter_map(|(dir, name)| tree.leads_to(dir, name.as_bytes()).map(|dentry| dentry.ino));
-        let mut files: Vec<Ino> = change.inode().into_iter().chain(named).collect();
         files.retain(|ino| {
             let is_file = |row: &InodeRow| row.kind() != FileKind::Directory && row.nlink > 0;
             tree.owns_itself(*ino)

@@ -8,7 +8,7 @@ mod link;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use hayloft_model::grants::Object;
+use hayloft_model::grants::{Object, STRAY};
 use hayloft_model::replay::Kept;
 use hayloft_model::tree::{Cut, Stale, Tree};
 use hayloft_model::{
