@@ -29,6 +29,11 @@ pub(crate) struct Options {
     /// Bytes of the smallest and of the largest file; all sizes between are equally frequent
     #[arg(long, value_delimiter = ',', default_values_t = [500, 4500])]
     sizes: Vec<usize>,
+    /// Measure at these numbers of files in turn, instead of --files: fill the volume up to each, or delete down to it, then
+    /// create, walk (what nobody has looked at since it was made) and delete one portion. Each at least one portion more than the
+    /// places before it in the list
+    #[arg(long, value_delimiter = ',', value_name = "FILES", conflicts_with_all = ["files", "parts"])]
+    at: Vec<u64>,
     /// What is done, in this order; all portions of one before the next
     #[arg(long, value_delimiter = ',', value_enum, default_values_t = Part::value_variants().to_vec())]
     parts: Vec<Part>,
@@ -62,6 +67,12 @@ enum Part {
     Read,
     /// Delete all of it
     Delete,
+    /// As create, up to a number of files
+    #[value(skip)]
+    Fill,
+    /// As delete, down to a number of files
+    #[value(skip)]
+    Empty,
 }
 
 impl Part {
@@ -71,6 +82,8 @@ impl Part {
             Part::Walk => "walk",
             Part::Read => "read",
             Part::Delete => "delete",
+            Part::Fill => "fill",
+            Part::Empty => "empty",
         }
     }
 }
@@ -242,16 +255,17 @@ impl Run<'_> {
         Ok(())
     }
 
-    fn portion(&self, part: Part, from: u64, to: u64, bytes: &[u8]) -> Result<Line> {
+    /// Files `from..to`, while there are `before`.
+    fn portion(&self, part: Part, (from, to): (u64, u64), before: u64, bytes: &[u8]) -> Result<Line> {
         let (server, client) = (self.server, self.client);
         server.forget_peak();
         client.forget_peak();
         let (server_before, client_before, begun) = (server.used()?, client.used()?, Instant::now());
         match part {
-            Part::Create => self.create(from, to, bytes)?,
+            Part::Create | Part::Fill => self.create(from, to, bytes)?,
             Part::Walk => self.walk(from, to, false)?,
             Part::Read => self.walk(from, to, true)?,
-            Part::Delete => self.delete(from, to)?,
+            Part::Delete | Part::Empty => self.delete(from, to)?,
         }
         // A file system in user space may not be told of the one, and is asked for all of it by the other.
         let top = File::open(&self.top)?;
@@ -264,7 +278,7 @@ impl Run<'_> {
         let per_file = |now: Used, before: Used| (now.cpu_secs - before.cpu_secs) * 1e6 / files as f64;
         Ok(Line {
             part: part.name(),
-            before: if part == Part::Delete { self.options.files - from } else { from },
+            before,
             files,
             seconds,
             server_us: per_file(durable, server_before),
@@ -287,17 +301,45 @@ impl Run<'_> {
             .collect();
         println!("{HEAD}");
         let mut lines = Vec::new();
+        let mut measure = |part: Part, files: (u64, u64), before: u64| -> Result<()> {
+            let line = self.portion(part, files, before, &bytes).context(part.name())?;
+            line.print();
+            lines.push(line);
+            Ok(())
+        };
+        if !self.options.at.is_empty() {
+            self.measure_at(&mut measure)?;
+            return Ok(lines);
+        }
+        let files = self.options.files;
         for part in &self.options.parts {
             let mut from = 0;
-            while from < self.options.files {
-                let to = (from + self.options.portion).min(self.options.files);
-                let line = self.portion(*part, from, to, &bytes).context(part.name())?;
-                line.print();
-                lines.push(line);
+            while from < files {
+                let to = (from + self.options.portion).min(files);
+                measure(*part, (from, to), if *part == Part::Delete { files - from } else { from })?;
                 from = to;
             }
         }
         Ok(lines)
+    }
+
+    /// A portion of each part at each number of files.
+    fn measure_at(&self, measure: &mut impl FnMut(Part, (u64, u64), u64) -> Result<()>) -> Result<()> {
+        let portion = self.options.portion;
+        let mut there = 0;
+        for (at, wanted) in self.options.at.iter().copied().enumerate() {
+            match wanted {
+                more if more > there => measure(Part::Fill, (there, more), there)?,
+                less if less < there => measure(Part::Empty, (less, there), there)?,
+                _ => {}
+            }
+            there = wanted;
+            let unseen = at as u64 * portion;
+            measure(Part::Create, (there, there + portion), there)?;
+            measure(Part::Walk, (unseen, unseen + portion), there + portion)?;
+            measure(Part::Delete, (there, there + portion), there + portion)?;
+        }
+        Ok(())
     }
 }
 
@@ -317,6 +359,11 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     ensure!(
         options.portion.is_multiple_of(options.per_directory),
         "--portion has to be a multiple of --per-directory"
+    );
+    let mut needed = (0..).map(|at: u64| (at + 1) * options.portion).zip(&options.at);
+    ensure!(
+        needed.all(|(needed, at)| *at >= needed && at.is_multiple_of(options.portion)),
+        "--at: multiples of --portion, the first at least one of them, the second two, and so on"
     );
     let name = format!("hayloft-bench-many-{}", std::process::id());
     let run = Run {

@@ -24,7 +24,8 @@ use crate::order::history::History;
 use crate::server::Shared;
 use crate::session::Session;
 use crate::session::ended::Ended;
-use crate::sharing::{Progress, Sharing};
+use crate::sharing::Progress;
+use crate::sharing::lock::SharingLock;
 
 /// Most names of content that are remembered as stored: 8 MiB of memory.
 const KNOWN_MAX: usize = 1 << 18;
@@ -106,7 +107,7 @@ pub(crate) struct Volume {
     pub(crate) turn: tokio::sync::Mutex<()>,
     pub(crate) order: Order,
     /// Who holds and uses what; the streams to the sessions.
-    pub(crate) sharing: Mutex<Sharing>,
+    pub(crate) sharing: SharingLock,
     pub(crate) state: Mutex<State>,
     pub(crate) locks: crate::session::locks::Locks,
     pub(crate) history: Mutex<History>,
@@ -173,7 +174,7 @@ impl Volume {
             settling: tokio::sync::Mutex::default(),
             turn: tokio::sync::Mutex::default(),
             order: Order::default(),
-            sharing: Mutex::default(),
+            sharing: SharingLock::default(),
             state: Mutex::default(),
             locks: crate::session::locks::Locks::default(),
             history: Mutex::default(),

@@ -10,7 +10,9 @@ impl Grants {
         let Some(awaited) = peer.awaited.remove(&event) else { return };
         match awaited {
             Awaited::Recall { object, keep_read, .. } => {
-                peer.recalls.remove(&object.ino());
+                if peer.recalls.remove(&object.ino()).is_some() {
+                    self.recall_is_over(object.ino());
+                }
                 self.recalled(session, object, keep_read);
             }
             Awaited::Drop(ticket) => {
@@ -27,6 +29,8 @@ impl Grants {
                         left.remove(&session);
                     }
                 }
+                // What it claimed is free since it was carried out.
+                return self.settle(ticket);
             }
         }
         self.advance();

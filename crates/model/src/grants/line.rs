@@ -1,63 +1,106 @@
 //! The line of requests: whose turn it is, and what has to be recalled for that.
 
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeSet, HashSet};
 
 use crate::grants::{
     Awaited, BySlots, Grants, Mode, Object, Order, Outcome, Output, Request, STRAY, STREAK_MIN, Stage,
-    Ticket, Waiting, object::home_first,
+    Ticket, object::home_first,
 };
 use crate::{Ino, SessionId};
 
 impl Grants {
-    /// Goes through the requests in their order; whatever can go on does.
+    /// Goes through the requests whose turn has not come, in their order; whatever can go on does.
     pub(super) fn advance(&mut self) {
-        let outputs = &mut self.outputs;
-        self.requests.retain(|ticket, waiting| {
-            let Stage::Settling(left) = &waiting.stage else { return true };
-            let (is_heard, asker, change) = (left.is_empty(), waiting.session, *ticket);
-            if !waiting.settled && left.iter().all(|session| *session == asker) {
-                waiting.settled = true;
-                if waiting.told.remove(&asker) {
-                    outputs.push(Output::Heard { change, to: BTreeSet::from([asker]) });
-                }
-                outputs.push(Output::Settled(change));
-            }
-            if is_heard {
-                outputs.push(Output::Heard { change, to: std::mem::take(&mut waiting.told) });
-            }
-            !is_heard
-        });
-        let waits = |waiting: &Waiting| matches!(waiting.stage, Stage::Waiting | Stage::Dropping(_));
-        if self.peers.values().any(|peer| !peer.claimed) || !self.requests.values().any(waits) {
-            return;
+        if self.unclaimed.is_empty() {
+            let line: Vec<Ticket> = self.line.iter().copied().collect();
+            line.into_iter().for_each(|ticket| self.advance_one(ticket));
         }
-        let mut claimed: HashMap<Ino, Vec<(Ticket, Mode)>> = HashMap::new();
-        // What is being carried out comes first, wherever it stands in line: a request that was extended stands before
-        // others that have begun since.
-        for (ticket, begun) in &self.requests {
-            if matches!(begun.stage, Stage::Ready | Stage::Dropping(_)) {
-                begun.claims().for_each(|(ino, mode)| claimed.entry(ino).or_default().push((*ticket, mode)));
-            }
+    }
+
+    /// One of these goes on if it can.
+    pub(super) fn advance_one(&mut self, ticket: Ticket) {
+        let Some(waiting) = self.requests.get(&ticket) else { return };
+        let is_free = match waiting.stage {
+            Stage::Dropping(_) => true,
+            Stage::Waiting => !waiting.claims().any(|(ino, mode)| self.is_taken(ticket, ino, mode)),
+            Stage::Ready | Stage::Settling(_) => false,
+        };
+        if is_free {
+            self.try_ready(ticket);
         }
+    }
+
+    /// Whether somebody who comes first claims an object in a way that conflicts. What is being carried out comes first, wherever
+    /// it stands in line: a request that was extended stands before others that have begun since.
+    fn is_taken(&self, ticket: Ticket, ino: Ino, mode: Mode) -> bool {
+        let others = self.claims.get(&ino).into_iter().flatten();
+        others.into_iter().any(|(other, theirs)| {
+            let has_begun = || {
+                let other = self.requests.get(other);
+                other.is_some_and(|other| matches!(other.stage, Stage::Ready | Stage::Dropping(_)))
+            };
+            *other != ticket && theirs.conflicts(mode) && (*other < ticket || has_begun())
+        })
+    }
+
+    /// Says who has heard of what a request has published, and forgets it when all have.
+    pub(super) fn settle(&mut self, ticket: Ticket) {
+        let Some(waiting) = self.requests.get_mut(&ticket) else { return };
+        let Stage::Settling(left) = &waiting.stage else { return };
+        let (is_heard, asker) = (left.is_empty(), waiting.session);
+        if !waiting.settled && left.iter().all(|session| *session == asker) {
+            waiting.settled = true;
+            if waiting.told.remove(&asker) {
+                self.outputs.push(Output::Heard { change: ticket, to: BTreeSet::from([asker]) });
+            }
+            self.outputs.push(Output::Settled(ticket));
+        }
+        if is_heard {
+            let to = std::mem::take(&mut waiting.told);
+            self.outputs.push(Output::Heard { change: ticket, to });
+            self.requests.remove(&ticket);
+        }
+    }
+
+    /// The same for all requests.
+    pub(super) fn settle_all(&mut self) {
         let tickets: Vec<Ticket> = self.requests.keys().copied().collect();
-        for ticket in tickets {
-            let waiting = &self.requests[&ticket];
-            let claims: Vec<(Ino, Mode)> = waiting.claims().collect();
-            let waits = waits(waiting);
-            let begun = matches!(waiting.stage, Stage::Dropping(_));
-            let free = begun
-                || claims.iter().all(|(ino, mode)| {
-                    let others = claimed.get(ino).into_iter().flatten();
-                    !others.into_iter().any(|(other, theirs)| *other != ticket && theirs.conflicts(*mode))
-                });
-            if waits && free {
-                self.try_ready(ticket);
+        tickets.into_iter().for_each(|ticket| self.settle(ticket));
+    }
+
+    /// A request is over.
+    pub(super) fn remove(&mut self, ticket: Ticket) {
+        self.unclaim(ticket);
+        self.line.remove(&ticket);
+        self.requests.remove(&ticket);
+    }
+
+    pub(super) fn claim_for(&mut self, ticket: Ticket, claims: impl IntoIterator<Item = (Ino, Mode)>) {
+        for (ino, mode) in claims {
+            self.claims.entry(ino).or_default().push((ticket, mode));
+        }
+    }
+
+    /// A request claims nothing any more.
+    pub(super) fn unclaim(&mut self, ticket: Ticket) {
+        let Some(waiting) = self.requests.get(&ticket) else { return };
+        for (ino, _) in waiting.claims() {
+            if let Some(claims) = self.claims.get_mut(&ino) {
+                claims.retain(|(of, _)| *of != ticket);
+                if claims.is_empty() {
+                    self.claims.remove(&ino);
+                }
             }
-            if !self.requests.contains_key(&ticket) {
-                // A release or rest is over.
-                continue;
+        }
+    }
+
+    /// A session need not give an object back any more.
+    pub(super) fn recall_is_over(&mut self, ino: Ino) {
+        if let Some(count) = self.recalls.get_mut(&ino) {
+            *count -= 1;
+            if *count == 0 {
+                self.recalls.remove(&ino);
             }
-            claims.into_iter().for_each(|(ino, mode)| claimed.entry(ino).or_default().push((ticket, mode)));
         }
     }
 
@@ -71,7 +114,7 @@ impl Grants {
         };
         let recalled = |ino| match reads {
             true => self.is_recalled(session, ino),
-            false => self.peers.values().any(|peer| peer.is_recalled(ino)),
+            false => self.recalls.contains_key(&ino),
         };
         if waiting.request.objects().iter().flat_map(concerned).any(recalled) {
             // Its acknowledgement is on its way, and would take what the session is about to be given; nor may a
@@ -108,7 +151,7 @@ impl Grants {
                     self.ready(ticket, Outcome::Granted);
                 }
             }
-            Request::Rest(_) => drop(self.requests.remove(&ticket)),
+            Request::Rest(_) => self.remove(ticket),
             Request::Release(files) => self.try_release(ticket, session, &files),
             Request::Read(objects) => {
                 if self.recall(self.owners_of(session, &objects)) {
@@ -214,7 +257,7 @@ impl Grants {
             self.order_recall(session, *file, self.may_keep(session, *file), false);
         }
         if is_over {
-            self.requests.remove(&ticket);
+            self.remove(ticket);
         }
     }
 
@@ -222,6 +265,7 @@ impl Grants {
         if let Some(waiting) = self.requests.get_mut(&ticket) {
             waiting.stage = Stage::Ready;
         }
+        self.line.remove(&ticket);
         self.outputs.push(Output::Ready { ticket, outcome });
     }
 

@@ -13,12 +13,12 @@ impl Grants {
 
     /// Sessions of which it is not known yet what they own and use.
     pub fn unclaimed(&self) -> Vec<SessionId> {
-        self.peers.iter().filter(|(_, peer)| !peer.claimed).map(|(session, _)| *session).collect()
+        self.unclaimed.iter().copied().collect()
     }
 
     /// Whether all sessions have said what they own.
     pub fn all_claimed(&self) -> bool {
-        self.peers.values().all(|peer| peer.claimed)
+        self.unclaimed.is_empty()
     }
 
     /// Who owns an object.
@@ -66,7 +66,7 @@ impl Grants {
     /// Who has to acknowledge something before the request can go on, or has been sent what it published: those
     /// that somebody waits for.
     pub fn waited_for(&self) -> BTreeSet<SessionId> {
-        let unclaimed = self.peers.iter().filter(|(_, peer)| !peer.claimed && !self.requests.is_empty());
+        let unclaimed = self.unclaimed.iter().copied().filter(|_| !self.requests.is_empty());
         let late = self.peers.iter().filter(|(session, peer)| {
             let is_wanted = |awaited: &Awaited| match awaited {
                 Awaited::Recall { wanted, .. } => *wanted,
@@ -79,7 +79,7 @@ impl Grants {
             peer.awaited.values().any(is_wanted)
                 || !peer.awaited.is_empty() && self.is_release_in_the_way(**session)
         });
-        unclaimed.chain(late).map(|(session, _)| *session).collect()
+        unclaimed.chain(late.map(|(session, _)| *session)).collect()
     }
 
     /// Whether requests of others wait until a session has given back what it would rather not own: for that, or behind

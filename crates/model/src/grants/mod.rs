@@ -204,8 +204,6 @@ enum Awaited {
 #[derive(Clone, Debug, Default)]
 struct Peer {
     read_only: bool,
-    /// What it owned before a reconnection is known.
-    claimed: bool,
     last_event: u64,
     awaited: BTreeMap<u64, Awaited>,
     /// Of these, by what is to be given back.
@@ -247,6 +245,14 @@ pub struct Grants {
     requests: BTreeMap<Ticket, Waiting>,
     splits: split::Splits,
     last_ticket: u64,
+    /// Who claims what, of all requests that are not carried out yet.
+    claims: HashMap<Ino, Vec<(Ticket, Mode)>>,
+    /// Requests whose turn has not come.
+    line: BTreeSet<Ticket>,
+    /// Sessions of which it is not known what they own.
+    unclaimed: BTreeSet<SessionId>,
+    /// How many sessions were told to give an object back, and have not.
+    recalls: HashMap<Ino, usize>,
     shows_all: bool,
     outputs: Vec<Output>,
 }
@@ -256,7 +262,8 @@ impl Grants {
     /// or ended.
     pub fn join(&mut self, session: SessionId, read_only: bool) {
         let peer = self.peers.entry(session).or_default();
-        (peer.read_only, peer.claimed) = (read_only, false);
+        peer.read_only = read_only;
+        self.unclaimed.insert(session);
     }
 
     /// The session has a new connection: it has forgotten everything but what it says to own. What it had not
@@ -272,9 +279,8 @@ impl Grants {
                 refused.push(*object);
             }
         }
-        if let Some(peer) = self.peers.get_mut(&session) {
-            peer.claimed = true;
-        }
+        self.unclaimed.remove(&session);
+        self.settle_all();
         self.advance();
         if refused.is_empty() { Ok(()) } else { Err(refused) }
     }
@@ -283,9 +289,14 @@ impl Grants {
     pub fn end(&mut self, session: SessionId) {
         self.let_go_of_all(session);
         self.peers.remove(&session);
-        self.requests.retain(|_, request| {
-            request.session != session || matches!(request.stage, Stage::Ready | Stage::Settling(_))
-        });
+        self.unclaimed.remove(&session);
+        let is_void = |request: &Waiting| {
+            request.session == session && !matches!(request.stage, Stage::Ready | Stage::Settling(_))
+        };
+        let void: Vec<Ticket> =
+            self.requests.iter().filter(|(_, request)| is_void(request)).map(|(of, _)| *of).collect();
+        void.into_iter().for_each(|ticket| self.remove(ticket));
+        self.settle_all();
         self.advance();
     }
 
@@ -303,7 +314,8 @@ impl Grants {
         self.splits.dirs().into_iter().for_each(|dir| self.leave_split(dir));
         if let Some(peer) = self.peers.get_mut(&session) {
             peer.awaited.clear();
-            peer.recalls.clear();
+            let recalls: Vec<Ino> = peer.recalls.drain().map(|(ino, _)| ino).collect();
+            recalls.into_iter().for_each(|ino| self.recall_is_over(ino));
         }
         for request in self.requests.values_mut() {
             request.published.remove(&session);

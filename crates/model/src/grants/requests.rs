@@ -25,8 +25,13 @@ impl Grants {
             told: BTreeSet::new(),
             along: Vec::new(),
         };
+        self.claim_for(ticket, waiting.claims().collect::<Vec<_>>());
         self.requests.insert(ticket, waiting);
-        self.advance();
+        self.line.insert(ticket);
+        // It stands behind all others: nothing has changed for them.
+        if self.unclaimed.is_empty() {
+            self.advance_one(ticket);
+        }
         ticket
     }
 
@@ -92,6 +97,10 @@ impl Grants {
                 }
             }
             waiting.stage = Stage::Waiting;
+            let claims: Vec<_> = waiting.claims().collect();
+            self.unclaim(ticket);
+            self.claim_for(ticket, claims);
+            self.line.insert(ticket);
         }
         self.advance();
     }
@@ -122,15 +131,14 @@ impl Grants {
             return None;
         }
         self.requests.get_mut(&ticket)?.along.push(ino);
+        self.claim_for(ticket, [(ino, Mode::Read)]);
         Some(session)
     }
 
     /// Whether another request claims the object in a way that conflicts with reading it.
     pub(super) fn is_wanted(&self, ticket: Ticket, wanted: Ino) -> bool {
-        self.requests.iter().any(|(other, waiting)| {
-            *other != ticket
-                && waiting.claims().any(|(ino, mode)| ino == wanted && mode.conflicts(Mode::Read))
-        })
+        let others = self.claims.get(&wanted).into_iter().flatten();
+        others.into_iter().any(|(other, mode)| *other != ticket && mode.conflicts(Mode::Read))
     }
 
     /// What of a ready request was put into streams that others have to acknowledge: everybody who is concerned
@@ -172,25 +180,31 @@ impl Grants {
     pub(super) fn number(&mut self, session: SessionId, awaited: Awaited) -> u64 {
         let Some(peer) = self.peers.get_mut(&session) else { return 0 };
         peer.last_event += 1;
-        if let Awaited::Recall { object, .. } = awaited {
-            peer.recalls.insert(object.ino(), peer.last_event);
-        }
         peer.awaited.insert(peer.last_event, awaited);
-        peer.last_event
+        let number = peer.last_event;
+        if let Awaited::Recall { object, .. } = awaited
+            && peer.recalls.insert(object.ino(), number).is_none()
+        {
+            *self.recalls.entry(object.ino()).or_default() += 1;
+        }
+        number
     }
 
     /// A request is carried out: others may have its objects. [`crate::grants::Output::Settled`] and
     /// [`crate::grants::Output::Heard`] follow when what it published is acknowledged.
     pub fn finish(&mut self, ticket: Ticket) {
+        self.unclaim(ticket);
+        self.line.remove(&ticket);
         if let Some(waiting) = self.requests.get_mut(&ticket) {
             waiting.stage = Stage::Settling(std::mem::take(&mut waiting.published));
         }
+        self.settle(ticket);
         self.advance();
     }
 
     /// A request is given up, or has failed; nothing of it was published.
     pub fn cancel(&mut self, ticket: Ticket) {
-        self.requests.remove(&ticket);
+        self.remove(ticket);
         for peer in self.peers.values_mut() {
             peer.awaited.retain(|_, awaited| !matches!(awaited, Awaited::Drop(of) if *of == ticket));
         }

@@ -7,6 +7,8 @@ use crate::server::Shared;
 
 /// How often it is looked at.
 const TICK: Duration = Duration::from_secs(5);
+/// While something is asked, at one of so many of these: whoever looks has to walk through all that is free.
+const TICKS_IN_USE: u32 = 6;
 /// Fewer requests than these between two looks are none: keep-alives of clients.
 const QUIET: u64 = 100;
 /// Free bytes that are worth looking for while nothing is asked, and while something is.
@@ -16,11 +18,15 @@ const WORTH_IN_USE: u64 = 128 << 20;
 /// Runs as long as the server.
 pub(crate) async fn in_background(shared: Arc<Shared>) {
     // What stayed the last time, since something lies beside it.
-    let (mut requests, mut stays) = (0, 0);
+    let (mut requests, mut stays, mut ticks) = (0, 0, 0_u32);
     loop {
         tokio::time::sleep(TICK).await;
         let so_far = shared.stats.requests();
         let is_quiet = so_far - std::mem::replace(&mut requests, so_far) < QUIET;
+        ticks = ticks.wrapping_add(1);
+        if !is_quiet && !ticks.is_multiple_of(TICKS_IN_USE) {
+            continue;
+        }
         let worth = if is_quiet { WORTH } else { WORTH_IN_USE };
         let looked = tokio::task::spawn_blocking(move || {
             let free = || hayloft_memory::resident().own.saturating_sub(hayloft_memory::in_use());

@@ -112,6 +112,7 @@ impl Shared {
                 continue;
             }
             let status = volume.status();
+            let held = volume.sharing.held();
             let (sharing, state) = (volume.sharing.lock(), volume.state.lock());
             let (totals, done) = (sharing.grants.totals(), &sharing.counts);
             let undurable = volume.order.undurable();
@@ -148,6 +149,7 @@ impl Shared {
                         "finished_secs": volume.scrubbed.finished_secs.load(Relaxed),
                         "damaged": volume.scrubbed.damaged(),
                     },
+                    "sharing_lock": { "taken": held.taken, "held_ns": held.all_ns, "held_max_ns": held.max_ns },
                     "undurable": { "entries": undurable.0, "bytes": undurable.1 },
                 }),
             );

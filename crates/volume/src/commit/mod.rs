@@ -22,6 +22,7 @@ use crate::database::{self, Db};
 use crate::error::VolumeError;
 use crate::order::Ordered;
 use crate::order::entry::Doing;
+use crate::session::Session;
 use crate::session::ended::End;
 use crate::volume::Volume;
 
@@ -250,6 +251,7 @@ impl Volume {
     ) -> Result<Subjects, VolumeError> {
         let mut subjects = Subjects { sound: sound::Batch::new(sound::NUMBERS), ..Subjects::default() };
         let split = self.sharing.lock().split_in(records);
+        let mut users = self.other_users(id, records);
         for (at, message) in records.iter().enumerate() {
             // The conversion is the check; what is stored is the message.
             let record = Record::try_from(message)?;
@@ -281,7 +283,7 @@ impl Volume {
                     // Page rows of an inode that is gone are dropped by the sweep: numbers never return.
                     subjects.settled.push(*ino);
                     subjects.deleted.push(*ino);
-                    let users = self.other_users(id, *ino);
+                    let users = users.remove(ino).unwrap_or_default();
                     // To read a row costs far more than to delete it.
                     let row = match users.is_empty() {
                         true => None,
@@ -330,17 +332,28 @@ impl Volume {
         Ok(subjects)
     }
 
-    /// Other sessions that use an inode.
-    fn other_users(&self, id: SessionId, ino: Ino) -> Vec<SessionId> {
+    /// Other sessions that use inodes which are deleted, by these.
+    fn other_users(&self, id: SessionId, records: &[RecordMessage]) -> HashMap<Ino, Vec<SessionId>> {
         let (sharing, state) = (self.sharing.lock(), self.state.lock());
-        let mut users = sharing.uses.others(id, ino);
-        users.retain(|user| state.sessions.contains_key(user));
-        for (other, session) in &state.sessions {
-            if *other != id && session.orphans.contains(&ino) && !users.contains(other) {
-                users.push(*other);
+        let with_orphans =
+            |(other, session): &(&SessionId, &Session)| **other != id && !session.orphans.is_empty();
+        let others: Vec<(&SessionId, &Session)> = state.sessions.iter().filter(with_orphans).collect();
+        let mut all = HashMap::new();
+        for message in records {
+            let Some(Body::DeleteInode(ino)) = message.body else { continue };
+            let ino = Ino(ino);
+            let mut users = sharing.uses.others(id, ino);
+            users.retain(|user| state.sessions.contains_key(user));
+            for (other, session) in &others {
+                if session.orphans.contains(&ino) && !users.contains(other) {
+                    users.push(**other);
+                }
+            }
+            if !users.is_empty() {
+                all.insert(ino, users);
             }
         }
-        users
+        all
     }
 
     /// Everything that changes must be the session's own: owned before, or brought by it. A file is covered by its

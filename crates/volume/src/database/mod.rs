@@ -1,5 +1,6 @@
 //! The SlateDB database of a volume: how it is opened, and helpers to read it.
 
+mod cache;
 pub(crate) mod compaction;
 pub(crate) mod format;
 mod handle;
@@ -20,8 +21,7 @@ use slatedb::config::{
     CompactionWorkerOptions, CompactorOptions, GarbageCollectorDirectoryOptions, GarbageCollectorOptions,
     ScanOptions, SizeTieredCompactionSchedulerOptions,
 };
-use slatedb::db_cache::moka::{MokaCache, MokaCacheOptions};
-use slatedb::db_cache::{DbCache, SplitCache};
+use slatedb::db_cache::DbCache;
 use slatedb::{CompactorBuilder, DbIterator, Settings, WriteBatch};
 
 use crate::database::compaction::Wish;
@@ -29,20 +29,11 @@ use crate::database::ledger::Ledger;
 use crate::database::small::Contents;
 use crate::error::VolumeError;
 
+pub(crate) use crate::database::cache::cache;
 pub(crate) use crate::database::handle::{Db, DbSnapshot};
 
 /// A table file written from memory holds about this much; also the most that a start replays.
 pub(crate) const TABLE_FILE: usize = 32 << 20;
-
-/// The cache that all databases of a server share. A full cache takes nothing that has been asked for less often than
-/// what it would displace, and thousands of blocks have to go for one index: so indexes and filters, which every read
-/// needs, have a part of their own.
-pub(crate) fn cache(bytes: u64) -> Arc<dyn DbCache> {
-    let part = |max_capacity| -> Option<Arc<dyn DbCache>> {
-        Some(Arc::new(MokaCache::new_with_opts(MokaCacheOptions { max_capacity, ..Default::default() })))
-    };
-    Arc::new(SplitCache::new().with_block_cache(part(bytes / 2)).with_meta_cache(part(bytes / 2)))
-}
 
 pub(crate) fn path(volume_id: &str) -> String {
     format!("volumes/{volume_id}/db")

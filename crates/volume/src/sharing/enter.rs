@@ -19,6 +19,7 @@ use hayloft_wire::{Enter, InodeRowMessage, Listing, Listings, server_message::Bo
 use crate::content::message_of;
 use crate::database::Db;
 use crate::database::listing::{self, Entry, Map};
+use crate::database::tables;
 use crate::error::VolumeError;
 use crate::replies::Replies;
 use crate::sharing::Pass;
@@ -34,8 +35,8 @@ const SLICE: usize = 512;
 /// Directories that the client has already are walked through, but not more than this many.
 const WALKED_MAX: usize = 256;
 
-/// A larger parent is not searched for what follows.
-const PARENT_MAX: usize = 8192;
+/// When so many directories that come next belong to others, most of what follows does.
+const REFUSED_MAX: usize = 64;
 
 /// Bytes that an entry takes at least; bounds what is read of a directory that will not fit.
 const ENTRY_MIN: u64 = 48;
@@ -59,6 +60,8 @@ pub(super) struct Walk<'a> {
     /// Contents do not come along.
     pub(super) names_only: bool,
     walked: usize,
+    /// Directories that others own, or are about to.
+    refused: usize,
     /// The first directory for which there was no room.
     next: Option<Ino>,
     /// The client had this directory already and asks again: it has forgotten it, and so most likely
@@ -114,6 +117,7 @@ impl Volume {
             budget: asked.budget_bytes.min(BUDGET_MAX),
             names_only: asked.names_only,
             walked: 0,
+            refused: 0,
             next: None,
             again,
             read: Map::default(),
@@ -153,7 +157,7 @@ impl Volume {
     }
 }
 
-fn directories(entries: &[Entry]) -> Vec<Ino> {
+pub(super) fn directories(entries: &[Entry]) -> Vec<Ino> {
     entries.iter().filter(|entry| entry.is_directory()).map(|entry| entry.dentry.ino).collect()
 }
 
@@ -239,13 +243,10 @@ impl Walk<'_> {
             if at == parent {
                 return Ok(());
             }
-            let Some(entries) = listing::entries(&*self.db.snapshot()?, parent, PARENT_MAX).await? else {
-                return Ok(());
-            };
-            let behind = entries.iter().position(|entry| entry.dentry.ino == at).map_or(0, |at| at + 1);
-            stack.extend(directories(&entries[behind..]).into_iter().rev());
-            let up = listing::inode(&*self.db.snapshot()?, parent).await?;
-            (at, parent) = (parent, Ino(up.parent));
+            let Some(siblings) = self.siblings(parent).await? else { return Ok(()) };
+            let behind = siblings.dirs.iter().position(|dir| *dir == at).map_or(0, |at| at + 1);
+            stack.extend(siblings.dirs[behind..].iter().rev());
+            (at, parent) = (parent, siblings.above);
         }
     }
 
@@ -265,7 +266,10 @@ impl Walk<'_> {
             self.next = Some(dir);
             return Ok(None);
         };
-        let Some(mut listed) = listed else { return Ok(Some(Vec::new())) };
+        let Some(mut listed) = listed else {
+            self.refused += 1;
+            return Ok((self.refused < REFUSED_MAX).then(Vec::new));
+        };
         listed.contents.retain(|(hash, _)| !self.seen.contains(hash));
         let bytes = listed.bytes() as u64 + ENTRY_MIN;
         let with_contents = bytes + listed.contents.iter().map(|(_, len)| u64::from(*len)).sum::<u64>();
@@ -285,19 +289,20 @@ impl Walk<'_> {
     async fn read_together(&mut self, dir: Ino, then: &[Ino]) -> Result<(), VolumeError> {
         let mut dirs = vec![dir];
         let likely = (self.budget * self.so_far.1 / self.so_far.0) as usize;
-        for next in then.iter().rev().take(TOGETHER.min(likely / 4)) {
-            let is_known = !self.again && self.volume.is_listed(self.session, *next);
-            if !is_known && !self.read.contains_key(&next.0) {
-                dirs.push(*next);
-            }
+        {
+            let mut sharing = self.volume.sharing.lock();
+            let listed = sharing.streams.get(&self.session).map(|stream| &stream.listed);
+            let is_known = |next: &Ino| !self.again && listed.is_some_and(|listed| listed.contains(next));
+            let next = then.iter().rev().take(TOGETHER.min(likely / 4));
+            dirs.extend(next.filter(|next| !is_known(next) && !self.read.contains_key(&next.0)));
+            dirs.retain(|dir| {
+                let claimed = sharing.grants.read_along(self.pass.ticket, *dir).is_some();
+                if !claimed {
+                    self.read.insert(dir.0, None);
+                }
+                claimed
+            });
         }
-        dirs.retain(|dir| {
-            let claimed = self.volume.sharing.lock().grants.read_along(self.pass.ticket, *dir).is_some();
-            if !claimed {
-                self.read.insert(dir.0, None);
-            }
-            claimed
-        });
         if dirs.is_empty() {
             return Ok(());
         }
@@ -306,11 +311,32 @@ impl Walk<'_> {
             let limit = (self.budget / ENTRY_MIN) as usize;
             found = listing::directories(&*self.db.snapshot()?, &[dir], limit).await?;
         }
+        for dir in dirs.extract_if(.., |dir| found.get(&dir.0).is_some_and(Vec::is_empty)).collect::<Vec<_>>()
+        {
+            self.empty(dir, &mut found, &mut dirs).await?;
+        }
         let found: Vec<(Ino, Vec<Entry>)> =
             dirs.into_iter().filter_map(|dir| Some((dir, found.remove(&dir.0)?))).collect();
         let dirs: Vec<(Ino, &[Entry])> = found.iter().map(|(dir, entries)| (*dir, &entries[..])).collect();
         for ((dir, _), listed) in dirs.iter().zip(self.all_listed(&dirs).await?) {
             self.read.insert(dir.0, Some(listed));
+        }
+        Ok(())
+    }
+
+    /// A directory without names may be gone by now.
+    async fn empty(
+        &mut self,
+        dir: Ino,
+        found: &mut Map<Vec<Entry>>,
+        dirs: &mut Vec<Ino>,
+    ) -> Result<(), VolumeError> {
+        if self.db.snapshot()?.get(tables::inode(dir)).await?.is_some() {
+            dirs.push(dir);
+        } else {
+            found.remove(&dir.0);
+            self.volume.sharing.lock().grants.forget(dir);
+            self.read.insert(dir.0, None);
         }
         Ok(())
     }

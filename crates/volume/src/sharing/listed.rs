@@ -47,6 +47,9 @@ fn look(row: &Bytes) -> Result<Row<'_>, VolumeError> {
     Row::of(row).map_err(|_| VolumeError::Damaged("inode"))
 }
 
+/// Names that are looked at while the lock of what sessions share is held once.
+const LOOKS: usize = 32;
+
 impl Walk<'_> {
     /// These entries of a directory.
     pub(super) async fn listed(&self, dir: Ino, entries: &[Entry]) -> Result<Listed, VolumeError> {
@@ -111,11 +114,17 @@ impl Walk<'_> {
     /// owns. Nobody becomes an owner of these while the request is under way.
     fn take_along(&self, dirs: &[(Ino, &[Entry])]) -> HashSet<u64, FxBuildHasher> {
         let mut sharing = self.volume.sharing.lock();
+        let mut looked_at = 0;
         let count = dirs.iter().map(|(_, entries)| entries.len()).sum();
         let mut known = HashSet::with_capacity_and_hasher(count, FxBuildHasher);
         for (dir, entry) in
             dirs.iter().flat_map(|(dir, entries)| entries.iter().map(move |entry| (dir, entry)))
         {
+            looked_at += 1;
+            if looked_at % LOOKS == 0 {
+                drop(sharing);
+                sharing = self.volume.sharing.lock();
+            }
             let (ino, ticket) = (entry.dentry.ino, self.pass.ticket);
             let is_known = match entry.is_directory() {
                 true => sharing.grants.read_along(ticket, ino).is_some(),

@@ -5,8 +5,10 @@ pub(crate) mod change;
 pub(crate) mod enter;
 mod heard;
 mod listed;
+pub(crate) mod lock;
 pub(crate) mod objects;
 pub(crate) mod restore;
+mod siblings;
 pub(crate) mod split;
 mod telling;
 pub(crate) mod uses;
@@ -27,6 +29,7 @@ use tokio::sync::mpsc;
 use crate::error::VolumeError;
 use crate::replies::{Replies, failure};
 use crate::sharing::heard::Hearer;
+use crate::sharing::siblings::Siblings;
 use crate::sharing::uses::Uses;
 use crate::volume::Volume;
 
@@ -55,6 +58,8 @@ pub(crate) struct Stream {
     late: Option<Late>,
     /// Directories whose listing it was sent.
     pub(crate) listed: HashSet<Ino>,
+    /// What its walks have read last.
+    siblings: Vec<Siblings>,
 }
 
 /// An event on its way.
@@ -284,6 +289,7 @@ impl Sharing {
             sent: BTreeMap::new(),
             late: None,
             listed: HashSet::new(),
+            siblings: Vec::new(),
         };
         self.streams.insert(session, stream);
         Ok(())
