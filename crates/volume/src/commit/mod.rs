@@ -76,6 +76,7 @@ impl Volume {
             true => Some(self.reclaim(id, &commit.records).await?),
             false => None,
         };
+        hayloft_crash::point("commit.content-durable");
         let turn = self.turn.lock().await;
         self.check_connection(id, connection)?;
         let packs = ready.as_ref().map_or(0, Ready::pack_bytes);
@@ -94,6 +95,7 @@ impl Volume {
         }
         let place = self.judge(id, ordered)?;
         drop(turn);
+        hayloft_crash::point("commit.ordered");
         if place.early && !durable {
             self.forget_deleted(&deleted);
             return Ok((Committed { sequence, status: Some(self.status()) }, place.subjects));
@@ -108,6 +110,7 @@ impl Volume {
             }
             return Err(uncertain);
         }
+        hayloft_crash::point("commit.durable");
         self.forget_deleted(&deleted);
         Ok((Committed { sequence, status: Some(self.status()) }, Vec::new()))
     }
