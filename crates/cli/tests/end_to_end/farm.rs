@@ -416,7 +416,7 @@ impl Mount {
     pub(crate) fn unmount(mut self) {
         // A program that another test starts has copies of what is open here until it runs.
         let umount = || hayloft(["umount"]).arg(&self.path).output().unwrap();
-        let is_in_use = |output: &Output| String::from_utf8_lossy(&output.stderr).contains("is in use by");
+        let is_in_use = |output: &Output| String::from_utf8_lossy(&output.stderr).contains("is in use");
         let mut output = umount();
         for _ in 0..20 {
             if !is_in_use(&output) {

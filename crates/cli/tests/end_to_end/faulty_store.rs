@@ -23,6 +23,13 @@ const PLANS: [(&str, &str); 8] = [
     ("all", "error 40\nlate 40\ntimeout 10\nslow 100\ntorn 30\ndoubled 60\nfull 20"),
 ];
 
+/// How often what was not fsynced may have been lost, which was told: with a session, or for want of room where another host needed
+/// the file (ADR 12).
+fn lost(mounts: &[Mount]) -> u64 {
+    let aside = mounts.iter().map(|mount| mount.unsent().len() as u64).sum::<u64>();
+    of_all(mounts, "server.sessions_replaced") + aside
+}
+
 /// Both hosts work while the store misbehaves by one plan, seconds in turn with good ones.
 fn misbehaving(plans: &[(&str, &str)]) {
     let mut farm = Farm::with(None, &["--lease", "5"]);
@@ -48,25 +55,25 @@ fn misbehaving(plans: &[(&str, &str)]) {
             }
             over.store(true, Ordering::SeqCst);
         });
-        let replaced = of_all(&mounts, "server.sessions_replaced");
+        let lost = lost(&mounts);
         let [made, read, refused, missing] =
             [&work.counts.made, &work.counts.read, &work.counts.refused, &work.counts.missing]
                 .map(|count| count.load(Ordering::SeqCst));
         println!(
-            "{name}: made {made}, read {read}, refused {refused}, missing {missing}, sessions replaced {replaced}"
+            "{name}: made {made}, read {read}, refused {refused}, missing {missing}, sessions replaced or data set aside {lost}"
         );
         assert!(made > 0 && read > 0, "{name}");
-        assert!(missing == 0 || replaced > 0, "{name}: {missing} files that were not fsynced were missing");
+        assert!(missing == 0 || lost > 0, "{name}: {missing} files that were not fsynced were missing");
         // Whoever was told of an error finds why in the mount's log.
         let logs = mounts.iter().map(Mount::log).collect::<String>();
         assert!(
             refused == 0 || logs.contains("batch was refused") || logs.contains("the store"),
             "{name}: {logs}"
         );
-        work.verify(&mounts[1].join(&folder), replaced);
+        work.verify(&mounts[1].join(&folder), lost);
     }
-    let replaced = of_all(&mounts, "server.sessions_replaced");
-    mounts.into_iter().for_each(|mount| leave(mount, replaced));
+    let lost = lost(&mounts);
+    mounts.into_iter().for_each(|mount| leave(mount, lost));
     let said = run(&mut farm.volume(["check", "v", "--content"]));
     assert!(said.contains("is sound"), "{said}");
     // And the next server finds it so.

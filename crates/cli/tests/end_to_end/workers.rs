@@ -88,19 +88,19 @@ impl<'a> Work<'a> {
         });
     }
 
-    /// Whether all is as it was left; `below` is the folder in a mount that nobody changes now. Where sessions were replaced,
-    /// what was not fsynced may be missing.
-    pub(crate) fn verify(&self, below: &Path, replaced: u64) {
+    /// Whether all is as it was left; `below` is the folder in a mount that nobody changes now. Where something was lost
+    /// and told (`lost` counts how often), that is what was not fsynced.
+    pub(crate) fn verify(&self, below: &Path, lost: u64) {
         for (path, made) in self.known.lock().unwrap().iter() {
             match fs::read(below.join(path)) {
                 Ok(content) => {
-                    let is_early = !made.durable && replaced > 0 && made.content().starts_with(&content);
+                    let is_early = !made.durable && lost > 0 && made.content().starts_with(&content);
                     assert!(content == made.content() || is_early, "{path} has wrong data: {made:?}");
                 }
                 Err(error) => {
                     assert_eq!(error.kind(), io::ErrorKind::NotFound, "{path}: {error}");
                     assert!(!made.durable || made.removed, "{path} was fsynced, and is missing");
-                    assert!(made.removed || replaced > 0, "{path} is missing");
+                    assert!(made.removed || lost > 0, "{path} is missing");
                 }
             }
         }
