@@ -8,7 +8,7 @@ use std::fs;
 use std::path::Path;
 use std::time::Duration;
 
-use crate::crash::disturbed;
+use crate::crash::{History, disturbed};
 use crate::farm::{Farm, Mount, noise, rounds, run, seed, wait_until};
 use crate::model::{Random, Tree, find_prefix, read_tree};
 use crate::watchdog::Watchdog;
@@ -132,6 +132,16 @@ pub(crate) fn sound(farm: &Farm) {
     assert!(said.contains("is sound"), "{said}");
 }
 
+/// The tree after a crash: a prefix of what was done to the one before.
+pub(crate) fn left(farm: &Farm, before: &Tree, history: &History) -> Tree {
+    let mount = farm.mount("v", "");
+    let found = read_tree(mount.path());
+    find_prefix(before, &history.ops, history.durable, &found);
+    mount.unmount();
+    sound(farm);
+    found
+}
+
 /// Lets two hosts work in a folder of their own, `die` the server meanwhile, and starts another one. Nothing is lost.
 fn working(farm: &mut Farm, folder: &str, seed: u64, die: impl FnOnce(&mut Farm)) {
     let mounts: [Mount; 2] = [0, 1].map(|at| farm.mount_as("v", &format!("mnt-{at}"), "commit=0.2", None));
@@ -208,12 +218,7 @@ fn a_server_dies_at_each_point_and_its_mount_with_it() {
             mount.kill();
             farm.set_env(&[]);
             farm.start_server();
-            let mount = farm.mount("v", "");
-            let found = read_tree(mount.path());
-            find_prefix(&tree, &history.ops, history.durable, &found);
-            mount.unmount();
-            sound(&farm);
-            tree = found;
+            tree = left(&farm, &tree, &history);
         }
     }
 }

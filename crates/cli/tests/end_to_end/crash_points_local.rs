@@ -4,9 +4,11 @@ use std::fs;
 use std::process::Command;
 
 use crate::crash::disturbed;
-use crate::crash_points::{LAYERING, MOUNTED, PUBLISHING, RESCUING, SOON, VARIABLE, at, is_alive, sound};
+use crate::crash_points::{
+    LAYERING, MOUNTED, PUBLISHING, RESCUING, SOON, VARIABLE, at, is_alive, left, sound,
+};
 use crate::farm::{Farm, noise, rounds, run, seed, wait_until};
-use crate::model::{Random, Tree, find_prefix, read_tree};
+use crate::model::{Random, Tree};
 use crate::root_layers::Layers;
 
 #[test]
@@ -24,12 +26,7 @@ fn a_mount_dies_at_each_point_of_its_log() {
                 wait_until(point, SOON, || !is_alive(mount.pid()));
             });
             mount.kill();
-            let mount = farm.mount("v", "");
-            let found = read_tree(mount.path());
-            find_prefix(&tree, &history.ops, history.durable, &found);
-            mount.unmount();
-            sound(&farm);
-            tree = found;
+            tree = left(&farm, &tree, &history);
         }
     }
 }
