@@ -116,6 +116,8 @@ fi
 if has unit; then
     step "unit and end-to-end tests" cargo_tests
 fi
+# What the tests have built can be killed at crash points: the rest is for the program as it is released.
+step "the program as it is released" cargo build --release --workspace
 if has posix; then
     step "POSIX suite (pjdfstest)" tests/pjdfstest.sh
 fi

@@ -6,22 +6,31 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// A crate, and the crates of this workspace that it may use.
-const MAY_USE: [(&str, &[&str]); 15] = [
+const MAY_USE: [(&str, &[&str]); 16] = [
+    ("hayloft-crash", &[]),
     ("hayloft-memory", &[]),
     ("hayloft-model", &[]),
     ("hayloft-process", &[]),
     ("hayloft-wire", &["hayloft-model"]),
-    ("hayloft-store", &["hayloft-model"]),
+    ("hayloft-store", &["hayloft-crash", "hayloft-model"]),
     ("hayloft-transport", &[]),
     (
         "hayloft-volume",
-        &["hayloft-memory", "hayloft-model", "hayloft-wire", "hayloft-store", "hayloft-transport"],
+        &[
+            "hayloft-crash",
+            "hayloft-memory",
+            "hayloft-model",
+            "hayloft-wire",
+            "hayloft-store",
+            "hayloft-transport",
+        ],
     ),
     ("hayloft-sim", &["hayloft-model"]),
     ("hayloft-fuse", &[]),
     (
         "hayloft-mount",
         &[
+            "hayloft-crash",
             "hayloft-memory",
             "hayloft-model",
             "hayloft-wire",
@@ -30,13 +39,14 @@ const MAY_USE: [(&str, &[&str]); 15] = [
             "hayloft-fuse",
         ],
     ),
-    ("hayloft-layer", &[]),
+    ("hayloft-layer", &["hayloft-crash"]),
     ("hayloft-root", &["hayloft-model", "hayloft-process"]),
     ("hayloft-schedule", &[]),
     ("hayloft-farm", &["hayloft-layer", "hayloft-process", "hayloft-schedule"]),
     (
         "hayloft",
         &[
+            "hayloft-crash",
             "hayloft-memory",
             "hayloft-model",
             "hayloft-wire",

@@ -194,7 +194,9 @@ impl LayersDir {
         let text = serde_json::to_vec_pretty(&info).map_err(io::Error::from).context("write", &new)?;
         fs::write(new.join(INFO), text).context("write", &new)?;
         sync_filesystem(&new).context("make durable", &new)?;
+        hayloft_crash::point("layer.made");
         staging.commit()?;
+        hayloft_crash::point("layer.exchanged");
         if let Err(source) = sync_filesystem(&self.base) {
             let path = staging.target();
             staging.leave();
@@ -251,6 +253,7 @@ impl LayersDir {
         let lock = File::create(new.join("used")).context("write", &new)?;
         lock_shared(&lock).context("lock", &new)?;
         sync_filesystem(&new).context("make durable", &new)?;
+        hayloft_crash::point("layer.unpacked");
         staging.commit()?;
         staging.end();
         if let Err(error) = evict(&cache, &key, source) {

@@ -78,12 +78,16 @@ pub fn publish(stack: &Stack, target: Target, options: &PublishOptions<'_>) -> R
         Some(durable) => durable(of),
         None => Ok(fs::syncfs(&parent)?),
     };
+    hayloft_crash::point("publish.staged");
     durable(&staging.path()).context("make durable", &path)?;
+    hayloft_crash::point("publish.staged-durable");
     staging.commit()?;
+    hayloft_crash::point("publish.exchanged");
     if let Err(source) = durable(&path) {
         staging.leave();
         return Err(LayerError::NotDurable { path, source });
     }
+    hayloft_crash::point("publish.durable");
     staging.end();
     Ok(published)
 }

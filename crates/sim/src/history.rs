@@ -153,6 +153,7 @@ impl World {
         let mark = history.mark;
         self.server.durable = self.server.stored.clone();
         self.server.order = Order::new(mark);
+        self.begin_notes(mark);
     }
 
     /// Whether a client may not go on with what the store holds.

@@ -129,11 +129,15 @@ pub enum Rule {
     TellUnheard,
     /// A client shows what it hears of before others have.
     ShowUnheard,
+    /// Nothing is noted beside the log: its end is where it ends.
+    NoNotes,
+    /// It is noted that something is durable before it is.
+    NoteEarly,
 }
 
 impl Rule {
     /// All, by name.
-    pub const ALL: [(&'static str, Rule); 55] = [
+    pub const ALL: [(&'static str, Rule); 57] = [
         ("ack-before-apply", Rule::AckBeforeApply),
         ("recall-without-ship", Rule::RecallWithoutShip),
         ("no-claim-grace", Rule::NoClaimGrace),
@@ -189,5 +193,7 @@ impl Rule {
         ("whole-with-slots", Rule::WholeWithSlots),
         ("tell-unheard", Rule::TellUnheard),
         ("show-unheard", Rule::ShowUnheard),
+        ("no-notes", Rule::NoNotes),
+        ("note-early", Rule::NoteEarly),
     ];
 }

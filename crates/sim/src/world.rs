@@ -14,7 +14,7 @@ use crate::history::Fate;
 use crate::messages::{Ask, Entry, ToClient, ToServer};
 use crate::reference::{Reference, Verdict};
 use crate::rng::Rng;
-use crate::server::{Fault, Send, Server, Then};
+use crate::server::{AtRest, Fault, Send, Server, Then};
 use streams::Connection;
 
 /// How long a session may be silent.
@@ -134,6 +134,7 @@ pub(crate) struct World {
     pub(crate) rng: Rng,
     /// When and how clocks are set. Of its own: the rest of a world is as it is without.
     clocks: Rng,
+    pub(crate) at_rest: AtRest,
     queue: BTreeMap<(u64, u64), What>,
     queued: u64,
     pub(crate) connections: BTreeMap<u64, Connection>,
@@ -217,6 +218,7 @@ impl World {
             now: 1,
             rng,
             clocks: Rng::new(!config.seed),
+            at_rest: AtRest::new(config.seed),
             queue: BTreeMap::new(),
             queued: 0,
             connections: BTreeMap::new(),

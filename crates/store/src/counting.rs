@@ -114,7 +114,9 @@ impl ObjectStore for Counting {
         let result = self.inner.put_opts(location, gathered(payload), opts).await;
         self.stats.put.done(started, bytes, &result);
         if let (Ok(_), Some((watcher, payload))) = (&result, watched) {
+            hayloft_crash::point("ledger.object-durable");
             watcher(location, &payload);
+            hayloft_crash::point("ledger.line-added");
         }
         result
     }

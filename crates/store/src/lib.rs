@@ -9,6 +9,8 @@
 mod codec;
 mod counting;
 mod error;
+#[cfg(feature = "faults")]
+pub mod faults;
 mod gather;
 mod histogram;
 mod open;

@@ -28,6 +28,8 @@ pub async fn open(url: &str, key: Option<&StoreKey>) -> Result<Store, StoreError
     prepared.unwrap_or_else(|panic| Err(io::Error::other(panic))).map_err(failed)?;
     let objects = LocalFileSystem::new_with_prefix(&folder).map_err(StoreError::from)?.with_fsync(true);
     let objects: Arc<dyn ObjectStore> = Arc::new(objects);
+    #[cfg(feature = "faults")]
+    let objects = crate::faults::from_environment(objects);
     let plain = Store::new(url, Arc::clone(&objects), Some(folder.clone()));
     plain.self_test().await?;
     admit(&plain, key).await?;

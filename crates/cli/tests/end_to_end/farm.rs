@@ -10,6 +10,9 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 use tempfile::TempDir;
 
+pub(crate) use crate::model::noise;
+pub(crate) use crate::place::Place;
+
 /// The binary under test.
 pub(crate) const HAYLOFT: &str = env!("CARGO_BIN_EXE_hayloft");
 
@@ -112,6 +115,8 @@ pub(crate) struct Farm {
     host: Option<String>,
     /// The file that says how far the server's clock is off.
     clock: Option<PathBuf>,
+    /// What else servers that are started have in their environment.
+    env: Vec<(&'static str, String)>,
     /// Where it listens; stays the same over restarts.
     pub address: String,
 }
@@ -149,7 +154,7 @@ impl Farm {
         let store = store.map_or_else(|| dir.path().join("store"), Path::to_owned);
         let server_args = server_args.iter().map(ToString::to_string).collect();
         let (host, address) = (host.map(str::to_owned), address.to_owned());
-        let mut farm = Farm { dir, store, server_args, server: None, host, clock, address };
+        let mut farm = Farm { dir, store, server_args, server: None, host, clock, env: Vec::new(), address };
         farm.start_server();
         farm
     }
@@ -172,6 +177,7 @@ impl Farm {
             command.env("FAKETIME_NO_CACHE", "1").env("NO_FAKE_STAT", "1");
             command.env("DONT_FAKE_MONOTONIC", "1").env("FAKETIME_DONT_FAKE_MONOTONIC", "1");
         }
+        command.envs(self.env.iter().map(|(name, value)| (name, value)));
         let mut server = start(command.stdout(Stdio::piped()).stderr(log));
         let mut line = String::new();
         BufReader::new(server.stdout.take().unwrap()).read_line(&mut line).unwrap();
@@ -194,6 +200,11 @@ impl Farm {
         let mut server = self.server.take().expect("the server runs");
         server.kill().unwrap();
         server.wait().unwrap();
+    }
+
+    /// What servers that are started from now on have in their environment, beside what all have.
+    pub(crate) fn set_env(&mut self, env: &[(&'static str, String)]) {
+        self.env = env.to_vec();
     }
 
     /// The server's process.
@@ -232,12 +243,24 @@ impl Farm {
 
     /// Mounts a volume on the folder of this name, from a host of a network.
     pub(crate) fn mount_as(&self, volume: &str, name: &str, options: &str, host: Option<&str>) -> Mount {
-        Mount::new(&self.address, volume, self.dir().join(name), options, host)
+        Mount::new(&self.address, volume, self.dir().join(name), options, host, &[])
+    }
+
+    /// Mounts a volume on the folder of this name, or gives what the mount said before it ended.
+    pub(crate) fn try_mount(&self, volume: &str, name: &str) -> Result<Mount, String> {
+        let path = self.dir().join(name);
+        let _ = std::fs::remove_file(path.with_extension("log"));
+        Mount::attempt(&self.address, volume, path, "", None, &[])
+    }
+
+    /// Mounts a volume on the folder of this name; the mount's process has more in its environment.
+    pub(crate) fn mount_in(&self, volume: &str, name: &str, options: &str, env: &[(&str, String)]) -> Mount {
+        Mount::new(&self.address, volume, self.dir().join(name), options, None, env)
     }
 
     /// Mounts a volume by way of another address.
     pub(crate) fn mount_through(&self, address: &str, volume: &str, name: &str) -> Mount {
-        Mount::new(address, volume, self.dir().join(name), "", None)
+        Mount::new(address, volume, self.dir().join(name), "", None, &[])
     }
 
     /// Mounts a volume so many times.
@@ -315,22 +338,45 @@ pub(crate) struct Mount {
 }
 
 impl Mount {
-    fn new(address: &str, volume: &str, path: PathBuf, options: &str, host: Option<&str>) -> Mount {
+    fn new(
+        address: &str,
+        volume: &str,
+        path: PathBuf,
+        options: &str,
+        host: Option<&str>,
+        env: &[(&str, String)],
+    ) -> Mount {
+        let mounted = Mount::attempt(address, volume, path, options, host, env);
+        mounted.unwrap_or_else(|said| panic!("{address}/{volume} is not mounted: {said}"))
+    }
+
+    fn attempt(
+        address: &str,
+        volume: &str,
+        path: PathBuf,
+        options: &str,
+        host: Option<&str>,
+        env: &[(&str, String)],
+    ) -> Result<Mount, String> {
         std::fs::create_dir_all(&path).unwrap();
         let log = path.with_extension("log");
         let file = File::options().create(true).append(true).open(&log).unwrap();
         let mut command = hayloft_at(host, ["mount", &format!("{address}/{volume}"), "--foreground"]);
         command.arg("--cache-dir").arg(path.with_extension("state"));
         command.arg(&path).stdout(Stdio::piped()).stderr(file);
+        command.envs(env.iter().map(|(name, value)| (name, value)));
         if !options.is_empty() {
             command.args(["-o", options]);
         }
         let mut child = start(&mut command);
         let mut line = String::new();
         BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
-        let mount = Mount { child: Some(child), path, log };
-        assert!(line.starts_with("mounted "), "{line:?}; {}", mount.log());
-        mount
+        let mut mount = Mount { child: Some(child), path, log };
+        if line.starts_with("mounted ") {
+            return Ok(mount);
+        }
+        let _ = mount.child.take().map(|mut child| child.kill().and_then(|()| child.wait()));
+        Err(line + &mount.log())
     }
 
     /// Where it is mounted.
@@ -370,7 +416,7 @@ impl Mount {
     pub(crate) fn unmount(mut self) {
         // A program that another test starts has copies of what is open here until it runs.
         let umount = || hayloft(["umount"]).arg(&self.path).output().unwrap();
-        let is_in_use = |output: &Output| String::from_utf8_lossy(&output.stderr).contains("is in use by");
+        let is_in_use = |output: &Output| String::from_utf8_lossy(&output.stderr).contains("is in use");
         let mut output = umount();
         for _ in 0..20 {
             if !is_in_use(&output) {
@@ -417,59 +463,6 @@ impl Drop for Mount {
 /// The figure under a key such as `fuse.requests.LOOKUP`; 0 when it is not there.
 pub(crate) fn number(stats: &Value, key: &str) -> u64 {
     key.split('.').try_fold(stats, |value, part| value.get(part)).and_then(Value::as_u64).unwrap_or(0)
-}
-
-/// An empty folder to test in: on a fresh mount, or with `HAYLOFT_E2E_PLAIN` in a plain folder.
-pub(crate) struct Place {
-    // Dropped in this order.
-    mount: Option<Mount>,
-    farm: Option<Farm>,
-    plain: Option<TempDir>,
-}
-
-impl Place {
-    pub(crate) fn new() -> Place {
-        match std::env::var_os("HAYLOFT_E2E_PLAIN") {
-            Some(dir) => Place { mount: None, farm: None, plain: Some(tempfile::tempdir_in(dir).unwrap()) },
-            None => {
-                // Device and setuid files count, as on a local disk.
-                let farm = Farm::new();
-                run(&mut farm.volume(["create", "v", "--owner", "0:0", "--trusted"]));
-                let mount = farm.mount("v", "");
-                Place { mount: Some(mount), farm: Some(farm), plain: None }
-            }
-        }
-    }
-
-    pub(crate) fn path(&self) -> &Path {
-        self.plain.as_ref().map_or_else(|| self.mount.as_ref().unwrap().path(), TempDir::path)
-    }
-
-    pub(crate) fn join(&self, name: &str) -> PathBuf {
-        self.path().join(name)
-    }
-
-    /// Leaves the mount and mounts again: what is seen afterwards comes from the server.
-    pub(crate) fn remount(&mut self) {
-        if let (Some(mount), Some(farm)) = (self.mount.take(), &self.farm) {
-            mount.unmount();
-            self.mount = Some(farm.mount("v", ""));
-        }
-    }
-}
-
-/// Bytes that do not compress and never repeat.
-pub(crate) fn noise(seed: u64, len: usize) -> Vec<u8> {
-    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-    let mut out = Vec::with_capacity(len + 8);
-    while out.len() < len {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        out.extend_from_slice(&state.to_le_bytes());
-    }
-    out.truncate(len);
-    out
 }
 
 fn tail(text: &str) -> String {

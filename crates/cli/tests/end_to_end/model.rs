@@ -65,6 +65,20 @@ impl Random {
     }
 }
 
+/// Bytes that do not compress and never repeat.
+pub(crate) fn noise(seed: u64, len: usize) -> Vec<u8> {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let mut out = Vec::with_capacity(len + 8);
+    while out.len() < len {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        out.extend_from_slice(&state.to_le_bytes());
+    }
+    out.truncate(len);
+    out
+}
+
 impl Op {
     /// A change that makes sense for this tree.
     pub(crate) fn random(tree: &Tree, random: &mut Random, serial: u64) -> Op {

@@ -13,12 +13,12 @@ use crate::farm::{Farm, has_ended, rounds, run, run_failing, sh, wait_until};
 use crate::root_box::{RootBox, small_layer};
 
 /// Roots with a small layer by the name of `small`, and programs from the host.
-struct Layers {
+pub(crate) struct Layers {
     roots: RootBox,
 }
 
 impl Layers {
-    fn new() -> Layers {
+    pub(crate) fn new() -> Layers {
         let roots = RootBox::new();
         let folder = small_layer(roots.dir());
         fs::create_dir(folder.join("old")).unwrap();
@@ -28,11 +28,11 @@ impl Layers {
         layers
     }
 
-    fn dir(&self) -> &Path {
+    pub(crate) fn dir(&self) -> &Path {
         self.roots.dir()
     }
 
-    fn hayloft<const N: usize>(&self, args: [&str; N]) -> std::process::Command {
+    pub(crate) fn hayloft<const N: usize>(&self, args: [&str; N]) -> std::process::Command {
         let mut command = self.roots.hayloft(args);
         command.env("HAYLOFT_LAYERS", self.dir().join("layers"));
         command
@@ -51,7 +51,7 @@ impl Layers {
     }
 
     /// `hayloft run` of a shell script in a root of the small layer.
-    fn run(&self, flags: &[&str], script: &str) -> std::process::Command {
+    pub(crate) fn run(&self, flags: &[&str], script: &str) -> std::process::Command {
         let mut command = self.hayloft(["run"]);
         command.args(flags).args(["--root", "small", "--bind", "/usr:/usr"]);
         command.args(["--", "sh", "-euc", script]);

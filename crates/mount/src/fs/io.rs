@@ -124,31 +124,37 @@ impl VolumeFs {
         reply: &mut Reply<'_>,
     ) -> Done {
         let ino = ino_of(request);
-        let (file, offset, demoted) = {
-            let mut core = self.client.core();
-            core.tree.check_owned(ino)?;
-            let row = core.tree.inode(ino)?;
-            let (size, demoted) = (row.size, demoted(row, write.kills_privileges, pace)?);
-            // The kernel's idea of the end is old when another host has appended.
-            let offset = if write.appends { size } else { write.offset };
-            if write.end(offset) > Tree::size_max() {
-                return Err(TreeError::TooLarge.into());
-            }
-            let file = core.file(ino)?;
-            let len = write.bytes.len() as u64;
-            let growth = self.with_data(ino, &file, |data| data.growth(offset, len))?;
-            self.check_room(&core, ino, growth, len, status_asked)?;
-            // Who takes the file away looks at it under the same lock.
-            if write.is_to_be_continued() {
-                core.appending.insert(ino, Append::begun(write.tid));
-            } else {
-                core.appending.remove(&ino);
-            }
-            (Admitted::new(file), offset, demoted)
-        };
-        let file = &file.0;
-        self.with_data(ino, file, |data| data.write(offset, write.bytes))?;
         let mut core = self.client.core();
+        core.tree.check_owned(ino)?;
+        let row = core.tree.inode(ino)?;
+        let (size, demoted) = (row.size, demoted(row, write.kills_privileges, pace)?);
+        // The kernel's idea of the end is old when another host has appended.
+        let offset = if write.appends { size } else { write.offset };
+        if write.end(offset) > Tree::size_max() {
+            return Err(TreeError::TooLarge.into());
+        }
+        let file = core.file(ino)?;
+        let len = write.bytes.len() as u64;
+        let growth = self.with_data(ino, &file, |data| data.growth(offset, len))?;
+        self.check_room(&core, ino, growth, len, status_asked)?;
+        // Who takes the file away looks at it under the same lock.
+        if write.is_to_be_continued() {
+            core.appending.insert(ino, Append::begun(write.tid));
+        } else {
+            core.appending.remove(&ino);
+        }
+        let file = Admitted::new(file);
+        let file = &file.0;
+        // A cut of the log between the data and the size would take what lies before the end, and leave out the rest. Of what
+        // only appends it takes nothing that anybody sees.
+        let is_over_the_end = offset < size && write.end(offset) > size;
+        if is_over_the_end {
+            self.with_data(ino, file, |data| data.write(offset, write.bytes))?;
+        } else {
+            drop(core);
+            self.with_data(ino, file, |data| data.write(offset, write.bytes))?;
+            core = self.client.core();
+        }
         let allocated = file.data.lock().allocated();
         core.tree.wrote(ino, write.end(offset), allocated, write.kills_privileges, self.now())?;
         self.changed(&mut core);

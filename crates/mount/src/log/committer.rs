@@ -60,8 +60,10 @@ pub(crate) fn run(client: &Client) {
             client.ledger.succeeded(ticket, None);
             continue;
         };
+        hayloft_crash::point("log.cut");
         match ship(client, &mut shipment) {
             Ok(committed) => {
+                hayloft_crash::point("log.answered");
                 pause = RETRY_MIN;
                 settle(client, &shipment);
                 client.ledger.succeeded(ticket, Some(sequence));
@@ -192,6 +194,7 @@ fn ship_once(
         return Ok(None);
     }
     let commit = say(client, shipment, &mut |ask| client.link.send_on(connection, ask))?;
+    hayloft_crash::point("log.records-sent");
     let answers = client.link.call_once(Ask::Commit(commit), connection)?;
     client.stats.commits.add(1);
     client.stats.records_shipped.add(shipment.cut.batch.records.len() as u64);
@@ -237,6 +240,7 @@ pub(crate) fn say(
         }
         shipment.completed = Some(check);
     }
+    hayloft_crash::point("log.content-sent");
     for records in parts(&shipment.cut.batch.records) {
         say(Ask::Records(Records { records }))?;
     }

@@ -108,6 +108,7 @@ pub(crate) fn keep(unsent: &Unsent, parent: &Path, name: &str, reason: &str) -> 
         }
     }
     report.sync_all()?;
+    hayloft_crash::point("rescue.kept");
     fs::rename(unfinished, folder.join("REPORT"))?;
     Ok(Rescue { folder, names })
 }

@@ -2,6 +2,7 @@
 //! output.
 
 mod answers;
+mod at_rest;
 mod claims;
 mod execute;
 mod heard;
@@ -26,6 +27,7 @@ use crate::messages::{Ask, Body, Doing as Who, Listing, ToClient, ToServer};
 use crate::quota::Quota;
 use crate::reference::Attributes;
 use crate::world::{LEASE, What, World, trace};
+pub(crate) use at_rest::AtRest;
 use order::{Doing, Place, Put};
 pub(crate) use order::{Order, Then};
 

@@ -79,7 +79,9 @@ impl World {
         if !self.server.up {
             trace!(self, "the server starts");
             let life = self.server.life;
-            drop(self.next_server(life));
+            let store = self.store_as_found();
+            let store = self.found_at_rest(store);
+            drop(self.next_server(life, store));
         }
     }
 
@@ -91,16 +93,16 @@ impl World {
         }
         trace!(self, "another server takes over");
         let life = self.server.life;
-        let mut replaced = self.next_server(life + 1);
+        let store = self.store_as_found();
+        let mut replaced = self.next_server(life + 1, store);
         replaced.order.fenced = true;
         self.replaced = Some(Box::new(replaced));
         let wait = self.rng.between(2, REPLACED_FOR);
         self.after(wait, What::EndReplaced(life));
     }
 
-    /// A server opens what the store of the present one holds. Returns the latter.
-    fn next_server(&mut self, life: u64) -> Server {
-        let store = self.store_as_found();
+    /// A server opens what it has found of the store of the present one. Returns the latter.
+    fn next_server(&mut self, life: u64, store: Stored) -> Server {
         let old = &self.server;
         let next = Server {
             fault: old.fault,

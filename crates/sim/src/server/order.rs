@@ -188,6 +188,9 @@ impl World {
         let order = &mut self.server.order;
         let Some(upto) = order.log.back().map(|(mark, _)| *mark) else { return };
         order.flushing = Some(upto);
+        if self.is_broken(Rule::NoteEarly) && !self.server.order.fenced {
+            self.note_log_end(upto);
+        }
         let is_slow = self.rng.permille(80);
         let takes = self.rng.between(1, if is_slow { FLUSH_SLOW } else { FLUSH });
         let life = self.server.life;
@@ -231,6 +234,7 @@ impl World {
 
     /// The store has it; the server may not know.
     fn make_durable(&mut self, upto: u64) {
+        self.log_grows();
         let server = &mut self.server;
         let order = &mut server.order;
         while let Some((mark, puts)) = order.log.front().filter(|(mark, _)| *mark <= upto) {
@@ -241,7 +245,9 @@ impl World {
         order.undurable.durable(upto);
         order.ages.retain(|(mark, _)| *mark > upto);
         order.forgotten.retain(|(mark, ..)| *mark > upto);
+        let noted = server.durable.history.mark;
         let opening = server.durable.history.opening();
+        self.note_log_end(noted);
         self.reference.durable((opening, upto));
     }
 
@@ -291,6 +297,7 @@ impl World {
         self.has_fault();
         let lost = self.lose_suffix();
         trace!(self, "the database is opened again without {lost:?}");
+        self.compare_with_notes(self.server.stored.history.mark);
         let entries = self.server.order.undurable.take();
         self.server.order.ages.clear();
         let opening = self.server.stored.history.opening();

@@ -77,6 +77,7 @@ impl Volume {
             true => Some(self.reclaim(id, &commit.records).await?),
             false => None,
         };
+        hayloft_crash::point("commit.content-durable");
         let turn = self.turn.lock().await;
         self.check_connection(id, connection)?;
         let packs = ready.as_ref().map_or(0, Ready::pack_bytes);
@@ -95,6 +96,7 @@ impl Volume {
         }
         let place = self.judge(id, ordered)?;
         drop(turn);
+        hayloft_crash::point("commit.ordered");
         if place.early && !durable {
             self.forget_deleted(&deleted);
             return Ok((Committed { sequence, status: Some(self.status()) }, place.subjects));
@@ -109,6 +111,7 @@ impl Volume {
             }
             return Err(uncertain);
         }
+        hayloft_crash::point("commit.durable");
         self.forget_deleted(&deleted);
         Ok((Committed { sequence, status: Some(self.status()) }, Vec::new()))
     }

@@ -251,6 +251,7 @@ impl Pending {
         let done = tokio::spawn(async move {
             let stored = async { Ok(store.create(&path, verified(open).await?.seal().payload).await?) };
             let stored = stored.await;
+            hayloft_crash::point("commit.pack-put");
             drop((held, room));
             stored
         });

@@ -257,7 +257,11 @@ impl Sweep<'_> {
                 state.known.remove(hash);
             });
         }
-        if dropped.is_empty() { Ok(()) } else { self.volume.write(&self.db, batch).await }
+        if !dropped.is_empty() {
+            self.volume.write(&self.db, batch).await?;
+            hayloft_crash::point("sweep.chunks-dropped");
+        }
+        Ok(())
     }
 
     /// Deletes a pack that no chunk's row names: first its row, durably, then the object.
@@ -271,6 +275,7 @@ impl Sweep<'_> {
             state.packs = state.packs.saturating_sub(1);
             state.pack_bytes = state.pack_bytes.saturating_sub(size);
         }
+        hayloft_crash::point("sweep.row-deleted");
         self.volume.shared.store.delete(&pack.path(&self.volume.id)).await?;
         self.done.bytes_reclaimed += size;
         Ok(())
@@ -295,6 +300,7 @@ impl Sweep<'_> {
                 continue;
             }
             volume.shared.store.delete(object.location.as_ref()).await?;
+            hayloft_crash::point("sweep.orphan-deleted");
             self.done.packs_deleted += 1;
             self.done.bytes_reclaimed += object.size;
         }

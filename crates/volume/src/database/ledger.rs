@@ -7,8 +7,9 @@
 //! has gone to table files since. A file that no line is about is none of its business.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
+use std::time::Duration;
 
 use bytes::Buf;
 use hayloft_store::{Store, StoreError, Trail};
@@ -16,6 +17,7 @@ use object_store::path::Path;
 use object_store::{ObjectMeta, PutPayload};
 use parking_lot::Mutex;
 use slatedb::admin::AdminBuilder;
+use tokio::sync::Notify;
 
 use crate::database;
 use crate::database::registry::random;
@@ -138,6 +140,8 @@ pub(crate) struct Ledger {
     state: Mutex<State>,
     /// A line could not be added: said once.
     has_failed: AtomicBool,
+    /// Something is to be made durable, or the ledger is not used any more.
+    added: Arc<Notify>,
 }
 
 #[derive(Default)]
@@ -154,6 +158,7 @@ impl Ledger {
             volume_id: volume_id.to_owned(),
             state: Mutex::default(),
             has_failed: AtomicBool::new(false),
+            added: Arc::default(),
         })
     }
 
@@ -170,15 +175,18 @@ impl Ledger {
         {
             tracing::warn!(%error, path = trail.path(), "the end of the log cannot be noted: its loss would go unnoticed");
         }
+        self.added.notify_one();
     }
 
     /// Begins the ledger of an opening when the database is open, with what there is then. Those of earlier openings go.
     pub(crate) async fn begin(self: &Arc<Self>, replay_after: u64) -> Result<(), StoreError> {
         let old = self.store.list(&folder(&self.volume_id)).await?;
+        hayloft_crash::point("ledger.database-open");
         self.rewrite(replay_after, true).await?;
         let own = self.state.lock().trail.as_ref().map(|trail| trail.path().to_owned());
         for object in old.iter().filter(|object| Some(object.location.as_ref()) != own.as_deref()) {
             self.store.delete(object.location.as_ref()).await?;
+            hayloft_crash::point("ledger.old-deleted");
         }
         tokio::spawn(keep_durable(Arc::downgrade(self)));
         Ok(())
@@ -204,10 +212,12 @@ impl Ledger {
         };
         let known = begin.len() / LINE;
         let trail = Arc::new(self.store.trail(&path, begin).await?);
+        hayloft_crash::point("ledger.rewritten");
         let mut state = self.state.lock();
         if state.lines.len() > known {
             // Lines may come twice: the last one counts.
             let _ = trail.add(&bytes_of(&state.lines));
+            self.added.notify_one();
         }
         state.trail = Some(trail);
         Ok(())
@@ -219,6 +229,7 @@ impl Ledger {
         let Some(trail) = trail else { return };
         if let Err(error) = trail.sync().await {
             tracing::debug!(%error, "the ledger is behind");
+            self.added.notify_one();
         }
     }
 
@@ -238,19 +249,27 @@ impl Ledger {
         }
     }
 
+    fn lag(&self) -> Option<Duration> {
+        self.state.lock().trail.as_ref().map(|trail| trail.lag())
+    }
+
     async fn files(&self, kind: Kind) -> Result<BTreeMap<u64, u64>, StoreError> {
         files(&self.store, &self.volume_id, kind).await
     }
 }
 
-/// Syncs a ledger a moment after each addition, as long as it is used.
-async fn keep_durable(ledger: std::sync::Weak<Ledger>) {
-    loop {
-        let lag = match ledger.upgrade() {
-            Some(ledger) => ledger.state.lock().trail.as_ref().map(|trail| trail.lag()),
-            None => return,
-        };
-        tokio::time::sleep(lag.unwrap_or_default().max(std::time::Duration::from_millis(10))).await;
+impl Drop for Ledger {
+    fn drop(&mut self) {
+        self.added.notify_one();
+    }
+}
+
+/// Syncs a ledger a moment after each addition, as long as it is used. It sleeps while nothing is added.
+async fn keep_durable(ledger: Weak<Ledger>) {
+    while let Some(added) = ledger.upgrade().map(|ledger| Arc::clone(&ledger.added)) {
+        added.notified().await;
+        let Some(lag) = ledger.upgrade().and_then(|ledger| ledger.lag()) else { continue };
+        tokio::time::sleep(lag).await;
         if let Some(ledger) = ledger.upgrade() {
             ledger.sync().await;
         }
@@ -375,10 +394,13 @@ pub(crate) async fn accept(store: &Store, volume_id: &str) -> Result<Vec<String>
             let file = object.rsplit('/').next().unwrap_or(object);
             let kept = format!("volumes/{volume_id}/damaged/{file}");
             match store.get(object).await {
+                // What a repair has emptied that was interrupted is kept already.
+                Ok(content) if content.is_empty() => {}
                 Ok(content) => store.put(&kept, content).await?,
                 Err(StoreError::NotFound { .. } | StoreError::Damaged { .. }) => {}
                 Err(error) => return Err(error.into()),
             }
+            hayloft_crash::point("mend.kept");
             let lost = match kind {
                 // An empty file of the log is one without changes.
                 Kind::Log => {
@@ -392,6 +414,7 @@ pub(crate) async fn accept(store: &Store, volume_id: &str) -> Result<Vec<String>
             };
             accepted.push(format!("{damage}: {lost}"));
         }
+        hayloft_crash::point("mend.accepted");
         for object in store.list(&folder(volume_id)).await? {
             store.delete(object.location.as_ref()).await?;
         }
@@ -452,38 +475,5 @@ async fn difference(
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn lines_come_back_up_to_the_first_damaged_one() {
-        let written = |size| Written { size, hash: size + 1 };
-        let ledger: Vec<u8> = [(Kind::Log, 7), (Kind::Manifest, 3), (Kind::Log, 8)]
-            .into_iter()
-            .flat_map(|(kind, number)| line(kind, number, written(number)))
-            .collect();
-        let read = |ledger: &[u8]| {
-            let mut lines = Lines::new();
-            read_lines(ledger, &mut lines);
-            lines.into_iter().map(|((kind, number), of)| (kind, number, of.size)).collect::<Vec<_>>()
-        };
-        assert_eq!(read(&ledger), [(Kind::Log, 7, 7), (Kind::Log, 8, 8), (Kind::Manifest, 3, 3)]);
-        assert_eq!(read(&ledger[..ledger.len() - 1]).len(), 2);
-        let mut flipped = ledger.clone();
-        flipped[LINE + 9] ^= 1;
-        assert_eq!(read(&flipped), [(Kind::Log, 7, 7)]);
-        assert_eq!(read(&[]), []);
-    }
-
-    #[test]
-    fn files_are_told_by_their_paths() {
-        for (kind, number) in [(Kind::Log, 57), (Kind::Manifest, 2), (Kind::Compactions, 3)] {
-            assert_eq!(parse(&Path::from(kind.file("id", number))), Some((kind, number)));
-        }
-        for other in
-            ["volumes/id/db/compacted/01J.sst", "packs/id/00", "registry/v", "volumes/id/db/wal/x.sst"]
-        {
-            assert_eq!(parse(&Path::from(other)), None);
-        }
-    }
-}
+#[path = "ledger_tests.rs"]
+mod tests;

@@ -148,6 +148,7 @@ pub(crate) async fn create(store: &Store, name: &str, entry: &Registered) -> Res
         Err(StoreError::Exists { .. }) => return Err(VolumeError::VolumeExists(name.to_owned())),
         done => done?,
     }
+    hayloft_crash::point("registry.created-first");
     Ok(store.put(&path(SECOND, name), entry.json()).await?)
 }
 
@@ -204,11 +205,13 @@ async fn read_one(store: &Store, folder: &str, name: &str) -> Result<Read, Volum
 
 pub(crate) async fn update(store: &Store, name: &str, entry: &Registered) -> Result<(), VolumeError> {
     store.put(&path(FIRST, name), entry.json()).await?;
+    hayloft_crash::point("registry.updated-first");
     Ok(store.put(&path(SECOND, name), entry.json()).await?)
 }
 
 pub(crate) async fn remove(store: &Store, name: &str) -> Result<(), VolumeError> {
     store.delete(&path(SECOND, name)).await?;
+    hayloft_crash::point("registry.removed-second");
     Ok(store.delete(&path(FIRST, name)).await?)
 }
 

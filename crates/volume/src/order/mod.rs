@@ -209,6 +209,7 @@ impl Volume {
             let oldest = state.ages.front().map_or(Duration::ZERO, |(_, since, _)| since.elapsed());
             place.early = comes_back && oldest <= window;
         }
+        hayloft_crash::point("order.entry-kept");
         let place = self.write_at(place, batch).await?;
         if place.early {
             self.flush_behind();
@@ -223,6 +224,7 @@ impl Volume {
     ) -> Result<Ordered, VolumeError> {
         batch.put(tables::MARK, MarkRow { mark: place.number }.encode_to_vec());
         let handle = place.db.write(batch).await.map_err(|error| self.write_failed(error))?;
+        hayloft_crash::point("order.written");
         self.order.written(&place, handle);
         Ok(place)
     }
@@ -244,6 +246,7 @@ impl Volume {
             handle.await_durable().await
         };
         flushed.await.map_err(|error| self.write_failed(error))?;
+        hayloft_crash::point("order.flushed");
         self.counted(upto);
         self.order.state.lock().durable(upto);
         Ok(())

@@ -69,10 +69,13 @@ impl Volume {
             let entries = new.into_iter().map(|(_, written)| written).collect();
             let place = self.write_again(&db, batch, entries).await?;
             self.state.lock().brought = brought;
+            hayloft_crash::point("replay.written");
             place
         };
         drop(turn);
-        self.durable(&place).await
+        self.durable(&place).await?;
+        hayloft_crash::point("replay.durable");
+        Ok(())
     }
 
     /// The database was opened again in this server, which has all that it has answered. If another server had it open
@@ -87,6 +90,7 @@ impl Volume {
         let key = self.order.seal_key();
         let written = entries.iter().filter_map(|sealed| entry::open(&key, sealed)).collect();
         let place = self.write_again(db, WriteBatch::new(), written).await?;
+        hayloft_crash::point("replay.redone");
         self.durable(&place).await
     }
 

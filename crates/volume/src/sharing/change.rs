@@ -187,7 +187,9 @@ impl Volume {
                     pass.extend(more)?;
                 }
                 Tried::Done(executed, about) => {
+                    hayloft_crash::point("change.ordered");
                     self.publish(session, pass, &executed, &about).await?;
+                    hayloft_crash::point("change.heard");
                     // What changes nothing says how things are, as a refusal does.
                     let looked_at: Vec<Ino> = match executed.records.is_empty() {
                         true => executed.objects.iter().map(|object| object.ino()).collect(),

@@ -177,3 +177,29 @@ fn room_of_deleted_files_comes_back() {
     }
     running.shutdown();
 }
+
+/// What it costs to look whether rows can be.
+#[test]
+#[ignore = "prints figures"]
+fn sound_rows() {
+    let inline = Content::Inline(noise(1, 2970).into());
+    let mut records: Vec<Record> = (0..1000)
+        .flat_map(|n| {
+            let ino = 100 + n;
+            let name = link(1, &format!("file-{ino}"), ino, FileKind::Regular, ino);
+            [name, put(ino, file(inline.clone(), 2970))]
+        })
+        .collect();
+    records.push(put(1, directory(1, 0, 2000)));
+    let cpu = || {
+        let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+        time.tv_sec * 1_000_000_000 + time.tv_nsec
+    };
+    let before = cpu();
+    for _ in 0..100 {
+        let mut batch = hayloft_model::sound::Batch::new(hayloft_model::sound::NUMBERS);
+        records.iter().for_each(|record| batch.add(record).unwrap());
+        assert_eq!(batch.unknown(), Ok(None));
+    }
+    println!("{} ns of processor time a file made", (cpu() - before) / 100_000);
+}

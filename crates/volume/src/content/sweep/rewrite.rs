@@ -105,6 +105,7 @@ impl Sweep<'_> {
         let flying = self.volume.new_pack(sealed.size);
         let path = flying.pack.path(&self.volume.id);
         self.volume.shared.store.create(&path, sealed.payload).await?;
+        hayloft_crash::point("sweep.pack-put");
         Ok((flying, sealed.size, sealed.entries))
     }
 
@@ -118,6 +119,7 @@ impl Sweep<'_> {
         batch.put(tables::pack(flying.pack), size.to_le_bytes());
         flying.will_be_named();
         self.volume.write(&self.db, batch).await?;
+        hayloft_crash::point("sweep.pack-named");
         self.done.bytes_reclaimed = self.done.bytes_reclaimed.saturating_sub(size);
         let mut state = self.volume.state.lock();
         state.packs += 1;
