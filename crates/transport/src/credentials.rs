@@ -101,12 +101,32 @@ impl Credentials {
                 .map_err(|error| invalid(&path, error))?,
             false => Vec::new(),
         };
+        if lists.is_empty() && path.exists() {
+            // Whoever was revoked would come in again.
+            return Err(invalid(&path, "there is no list of revoked certificates in it"));
+        }
         Ok(Credentials {
             authorities: Arc::new(authorities),
             chain: certificates(&folder.join(CERTIFICATE))?,
             key,
             revoked: lists,
         })
+    }
+
+    /// Whether clients will believe a server with this certificate, but for its names and its CA.
+    ///
+    /// # Errors
+    /// They will not: it was issued for a host that is none.
+    pub fn check_server(&self, folder: &Path) -> Result<(), CredentialsError> {
+        let own = self.chain.first().and_then(|own| X509Certificate::from_der(own).ok());
+        let purposes = own.as_ref().and_then(|(_, own)| own.extended_key_usage().ok().flatten());
+        match purposes.is_none_or(|purposes| purposes.value.server_auth || purposes.value.any) {
+            true => Ok(()),
+            false => Err(invalid(
+                &folder.join(CERTIFICATE),
+                "it is none of a server: where the CA is, `hayloft cert issue NAME --host NAME --host ADDRESS` makes one",
+            )),
+        }
     }
 
     /// When the host's own certificate ends, seconds since the epoch.

@@ -77,6 +77,7 @@ struct Loaded {
     stamp: Stamp,
     config: Arc<ServerConfig>,
     revoked: Arc<Revoked>,
+    has_list: bool,
 }
 
 /// Lets peers in.
@@ -255,6 +256,16 @@ impl Acceptor {
         }
         let new = load(folder, stamp.clone());
         let mut loaded = self.loaded.lock();
+        // Whoever was revoked would come in again.
+        let had_list = loaded.as_ref().is_some_and(|loaded| loaded.has_list);
+        let new = match new {
+            Ok(new) if had_list && !new.has_list => Err(CredentialsError::Invalid {
+                path: folder.to_owned(),
+                reason: "the list of revoked certificates (crl.pem) is gone: bring it back, or start the server anew without it"
+                    .to_owned(),
+            }),
+            new => new,
+        };
         match new {
             Ok(new) => {
                 tracing::info!(folder = %folder.display(), "the certificates were read again");
@@ -306,13 +317,20 @@ fn load(folder: &Path, stamp: Stamp) -> Result<Loaded, CredentialsError> {
         let (_, list) =
             CertificateRevocationList::from_der(list).map_err(|error| invalid(error.to_string()))?;
         let issuer = list.issuer().as_raw().to_vec();
+        if !credentials.authorities.roots.iter().any(|root| issuer.ends_with(&root.subject)) {
+            return Err(invalid(
+                "the list of revoked certificates (crl.pem) is of no CA in ca.pem: bring that of the CA, `crl.pem` in its folder"
+                    .to_owned(),
+            ));
+        }
         let serials = list.iter_revoked_certificates().map(|of| of.raw_serial().to_vec());
         revoked.extend(serials.map(|serial| (issuer.clone(), serial)));
     }
+    let has_list = !credentials.revoked.is_empty();
     let mut verifier = WebPkiClientVerifier::builder_with_provider(credentials.authorities, provider())
         .only_check_end_entity_revocation()
         .allow_unknown_revocation_status();
-    if !credentials.revoked.is_empty() {
+    if has_list {
         verifier = verifier.with_crls(credentials.revoked);
     }
     let verifier = verifier.build().map_err(|error| invalid(error.to_string()))?;
@@ -325,5 +343,5 @@ fn load(folder: &Path, stamp: Stamp) -> Result<Loaded, CredentialsError> {
     // Every connection shows its certificate: one that was revoked does not come back by a ticket.
     config.session_storage = Arc::new(NoServerSessionStorage {});
     config.send_tls13_tickets = 0;
-    Ok(Loaded { stamp, config: Arc::new(config), revoked: Arc::new(revoked) })
+    Ok(Loaded { stamp, config: Arc::new(config), revoked: Arc::new(revoked), has_list })
 }

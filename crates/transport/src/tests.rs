@@ -189,6 +189,48 @@ fn a_server_is_believed_under_its_own_names_only() {
 }
 
 #[test]
+fn a_list_that_is_lost_lets_nobody_in_again() {
+    let mut two = Two::new();
+    let acceptor = two.acceptor();
+    two.authority.revoke("build1").unwrap();
+    assert!(two.authority.tell_revoked(&two.server()).unwrap());
+    let list = two.server().join("crl.pem");
+    let right = std::fs::read(&list).unwrap();
+    let other = Authority::init(&two.folder.path().join("other-ca")).unwrap();
+    drop(other);
+    let of_another = std::fs::read(two.folder.path().join("other-ca/crl.pem")).unwrap();
+    let refuses = |what: &str| {
+        acceptor.refresh();
+        let (peer, said) = echo(&acceptor, &two.client(), "farm1", 5);
+        assert!(peer.is_err(), "{what}");
+        assert!(own_refusal(said).contains("was revoked"), "{what}");
+    };
+    refuses("as it is");
+    for (what, content) in
+        [("emptied", &b""[..]), ("another CA's", &of_another), ("cut", &right[..right.len() / 2])]
+    {
+        std::fs::write(&list, content).unwrap();
+        refuses(what);
+        // A server that starts says what is wrong.
+        let error = Acceptor::new(Security::Tls(two.server())).err().expect(what);
+        assert!(matches!(error, CredentialsError::Invalid { .. }), "{what}: {error}");
+    }
+    std::fs::remove_file(&list).unwrap();
+    refuses("gone");
+    std::fs::write(&list, right).unwrap();
+    refuses("there again");
+}
+
+#[test]
+fn a_build_hosts_certificate_is_none_of_a_server() {
+    let two = Two::new();
+    let loaded = |folder: PathBuf| Credentials::load(&folder).unwrap().check_server(&folder);
+    loaded(two.server()).unwrap();
+    let error = loaded(two.client()).unwrap_err().to_string();
+    assert!(error.contains("none of a server") && error.contains("cert.pem"), "{error}");
+}
+
+#[test]
 fn files_are_for_their_owner_only() {
     let two = Two::new();
     for name in ["ca", "server", "client"] {

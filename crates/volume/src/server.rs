@@ -25,7 +25,8 @@ use crate::connection;
 use crate::connection::silent::Silent;
 use crate::content::reserve::Reserve;
 use crate::database;
-use crate::database::{format, registry};
+use crate::database::format;
+use crate::database::registry::{self, Registered};
 use crate::error::{ServerError, VolumeError, chain};
 use crate::listen::Listener;
 use crate::peers::Peers;
@@ -114,9 +115,35 @@ impl Shared {
             return Err(VolumeError::NoVolume(name.to_owned()));
         }
         let registered = format::raise(&self.store, name, registered).await?;
-        let volume = Volume::open(Arc::clone(self), name, registered).await?;
+        let volume = Volume::open(Arc::clone(self), name, registered, false).await?;
         *place = Some(Arc::clone(&volume));
         Ok(volume)
+    }
+
+    /// Makes a volume. It counts as one that is being deleted until its database is there: without one it would be damaged.
+    pub(crate) async fn make_volume(
+        self: &Arc<Self>,
+        name: &str,
+        registered: Registered,
+    ) -> Result<(), VolumeError> {
+        let mut place = self.hold(name).await;
+        let begun = Registered { deleting: true, ..registered.clone() };
+        registry::create(&self.store, name, &begun).await?;
+        let made = async {
+            let volume = Volume::open(Arc::clone(self), name, registered.clone(), true).await?;
+            registry::update(&self.store, name, &registered).await?;
+            Ok(volume)
+        };
+        match made.await {
+            Ok(volume) => {
+                *place = Some(volume);
+                Ok(())
+            }
+            Err(error) => {
+                let _ = registry::remove(&self.store, name).await;
+                Err(error)
+            }
+        }
     }
 
     /// Lets nobody open the volume of that name while the guard lives, and gives it if it is open.

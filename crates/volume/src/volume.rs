@@ -162,6 +162,7 @@ impl Volume {
         shared: Arc<Shared>,
         name: &str,
         registered: Registered,
+        is_new: bool,
     ) -> Result<Arc<Volume>, VolumeError> {
         let volume = Arc::new(Volume {
             name: name.to_owned(),
@@ -184,15 +185,16 @@ impl Volume {
             flying: Mutex::default(),
             shared,
         });
-        volume.open_database().await?;
+        volume.open_database(is_new).await?;
         Ok(volume)
     }
 
-    async fn open_database(self: &Arc<Self>) -> Result<(), VolumeError> {
+    async fn open_database(self: &Arc<Self>, is_new: bool) -> Result<(), VolumeError> {
         let config = &self.shared.config;
         let cache = Arc::clone(&self.shared.cache);
         let (store, unflushed) = (&self.shared.store, config.unflushed_bytes);
-        let db = database::open(store, &self.id, cache, self.cache_id, unflushed, &self.compaction).await?;
+        let wish = &self.compaction;
+        let db = database::open(store, &self.id, cache, self.cache_id, unflushed, wish, is_new).await?;
         let loaded = async {
             let changes = self.load(&db).await?;
             let was_taken = self.open_history(&db).await?;
@@ -392,7 +394,7 @@ impl Volume {
         close_quickly(old).await;
         let mut pause = Duration::from_millis(100);
         while matches!(&*self.slot.read(), Slot::Reopening(_) | Slot::Broken(_)) {
-            match self.open_database().await {
+            match self.open_database(false).await {
                 Ok(()) => {
                     tracing::info!(volume = self.name, "the database is open again");
                     return;

@@ -14,6 +14,7 @@ use crate::convert::{self, InvalidMessage, decode_blocks, invalid, valid};
 /// Numbers of the fields of rows that are looked at here.
 mod field {
     pub(super) const MODE: u32 = 2;
+    pub(super) const NLINK: u32 = 5;
     pub(super) const SIZE: u32 = 7;
     pub(super) const PARENT: u32 = 10;
     pub(super) const INLINE: u32 = 13;
@@ -86,6 +87,8 @@ impl<'a> Fields<'a> {
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Row<'a> {
     mode: u32,
+    /// Links.
+    pub nlink: u32,
     /// The home, see [`InodeRow::parent`].
     pub parent: u64,
     /// Bytes of the file.
@@ -110,6 +113,7 @@ impl<'a> Row<'a> {
             let (number, value) = valid(fields.field(), "row")?;
             match (number, value) {
                 (field::MODE, Value::Number(mode)) => found.mode = mode as u32,
+                (field::NLINK, Value::Number(nlink)) => found.nlink = nlink as u32,
                 (field::SIZE, Value::Number(size)) => found.size = size,
                 (field::PARENT, Value::Number(parent)) => found.parent = parent,
                 (field::BLOCKS, Value::Bytes(blocks)) => found.blocks = Some(blocks),
@@ -123,9 +127,14 @@ impl<'a> Row<'a> {
         Ok(found)
     }
 
+    /// The kind of the inode; `None`: there is no such kind.
+    pub fn kind(&self) -> Option<FileKind> {
+        FileKind::of_mode(self.mode)
+    }
+
     /// Whether it is a directory's.
     pub fn is_directory(&self) -> bool {
-        FileKind::of_mode(self.mode) == Some(FileKind::Directory)
+        self.kind() == Some(FileKind::Directory)
     }
 
     /// Whether it says where the data of a small file is. Such a row is not to be sent as it is.

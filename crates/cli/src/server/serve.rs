@@ -1,12 +1,12 @@
 //! `hayloft serve`.
 
 use std::net::{SocketAddr, ToSocketAddrs};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::Context;
 use hayloft_store::StoreKey;
-use hayloft_transport::{Security, unix_path};
+use hayloft_transport::{Credentials, Security, unix_path};
 use hayloft_volume::{Config as ServerSettings, Server, ServerError, Socket};
 use tokio::signal::unix::{SignalKind, signal};
 use tracing_subscriber::EnvFilter;
@@ -95,14 +95,23 @@ fn security(listen: SocketAddr) -> anyhow::Result<Security> {
         tracing::warn!(%listen, "--insecure: whoever reaches this port reads, changes and deletes every volume");
         return Ok(Security::Insecure);
     }
+    let folder = dial.credentials.display();
     if !dial.credentials.join("cert.pem").exists() {
+        let elsewhere = match dial.credentials == Path::new(hayloft_transport::DEFAULT_FOLDER) {
+            true => String::new(),
+            false => format!(" --cert {folder}"),
+        };
         return Err(failure(
             Exit::Usage,
             format!(
-                "refusing to listen at {listen}, where other hosts reach it, without certificates in {}. Make them here, and for each build host:\n  hayloft cert init\n  hayloft cert issue HOST | ssh HOST hayloft cert install\n(--insecure: in the clear, for everybody who reaches the port.)",
-                dial.credentials.display()
+                "refusing to listen at {listen}, where other hosts reach it, without certificates in {folder}. Make them here, and for each build host:\n  hayloft cert init{elsewhere}\n  hayloft cert issue HOST | ssh HOST hayloft cert install\n(--insecure: in the clear, for everybody who reaches the port.)"
             ),
         ));
+    }
+    // What else is wrong with them is said when they are used.
+    if let Ok(credentials) = Credentials::load(&dial.credentials) {
+        let checked = credentials.check_server(&dial.credentials);
+        checked.map_err(|error| failure(Exit::Failed, format!("cannot use the certificates: {error}")))?;
     }
     Ok(Security::Tls(dial.credentials))
 }

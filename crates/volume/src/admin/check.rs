@@ -235,6 +235,9 @@ impl Check<'_> {
                 self.problem_of(parent, format!("its name {:?}: {error}", String::from_utf8_lossy(&raw)));
                 self.fixes.push(Fix::Unlink(parent, raw.clone()));
             }
+            if sane.kind.bits() != dentry.kind {
+                self.problem(format!("{name:?} in directory {parent} says a kind that there is not"));
+            }
             if cookies.0 != parent {
                 cookies = (parent, HashSet::new());
             }
@@ -253,23 +256,20 @@ impl Check<'_> {
                     self.fixes.push(Fix::Unlink(parent, raw.clone()));
                 }
             }
-            match self.inodes.get_mut(&dentry.ino) {
-                Some(inode) => {
-                    inode.names += 1;
-                    let (kind, up) = (inode.kind, inode.parent);
-                    if kind != dentry.kind {
-                        self.problem(format!(
-                            "{name:?} in directory {parent} says another kind than its inode"
-                        ));
-                    }
-                    if kind == directory && up != parent {
-                        self.problem(format!("directory {} is in {parent} but says {up}", dentry.ino));
-                    }
+            let inode = self.inodes.get_mut(&dentry.ino);
+            let leads = sound::leads(&sane, inode.as_ref().and_then(|inode| FileKind::of_mode(inode.kind)));
+            if let Some(inode) = inode {
+                inode.names += 1;
+                let (kind, up) = (inode.kind, inode.parent);
+                if let Err(error) = leads {
+                    self.problem(format!("{name:?} in directory {parent}: {error}"));
                 }
-                None => {
-                    self.problem_of(parent, format!("its name {name:?} leads to no inode ({})", dentry.ino));
-                    self.fixes.push(Fix::Unlink(parent, raw));
+                if kind == directory && up != parent {
+                    self.problem(format!("directory {} is in {parent} but says {up}", dentry.ino));
                 }
+            } else if let Err(error) = leads {
+                self.problem_of(parent, format!("its name {name:?}: {error}"));
+                self.fixes.push(Fix::Unlink(parent, raw));
             }
         }
         Ok(())

@@ -209,7 +209,7 @@ async fn make(shared: &Arc<Shared>, peer: &Peer, create: &CreateVolume) -> Resul
     let rights = create.grants.iter().map(grant).collect::<Result<Vec<_>, _>>()?;
     let new = Registered::new(create.quota_bytes, create.quota_inodes, root);
     let registered = Registered { rights, trusted: create.trusted, ..new };
-    registry::create(&shared.store, &create.name, &registered).await?;
+    shared.make_volume(&create.name, registered).await?;
     show(shared, peer, &create.name).await
 }
 
@@ -256,9 +256,14 @@ fn info(volume: &Volume) -> VolumeInfo {
 async fn remove(shared: &Arc<Shared>, name: &str) -> Result<(), VolumeError> {
     let registered = registry::read(&shared.store, name).await?;
     if !registered.deleting {
-        // Opened, so that sessions found in its tables count.
-        let volume = shared.volume(name).await?;
-        volume.refuse_when_mounted()?;
+        // Opened, so that sessions found in its tables count. What is damaged nobody can use; it can go.
+        match shared.volume(name).await {
+            Ok(volume) => volume.refuse_when_mounted()?,
+            Err(error) if error.is_at_rest() => {
+                tracing::warn!(volume = name, %error, "a damaged volume is deleted");
+            }
+            Err(error) => return Err(error),
+        }
     }
     let mut place = shared.hold(name).await;
     if let Some(volume) = &*place {

@@ -1,6 +1,8 @@
 //! Commits: a batch of records has its place in the order, exactly once, and is answered when it is durable, or when its
 //! client keeps what it takes to bring it back.
 
+mod tree;
+
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
@@ -187,7 +189,7 @@ impl Volume {
             checked => checked?,
         }
         self.check_numbers(&db, id, &commit.records).await?;
-        check_tree(&db, &mut subjects.sound).await?;
+        tree::check(&db, &mut subjects.sound).await?;
         let usage = match pressing {
             // It was accepted before it was known that there is no room, and somebody else needs what it is about.
             true => self.state.lock().usage.after(delta),
@@ -240,7 +242,7 @@ impl Volume {
         records: &[RecordMessage],
     ) -> Result<Subjects, VolumeError> {
         let mut subjects = self.put_rows(db, batch, id, (records, &HashMap::new())).await?;
-        check_tree(db, &mut subjects.sound).await?;
+        tree::check(db, &mut subjects.sound).await?;
         Ok(subjects)
     }
 
@@ -548,24 +550,4 @@ async fn with_data(db: &Db, message: &InodeRowMessage) -> Result<Vec<u8>, Volume
     let stored = stored.ok_or(VolumeError::Invalid("data was left out of a row that is not there"))?;
     let InodeRowMessage { inline, placed, .. } = database::decode(stored, "inode")?;
     Ok(InodeRowMessage { inline, placed, left_out: false, ..message.clone() }.encode_to_vec())
-}
-
-/// Whether names lead to what is there, and no directory lies in itself. Mostly that is seen in the batch, and nothing is looked up.
-async fn check_tree(db: &Db, batch: &mut sound::Batch) -> Result<(), VolumeError> {
-    let stored = async |ino: Ino| -> Result<Option<InodeRowMessage>, VolumeError> {
-        let row = (**db).get(tables::inode(ino)).await?;
-        row.map(|row| database::decode::<InodeRowMessage>(row, "inode")).transpose()
-    };
-    let elsewhere: Vec<_> = batch.named_elsewhere().collect();
-    for (ino, kind) in elsewhere {
-        let is_there = stored(ino).await?.is_some_and(|row| FileKind::of_mode(row.mode) == Some(kind));
-        if !is_there {
-            return Err(sound::Unsound { ino, what: "a name that leads to nothing of its kind" }.into());
-        }
-    }
-    while let Some(dir) = batch.unknown()? {
-        let parent = stored(dir).await?.map(|row| Ino(row.parent));
-        batch.is_in(dir, parent);
-    }
-    Ok(())
 }

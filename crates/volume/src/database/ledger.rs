@@ -321,9 +321,16 @@ pub(crate) async fn compare(store: &Store, volume_id: &str) -> Result<Option<Dam
         looks += 1;
         // Another server may have the volume still, and delete what it does not need any more.
         if damages.is_empty() || looks == LOOKS {
-            return Ok(damages.into_iter().next());
+            let is_gone = damages.is_empty() && files(store, volume_id, Kind::Manifest).await?.is_empty();
+            return Ok(damages.into_iter().next().or(is_gone.then(|| nothing_left(volume_id))));
         }
     }
+}
+
+/// A database without a manifest would be taken for a new one.
+fn nothing_left(volume_id: &str) -> Damage {
+    let object = format!("{}/{}", database::path(volume_id), Kind::Manifest.folder());
+    Damage { object, what: "has no manifest that is whole: put the folder back from a copy".to_owned() }
 }
 
 /// What compactions are under way is written down so that they can go on; without it they begin anew.
@@ -388,6 +395,14 @@ pub(crate) async fn accept(store: &Store, volume_id: &str) -> Result<Vec<String>
     let mut damages = differences(store, volume_id, true).await?;
     loop {
         let had = accepted.len();
+        let manifests = files(store, volume_id, Kind::Manifest).await?;
+        let is_damaged = |number: &u64| {
+            let object = Kind::Manifest.file(volume_id, *number);
+            damages.iter().any(|damage| damage.object == object)
+        };
+        if manifests.keys().all(is_damaged) {
+            return Err(VolumeError::AtRest(nothing_left(volume_id)));
+        }
         for damage in &damages {
             let object = &damage.object;
             let Some((kind, _)) = parse(&Path::from(object.as_str())) else { continue };

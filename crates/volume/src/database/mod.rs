@@ -97,8 +97,8 @@ fn compactor() -> CompactorOptions {
     }
 }
 
-/// Opens, or makes, the database of a volume. From now on an earlier opener can make nothing durable. What is known to have
-/// been written has to be there.
+/// Opens, or makes (`is_new`), the database of a volume. From now on an earlier opener can make nothing durable. What is known to
+/// have been written has to be there.
 pub(crate) async fn open(
     store: &Store,
     volume_id: &str,
@@ -106,8 +106,9 @@ pub(crate) async fn open(
     cache_id: u64,
     unflushed_bytes: usize,
     whole: &Wish,
+    is_new: bool,
 ) -> Result<Db, VolumeError> {
-    if let Some(damage) = ledger::compare(store, volume_id).await? {
+    if !is_new && let Some(damage) = ledger::compare(store, volume_id).await? {
         return Err(VolumeError::AtRest(damage));
     }
     let ledger = Ledger::new(store, volume_id);

@@ -304,6 +304,62 @@ fn a_repair_goes_on_without_what_is_lost_and_says_what_that_was() {
 }
 
 #[test]
+fn a_database_that_is_gone_is_no_empty_volume() {
+    type Loss = fn(&Path);
+    let losses: [(&str, Loss); 3] = [
+        ("all of it", |volume| fs::remove_dir_all(volume).unwrap()),
+        ("database", |volume| fs::remove_dir_all(volume.join("db")).unwrap()),
+        ("manifests and the ledger", |volume| {
+            fs::remove_dir_all(volume.join("db/manifest")).unwrap();
+            fs::remove_dir_all(volume.join("ledger")).unwrap();
+        }),
+    ];
+    for (what, lose) in losses {
+        let folder = tempfile::tempdir().unwrap();
+        let (store, kept) = (folder.path().join("store"), folder.path().join("kept"));
+        stopped(&store, true);
+        copy(&store, &kept);
+        let volume = fs::read_dir(store.join("volumes")).unwrap().next().unwrap().unwrap();
+        lose(&volume.path());
+        let running = Running::start(quick(&store));
+        let mut admin = Client::connect(running.address);
+        let repair = CheckVolume { name: "vol".into(), repair: true, ..CheckVolume::default() };
+        // A repair makes nothing of nothing.
+        let told =
+            [read(&running), check(&running, false).map(drop), admin.ask(Ask::CheckVolume(repair)).map(drop)];
+        for told in told {
+            let failed = told.expect_err(what);
+            assert_eq!(code(&failed), FailureCode::AtRest, "{what}: {}", failed.message);
+            assert!(failed.message.contains("manifest"), "{what}: {}", failed.message);
+        }
+        running.shutdown();
+        // From the copy all is there again.
+        fs::remove_dir_all(&store).unwrap();
+        copy(&kept, &store);
+        let running = Running::start(quick(&store));
+        read(&running).unwrap();
+        running.shutdown();
+    }
+}
+
+#[test]
+fn a_damaged_volume_can_be_deleted() {
+    let folder = tempfile::tempdir().unwrap();
+    stopped(folder.path(), true);
+    let volume = fs::read_dir(folder.path().join("volumes")).unwrap().next().unwrap().unwrap().path();
+    fs::remove_dir_all(volume.join("db/manifest")).unwrap();
+    let running = Running::start(quick(folder.path()));
+    check(&running, false).unwrap_err();
+    let delete = hayloft_wire::DeleteVolume { name: "vol".into() };
+    Client::connect(running.address).ask(Ask::DeleteVolume(delete)).unwrap();
+    assert!(!volume.exists());
+    // The name is free.
+    Client::create(running.address, 0);
+    assert_eq!(check(&running, true).unwrap(), [""; 0]);
+    running.shutdown();
+}
+
+#[test]
 fn a_check_names_damaged_content_by_its_path() {
     let folder = tempfile::tempdir().unwrap();
     stopped(folder.path(), true);

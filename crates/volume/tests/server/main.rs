@@ -4,6 +4,7 @@ mod at_rest;
 mod attacks;
 mod batches;
 mod common;
+mod ends;
 mod faults;
 mod history;
 mod integrity;

@@ -1,10 +1,14 @@
 //! Rows that can be: what no honest client ever sends, and no volume may hold. Used for what clients commit, for the names in
 //! changes, and by the check of a volume.
 
+mod ends;
+
 use std::collections::{HashMap, HashSet};
 
+pub use ends::Ends;
+
 use crate::{
-    BLOCK_SIZE, Content, Dentry, FileKind, INLINE_MAX, Ino, InodeRow, NAME_MAX, PAGE_BLOCKS, Record,
+    BLOCK_SIZE, Content, Dentry, FileKind, INLINE_MAX, Ino, InodeRow, NAME_MAX, Name, PAGE_BLOCKS, Record,
     UsageDelta, slot, tree::FIRST_COOKIE,
 };
 
@@ -62,6 +66,15 @@ pub fn dentry(parent: Ino, name: &[u8], dentry: &Dentry, next: u64) -> Result<()
     )
 }
 
+/// Whether a name can lead where it does: to an inode of kind `to`, or to none.
+///
+/// # Errors
+/// It cannot.
+pub fn leads(dentry: &Dentry, to: Option<FileKind>) -> Result<(), Unsound> {
+    require(to.is_some(), dentry.ino, "a name that leads to nothing")?;
+    require(to == Some(dentry.kind), dentry.ino, "a name that says another kind than its inode")
+}
+
 /// Whether an inode can have this row.
 ///
 /// # Errors
@@ -70,6 +83,7 @@ pub fn inode(ino: Ino, row: &InodeRow, next: u64) -> Result<(), Unsound> {
     require(is_number(ino, next), ino, "a number that was not given to anybody")?;
     let kind = row.kind();
     require(ino != Ino::ROOT || kind == FileKind::Directory, ino, "a root that is no directory")?;
+    require(ino != Ino::ROOT || row.nlink > 0, ino, "a volume without a root")?;
     require(row.size <= SIZE_MAX && row.allocated <= SIZE_MAX, ino, "a size that cannot be")?;
     match &row.content {
         Content::Inline(data) => {
@@ -127,8 +141,12 @@ pub struct Batch {
     bytes: u64,
     put: HashSet<Ino>,
     deleted: usize,
+    /// Inodes that end: deleted, or left without a link.
+    ended: HashSet<Ino>,
+    /// Names that change, and whether they are there afterwards.
+    changed: Vec<(Ino, Name, bool)>,
     /// Where names lead.
-    named: Vec<(Ino, FileKind)>,
+    named: Vec<Dentry>,
     /// Parents of directories as they are after the batch.
     parents: HashMap<Ino, Ino>,
     /// Directories that the root is above.
@@ -153,13 +171,21 @@ impl Batch {
             Record::PutInode(ino, row) => {
                 self.bytes = self.bytes.saturating_add(row.allocated);
                 self.put.insert(*ino);
+                if row.nlink == 0 {
+                    self.ended.insert(*ino);
+                }
                 if row.kind() == FileKind::Directory {
                     self.parents.insert(*ino, row.parent);
                 }
             }
-            Record::DeleteInode(_) => self.deleted += 1,
-            Record::PutDentry(_, _, dentry) => {
-                self.named.push((dentry.ino, dentry.kind));
+            Record::DeleteInode(ino) => {
+                self.deleted += 1;
+                self.ended.insert(*ino);
+            }
+            Record::DeleteDentry(dir, name) => self.changed.push((*dir, name.clone(), false)),
+            Record::PutDentry(dir, name, dentry) => {
+                self.changed.push((*dir, name.clone(), true));
+                self.named.push(*dentry);
                 if dentry.kind == FileKind::Directory {
                     self.from.push(dentry.ino);
                 }
@@ -182,9 +208,27 @@ impl Batch {
         require(fits, Ino::ROOT, "a usage that the rows do not have")
     }
 
-    /// Inodes that get a name without their row being in the batch: they have to be stored, and of this kind.
-    pub fn named_elsewhere(&self) -> impl Iterator<Item = (Ino, FileKind)> {
-        self.named.iter().copied().filter(|(ino, _)| !self.put.contains(ino))
+    /// Names of inodes whose rows are not in the batch: those have to be stored, see [`leads`].
+    pub fn named_elsewhere(&self) -> impl Iterator<Item = Dentry> {
+        self.named.iter().copied().filter(|dentry| !self.put.contains(&dentry.ino))
+    }
+
+    /// What ends by the batch, to be held against what is stored; `None`: nothing.
+    ///
+    /// # Errors
+    /// The batch itself has a name that leads to it, or lies in it.
+    pub fn ends(&mut self) -> Result<Option<Ends>, Unsound> {
+        let ended = std::mem::take(&mut self.ended);
+        if ended.is_empty() {
+            return Ok(None);
+        }
+        for dentry in &self.named {
+            require(!ended.contains(&dentry.ino), dentry.ino, ends::NAMED)?;
+        }
+        for (dir, _, is_there) in &self.changed {
+            require(!is_there || !ended.contains(dir), *dir, ends::FULL)?;
+        }
+        Ok(Some(Ends::new(ended, std::mem::take(&mut self.changed))))
     }
 
     /// The next directory whose parent has to be told to [`Batch::is_in`]; `None`: all is well.
