@@ -1,5 +1,5 @@
 //! The process that make starts for a recipe: this program, or the small one that does nothing else (`hayloft-recipe`), which starts in
-//! a third of the time.
+//! less than half of the time.
 
 use std::ffi::OsString;
 use std::io::{self, Write};
