@@ -8,9 +8,12 @@
 #   farm_remount [MOUNT OPTIONS] leaves the mount and mounts again: nothing of it is cached
 #   check NAME COMMAND...        runs it and counts; finish with: report
 #
+# LISTEN is the address of the server (127.0.0.1 if it is not set), CONFIG the configuration (none).
+#
 # With PLAIN=DIR there is no server: $MNT is a folder there, to test the tests; so are all mounts of farm_hosts.
 
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
+CONFIG=${CONFIG:-/dev/null}
 HAYLOFT=${HAYLOFT:-$ROOT/target/release/hayloft}
 unset "${!HAYLOFT_@}"
 PASSED=0
@@ -71,7 +74,7 @@ farm_serve() {
     fi
     VOLUME=test
     # As a service manager does, in a session of its own (docs/operations.md, "Sessions").
-    setsid "$HAYLOFT" serve --config /dev/null --store "file://$WORK/store" --listen 127.0.0.1:0 \
+    setsid "$HAYLOFT" serve --config "$CONFIG" --store "file://$WORK/store" --listen "${LISTEN:-127.0.0.1}:0" \
         >"$WORK/serve.out" 2>"$WORK/serve.log" &
     SERVER=$!
     local tries
@@ -81,7 +84,7 @@ farm_serve() {
         sleep 0.05
     done
     ADDRESS=$(awk '{ print $NF }' "$WORK/serve.out")
-    "$HAYLOFT" volume create "$VOLUME" --server "$ADDRESS" --config /dev/null >/dev/null || exit 1
+    "$HAYLOFT" volume create "$VOLUME" --server "$ADDRESS" --config "$CONFIG" >/dev/null || exit 1
 }
 
 farm_mount() { farm_mount_on "$MNT" "$@"; }
@@ -89,7 +92,7 @@ farm_mount() { farm_mount_on "$MNT" "$@"; }
 farm_mount_on() {
     local dir=$1
     shift
-    "$HAYLOFT" mount "$ADDRESS/$VOLUME" "$dir" --config /dev/null --log-dir "$WORK" ${1:+-o "$1"} >/dev/null || exit 1
+    "$HAYLOFT" mount "$ADDRESS/$VOLUME" "$dir" --config "$CONFIG" --log-dir "$WORK" ${1:+-o "$1"} >/dev/null || exit 1
 }
 
 farm_remount() {

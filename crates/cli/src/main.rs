@@ -48,7 +48,7 @@ fn main() -> ExitCode {
         return u8::from(hayloft_farm::relay::serve().is_err()).into();
     }
     if argv.len() > 2 && argv[1] == hayloft_farm::make::recipe::ARGUMENT {
-        return make::run_recipe(&argv[2..]).into();
+        return hayloft_farm::make::recipe::serve(&argv[2..]).into();
     }
     match Cli::try_parse_from(&argv) {
         Ok(cli) => exit::finish(run(cli)),

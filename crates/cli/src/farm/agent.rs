@@ -55,7 +55,8 @@ pub(crate) fn run(args: AgentArgs, config: &Config, config_file: Option<&Path>) 
         let _ = to_stop.send(());
     })
     .context("cannot catch signals")?;
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
+    // One thread has time for all of a host's tasks, and no other one has to be woken for each message.
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let done = runtime.block_on(agent::run(
         agent,
         async move {

@@ -1,7 +1,7 @@
 //! `hayloft make`: GNU make, its recipes on the farm.
 
 use std::ffi::OsString;
-use std::io::{IsTerminal, Write};
+use std::io::IsTerminal;
 use std::os::unix::net::UnixListener;
 use std::process::Command;
 use std::sync::Arc;
@@ -30,7 +30,7 @@ use crate::{signals, sys};
 /// When make could not be run: with [`Exit::Run`].
 pub(crate) fn run(args: &MakeArgs, config: &Config) -> anyhow::Result<u8> {
     crate::server::serve::init_log("error");
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
     let directory = std::env::current_dir().context("the current folder")?;
     let place = Place::of(&directory).ok().flatten();
     let slots = settings::slots(config);
@@ -65,7 +65,7 @@ pub(crate) fn run(args: &MakeArgs, config: &Config) -> anyhow::Result<u8> {
             match runtime.block_on(connect) {
                 Ok((submitter, there)) => {
                     jobs += there;
-                    Some((submitter, runtime.handle().clone()))
+                    Some(submitter)
                 }
                 Err(error) => {
                     eprintln!("hayloft: runs here: {error:#}");
@@ -77,9 +77,11 @@ pub(crate) fn run(args: &MakeArgs, config: &Config) -> anyhow::Result<u8> {
     let hook = Hook::make(&std::env::current_exe().context("this program's own path")?, !only_there)
         .context("files for make in /tmp")?;
     let need = settings::need(&args.need, 1);
-    let session = Session::new(&directory, slots, farm.clone(), need, sys::user_and_group(), root);
+    let user = sys::user_and_group();
+    let session = Session::new(&directory, slots, farm.clone(), runtime.handle().clone(), need, user, root);
     let session = Arc::new(session);
-    session.serve(UnixListener::bind(hook.socket()).context("a socket in /tmp")?);
+    let socket = UnixListener::bind(hook.socket()).and_then(|socket| session.serve(socket));
+    socket.context("a socket in /tmp")?;
     let mut make = Command::new("make");
     if version()?.is_some_and(|version| version >= (4, 4)) {
         // Of the other kind nobody sees whether a recipe was given it.
@@ -99,11 +101,11 @@ pub(crate) fn run(args: &MakeArgs, config: &Config) -> anyhow::Result<u8> {
     })
     .context("cannot catch signals")?;
     if std::io::stderr().is_terminal() && farm.is_some() {
-        progress::show(&session, farm.clone());
+        progress::show(&session, farm.clone(), runtime.handle().clone());
     }
     let start = Instant::now();
     let ended = child.run(&mut make).map_err(|error| failure(Exit::Run, format!("make: {error}")))?;
-    if let Some((submitter, _)) = &farm {
+    if let Some(submitter) = &farm {
         runtime.block_on(submitter.leave());
     }
     session.finish();
@@ -138,30 +140,4 @@ fn version() -> anyhow::Result<Option<(u32, u32)>> {
     };
     let mut parts = version.split('.').map(|part| part.parse().unwrap_or(0));
     Ok(parts.next().map(|major| (major, parts.next().unwrap_or(0))))
-}
-
-/// Serves make as the process of a recipe.
-pub(crate) fn run_recipe(command: &[OsString]) -> u8 {
-    let passes = |stream: std::os::unix::net::UnixStream| {
-        let _ = signals::on(&PASSED, move |signal| drop((&stream).write_all(&[signal as u8])));
-    };
-    match recipe::run(command, passes) {
-        Ok(recipe::Way::Here) => {
-            let error = sys::exec(command);
-            eprintln!("hayloft: {}: {error}", command[0].to_string_lossy());
-            127
-        }
-        Ok(recipe::Way::Ended { code, signal, message }) => {
-            eprint!("{message}");
-            if signal != 0 {
-                sys::end_by(signal);
-                return 128u8.wrapping_add(signal as u8);
-            }
-            code as u8
-        }
-        Err(error) => {
-            eprintln!("hayloft: the recipe was not run, `hayloft make` is gone: {error}");
-            Exit::Run.code()
-        }
-    }
 }

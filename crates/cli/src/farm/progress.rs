@@ -16,13 +16,13 @@ use tokio::runtime::Handle;
 const RECIPE_CHARS: usize = 60;
 
 /// A line on the terminal, once a second, that the next output overwrites.
-pub(super) fn show(session: &Arc<Session>, farm: Option<(Submitter, Handle)>) {
+pub(super) fn show(session: &Arc<Session>, farm: Option<Submitter>, runtime: Handle) {
     let session = Arc::clone(session);
     let start = Instant::now();
     std::thread::spawn(move || {
         loop {
             std::thread::sleep(Duration::from_secs(1));
-            let share = farm.as_ref().and_then(|(submitter, runtime)| runtime.block_on(share(submitter)));
+            let share = farm.as_ref().and_then(|submitter| runtime.block_on(share(submitter)));
             let _ = write!(std::io::stderr(), "{}\x1b[K\r", line(&session, share, start.elapsed()));
         }
     });

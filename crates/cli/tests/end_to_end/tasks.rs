@@ -142,6 +142,28 @@ fn signals_reach_a_task_and_end_all_of_it() {
 }
 
 #[test]
+fn a_task_finds_nothing_of_the_one_before_in_namespaces_that_it_has_from_it() {
+    let site = Site::new(1, &ALLOWED);
+    let script = "readlink /proc/self/ns/pid; cat /proc/[1-9]*/comm; ! mountpoint -q /mnt || echo mounted; ";
+    let namespace = |out: &str| out.lines().next().unwrap().to_owned();
+    let mut before = String::new();
+    // What others mount on this machine meanwhile makes an end to namespaces.
+    wait_until("a task has the namespaces of the one before", Duration::from_secs(60), || {
+        let out = run(&mut site.task(&format!("{script} (setsid sleep 4567 &)")));
+        assert!(!out.contains("sleep"), "what another task has left is there: {out}");
+        let is_same = namespace(&out) == before;
+        before = namespace(&out);
+        is_same
+    });
+    for _ in 0..3 {
+        let mounts = run(&mut site.task(&format!("{script} mount -t tmpfs none /mnt")));
+        let next = run(&mut site.task(script));
+        assert_ne!(namespace(&mounts), namespace(&next));
+        assert!(!next.contains("mounted"), "what another task has mounted is there");
+    }
+}
+
+#[test]
 fn without_a_farm_a_task_runs_here_in_a_slot() {
     let (_farm, mount) = crate::farm::Farm::mounted("v");
     let mut task = hayloft(["task", "--", "sh", "-c", "echo here; echo $0 >&2; kill -USR2 $$"]);

@@ -2,11 +2,11 @@
 
 use std::fs;
 use std::path::Path;
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use crate::agents::Site;
-use crate::farm::{run, wait_until};
+use crate::farm::{kill, run, wait_until};
 
 const ALLOWED: [&str; 3] = ["--slots", "4", "--allow-root"];
 
@@ -62,6 +62,31 @@ fn a_task_whose_agent_is_stopped_runs_elsewhere_at_once() {
     let output = task.wait_with_output().unwrap();
     assert_eq!((output.status.code(), &*output.stdout), (Some(0), &b"out\n"[..]));
     assert_eq!(log(site.dir()), ["run", "run", "done"]);
+}
+
+#[test]
+fn tasks_of_an_agent_that_hangs_end_and_then_nothing_is_busy() {
+    let site = Site::new(1, &ALLOWED);
+    let mut task = site.task("echo $$ > begun; exec sleep 6789").stderr(Stdio::null()).spawn().unwrap();
+    wait_until("it runs", Duration::from_secs(60), || site.dir().join("begun").exists());
+    let agent = site.agents[0].id();
+    let children = fs::read_to_string(format!("/proc/{agent}/task/{agent}/children")).unwrap();
+    let is_spawner = |pid: &&str| {
+        fs::read_to_string(format!("/proc/{pid}/cmdline")).is_ok_and(|line| line.contains("farm-spawner"))
+    };
+    let spawner = children.split(' ').find(is_spawner).expect("a process that starts tasks");
+    kill(agent, libc::SIGSTOP);
+    wait_until("the task has ended", Duration::from_secs(60), || {
+        !Command::new("pgrep").args(["-f", "^sleep 6789$"]).stdout(Stdio::null()).status().unwrap().success()
+    });
+    // One that looks again and again is never found asleep.
+    wait_until("what starts tasks rests", Duration::from_secs(60), || {
+        let stat = fs::read_to_string(format!("/proc/{spawner}/stat")).unwrap();
+        stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('S'))
+    });
+    kill(agent, libc::SIGCONT);
+    task.kill().unwrap();
+    task.wait().unwrap();
 }
 
 #[test]

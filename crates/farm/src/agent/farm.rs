@@ -1,7 +1,8 @@
 //! The agent among the others: beats, who dispatches, and the messages of all of them.
 //!
-//! The oldest agent that is heard dispatches. Two may for a moment, when a broker's messages are late: a host is then given
-//! more tasks than it has slots, starts as many as it has, and the rest is given anew.
+//! One agent dispatches, and says so with each beat. When nobody does for a while all say that they are there, and the oldest takes
+//! over: of many agents that have one who dispatches none hears the others. Two may dispatch for a moment, when a broker's messages are
+//! late: a host is then given more tasks than it has slots, starts as many as it has, and the rest is given anew. The younger gives up.
 
 use std::collections::BTreeMap;
 use std::future::Future;
@@ -20,8 +21,8 @@ use crate::dispatch::{Dispatch, Say};
 use crate::execution::{Event, Spawner};
 use crate::place;
 use crate::protocol::{
-    AGENTS, AgentBeat, Alive, BEAT, BEGUN, DISPATCH, SILENCE, STATUS, ToAgent, ToClient, ToDispatcher,
-    agent_subject, client, client_subject, dispatch, new_id,
+    AGENTS, AgentBeat, AgentSeen, Alive, BEAT, BEGUN, DISPATCH, SEEN, SILENCE, STATUS, ToAgent, ToClient,
+    ToDispatcher, agent_subject, client, client_subject, dispatch, new_id,
 };
 
 /// How often leases are looked at.
@@ -29,8 +30,12 @@ const TICK: Duration = Duration::from_millis(100);
 /// How often the host's mounts are looked at, in beats.
 const MOUNTS_BEATS: u64 = 8;
 
+/// So long nobody is heard to dispatch before all say that they are there, and so long again until the oldest takes over.
+const NOBODY: Duration = BEAT.saturating_mul(2);
+
 struct Office {
     dispatch: Dispatch,
+    agents: Subscriber,
     requests: Subscriber,
     status: Subscriber,
 }
@@ -43,8 +48,12 @@ struct Agent {
     started: u64,
     beat: u64,
     labels: Vec<String>,
-    /// Other agents: when each was started, and heard.
+    /// Other agents that say that they are there: when each was started, and heard.
     others: BTreeMap<String, (u64, Instant)>,
+    /// When another one was heard that dispatches.
+    dispatcher: Option<(String, Instant)>,
+    /// Since when nobody dispatches.
+    nobody_since: Option<Instant>,
     office: Option<Office>,
     ending: bool,
 }
@@ -77,7 +86,7 @@ pub async fn run(
     });
     let id = new_id(&config.host);
     let broker = Broker::connect(&config.broker, &format!("agent {}", config.host), true).await?;
-    let mut agents = broker.hear(AGENTS).await?;
+    let mut seen = broker.hear(SEEN).await?;
     let mut begun = broker.hear(BEGUN).await?;
     let mut own = broker.hear(agent_subject(&id)).await?;
     let started = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis() as u64;
@@ -91,6 +100,8 @@ pub async fn run(
         beat: 0,
         labels: Vec::new(),
         others: BTreeMap::new(),
+        dispatcher: None,
+        nobody_since: None,
         office: None,
         ending: false,
     };
@@ -120,7 +131,7 @@ pub async fn run(
                 }
             }
             _ = beats.tick() => agent.beat().await?,
-            Some(mail) = agents.next() => agent.hear_agent(&mail),
+            Some(mail) = seen.next() => agent.hear_seen(&mail),
             Some(_) = begun.next() => agent.beat().await?,
             Some(mail) = own.next() => {
                 if let Ok(message) = ToAgent::decode(mail.payload) {
@@ -132,9 +143,11 @@ pub async fn run(
                 _ if agent.ending => return agent.leave().await,
                 _ => return Err(AgentError::SpawnerEnded),
             },
-            (mail, is_status) = next(agent.office.as_mut()) => {
-                if is_status { agent.tell_status(&mail) } else { agent.hear_request(&mail) }
-            }
+            (mail, from) = next(agent.office.as_mut()) => match from {
+                From::Agent => agent.hear_agent(mail),
+                From::Submitter => agent.hear_request(&mail),
+                From::Asker => agent.tell_status(&mail),
+            },
             () = &mut stop, if !agent.ending => {
                 agent.ending = true;
                 deadline = Some(Instant::now() + Duration::from_secs(2));
@@ -148,12 +161,20 @@ pub async fn run(
     }
 }
 
-/// The next message for the dispatcher, if this agent dispatches, and whether it asks for the state.
-async fn next(office: Option<&mut Office>) -> (Mail, bool) {
+/// Of whom a message for the dispatcher is.
+enum From {
+    Agent,
+    Submitter,
+    Asker,
+}
+
+/// The next message for the dispatcher, if this agent dispatches.
+async fn next(office: Option<&mut Office>) -> (Mail, From) {
     if let Some(office) = office {
         tokio::select! {
-            Some(mail) = office.requests.next() => return (mail, false),
-            Some(mail) = office.status.next() => return (mail, true),
+            Some(mail) = office.requests.next() => return (mail, From::Submitter),
+            Some(mail) = office.agents.next() => return (mail, From::Agent),
+            Some(mail) = office.status.next() => return (mail, From::Asker),
             else => {}
         }
     }
@@ -204,6 +225,9 @@ impl Agent {
             self.broker.say(client_subject(client, "m"), &message);
         }
         self.elect().await?;
+        if self.office.is_some() || self.nobody_since.is_some() || self.ending {
+            self.broker.say(SEEN, &self.seen());
+        }
         let now_ms = self.now_ms();
         if let Some(office) = &mut self.office {
             let say = office.dispatch.tick(now_ms);
@@ -212,21 +236,32 @@ impl Agent {
         Ok(())
     }
 
-    /// The oldest agent that is heard dispatches; without the broker nobody is heard.
+    fn seen(&self) -> AgentSeen {
+        AgentSeen {
+            agent: self.tasks.id.clone(),
+            started: self.started,
+            draining: self.ending,
+            dispatches: self.office.is_some(),
+        }
+    }
+
+    /// Whoever dispatches goes on, but for two. Without one the oldest that is heard does; without the broker nobody is heard.
     async fn elect(&mut self) -> Result<(), AgentError> {
         self.others.retain(|_, (_, heard)| heard.elapsed() < SILENCE);
+        let is_heard = self.dispatcher.as_ref().is_some_and(|(_, heard)| heard.elapsed() < NOBODY);
+        if is_heard || self.office.is_some() {
+            self.nobody_since = None;
+        } else {
+            self.nobody_since.get_or_insert_with(Instant::now);
+        }
         let me = (self.started, self.tasks.id.as_str());
         let is_oldest = self.others.iter().all(|(id, (started, _))| (*started, id.as_str()) > me);
-        let has_listened = self.begun.elapsed() > SILENCE + BEAT;
-        if self.office.is_some() && (!is_oldest || self.ending) {
+        let has_listened = self.begun.elapsed() > SILENCE + BEAT
+            && self.nobody_since.is_some_and(|since| since.elapsed() >= NOBODY);
+        if self.office.is_some() && (self.ending || !is_oldest) {
             tracing::info!("another agent gives slots to tasks now");
             self.office = None;
-        } else if self.office.is_none()
-            && is_oldest
-            && has_listened
-            && !self.ending
-            && self.broker.is_connected()
-        {
+        } else if is_oldest && has_listened && !self.ending && self.broker.is_connected() {
             self.take_office().await?;
         }
         Ok(())
@@ -234,26 +269,36 @@ impl Agent {
 
     async fn take_office(&mut self) -> Result<(), AgentError> {
         tracing::info!("this agent gives slots to tasks from now on");
+        let agents = self.broker.hear(AGENTS).await?;
         let requests = self.broker.hear(DISPATCH).await?;
         let status = self.broker.hear(STATUS).await?;
         let dispatch = Dispatch::new(Config::default(), self.now_ms());
-        self.office = Some(Office { dispatch, requests, status });
+        self.office = Some(Office { dispatch, agents, requests, status });
+        self.nobody_since = None;
         self.broker.flush().await;
         self.broker.say(BEGUN, &());
         Ok(())
     }
 
-    fn hear_agent(&mut self, mail: &Mail) {
-        let Ok(beat) = AgentBeat::decode(mail.payload.clone()) else { return };
-        if beat.agent != self.tasks.id {
-            if beat.goes || beat.draining {
-                self.others.remove(&beat.agent);
-            } else {
-                self.others.insert(beat.agent.clone(), (beat.started, Instant::now()));
-            }
+    fn hear_seen(&mut self, mail: &Mail) {
+        let Ok(seen) = AgentSeen::decode(mail.payload.clone()) else { return };
+        if seen.agent == self.tasks.id {
+            return;
         }
+        if seen.draining {
+            self.others.remove(&seen.agent);
+            self.dispatcher.take_if(|(id, _)| *id == seen.agent);
+            return;
+        }
+        if seen.dispatches {
+            self.dispatcher = Some((seen.agent.clone(), Instant::now()));
+        }
+        self.others.insert(seen.agent, (seen.started, Instant::now()));
+    }
+
+    fn hear_agent(&mut self, mail: Mail) {
         let now_ms = self.now_ms();
-        if let Some(office) = &mut self.office {
+        if let (Some(office), Ok(beat)) = (&mut self.office, AgentBeat::decode(mail.payload)) {
             office.dispatch.agent(beat, now_ms);
         }
     }
@@ -327,6 +372,7 @@ impl Agent {
             ..AgentBeat::default()
         };
         self.broker.say(AGENTS, &beat);
+        self.broker.say(SEEN, &self.seen());
         self.broker.flush().await;
         Ok(())
     }

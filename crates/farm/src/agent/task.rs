@@ -94,8 +94,15 @@ pub(super) async fn attend(
     };
     let begun = Instant::now();
     task.say(client::Body::Started(true));
-    let mut again = tokio::time::interval_at(tokio::time::Instant::now() + AGAIN, AGAIN);
+    let mut again = tokio::time::interval(AGAIN);
+    again.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    let mut was_due = false;
     loop {
+        let is_due = task.is_due();
+        if is_due && !was_due {
+            again.reset();
+        }
+        was_due = is_due;
         let [output, error] = &task.outputs;
         tokio::select! {
             biased;
@@ -107,7 +114,7 @@ pub(super) async fn attend(
             () = readable(output) => task.read(0),
             () = readable(error) => task.read(1),
             () = writable(&task.input) => task.write(),
-            _ = again.tick() => task.again(),
+            _ = again.tick(), if is_due => task.again(),
         }
         task.say_end(false);
     }
@@ -231,6 +238,12 @@ impl Task {
             closed: self.input.pipe.is_none(),
         };
         self.say(client::Body::Taken(taken));
+    }
+
+    /// Whether something may have to be said again. A task that runs and says nothing needs no timer.
+    fn is_due(&self) -> bool {
+        let is_under_way = self.outputs.iter().any(|output| output.out.is_under_way());
+        is_under_way || self.over.is_some() || self.input.incoming.length() > 0
     }
 
     fn again(&mut self) {

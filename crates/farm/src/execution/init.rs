@@ -3,10 +3,14 @@
 //!
 //! Where that is permitted it is the first process of a PID namespace: the kernel then kills whatever it leaves, also when
 //! it is killed itself. Else it is a subreaper that kills its descendants until there are none.
+//!
+//! Namespaces cost more than a small command does. So one in which a task has left nothing, no process and no mount, has the next
+//! task as well.
 
 use std::ffi::{CString, OsStr};
 use std::fs::File;
-use std::io::{self, Read, Seek, Write};
+use std::io::{self, IoSliceMut, Read, Seek, Write};
+use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
@@ -14,6 +18,7 @@ use std::path::Path;
 use hayloft_process::{self as process, Forked};
 use prost::Message;
 use rustix::event::{PollFd, PollFlags, poll};
+use rustix::net::{RecvAncillaryBuffer, RecvFlags, SendFlags};
 
 use crate::execution::sys;
 
@@ -69,14 +74,18 @@ pub(crate) struct Report {
     /// Processor time of the command and all that it has waited for, milliseconds.
     #[prost(uint64, tag = "7")]
     pub cpu: u64,
+    /// Nothing is left of the task: this process may be given another one.
+    #[prost(bool, tag = "8")]
+    pub goes_on: bool,
 }
 
-/// Descriptors of a task: what to run, standard input, output and error, and where the report goes.
-pub(crate) struct Descriptors {
-    pub execution: OwnedFd,
-    pub standard: [OwnedFd; 3],
-    pub report: OwnedFd,
-}
+/// Descriptors of a task: what to run, standard input, output and error.
+pub(crate) type Descriptors = [OwnedFd; 4];
+
+/// Longest report.
+pub(crate) const REPORT_MAX: usize = 8 << 10;
+/// So much of a failure fits into it, whatever its characters are.
+const FAILURE_CHARS: usize = 1_500;
 
 /// Signals that are passed on to the command's process group.
 const PASSED: [i32; 10] = [
@@ -92,18 +101,56 @@ const PASSED: [i32; 10] = [
     libc::SIGWINCH,
 ];
 
-/// Runs the task; the process ends with it.
-pub(crate) fn run(fds: Descriptors, has_namespace: bool) -> ! {
-    let Descriptors { execution, standard, report } = fds;
-    let [input, output, error] = &standard;
-    process::close_all_but(&mut [&execution, input, output, error, &report].map(AsRawFd::as_raw_fd));
-    let mut report = File::from(report);
-    let said = match supervise(execution, standard, &report, has_namespace) {
-        Ok(said) => said,
-        Err((what, error)) => failure(what, &error, false),
-    };
-    let _ = report.write_all(&Report { is_whole: true, ..said }.encode_to_vec());
+/// Runs tasks that come on the socket, one after the other, as long as nothing is left of them; the process ends with the socket.
+pub(crate) fn run(socket: OwnedFd, has_namespace: bool) -> ! {
+    process::close_all_but(&mut [socket.as_raw_fd()]);
+    let mut init = Err(("begin", io::Error::other("nothing has come")));
+    while let Some(fds) = next_task(&socket) {
+        // What could not be done for the first task is told then.
+        if init.is_err() {
+            init = Init::new(has_namespace);
+        }
+        let said = init
+            .as_mut()
+            .map_err(|(what, error)| failure(what, error, false))
+            .and_then(|init| init.supervise(fds).map_err(|(what, error)| failure(what, &error, false)));
+        let said = said.unwrap_or_else(|failed| failed);
+        let goes_on = init.as_mut().is_ok_and(|init| init.goes_on());
+        let failure = said.failure.chars().take(FAILURE_CHARS).collect();
+        let said = Report { failure, is_whole: true, goes_on, ..said }.encode_to_vec();
+        if rustix::net::send(&socket, &said, SendFlags::NOSIGNAL).is_err() || !goes_on {
+            break;
+        }
+    }
     process::exit_now(0)
+}
+
+/// The next task; None when nobody has one any more.
+fn next_task(socket: &OwnedFd) -> Option<Descriptors> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(4))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let mut byte = [0];
+    let mut parts = [IoSliceMut::new(&mut byte)];
+    let message = loop {
+        match rustix::net::recvmsg(socket, &mut parts, &mut control, RecvFlags::CMSG_CLOEXEC) {
+            Err(rustix::io::Errno::INTR) => {}
+            message => break message.ok()?,
+        }
+    };
+    if message.bytes == 0 {
+        return None;
+    }
+    sys::descriptors(&mut control).try_into().ok()
+}
+
+/// What the first process has for all of its tasks.
+struct Init {
+    signals: OwnedFd,
+    has_namespace: bool,
+    /// The mounts of its namespace: it is told of changes.
+    mounts: Option<File>,
+    /// A folder is seen at another place than on the host, for all of its tasks.
+    is_bound: bool,
 }
 
 fn failure(what: &str, error: &io::Error, is_own: bool) -> Report {
@@ -113,63 +160,77 @@ fn failure(what: &str, error: &io::Error, is_own: bool) -> Report {
 
 type Trouble = (&'static str, io::Error);
 
-fn supervise(
-    execution: OwnedFd,
-    standard: [OwnedFd; 3],
-    report: &File,
-    has_namespace: bool,
-) -> Result<Report, Trouble> {
-    let _ = rustix::process::setsid();
-    sys::die_with_parent(if has_namespace { libc::SIGKILL } else { sys::end_all_signal() });
-    let mut all = PASSED.to_vec();
-    all.extend([libc::SIGCHLD, sys::end_all_signal()]);
-    let signals = sys::all_signals_by_descriptor(&all).map_err(|error| ("catch signals", error))?;
-    // The parent may have ended before it was said that this process ends with it.
-    let mut ends = [PollFd::new(report, PollFlags::empty())];
-    let at_once = rustix::time::Timespec { tv_sec: 0, tv_nsec: 0 };
-    if poll(&mut ends, Some(&at_once)).is_ok_and(|count| count > 0) {
-        process::exit_now(1);
-    }
-    let mut execution = read(execution).map_err(|error| ("read what to run", error))?;
-    let failure = failure_file(&mut execution).map_err(|error| ("make a file in memory", error))?;
-    if has_namespace {
-        set_up_namespace(&execution)?;
-    } else {
-        sys::adopt_orphans();
-    }
-    let (from_command, to_us) = io::pipe().map_err(|error| ("make a pipe", error))?;
-    let command = match process::fork(0).map_err(|error| ("make a process", error))? {
-        Forked::Child => {
-            let said = become_command(&execution, &standard, failure.as_ref());
-            let _ = File::from(OwnedFd::from(to_us)).write_all(&said.encode_to_vec());
-            process::exit_now(127)
+impl Init {
+    fn new(has_namespace: bool) -> Result<Init, Trouble> {
+        let _ = rustix::process::setsid();
+        sys::die_with_parent(if has_namespace { libc::SIGKILL } else { sys::end_all_signal() });
+        let mut all = PASSED.to_vec();
+        all.extend([libc::SIGCHLD, sys::end_all_signal()]);
+        let signals = sys::all_signals_by_descriptor(&all).map_err(|error| ("catch signals", error))?;
+        let mut mounts = None;
+        if has_namespace {
+            set_up_namespace()?;
+            mounts = File::open("/proc/self/mountinfo").ok();
+        } else {
+            sys::adopt_orphans();
         }
-        Forked::Parent(child) => child.pid,
-    };
-    // Both sides do it: a signal that comes at once finds the group.
-    let _ = rustix::process::setpgid(rustix::process::Pid::from_raw(command), None);
-    drop((standard, to_us));
-    let ended = watch(&signals, command);
-    if !has_namespace {
-        end_descendants();
+        Ok(Init { signals, has_namespace, mounts, is_bound: false })
     }
-    let mut failed = Vec::new();
-    let _ = File::from(OwnedFd::from(from_command)).read_to_end(&mut failed);
-    let failed = Report::decode(&*failed).unwrap_or_default();
-    if !failed.failure.is_empty() {
-        return Ok(failed);
+
+    /// Whether the next task finds everything as the first one has.
+    fn goes_on(&mut self) -> bool {
+        let Some(mounts) = &self.mounts else { return false };
+        !sys::have_mounts_changed(mounts)
     }
-    let mut text = String::new();
-    if let Some(mut file) = failure {
-        let _ = file.rewind().and_then(|()| file.read_to_string(&mut text));
+
+    fn supervise(&mut self, [execution, input, output, error]: Descriptors) -> Result<Report, Trouble> {
+        // Those of the task before have come too late.
+        while process::next_signal(self.signals.as_fd()).is_some() {}
+        let standard = [input, output, error];
+        let mut execution = read(execution).map_err(|error| ("read what to run", error))?;
+        let failure = failure_file(&mut execution).map_err(|error| ("make a file in memory", error))?;
+        // Who gives it tasks gives it those that have the same folder at the same place.
+        if self.has_namespace && !execution.bind_to.is_empty() && !self.is_bound {
+            bind(&execution)?;
+            self.is_bound = true;
+            self.mounts.as_ref().map(sys::have_mounts_changed);
+        }
+        let (from_command, to_us) = io::pipe().map_err(|error| ("make a pipe", error))?;
+        let command = match process::fork(0).map_err(|error| ("make a process", error))? {
+            Forked::Child => {
+                let said = become_command(&execution, &standard, failure.as_ref());
+                let _ = File::from(OwnedFd::from(to_us)).write_all(&said.encode_to_vec());
+                process::exit_now(127)
+            }
+            Forked::Parent(child) => child.pid,
+        };
+        // Both sides do it: a signal that comes at once finds the group.
+        let _ = rustix::process::setpgid(rustix::process::Pid::from_raw(command), None);
+        drop((standard, to_us));
+        let ended = watch(&self.signals, command);
+        if self.has_namespace {
+            end_all();
+        } else {
+            end_descendants();
+        }
+        let mut failed = Vec::new();
+        let _ = File::from(OwnedFd::from(from_command)).read_to_end(&mut failed);
+        let failed = Report::decode(&*failed).unwrap_or_default();
+        if !failed.failure.is_empty() {
+            return Ok(failed);
+        }
+        let mut text = String::new();
+        if let Some(mut file) = failure {
+            let _ = file.rewind().and_then(|()| file.read_to_string(&mut text));
+        }
+        Ok(match (text.is_empty(), ended.code) {
+            (true, _) => ended,
+            // As shells have it: there is no such command, or it cannot be run.
+            (false, 127) => Report { failure: text, errno: libc::ENOENT, is_own: true, ..Report::default() },
+            (false, 126) => Report { failure: text, errno: libc::EACCES, is_own: true, ..Report::default() },
+            (false, _) => Report { failure: text, errno: libc::EIO, ..Report::default() },
+        })
     }
-    Ok(match (text.is_empty(), ended.code) {
-        (true, _) => ended,
-        // As shells have it: there is no such command, or it cannot be run.
-        (false, 127) => Report { failure: text, errno: libc::ENOENT, is_own: true, ..Report::default() },
-        (false, 126) => Report { failure: text, errno: libc::EACCES, is_own: true, ..Report::default() },
-        (false, _) => Report { failure: text, errno: libc::EIO, ..Report::default() },
-    })
 }
 
 fn failure_file(execution: &mut Execution) -> io::Result<Option<File>> {
@@ -216,6 +277,19 @@ fn watch(signals: &OwnedFd, command: i32) -> Report {
     }
 }
 
+/// Kills everything else in this process's namespace, until nothing is left.
+fn end_all() {
+    loop {
+        while let Ok(Some(_)) = process::wait(None, false) {}
+        // Of init's namespace that is everything but init.
+        if process::kill(-1, libc::SIGKILL).is_err_and(|error| error.raw_os_error() == Some(libc::ESRCH)) {
+            return;
+        }
+        let pause = rustix::time::Timespec { tv_sec: 0, tv_nsec: 500_000 };
+        let _ = poll(&mut [], Some(&pause));
+    }
+}
+
 /// Kills everything below this process. What loses its parent comes here, so that in the end nothing is left.
 fn end_descendants() {
     while sys::has_children() {
@@ -229,19 +303,19 @@ fn end_descendants() {
     }
 }
 
-fn set_up_namespace(execution: &Execution) -> Result<(), Trouble> {
+fn set_up_namespace() -> Result<(), Trouble> {
     // What is unmounted on the host goes here as well; nothing goes the other way.
     sys::mount(c"none", c"/", None, libc::MS_REC | libc::MS_SLAVE)
         .map_err(|error| ("have mounts of its own", error))?;
     let flags = libc::MS_NOSUID | libc::MS_NODEV | libc::MS_NOEXEC;
-    sys::mount(c"proc", c"/proc", Some(c"proc"), flags).map_err(|error| ("mount /proc", error))?;
-    if !execution.bind_to.is_empty() {
-        let path = |bytes: &[u8]| CString::new(bytes).map_err(|error| ("name a folder", error.into()));
-        let (from, to) = (path(&execution.bind_from)?, path(&execution.bind_to)?);
-        sys::mount(&from, &to, None, libc::MS_BIND | libc::MS_REC)
-            .map_err(|error| ("show the volume where the submitting host has it", error))?;
-    }
-    Ok(())
+    sys::mount(c"proc", c"/proc", Some(c"proc"), flags).map_err(|error| ("mount /proc", error))
+}
+
+fn bind(execution: &Execution) -> Result<(), Trouble> {
+    let path = |bytes: &[u8]| CString::new(bytes).map_err(|error| ("name a folder", error.into()));
+    let (from, to) = (path(&execution.bind_from)?, path(&execution.bind_to)?);
+    sys::mount(&from, &to, None, libc::MS_BIND | libc::MS_REC)
+        .map_err(|error| ("show the volume where the submitting host has it", error))
 }
 
 /// Becomes the command; returns why not.

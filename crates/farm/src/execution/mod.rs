@@ -5,6 +5,7 @@ mod spawner;
 pub(crate) mod sys;
 
 use std::fs::File;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io::{self, IoSlice, Write};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -71,8 +72,11 @@ impl Spawner {
         let mut memory = File::from(memory);
         memory.write_all(&what.encode_to_vec())?;
         let [input, output, error] = standard.each_ref().map(AsFd::as_fd);
+        let mut mounts = DefaultHasher::new();
+        (&what.bind_from, &what.bind_to).hash(&mut mounts);
+        let mounts = mounts.finish();
         self.ask(
-            &Request { task, start: true, plain, ..Request::default() },
+            &Request { task, start: true, plain, mounts, ..Request::default() },
             &[memory.as_fd(), input, output, error],
         )
     }
@@ -114,7 +118,8 @@ impl Drop for Spawner {
 impl Events {
     /// Waits for the next event; None when the process has ended.
     pub(crate) fn next(&self) -> Option<Event> {
-        let mut bytes = vec![0; 8 << 10];
+        // A report, and which task it is of.
+        let mut bytes = vec![0; 2 * init::REPORT_MAX];
         loop {
             match rustix::net::recv(&self.0, &mut bytes[..], RecvFlags::empty()) {
                 Ok((_, 0)) => return None,

@@ -2,21 +2,25 @@
 //! tasks end when that does, whatever it was doing.
 //!
 //! It takes requests from a socket, some with descriptors, and says on it what has become of tasks. When the socket ends, or
-//! nothing has come for as long as the lease, all tasks end.
+//! nothing has come for as long as the lease, all tasks end. First processes of tasks that have ended, with their namespaces, are
+//! kept for tasks to come, as long as the host's mounts stay as they are.
 
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::io::{self, IoSliceMut, Read};
+use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use hayloft_process::{self as process, Forked};
 use prost::Message;
 use rustix::event::{PollFd, PollFlags, poll};
-use rustix::net::{RecvAncillaryBuffer, RecvFlags, SendFlags};
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
+    SocketFlags, SocketType,
+};
 use rustix::time::{ClockId, Timespec, clock_gettime};
 
-use crate::execution::init::{self, Descriptors, Report};
+use crate::execution::init::{self, REPORT_MAX, Report};
 use crate::execution::sys;
 
 /// What is asked of the spawner.
@@ -37,6 +41,9 @@ pub(crate) struct Request {
     /// Its command makes namespaces itself, and ends with all that is in them.
     #[prost(bool, tag = "6")]
     pub plain: bool,
+    /// Its mounts beside the host's, as a number: a first process has those of one task and the next.
+    #[prost(uint64, tag = "7")]
+    pub mounts: u64,
     /// From now on without a word for so long all tasks end, milliseconds.
     #[prost(uint64, tag = "5")]
     pub lease: u64,
@@ -56,21 +63,33 @@ pub(crate) struct Event {
     pub namespaces: bool,
 }
 
-struct Running {
-    task: u64,
-    report: File,
-    /// It has a PID namespace of its own.
+/// First processes that wait for a task: more than hosts run at a time would be of no use.
+const IDLE_MAX: usize = 64;
+
+/// A first process.
+struct First {
+    /// What it runs; None while it waits for a task.
+    task: Option<u64>,
+    /// None when its end of it has ended: it takes a while until all that it has killed is gone.
+    socket: Option<OwnedFd>,
+    /// It has namespaces of its own.
     namespaces: bool,
+    /// As [`Request::mounts`] of its tasks.
+    mounts: u64,
+    /// It was told to end.
+    is_ending: bool,
 }
 
 struct Spawner {
     socket: OwnedFd,
-    /// By the number of the first process.
-    running: BTreeMap<i32, Running>,
+    /// By their numbers.
+    firsts: BTreeMap<i32, First>,
     namespaces: bool,
     lease_ms: u64,
     /// When something has come last.
     heard_ms: u64,
+    /// The host's mounts: this process is told of changes.
+    mounts: File,
 }
 
 /// Milliseconds that go on while the host sleeps.
@@ -90,15 +109,27 @@ pub(crate) fn serve() -> io::Result<()> {
     rustix::stdio::dup2_stdin(&null)?;
     let signals = sys::all_signals_by_descriptor(&[libc::SIGCHLD])?;
     let namespaces = can_have_namespaces();
-    let mut spawner =
-        Spawner { socket, running: BTreeMap::new(), namespaces, lease_ms: u64::MAX, heard_ms: now_ms() };
+    let mounts = File::open("/proc/self/mountinfo")?;
+    let firsts = BTreeMap::new();
+    let mut spawner = Spawner { socket, firsts, namespaces, lease_ms: u64::MAX, heard_ms: now_ms(), mounts };
     spawner.say(&Event { task: 0, report: None, namespaces });
     loop {
-        let mut ends = [PollFd::new(&spawner.socket, PollFlags::IN), PollFd::new(&signals, PollFlags::IN)];
+        let mut ends =
+            vec![PollFd::new(&spawner.socket, PollFlags::IN), PollFd::new(&signals, PollFlags::IN)];
+        let mut busy = Vec::new();
+        for (pid, first) in &spawner.firsts {
+            if let (Some(_), Some(socket)) = (first.task, &first.socket) {
+                ends.push(PollFd::new(socket, PollFlags::IN));
+                busy.push(*pid);
+            }
+        }
         let left = spawner.lease_ms.saturating_sub(now_ms().saturating_sub(spawner.heard_ms)).min(60_000);
         let left = Timespec { tv_sec: (left / 1000) as i64, tv_nsec: (left % 1000 * 1_000_000) as i64 };
         let _ = poll(&mut ends, Some(&left));
         let (is_asked, has_signal) = (!ends[0].revents().is_empty(), !ends[1].revents().is_empty());
+        let told = ends[2..].iter().zip(&busy).filter(|(end, _)| !end.revents().is_empty());
+        let told: Vec<i32> = told.map(|(_, pid)| *pid).collect();
+        told.into_iter().for_each(|pid| spawner.hear(pid));
         if has_signal {
             while process::next_signal(signals.as_fd()).is_some() {}
             while let Ok(Some(ended)) = process::wait(None, false) {
@@ -110,6 +141,8 @@ pub(crate) fn serve() -> io::Result<()> {
         }
         if now_ms().saturating_sub(spawner.heard_ms) >= spawner.lease_ms {
             spawner.end_all();
+            // Until the agent says the next one.
+            spawner.lease_ms = u64::MAX;
         }
     }
     // The agent has ended.
@@ -161,9 +194,9 @@ impl Spawner {
         if request.lease > 0 {
             self.lease_ms = request.lease;
         }
-        let pid = self.running.iter().find(|(_, running)| running.task == request.task).map(|(pid, _)| *pid);
+        let pid = self.firsts.iter().find(|(_, first)| first.task == Some(request.task)).map(|(pid, _)| *pid);
         match pid {
-            None if request.start => self.start(request.task, fds, self.namespaces && !request.plain),
+            None if request.start => self.start(&request, fds),
             Some(pid) if request.end => self.end(pid),
             Some(pid) if request.signal > 0 => drop(process::kill(pid, request.signal)),
             _ => {}
@@ -171,8 +204,9 @@ impl Spawner {
         true
     }
 
-    fn start(&mut self, task: u64, fds: Vec<OwnedFd>, namespaces: bool) {
-        if let Err(error) = self.try_start(task, fds, namespaces) {
+    fn start(&mut self, request: &Request, fds: Vec<OwnedFd>) {
+        let task = request.task;
+        if let Err(error) = self.try_start(request, fds) {
             let report = Report {
                 failure: format!("start a process: {error}"),
                 errno: error.raw_os_error().unwrap_or(libc::EIO),
@@ -183,39 +217,90 @@ impl Spawner {
         }
     }
 
-    fn try_start(&mut self, task: u64, fds: Vec<OwnedFd>, namespaces: bool) -> io::Result<()> {
-        let [execution, input, output, error] =
-            <[OwnedFd; 4]>::try_from(fds).map_err(|_| io::Error::other("descriptors are missing"))?;
-        let (reader, writer) = io::pipe()?;
+    fn try_start(&mut self, request: &Request, fds: Vec<OwnedFd>) -> io::Result<()> {
+        let Request { task, mounts, .. } = *request;
+        let namespaces = self.namespaces && !request.plain;
+        if sys::have_mounts_changed(&self.mounts) {
+            self.firsts.retain(|_, first| first.task.is_some());
+        }
+        let idle =
+            |(_, first): &(&i32, &mut First)| namespaces && first.task.is_none() && first.mounts == mounts;
+        if let Some((_, first)) = self.firsts.iter_mut().find(idle)
+            && first.socket.as_ref().is_some_and(|socket| hand(socket, &fds).is_ok())
+        {
+            first.task = Some(task);
+            return Ok(());
+        }
+        let (ours, theirs) =
+            rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
+        hand(&ours, &fds)?;
         let flags = if namespaces { libc::CLONE_NEWPID | libc::CLONE_NEWNS } else { 0 };
         match process::fork(flags as u64)? {
-            Forked::Child => {
-                let standard = [input, output, error];
-                init::run(Descriptors { execution, standard, report: writer.into() }, namespaces)
-            }
+            Forked::Child => init::run(theirs, namespaces),
             Forked::Parent(child) => {
-                let report = File::from(OwnedFd::from(reader));
-                self.running.insert(child.pid, Running { task, report, namespaces });
+                let first =
+                    First { task: Some(task), socket: Some(ours), namespaces, mounts, is_ending: false };
+                self.firsts.insert(child.pid, first);
                 Ok(())
             }
         }
     }
 
-    fn end(&self, pid: i32) {
-        let namespaces = self.running.get(&pid).is_some_and(|running| running.namespaces);
-        let _ = process::kill(pid, if namespaces { libc::SIGKILL } else { sys::end_all_signal() });
+    fn end(&mut self, pid: i32) {
+        let Some(first) = self.firsts.get_mut(&pid) else { return };
+        first.is_ending = true;
+        let _ = process::kill(pid, if first.namespaces { libc::SIGKILL } else { sys::end_all_signal() });
     }
 
-    fn end_all(&self) {
-        self.running.keys().for_each(|pid| self.end(*pid));
+    fn end_all(&mut self) {
+        self.firsts.retain(|_, first| first.task.is_some());
+        let busy: Vec<i32> = self.firsts.keys().copied().collect();
+        busy.into_iter().for_each(|pid| self.end(pid));
     }
 
-    /// A task's first process has ended, and with it the task.
+    /// A first process has something to say: its task has ended, and all that this has started.
+    fn hear(&mut self, pid: i32) {
+        let idle = self.firsts.values().filter(|first| first.task.is_none()).count();
+        let Some(first) = self.firsts.get_mut(&pid) else { return };
+        let Some(socket) = &first.socket else { return };
+        let mut bytes = [0; REPORT_MAX];
+        let length = match rustix::net::recv(socket, &mut bytes[..], RecvFlags::DONTWAIT) {
+            Ok((length @ 1.., _)) => length,
+            Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => return,
+            _ => {
+                first.socket = None;
+                return;
+            }
+        };
+        let Some(report) = Report::decode(&bytes[..length]).ok().filter(|report| report.is_whole) else {
+            return;
+        };
+        let Some(task) = first.task.take() else { return };
+        if !report.goes_on || first.is_ending || idle >= IDLE_MAX {
+            // Without the socket it ends, if it has not.
+            self.firsts.remove(&pid);
+        }
+        self.say(&Event { task, report: Some(report), namespaces: self.namespaces });
+    }
+
+    /// A first process has ended, and with it its task.
     fn ended(&mut self, pid: i32) {
-        let Some(mut running) = self.running.remove(&pid) else { return };
-        let mut bytes = Vec::new();
-        let _ = running.report.read_to_end(&mut bytes);
-        let report = Report::decode(&*bytes).ok().filter(|report| report.is_whole);
-        self.say(&Event { task: running.task, report, namespaces: self.namespaces });
+        self.hear(pid);
+        if let Some(task) = self.firsts.remove(&pid).and_then(|first| first.task) {
+            self.say(&Event { task, report: None, namespaces: self.namespaces });
+        }
     }
+}
+
+/// Hands a task to its first process.
+fn hand(socket: &OwnedFd, fds: &[OwnedFd]) -> io::Result<()> {
+    if fds.len() != 4 {
+        return Err(io::Error::other("descriptors are missing"));
+    }
+    let fds: Vec<BorrowedFd<'_>> = fds.iter().map(AsFd::as_fd).collect();
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(4))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    control.push(SendAncillaryMessage::ScmRights(&fds));
+    rustix::net::sendmsg(socket, &[IoSlice::new(b"t")], &mut control, SendFlags::NOSIGNAL)?;
+    Ok(())
 }

@@ -5,6 +5,7 @@ use std::ffi::{CStr, CString};
 use std::io;
 use std::os::fd::OwnedFd;
 
+use rustix::event::{PollFd, PollFlags, poll};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage};
 
 fn check(result: libc::c_int) -> io::Result<libc::c_int> {
@@ -44,6 +45,13 @@ pub(crate) fn die_with_parent(signal: i32) {
 pub(crate) fn adopt_orphans() {
     // SAFETY: plain numbers.
     unsafe { libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 1) };
+}
+
+/// Whether mounts of the namespace of this file, an open `/proc/PID/mountinfo`, have changed since it was opened or this was asked.
+pub(crate) fn have_mounts_changed(mounts: &std::fs::File) -> bool {
+    let mut ends = [PollFd::new(mounts, PollFlags::PRI)];
+    let at_once = rustix::time::Timespec { tv_sec: 0, tv_nsec: 0 };
+    poll(&mut ends, Some(&at_once)) != Ok(0)
 }
 
 /// The signal that asks the first process of a task to end all of it.

@@ -8,7 +8,7 @@ use std::io::{self, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
-use super::history;
+use super::{history, recipe};
 
 /// The files; gone when dropped.
 #[derive(Debug)]
@@ -17,7 +17,8 @@ pub struct Hook {
 }
 
 impl Hook {
-    /// Makes the files. `program` with [`super::recipe::ARGUMENT`] is how recipes are run; with `skips` not those that are seen to do little.
+    /// Makes the files. `program` with [`recipe::ARGUMENT`] is how recipes are run, or [`recipe::PROGRAM`] where that is beside it; with
+    /// `skips` not those that are seen to do little.
     ///
     /// # Errors
     /// When `/tmp` cannot be written to.
@@ -30,12 +31,17 @@ impl Hook {
         }
         std::os::unix::fs::DirBuilderExt::mode(&mut std::fs::DirBuilder::new(), 0o700).create(&dir)?;
         let hook = Hook { dir };
-        let program = program.display().to_string().replace('\'', "'\"'\"'");
+        let quoted = |program: &Path| program.display().to_string().replace('\'', "'\"'\"'");
+        let small = program.with_file_name(recipe::PROGRAM);
+        let runs = match is_of_this_version(&small) {
+            true => format!("'{}'", quoted(&small)),
+            false => format!("'{}' {}", quoted(program), recipe::ARGUMENT),
+        };
         let skip = match skips {
             true => format!("for text; do :; done\n{}", history::trivial_in_shell()),
             false => String::new(),
         };
-        let script = format!("{skip}exec '{program}' {} \"$@\"\n", super::recipe::ARGUMENT);
+        let script = format!("{skip}exec {runs} \"$@\"\n");
         let mut file = std::fs::File::create(hook.script())?;
         file.write_all(script.as_bytes())?;
         file.set_permissions(std::fs::Permissions::from_mode(0o755))?;
@@ -63,6 +69,12 @@ impl Hook {
     pub fn socket(&self) -> PathBuf {
         self.dir.join("socket")
     }
+}
+
+/// Whether the small program is there, and was installed together with this one.
+fn is_of_this_version(small: &Path) -> bool {
+    let said = std::process::Command::new(small).arg("--version").output();
+    said.is_ok_and(|said| said.stdout.trim_ascii() == env!("CARGO_PKG_VERSION").as_bytes())
 }
 
 impl Drop for Hook {

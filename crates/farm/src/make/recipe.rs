@@ -1,23 +1,39 @@
-//! The process that make starts for a recipe.
+//! The process that make starts for a recipe: this program, or the small one that does nothing else (`hayloft-recipe`), which starts in
+//! less than half of the time.
 
 use std::ffi::OsString;
 use std::io::{self, Write};
 use std::os::fd::AsFd;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt;
 use std::path::Path;
+use std::process::Command;
+
+use hayloft_process::{self as process, Mask};
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::process::{Resource, Rlimit, setrlimit};
 
 use super::wire::{self, Answer, Ask, Done, Hand};
 use crate::submit;
 
 /// The first argument by which this program becomes a recipe's process.
 pub const ARGUMENT: &str = "farm-recipe";
+/// Exit code when the recipe was not run.
+const NOT_RUN: u8 = 125;
 /// Names the session's socket.
 pub const SOCKET: &str = "HAYLOFT_FARM_SOCKET";
 
+/// The small program's name; it is looked for beside this one.
+pub const PROGRAM: &str = "hayloft-recipe";
+
+/// Signals that are passed on to a recipe elsewhere.
+const PASSED: [i32; 7] =
+    [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGQUIT, libc::SIGUSR1, libc::SIGUSR2, libc::SIGWINCH];
+
 /// What is to be done with a recipe.
 #[derive(Debug)]
-pub enum Way {
+enum Way {
     /// This process becomes it.
     Here,
     /// It has ended on the farm: by a signal if that is not 0, else with this exit code; a message for standard error.
@@ -31,11 +47,63 @@ pub enum Way {
     },
 }
 
+/// Serves make as the process of a recipe; gives its exit code. Does not return where this process becomes the recipe, or ends by the
+/// signal that has ended it.
+pub fn serve(command: &[OsString]) -> u8 {
+    let mut held_back = None;
+    let passes = |stream| held_back = pass_signals(stream).ok();
+    match run(command, passes) {
+        Ok(Way::Here) => {
+            if let Some(mask) = &held_back {
+                process::restore_signals(mask);
+            }
+            let error = Command::new(&command[0]).args(&command[1..]).exec();
+            eprintln!("hayloft: {}: {error}", command[0].to_string_lossy());
+            127
+        }
+        Ok(Way::Ended { code, signal, message }) => {
+            eprint!("{message}");
+            if signal == 0 {
+                return code as u8;
+            }
+            end_by(signal);
+            128u8.wrapping_add(signal as u8)
+        }
+        Err(error) => {
+            eprintln!("hayloft: the recipe was not run, `hayloft make` is gone: {error}");
+            NOT_RUN
+        }
+    }
+}
+
+/// Writes the numbers of signals that come from now on.
+fn pass_signals(mut stream: UnixStream) -> io::Result<Mask> {
+    let (signals, before) = process::signals_by_descriptor(&PASSED)?;
+    std::thread::spawn(move || {
+        loop {
+            let _ = poll(&mut [PollFd::new(&signals, PollFlags::IN)], None);
+            while let Some(signal) = process::next_signal(signals.as_fd()) {
+                let _ = stream.write_all(&[signal as u8]);
+            }
+        }
+    });
+    Ok(before)
+}
+
+/// Ends this process by a signal, as the recipe has ended. A core of this process would be of no use to anybody.
+fn end_by(signal: i32) {
+    let none = Rlimit { current: Some(0), maximum: Some(0) };
+    let _ = setrlimit(Resource::Core, none);
+    process::reset_signals();
+    let _ = process::kill(std::process::id() as i32, signal);
+    std::thread::sleep(std::time::Duration::from_millis(100));
+}
+
 /// Has a recipe run where the session says. `passes` is called once signals are to be passed on, with where to write their numbers to.
 ///
 /// # Errors
 /// When the session is gone: the recipe has not run, or not to its end.
-pub fn run(command: &[OsString], passes: impl FnOnce(UnixStream)) -> io::Result<Way> {
+fn run(command: &[OsString], passes: impl FnOnce(UnixStream)) -> io::Result<Way> {
     let Some(socket) = std::env::var_os(SOCKET) else { return Ok(Way::Here) };
     if std::env::var_os("HAYLOFT_IN_TASK").is_some() || !is_plain_recipe() {
         return Ok(Way::Here);

@@ -1,19 +1,20 @@
 //! The session: it says where recipes run, and has those of the farm run there.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
-use std::io::{self, Read};
+use std::io;
 use std::os::unix::ffi::OsStringExt;
-use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use tokio::io::{AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::net::{UnixListener, UnixStream};
 use tokio::runtime::Handle;
-use tokio::sync::mpsc;
+use tokio::sync::{Semaphore, mpsc};
 
 use super::history::History;
 use super::wire::{self, Answer, Ask, Done, Hand};
@@ -85,14 +86,16 @@ pub struct InRoot {
 /// Serves the recipes of one make.
 #[derive(Debug)]
 pub struct Session {
-    farm: Option<(Submitter, Handle)>,
+    farm: Option<Submitter>,
+    runtime: Handle,
     need: NeedMessage,
     user: (u32, u32),
     root: InRoot,
     history: Mutex<History>,
-    /// Free slots of this host.
-    free: Mutex<u32>,
-    freed: Condvar,
+    /// Slots of this host.
+    slots: Semaphore,
+    /// Where folders are, of those that were asked for.
+    places: Mutex<BTreeMap<PathBuf, Option<Place>>>,
     /// Why recipes run here, each reason once.
     told: Mutex<BTreeSet<String>>,
     /// What was done.
@@ -104,37 +107,55 @@ impl Session {
     pub fn new(
         directory: &Path,
         slots: u32,
-        farm: Option<(Submitter, Handle)>,
+        farm: Option<Submitter>,
+        runtime: Handle,
         need: NeedMessage,
         user: (u32, u32),
         root: InRoot,
     ) -> Session {
         Session {
             farm,
+            runtime,
             need,
             user,
             root,
             history: Mutex::new(History::open(directory)),
-            free: Mutex::new(slots.max(1)),
-            freed: Condvar::new(),
+            slots: Semaphore::new(slots.max(1) as usize),
+            places: Mutex::default(),
             told: Mutex::default(),
             tally: Tally::default(),
         }
     }
 
-    /// Answers recipes on a socket, each on a thread of its own, until the program ends.
-    pub fn serve(self: &Arc<Self>, listener: UnixListener) {
+    /// Answers recipes on a socket until the program ends.
+    ///
+    /// # Errors
+    /// When the socket cannot be waited for.
+    pub fn serve(self: &Arc<Self>, listener: std::os::unix::net::UnixListener) -> io::Result<()> {
+        listener.set_nonblocking(true)?;
         let session = Arc::clone(self);
-        std::thread::spawn(move || {
-            for stream in listener.incoming().flatten() {
+        let _within = self.runtime.enter();
+        let listener = UnixListener::from_std(listener)?;
+        self.runtime.spawn(async move {
+            loop {
+                let stream = match listener.accept().await {
+                    Ok((stream, _)) => stream,
+                    Err(error) => {
+                        // Too many open files: some will be closed.
+                        tracing::debug!("a recipe: {error}");
+                        tokio::time::sleep(Duration::from_millis(20)).await;
+                        continue;
+                    }
+                };
                 let session = Arc::clone(&session);
-                std::thread::spawn(move || {
-                    if let Err(error) = session.attend(stream) {
+                tokio::spawn(async move {
+                    if let Err(error) = session.attend(stream).await {
                         tracing::debug!("a recipe: {error}");
                     }
                 });
             }
         });
+        Ok(())
     }
 
     /// What the recipes take that are still to come, as far as that is known.
@@ -147,16 +168,15 @@ impl Session {
         self.history.lock().unwrap_or_else(PoisonError::into_inner).save();
     }
 
-    fn attend(&self, mut stream: UnixStream) -> io::Result<()> {
-        let ask: Ask = wire::receive(&mut stream)?;
-        let directory = PathBuf::from(std::ffi::OsString::from_vec(ask.directory.clone()));
-        let place = self.place(&ask.text, &directory);
-        let (Some((submitter, runtime)), Some(place)) = (&self.farm, place) else {
-            return self.here(stream, &ask, |stream| wire::send(stream, &Answer { here: true }));
+    async fn attend(&self, mut stream: UnixStream) -> io::Result<()> {
+        let ask: Ask = wire::heard(&mut stream).await?;
+        let place = self.place(&ask).await;
+        let (Some(submitter), Some(place)) = (&self.farm, place) else {
+            return self.here(stream, &ask, &Answer { here: true }).await;
         };
-        wire::send(&mut stream, &Answer { here: false })?;
-        let hand: Hand = wire::receive(&mut stream)?;
-        let [output, error] = wire::receive_descriptors(&stream)?.map(File::from);
+        stream.write_all(&wire::frame(&Answer { here: false })).await?;
+        let hand: Hand = wire::heard(&mut stream).await?;
+        let [output, error] = wire::descriptors_heard(&stream).await?.map(File::from);
         let is_merged = submit::is_one_stream(&output, &error);
         let command = hand.command.into_iter().map(std::ffi::OsString::from_vec).collect();
         let spec = submit::spec(command, hand.environment, &place, hand.umask, self.user);
@@ -165,17 +185,17 @@ impl Session {
         let may_run_here = self.root.layers.is_empty();
         let task = Task { spec, need: self.need.clone(), input: None, output, error, may_run_here };
         let (orders, mut obeys) = mpsc::unbounded_channel();
-        let mut signals = stream.try_clone()?;
-        std::thread::spawn(move || {
-            let mut number = [0];
-            while signals.read_exact(&mut number).is_ok() {
-                let _ = orders.send(Order::Signal(number[0].into()));
+        let (mut signals, mut writer) = stream.into_split();
+        let signals = tokio::spawn(async move {
+            while let Ok(number) = signals.read_u8().await {
+                let _ = orders.send(Order::Signal(number.into()));
             }
-            // The recipe's process is gone, or does not need it any more.
+            // The recipe's process is gone.
             let _ = orders.send(Order::End);
         });
         self.tally.now.fetch_add(1, Ordering::Relaxed);
-        let (outcome, times) = runtime.block_on(submitter.run(task, &mut obeys));
+        let (outcome, times) = submitter.run(task, &mut obeys).await;
+        signals.abort();
         self.tally.now.fetch_sub(1, Ordering::Relaxed);
         let done = match outcome {
             Outcome::Exited(code) => Done { code, ..Done::default() },
@@ -188,13 +208,9 @@ impl Session {
                 Done { code: 125, message, ..Done::default() }
             }
             Outcome::Nowhere(reason) => {
-                let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
-                let is_new = told.insert(reason.clone());
-                drop(told);
+                let is_new = self.told.lock().unwrap_or_else(PoisonError::into_inner).insert(reason.clone());
                 let message = if is_new { format!("hayloft: runs here: {reason}\n") } else { String::new() };
-                return self.here(stream, &ask, |stream| {
-                    wire::send(stream, &Done { here: true, message, ..Done::default() })
-                });
+                return self.here(writer, &ask, &Done { here: true, message, ..Done::default() }).await;
             }
         };
         self.tally.there.fetch_add(1, Ordering::Relaxed);
@@ -202,47 +218,49 @@ impl Session {
             self.history.lock().unwrap_or_else(PoisonError::into_inner).learn(&ask.text, times.ran);
         }
         self.tally.add(&ask.text, times);
-        let sent = wire::send(&mut stream, &done);
-        // Ends the thread that reads signals.
-        let _ = stream.shutdown(std::net::Shutdown::Both);
-        sent
+        writer.write_all(&wire::frame(&done)).await
     }
 
     /// Where on a volume it is, if it is to run on the farm.
-    fn place(&self, recipe: &[u8], directory: &Path) -> Option<Place> {
-        let (submitter, _) = self.farm.as_ref()?;
+    async fn place(&self, ask: &Ask) -> Option<Place> {
+        let submitter = self.farm.as_ref()?;
         let only_there = !self.root.layers.is_empty();
-        let is_away = || submitter.away().is_some();
-        if !only_there
-            && (is_away() || self.history.lock().unwrap_or_else(PoisonError::into_inner).is_cheap(recipe))
-        {
+        let is_cheap = || self.history.lock().unwrap_or_else(PoisonError::into_inner).is_cheap(&ask.text);
+        if !only_there && (submitter.away().is_some() || is_cheap()) {
             return None;
         }
-        Place::of(directory).ok().flatten()
+        let directory = PathBuf::from(std::ffi::OsString::from_vec(ask.directory.clone()));
+        let known = self.places.lock().unwrap_or_else(PoisonError::into_inner).get(&directory).cloned();
+        if let Some(known) = known {
+            return known;
+        }
+        // The table of mounts and the volume are asked: that may take a while.
+        let (found, directory) =
+            tokio::task::spawn_blocking(move || (Place::of(&directory), directory)).await.ok()?;
+        let found = found.ok()?;
+        self.places.lock().unwrap_or_else(PoisonError::into_inner).insert(directory, found.clone());
+        found
     }
 
-    /// Lets a recipe run in a slot of this host, and waits for its end.
-    fn here(
+    /// Lets a recipe run in a slot of this host when it is told so, and waits for its end.
+    async fn here(
         &self,
-        mut stream: UnixStream,
+        mut stream: impl AsyncWrite + Unpin,
         ask: &Ask,
-        tell: impl FnOnce(&mut UnixStream) -> io::Result<()>,
+        tells: &impl prost::Message,
     ) -> io::Result<()> {
         let pid = Pid::from_raw(ask.pid).ok_or_else(|| io::Error::other("no process"))?;
         let process = pidfd_open(pid, PidfdFlags::empty())?;
         let asked = Instant::now();
-        let free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut free = self.freed.wait_while(free, |free| *free == 0).unwrap_or_else(PoisonError::into_inner);
-        *free -= 1;
-        drop(free);
+        let slot = self.slots.acquire().await.map_err(io::Error::other)?;
         let begun = Instant::now();
-        let told = tell(&mut stream);
+        let told = stream.write_all(&wire::frame(tells)).await;
         drop(stream);
         if told.is_ok() {
-            while poll(&mut [PollFd::new(&process, PollFlags::IN)], None).is_err() {}
+            let ends = move || while poll(&mut [PollFd::new(&process, PollFlags::IN)], None).is_err() {};
+            let _ = tokio::task::spawn_blocking(ends).await;
         }
-        *self.free.lock().unwrap_or_else(PoisonError::into_inner) += 1;
-        self.freed.notify_one();
+        drop(slot);
         self.tally.here.fetch_add(1, Ordering::Relaxed);
         self.history.lock().unwrap_or_else(PoisonError::into_inner).learn(&ask.text, begun.elapsed());
         let (whole, slot, ran) = (asked.elapsed(), begun - asked, begun.elapsed());

@@ -119,7 +119,7 @@ pub struct AgentBeat {
     /// Grows with each beat.
     #[prost(uint64, tag = "3")]
     pub beat: u64,
-    /// When it was started, milliseconds since 1970: the oldest one dispatches.
+    /// When it was started, milliseconds since 1970.
     #[prost(uint64, tag = "4")]
     pub started: u64,
     /// Slots.
@@ -146,6 +146,23 @@ pub struct AgentBeat {
     /// It ends now, and nothing of it runs any more.
     #[prost(bool, tag = "12")]
     pub goes: bool,
+}
+
+/// An agent says to the others that it is there: while it dispatches, and while nobody does.
+#[derive(Clone, PartialEq, Message)]
+pub struct AgentSeen {
+    /// Its id.
+    #[prost(string, tag = "1")]
+    pub agent: String,
+    /// When it was started, milliseconds since 1970: without one that dispatches the oldest one will.
+    #[prost(uint64, tag = "2")]
+    pub started: u64,
+    /// It ends: it does not dispatch, and will not.
+    #[prost(bool, tag = "3")]
+    pub draining: bool,
+    /// It dispatches.
+    #[prost(bool, tag = "4")]
+    pub dispatches: bool,
 }
 
 /// For the dispatcher.

@@ -16,8 +16,10 @@ pub const BEAT: Duration = Duration::from_millis(500);
 /// An agent that was not heard for so long does not dispatch any more, and gets no tasks.
 pub const SILENCE: Duration = Duration::from_millis(2_000);
 
-/// What agents say of themselves, every [`BEAT`]; heard by all agents.
+/// What agents say of themselves, every [`BEAT`]; heard by the agent that dispatches.
 pub const AGENTS: &str = "hayloft.1.agents";
+/// That an agent is there: said while it dispatches, and while nobody does; heard by all agents.
+pub const SEEN: &str = "hayloft.1.seen";
 /// For the agent that dispatches: only that one listens.
 pub const DISPATCH: &str = "hayloft.1.dispatch";
 /// A dispatcher has begun: agents and submitters say at once what they have.

@@ -89,6 +89,11 @@ impl Outgoing {
         self.is_closed
     }
 
+    /// Whether something was sent that was not taken yet.
+    pub fn is_under_way(&self) -> bool {
+        !self.under_way.is_empty()
+    }
+
     /// What is to be sent again, when nothing was taken since this was called last.
     pub fn again(&mut self) -> Vec<Part> {
         let was_still = std::mem::replace(&mut self.is_still, true);

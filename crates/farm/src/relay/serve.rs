@@ -2,13 +2,11 @@
 
 use std::fs::File;
 use std::io;
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use prost::Message;
-use tokio::io::{AsyncReadExt, AsyncWriteExt, Interest};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::{Mutex, mpsc};
 
@@ -93,12 +91,8 @@ impl Relay {
     }
 
     async fn attend(&self, mut stream: UnixStream) -> io::Result<()> {
-        let mut before = [0; 4];
-        stream.read_exact(&mut before).await?;
-        let mut bytes = vec![0; wire::length(before)?];
-        stream.read_exact(&mut bytes).await?;
-        let hand = Hand::decode(&*bytes).map_err(io::Error::other)?;
-        let [input, output, error] = descriptors(&stream).await?.map(File::from);
+        let hand: Hand = wire::heard(&mut stream).await?;
+        let [input, output, error] = wire::descriptors_heard(&stream).await?.map(File::from);
         stream.write_all(&wire::frame(&Told { is_taken: true, ..Told::default() })).await?;
         let (mut reader, mut writer) = stream.into_split();
         let (orders, mut obeys) = mpsc::unbounded_channel();
@@ -128,15 +122,5 @@ impl Relay {
         };
         signals.abort();
         writer.write_all(&wire::frame(&Told::from(outcome))).await
-    }
-}
-
-async fn descriptors(stream: &UnixStream) -> io::Result<[OwnedFd; 3]> {
-    loop {
-        stream.readable().await?;
-        match stream.try_io(Interest::READABLE, || wire::receive_descriptors(stream)) {
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-            received => return received,
-        }
     }
 }

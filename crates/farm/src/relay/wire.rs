@@ -7,6 +7,7 @@ use std::os::unix::net::UnixStream;
 
 use prost::Message;
 use rustix::net::{RecvAncillaryBuffer, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
+use tokio::io::AsyncReadExt;
 
 use crate::execution::sys;
 use crate::protocol::{NeedMessage, Spec};
@@ -97,9 +98,33 @@ pub(crate) fn frame(message: &impl Message) -> Vec<u8> {
 ///
 /// # Errors
 /// When no message is so long.
-pub(crate) fn length(bytes: [u8; 4]) -> io::Result<usize> {
+fn length(bytes: [u8; 4]) -> io::Result<usize> {
     let length = u32::from_le_bytes(bytes) as usize;
     if length > LENGTH_MAX { Err(io::Error::other("a message is too long")) } else { Ok(length) }
+}
+
+/// The next message, for programs that wait for many at a time.
+pub(crate) async fn heard<M: Message + Default>(
+    stream: &mut (impl tokio::io::AsyncRead + Unpin),
+) -> io::Result<M> {
+    let mut before = [0; 4];
+    stream.read_exact(&mut before).await?;
+    let mut bytes = vec![0; length(before)?];
+    stream.read_exact(&mut bytes).await?;
+    M::decode(&*bytes).map_err(io::Error::other)
+}
+
+/// The next descriptors, for programs that wait for many at a time.
+pub(crate) async fn descriptors_heard<const N: usize>(
+    stream: &tokio::net::UnixStream,
+) -> io::Result<[OwnedFd; N]> {
+    loop {
+        stream.readable().await?;
+        match stream.try_io(tokio::io::Interest::READABLE, || receive_descriptors(stream)) {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+            received => return received,
+        }
+    }
 }
 
 pub(crate) fn send(stream: &mut UnixStream, message: &impl Message) -> io::Result<()> {

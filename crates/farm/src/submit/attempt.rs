@@ -35,8 +35,8 @@ enum Over {
 
 enum Phase {
     Waiting,
-    Starting { agent: String, lease: Duration, starts: u32 },
-    Running { agent: String, lease: Duration },
+    Starting { agent: String, starts: u32 },
+    Running { agent: String },
 }
 
 struct Attempt<'a> {
@@ -63,7 +63,7 @@ struct Attempt<'a> {
 impl Drop for Attempt<'_> {
     fn drop(&mut self) {
         let is_heard = self.ended.is_some();
-        if let Phase::Starting { agent, .. } | Phase::Running { agent, .. } = &self.phase {
+        if let Phase::Starting { agent, .. } | Phase::Running { agent } = &self.phase {
             if !is_heard {
                 self.inner.say_to_agent(agent, self.number, agent::Body::End(true));
             }
@@ -155,9 +155,17 @@ impl Attempt<'_> {
         mut news: mpsc::UnboundedReceiver<News>,
         orders: &mut mpsc::UnboundedReceiver<Order>,
     ) -> Over {
-        let mut again = tokio::time::interval_at(tokio::time::Instant::now() + AGAIN, AGAIN);
+        let mut again = tokio::time::interval(AGAIN);
+        again.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         let mut has_orders = true;
+        // A farm runs many tasks that say nothing for long: no timer wakes them.
+        let mut was_due = false;
         loop {
+            let is_due = self.is_due();
+            if is_due && !was_due {
+                again.reset();
+            }
+            was_due = is_due;
             let [output, error] = &mut *self.sinks;
             let runs = matches!(self.phase, Phase::Running { .. }) && self.spec.has_input;
             let over = tokio::select! {
@@ -178,7 +186,7 @@ impl Attempt<'_> {
                     self.say_taken(taken);
                     None
                 }
-                _ = again.tick() => self.again(),
+                _ = again.tick(), if is_due => self.again(),
             };
             if let Some(over) = over.or_else(|| self.outcome()) {
                 return over;
@@ -189,7 +197,7 @@ impl Attempt<'_> {
     fn agent(&self) -> Option<&str> {
         match &self.phase {
             Phase::Waiting => None,
-            Phase::Starting { agent, .. } | Phase::Running { agent, .. } => Some(agent),
+            Phase::Starting { agent, .. } | Phase::Running { agent } => Some(agent),
         }
     }
 
@@ -214,6 +222,10 @@ impl Attempt<'_> {
                 let is_first = matches!(self.phase, Phase::Starting { starts: 1, .. });
                 return is_first.then(|| Over::Anywhere("its agent is gone".to_owned(), false));
             }
+            News::Away => return self.given_up(),
+            News::Silent => {
+                return Some(Over::Anywhere("its host was not heard for too long".to_owned(), true));
+            }
             News::Said(from, body) => (from, body),
         };
         match body {
@@ -228,10 +240,10 @@ impl Attempt<'_> {
             _ if self.agent() != Some(&from) => return None,
             _ => {}
         }
-        if let Phase::Starting { agent, lease, .. } = &self.phase
+        if let Phase::Starting { agent, .. } = &self.phase
             && !matches!(body, client::Body::Beat(_))
         {
-            self.phase = Phase::Running { agent: agent.clone(), lease: *lease };
+            self.phase = Phase::Running { agent: agent.clone() };
         }
         match body {
             client::Body::Data(data) => {
@@ -274,12 +286,11 @@ impl Attempt<'_> {
         if !matches!(self.phase, Phase::Waiting) {
             return;
         }
-        self.inner.placed(self.number, agent);
+        self.inner.placed(self.number, agent, Duration::from_millis(granted.lease) + AFTER_LEASE);
         self.times.slot += self.since.elapsed();
         self.since = Instant::now();
         self.times.host.clone_from(&granted.host);
-        let lease = Duration::from_millis(granted.lease);
-        self.phase = Phase::Starting { agent: agent.to_owned(), lease, starts: 1 };
+        self.phase = Phase::Starting { agent: agent.to_owned(), starts: 1 };
         self.start(agent, granted.beat);
     }
 
@@ -326,23 +337,30 @@ impl Attempt<'_> {
         }
     }
 
-    /// Says what was not answered again, and looks whether the agent is silent for too long.
+    /// The farm is away: the task is given back if it may run here and waits.
+    fn given_up(&self) -> Option<Over> {
+        let may = self.may_run_here && matches!(self.phase, Phase::Waiting);
+        self.inner.away().filter(|_| may).map(|reason| Over::With(Outcome::Nowhere(reason)))
+    }
+
+    /// Whether something may have to be said again.
+    fn is_due(&self) -> bool {
+        matches!(self.phase, Phase::Starting { .. })
+            || self.ending.is_some()
+            || self.source.is_under_way()
+            || self.sinks.iter().any(Sink::has_reminder)
+    }
+
+    /// Says what was not answered again.
     fn again(&mut self) -> Option<Over> {
         if self.ending.is_some_and(|since| since.elapsed() > END_WAIT) {
             return Some(Over::With(Outcome::Signalled(self.signal)));
         }
-        match &mut self.phase {
-            Phase::Waiting => {
-                let away = self.inner.away().filter(|_| self.may_run_here);
-                return away.map(|reason| Over::With(Outcome::Nowhere(reason)));
-            }
-            Phase::Starting { agent, starts, .. } => {
-                *starts += 1;
-                // Each is as good as the first: without a beat that was heard the agent takes it only if it has it already.
-                let agent = agent.clone();
-                self.start(&agent, 0);
-            }
-            Phase::Running { .. } => {}
+        if let Phase::Starting { agent, starts } = &mut self.phase {
+            *starts += 1;
+            // Each is as good as the first: without a beat that was heard the agent takes it only if it has it already.
+            let agent = agent.clone();
+            self.start(&agent, 0);
         }
         if self.ending.is_some() {
             self.tell(agent::Body::End(true));
@@ -353,11 +371,7 @@ impl Attempt<'_> {
             let taken = self.sinks[at].reminder();
             self.say_taken(taken);
         }
-        let (Phase::Starting { agent, lease, .. } | Phase::Running { agent, lease }) = &self.phase else {
-            return None;
-        };
-        let is_silent = self.inner.heard(agent).is_none_or(|heard| heard.elapsed() > *lease + AFTER_LEASE);
-        is_silent.then(|| Over::Anywhere("its host was not heard for too long".to_owned(), true))
+        None
     }
 
     /// How it has ended, when that and all of its output is here.

@@ -107,9 +107,14 @@ impl Sink {
         (self.incoming.says() >= self.said + SAY_TAKEN).then(|| self.taken())
     }
 
+    /// Whether [`Sink::reminder`] would say something.
+    pub(super) fn has_reminder(&self) -> bool {
+        self.incoming.says() > self.said
+    }
+
     /// What is said when nothing else was.
     pub(super) fn reminder(&mut self) -> Option<Taken> {
-        (self.incoming.says() > self.said).then(|| self.taken())
+        self.has_reminder().then(|| self.taken())
     }
 
     fn taken(&mut self) -> Taken {
@@ -200,6 +205,11 @@ impl Source {
         if taken.closed {
             self.out.close();
         }
+    }
+
+    /// Whether something was sent that was not taken yet.
+    pub(super) fn is_under_way(&self) -> bool {
+        self.out.is_under_way()
     }
 
     /// What was not taken for a while.

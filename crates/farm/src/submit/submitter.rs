@@ -25,6 +25,10 @@ pub(super) enum News {
     Said(String, client::Body),
     /// The broker has: nobody has heard the start.
     Unheard,
+    /// The farm is away, and was for a while.
+    Away,
+    /// Its agent was silent for so long that it must have ended it.
+    Silent,
 }
 
 #[derive(Debug)]
@@ -32,6 +36,8 @@ struct Try {
     need: NeedMessage,
     /// Where it has a slot; empty while it waits.
     agent: String,
+    /// How long that agent may be silent.
+    silence: Duration,
     news: mpsc::UnboundedSender<News>,
 }
 
@@ -164,7 +170,9 @@ impl Inner {
         let mut state = self.state();
         state.last += 1;
         let number = state.last;
-        state.tries.insert(number, Try { need: need.clone(), agent: String::new(), news });
+        state
+            .tries
+            .insert(number, Try { need: need.clone(), agent: String::new(), silence: Duration::ZERO, news });
         drop(state);
         let wanted = Wanted { task: number, need: Some(need.clone()), agent: String::new() };
         let body = Some(dispatch::Body::Submit(self.client_beat(vec![wanted])));
@@ -173,12 +181,13 @@ impl Inner {
         (number, hears)
     }
 
-    /// A try has a slot there; None: it waits.
-    pub(super) fn placed(&self, number: u64, agent: &str) {
+    /// A try has a slot there; it is lost when that agent is silent for so long.
+    pub(super) fn placed(&self, number: u64, agent: &str, silence: Duration) {
         let mut state = self.state();
         state.heard.insert(agent.to_owned(), Instant::now());
         if let Some(one) = state.tries.get_mut(&number) {
             one.agent = agent.to_owned();
+            one.silence = silence;
         }
     }
 
@@ -197,11 +206,6 @@ impl Inner {
     fn say_over(&self, number: u64) {
         let key = TaskKey { client: self.id.clone(), task: number };
         self.broker.say(DISPATCH, &ToDispatcher { body: Some(dispatch::Body::Over(key)) });
-    }
-
-    /// When an agent was heard last.
-    pub(super) fn heard(&self, agent: &str) -> Option<Instant> {
-        self.state().heard.get(agent).copied()
     }
 
     pub(super) fn say_to_agent(&self, agent: &str, number: u64, body: agent::Body) {
@@ -239,6 +243,15 @@ impl Inner {
             agent: one.agent.clone(),
         };
         let tasks = state.tries.iter().map(wanted).collect();
+        let is_away = state.nobody_since.is_some_and(|since| since.elapsed() > AWAY);
+        for one in state.tries.values() {
+            let is_silent = || state.heard.get(&one.agent).is_none_or(|heard| heard.elapsed() > one.silence);
+            match one.agent.is_empty() {
+                true if is_away => drop(one.news.send(News::Away)),
+                false if is_silent() => drop(one.news.send(News::Silent)),
+                _ => {}
+            }
+        }
         drop(state);
         let body = Some(dispatch::Body::Beat(self.client_beat(tasks)));
         let reply = client_subject(&self.id, "d");
@@ -262,10 +275,11 @@ impl Inner {
         let mut state = self.state();
         if let client::Body::Beat(alive) = &body {
             state.heard.insert(message.agent.clone(), Instant::now());
-            // What it runs for us and we do not know, it is to end; the others hear that it lives.
+            // What it runs for us and we do not know, it is to end. What we think it runs and it does not know is told so.
             let strays: Vec<u64> =
                 alive.tasks.iter().filter(|task| !state.tries.contains_key(task)).copied().collect();
-            for one in state.tries.iter().filter(|(_, one)| one.agent == message.agent) {
+            let its = state.tries.iter().filter(|(_, one)| one.agent == message.agent);
+            for one in its.filter(|(number, _)| !alive.tasks.contains(number)) {
                 let _ = one.1.news.send(News::Said(message.agent.clone(), body.clone()));
             }
             drop(state);
