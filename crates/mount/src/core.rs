@@ -36,6 +36,7 @@ use crate::session::link::Link;
 use crate::sharing::Heard;
 use crate::sharing::appends::Append;
 use crate::sharing::fault::{Bundle, Faults};
+use crate::sharing::quiet::Shipped;
 use crate::sharing::recalls::Recalled;
 use crate::stats::{Hold, Stats};
 
@@ -331,6 +332,8 @@ pub(crate) struct Client {
     pub(crate) others_changed: AtomicBool,
     /// Changes whose callers were ended and that are not certain yet, see [`crate::sharing::abandoned`].
     pub(crate) abandoned: AtomicUsize,
+    /// Files that are given back if they are not changed again.
+    pub(crate) shipped: Shipped,
     /// Whether the kernel knows any directory by another number than its own.
     pub(crate) any_moved: Arc<AtomicBool>,
 }
@@ -349,6 +352,7 @@ impl Client {
     ) -> Client {
         Client {
             any_moved: core.nodes.any_moved(),
+            shipped: Shipped::default(),
             core: Mutex::new(core),
             budget: Budget::default(),
             memory: Memory::new(&options),

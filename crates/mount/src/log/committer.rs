@@ -68,7 +68,7 @@ pub(crate) fn run(client: &Client) {
                 settle(client, &shipment);
                 client.ledger.succeeded(ticket, Some(sequence));
                 client.let_go();
-                client.give_back_shipped(&shipment.cut.batch.records);
+                client.note_shipped(sequence, &shipment.cut.batch.records);
                 if let Some(status) = committed.and_then(|committed| committed.status) {
                     client.set_usage(status);
                 }

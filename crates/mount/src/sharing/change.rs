@@ -5,8 +5,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use hayloft_fuse::Interrupt;
-use hayloft_model::grants::STRAY;
-use hayloft_model::{Change, FileKind, Ino, Record, TreeError};
+use hayloft_model::{Change, FileKind, Ino, Sequence, TreeError};
 use hayloft_wire::client_message::Body as Ask;
 use hayloft_wire::server_message::Body as Answer;
 use hayloft_wire::{ChangeRequest, Changed, GiveBack, error_of};
@@ -17,8 +16,6 @@ use crate::sharing::fault::FaultError;
 
 /// How long to wait before a log that cannot be shipped is tried again.
 const AGAIN: Duration = Duration::from_millis(200);
-/// Files that are given back with one message, and one hold of the lock.
-const GIVEN_AT_ONCE: usize = 1024;
 
 /// What the server made of a change.
 #[derive(Debug)]
@@ -109,28 +106,12 @@ impl Client {
             .into_iter()
             .filter_map(|(dir, name)| core.tree.leads_to(dir, name.as_bytes()).map(|dentry| dentry.ino));
         let files = change.inode().into_iter().chain(named).collect();
-        self.give_back_files(&mut core, files);
+        self.give_back_files(&mut core, files, self.durable());
     }
 
-    /// The same for files of a batch that the server has: what is made in a directory that others use as well is looked at by others next,
-    /// who would have each of them recalled.
-    pub(crate) fn give_back_shipped(&self, records: &[Record]) {
-        let files = records.iter().filter_map(|record| match record {
-            Record::PutInode(ino, row) if row.kind() != FileKind::Directory && row.parent != STRAY => {
-                Some(*ino)
-            }
-            _ => None,
-        });
-        let files: Vec<Ino> = files.collect();
-        for files in files.chunks(GIVEN_AT_ONCE) {
-            self.give_back_files(&mut self.core(), files.to_vec());
-        }
-    }
-
-    /// From looking until it is said nobody here changes one, or asks for it anew.
-    fn give_back_files(&self, core: &mut Core, mut files: Vec<Ino>) {
+    /// Gives back those of the files of which the server has everything, by this batch. From looking until it is said nobody here changes one, or asks for it anew.
+    pub(super) fn give_back_files(&self, core: &mut Core, mut files: Vec<Ino>, durable: Sequence) {
         let Some(connection) = self.link.connected() else { return };
-        let durable = self.durable();
         files.retain(|ino| core.may_give_back(*ino, durable));
         let (of, event) = core.seen;
         if files.is_empty() || of != connection {

@@ -10,6 +10,7 @@ pub(crate) mod fault;
 pub(crate) mod heard;
 pub(crate) mod holders;
 pub(crate) mod locks;
+pub(crate) mod quiet;
 pub(crate) mod recalls;
 
 use std::collections::HashSet;
@@ -67,6 +68,8 @@ impl LinkReceiver for Client {
 
     fn received_all(&self, connection: u64) {
         self.acknowledge_heard(connection);
+        // Also with each answer to a keep-alive.
+        self.give_back_quiet();
     }
 
     fn lost(&self) {
