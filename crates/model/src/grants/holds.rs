@@ -11,7 +11,7 @@ impl Grants {
         match awaited {
             Awaited::Recall { object, keep_read, .. } => {
                 if peer.recalls.remove(&object.ino()).is_some() {
-                    self.recall_is_over(object.ino());
+                    self.recall_is_over(session, object.ino(), event);
                 }
                 self.recalled(session, object, keep_read);
             }

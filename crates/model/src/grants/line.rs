@@ -22,6 +22,7 @@ impl Grants {
         let Some(waiting) = self.requests.get(&ticket) else { return };
         let is_free = match waiting.stage {
             Stage::Dropping(_) => true,
+            Stage::Waiting if waiting.awaits > 0 => false,
             Stage::Waiting => !waiting.claims().any(|(ino, mode)| self.is_taken(ticket, ino, mode)),
             Stage::Ready | Stage::Settling(_) => false,
         };
@@ -94,8 +95,13 @@ impl Grants {
         }
     }
 
-    /// A session need not give an object back any more.
-    pub(super) fn recall_is_over(&mut self, ino: Ino) {
+    /// A session need not give an object back any more, as this event had told it.
+    pub(super) fn recall_is_over(&mut self, session: SessionId, ino: Ino, event: u64) {
+        for ticket in self.awaiting.remove(&(session, event)).unwrap_or_default() {
+            if let Some(waiting) = self.requests.get_mut(&ticket) {
+                waiting.awaits -= 1;
+            }
+        }
         if let Some(count) = self.recalls.get_mut(&ino) {
             *count -= 1;
             if *count == 0 {
@@ -136,7 +142,7 @@ impl Grants {
             Request::List(_) | Request::Rest(_) | Request::Reclaim(_) | Request::Change { .. }
         ) {
             let objects = waiting.request.objects().to_vec();
-            if self.make_whole(&objects) {
+            if self.make_whole(ticket, &objects) {
                 return;
             }
         }
@@ -146,7 +152,7 @@ impl Grants {
                 self.try_slot(ticket, session, object);
             }
             Request::List(object) => {
-                if !self.recall(self.owners_of(session, &[object])) {
+                if !self.recall(ticket, self.owners_of(session, &[object])) {
                     self.register_reader(session, object.ino());
                     self.ready(ticket, Outcome::Granted);
                 }
@@ -154,7 +160,7 @@ impl Grants {
             Request::Rest(_) => self.remove(ticket),
             Request::Release(files) => self.try_release(ticket, session, &files),
             Request::Read(objects) => {
-                if self.recall(self.owners_of(session, &objects)) {
+                if self.recall(ticket, self.owners_of(session, &objects)) {
                     return;
                 }
                 for object in objects {
@@ -174,13 +180,13 @@ impl Grants {
             Request::Own(object @ Object::Directory(dir)) => {
                 if self.is_split(dir) || !self.may_own(session, dir) {
                     self.ready(ticket, Outcome::Shared);
-                } else if !self.recall(self.holders_of(session, dir)) {
+                } else if !self.recall(ticket, self.holders_of(session, dir)) {
                     self.give(session, object);
                     self.ready(ticket, Outcome::Granted);
                 }
             }
             Request::Own(object @ Object::File { ino, .. }) => {
-                if self.recall(self.owners_of(session, &[object])) {
+                if self.recall(ticket, self.owners_of(session, &[object])) {
                     return;
                 }
                 match &self.requests[&ticket].stage {
@@ -197,7 +203,7 @@ impl Grants {
                     Object::Directory(dir) => self.holders_of(session, *dir),
                     Object::File { .. } => self.owners_of(session, &[*object]),
                 });
-                if !self.recall(holders.collect()) {
+                if !self.recall(ticket, holders.collect()) {
                     objects.into_iter().for_each(|object| self.give(session, object));
                     self.ready(ticket, Outcome::Granted);
                 }
@@ -222,7 +228,7 @@ impl Grants {
                 if local && !foreign && !strays && dirs.iter().all(|dir| self.may_own(session, *dir)) {
                     let holders: Vec<_> =
                         dirs.iter().flat_map(|dir| self.holders_of(session, *dir)).collect();
-                    if !self.recall(holders) {
+                    if !self.recall(ticket, holders) {
                         let own: Vec<Object> = dirs.into_iter().map(Object::Directory).collect();
                         own.iter().for_each(|object| self.give(session, *object));
                         self.ready(ticket, Outcome::Yours(own));
@@ -237,7 +243,7 @@ impl Grants {
                         Some((owner, object, self.may_keep(owner, object)))
                     })
                     .collect();
-                if !self.recall(owners) {
+                if !self.recall(ticket, owners) {
                     self.ready(ticket, Outcome::Execute);
                 }
             }
@@ -313,8 +319,8 @@ impl Grants {
                 && holding.streak.is_some_and(|(last, count)| last == session && count >= patience))
     }
 
-    /// Recalls what is not being recalled yet. Returns whether there is anything to wait for.
-    pub(super) fn recall(&mut self, wanted: Vec<(SessionId, Object, bool)>) -> bool {
+    /// Recalls for a request what is not being recalled yet. Returns whether there is anything to wait for.
+    pub(super) fn recall(&mut self, ticket: Ticket, wanted: Vec<(SessionId, Object, bool)>) -> bool {
         let mut seen = HashSet::new();
         for (holder, object, keep_read) in &wanted {
             // Holders are peers.
@@ -326,6 +332,11 @@ impl Grants {
                     holding.patience.get_or_insert(STREAK_MIN);
                 }
                 self.order_recall(*holder, *object, *keep_read, true);
+            }
+            let event = self.peers.get(holder).and_then(|peer| peer.recalls.get(&object.ino()));
+            if let (Some(event), Some(waiting)) = (event, self.requests.get_mut(&ticket)) {
+                waiting.awaits += 1;
+                self.awaiting.entry((*holder, *event)).or_default().push(ticket);
             }
         }
         !wanted.is_empty()

@@ -233,12 +233,16 @@ struct Waiting {
     told: BTreeSet<SessionId>,
     /// Directories that the request became a reader of on the way.
     along: Vec<Ino>,
+    /// How much of what it needs is being given back. Before all of that is there is nothing to look at: it may be thousands of files.
+    awaits: usize,
 }
 
 /// All grants of a volume.
 #[derive(Clone, Debug, Default)]
 pub struct Grants {
     objects: HashMap<Ino, Holding>,
+    /// Requests that wait until a session has given something back, by the event that told it to.
+    awaiting: HashMap<(SessionId, u64), Vec<Ticket>>,
     /// Files with an owner of their own, by home.
     files: HashMap<Ino, BTreeSet<Ino>>,
     peers: BTreeMap<SessionId, Peer>,
@@ -314,8 +318,8 @@ impl Grants {
         self.splits.dirs().into_iter().for_each(|dir| self.leave_split(dir));
         if let Some(peer) = self.peers.get_mut(&session) {
             peer.awaited.clear();
-            let recalls: Vec<Ino> = peer.recalls.drain().map(|(ino, _)| ino).collect();
-            recalls.into_iter().for_each(|ino| self.recall_is_over(ino));
+            let recalls: Vec<(Ino, u64)> = peer.recalls.drain().collect();
+            recalls.into_iter().for_each(|(ino, event)| self.recall_is_over(session, ino, event));
         }
         for request in self.requests.values_mut() {
             request.published.remove(&session);

@@ -24,6 +24,7 @@ impl Grants {
             settled: false,
             told: BTreeSet::new(),
             along: Vec::new(),
+            awaits: 0,
         };
         self.claim_for(ticket, waiting.claims().collect::<Vec<_>>());
         self.requests.insert(ticket, waiting);

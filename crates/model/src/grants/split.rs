@@ -142,7 +142,7 @@ impl Grants {
 
     /// Splits a directory as soon as nobody reads it as a whole.
     pub(super) fn split(&mut self, ticket: Ticket, dir: Ino) {
-        if !self.recall(self.readers_of(dir)) {
+        if !self.recall(ticket, self.readers_of(dir)) {
             self.splits.dirs.insert(dir, Split::default());
             self.splits.turns.remove(&dir);
             self.ready(ticket, Outcome::Split);
@@ -156,7 +156,7 @@ impl Grants {
 
     /// Makes the split ones among these directories whole. Returns whether that has to be waited for: who is told to let go of a
     /// split directory lets go of its slots as well, all at once.
-    pub(super) fn make_whole(&mut self, objects: &[Object]) -> bool {
+    pub(super) fn make_whole(&mut self, ticket: Ticket, objects: &[Object]) -> bool {
         let mut waits = false;
         for object in objects {
             let Some(split) = self.splits.dirs.get(&object.ino()) else { continue };
@@ -166,7 +166,7 @@ impl Grants {
                 held.flat_map(|holding| holding.owner.iter().chain(&holding.readers).copied()).collect();
             let holders: BTreeSet<SessionId> =
                 holders.into_iter().filter(|_| !self.splits.slots_stay).collect();
-            match self.recall(holders.into_iter().map(|holder| (holder, *object, false)).collect()) {
+            match self.recall(ticket, holders.into_iter().map(|holder| (holder, *object, false)).collect()) {
                 true => waits = true,
                 false => self.whole(object.ino()),
             }
@@ -217,7 +217,7 @@ impl Grants {
         if !slot.of_slot().is_some_and(|dir| self.is_split(dir) && reads(dir)) {
             return self.ready(ticket, Outcome::Shared);
         }
-        if self.recall(self.owners_of(session, &[object])) {
+        if self.recall(ticket, self.owners_of(session, &[object])) {
             return;
         }
         let may_change = self.peers.get(&session).is_some_and(|peer| !peer.read_only);
@@ -235,7 +235,7 @@ impl Grants {
         let slot = object.ino();
         if !slot.of_slot().is_some_and(|dir| self.is_split(dir)) {
             self.ready(ticket, Outcome::Shared);
-        } else if !self.recall(self.holders_of(session, slot)) {
+        } else if !self.recall(ticket, self.holders_of(session, slot)) {
             self.give(session, object);
             self.ready(ticket, Outcome::Granted);
         }

@@ -430,3 +430,53 @@ fn what_a_session_would_rather_not_own_is_noted_once() {
     grants.release(A, &[FILE.ino()]);
     assert_eq!(outputs(&mut grants).1, [(A, 3, recall(FILE, true))], "it owns that anew");
 }
+
+#[test]
+fn what_is_over_stands_in_nobodys_way() {
+    let mut grants = sessions(&[A, B, C]);
+    read(&mut grants, A, dir());
+    read(&mut grants, B, dir());
+    // A walk that takes another directory along, a change that is extended, a request that is given up, and one whose
+    // session ends.
+    let walk = grants.request(A, Request::Read(vec![dir()]));
+    assert!(grants.read_along(walk, Ino(101)).is_some());
+    let waits = grants.request(B, execute(&[dir(), Object::Directory(Ino(101))]));
+    assert_eq!(outputs(&mut grants), (vec![(walk, Outcome::Granted)], vec![]));
+    grants.finish(walk);
+    assert_eq!(outputs(&mut grants), (vec![(waits, Outcome::Execute)], vec![]));
+    grants.extend(waits, [Object::Directory(Ino(102))]);
+    assert_eq!(outputs(&mut grants), (vec![(waits, Outcome::Execute)], vec![]));
+    let behind = grants.request(C, Request::Read(vec![Object::Directory(Ino(102))]));
+    let ends = grants.request(A, Request::Read(vec![dir()]));
+    assert_eq!(outputs(&mut grants), (vec![], vec![]));
+    grants.cancel(behind);
+    grants.end(A);
+    grants.cancel(ends);
+    grants.finish(waits);
+    grants.take_outputs();
+    for wanted in [DIR, Ino(101), Ino(102)] {
+        read(&mut grants, C, Object::Directory(wanted));
+    }
+    assert!(grants.claims.is_empty() && grants.line.is_empty() && grants.recalls.is_empty());
+}
+
+#[test]
+fn who_waits_for_many_files_goes_on_when_the_last_is_given_back_or_its_owner_has_ended() {
+    let mut grants = sessions(&[A, B, C]);
+    [A, B, C].into_iter().for_each(|session| read(&mut grants, session, dir()));
+    let file = |at: u64| Object::File { ino: Ino(200 + at), home: DIR };
+    for at in 0..6 {
+        assert!(grants.adopt(if at < 3 { A } else { B }, file(at)));
+    }
+    let ticket = grants.request(C, execute(&(0..6).map(file).collect::<Vec<_>>()));
+    assert_eq!(outputs(&mut grants).1.len(), 6);
+    (1..=3).for_each(|event| grants.acknowledge(A, event));
+    grants.acknowledge(B, 1);
+    // It has forgotten what it was told, owns one of the two still, and is told of that again.
+    grants.claim(B, &[file(4)]).unwrap();
+    let (ready, orders) = outputs(&mut grants);
+    assert_eq!((ready, orders.len()), (vec![], 1));
+    grants.end(B);
+    assert_eq!(outputs(&mut grants).0, [(ticket, Outcome::Execute)]);
+    assert!(grants.awaiting.is_empty());
+}
