@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use bytes::Bytes;
 use chacha20poly1305::{KeyInit, XChaCha20Poly1305};
 
+use crate::sealed::blocks::Cipher;
 use crate::{Store, StoreError};
 
 /// Bytes of a key.
@@ -79,8 +80,8 @@ impl StoreKey {
     }
 
     /// What encrypts objects.
-    pub(super) fn objects(&self) -> XChaCha20Poly1305 {
-        XChaCha20Poly1305::new(&self.derived("objects").into())
+    pub(super) fn objects(&self) -> Cipher {
+        Cipher::new(self.derived("objects"))
     }
 
     /// What encrypts names.

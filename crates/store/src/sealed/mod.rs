@@ -13,7 +13,6 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use chacha20poly1305::XChaCha20Poly1305;
 use futures::stream::{BoxStream, StreamExt};
 use object_store::path::Path;
 use object_store::{
@@ -22,7 +21,7 @@ use object_store::{
     PutPayload, PutResult, Result,
 };
 
-use crate::sealed::blocks::{BLOCK, Blocks, Id, SEALED_BLOCK, content_len, sealed_len};
+use crate::sealed::blocks::{BLOCK, Blocks, Cipher, Id, SEALED_BLOCK, content_len, sealed_len};
 use crate::sealed::names::Names;
 use crate::sealed::upload::Upload;
 
@@ -41,7 +40,7 @@ pub(crate) struct Tampered(pub(crate) String);
 #[derive(Clone)]
 pub(crate) struct Sealed {
     inner: Arc<dyn ObjectStore>,
-    objects: XChaCha20Poly1305,
+    objects: Cipher,
     names: Names,
 }
 
@@ -135,7 +134,7 @@ async fn aside<T: Send + 'static>(len: u64, work: impl FnOnce() -> T + Send + 's
     tokio::task::spawn_blocking(work).await.map_err(|stopped| generic(std::io::Error::other(stopped)))
 }
 
-fn seal(cipher: &XChaCha20Poly1305, path: &str, payload: &PutPayload) -> Vec<u8> {
+fn seal(cipher: &Cipher, path: &str, payload: &PutPayload) -> Vec<u8> {
     let len = payload.content_length() as u64;
     let (id, mut blocks) = (random_id(), Blocks::new(cipher, path));
     let mut out = Vec::with_capacity(sealed_len(len) as usize);
@@ -159,7 +158,7 @@ fn seal(cipher: &XChaCha20Poly1305, path: &str, payload: &PutPayload) -> Vec<u8>
 }
 
 /// The content of blocks from number `first` on, of an object that has `all`; `None` when one of them is none.
-fn open(cipher: &XChaCha20Poly1305, path: &str, first: u64, all: u64, sealed: &[u8]) -> Option<Vec<u8>> {
+fn open(cipher: &Cipher, path: &str, first: u64, all: u64, sealed: &[u8]) -> Option<Vec<u8>> {
     let mut blocks = Blocks::new(cipher, path);
     let mut out = Vec::with_capacity(sealed.len());
     let mut number = first;

@@ -2,10 +2,9 @@
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use chacha20poly1305::XChaCha20Poly1305;
 use object_store::{MultipartUpload, PutPayload, PutResult, Result, UploadPart};
 
-use crate::sealed::blocks::{BLOCK, Blocks, Id};
+use crate::sealed::blocks::{BLOCK, Blocks, Cipher, Id};
 
 /// Encrypts the parts of an object on their way. The last block is known as that when no more comes.
 #[derive(Debug)]
@@ -19,27 +18,14 @@ pub(super) struct Upload {
     rest: Vec<u8>,
 }
 
-struct Cipher(XChaCha20Poly1305);
-
-impl std::fmt::Debug for Cipher {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Cipher")
-    }
-}
-
 impl Upload {
-    pub(super) fn new(
-        inner: Box<dyn MultipartUpload>,
-        cipher: XChaCha20Poly1305,
-        path: String,
-        id: Id,
-    ) -> Upload {
-        Upload { inner, cipher: Cipher(cipher), path, id, next: 0, rest: Vec::new() }
+    pub(super) fn new(inner: Box<dyn MultipartUpload>, cipher: Cipher, path: String, id: Id) -> Upload {
+        Upload { inner, cipher, path, id, next: 0, rest: Vec::new() }
     }
 
     /// Encrypts what has come: whole blocks, except the last one until `is_last`.
     fn seal(&mut self, is_last: bool) -> Vec<u8> {
-        let mut blocks = Blocks::new(&self.cipher.0, &self.path);
+        let mut blocks = Blocks::new(&self.cipher, &self.path);
         let (mut out, mut taken) = (Vec::new(), 0);
         let block = BLOCK as usize;
         while self.rest.len() - taken > block {
