@@ -128,7 +128,18 @@ impl Shared {
     ) -> Result<(), VolumeError> {
         let mut place = self.hold(name).await;
         let begun = Registered { deleting: true, ..registered.clone() };
-        registry::create(&self.store, name, &begun).await?;
+        match registry::create(&self.store, name, &begun).await {
+            Err(exists @ VolumeError::VolumeExists(_)) => {
+                // A server was killed while it made or deleted one of that name: nobody works on it now.
+                let left = registry::read(&self.store, name).await?;
+                if !left.deleting {
+                    return Err(exists);
+                }
+                registry::erase(&self.store, name, &left).await?;
+                registry::create(&self.store, name, &begun).await?;
+            }
+            created => created?,
+        }
         let made = async {
             let volume = Volume::open(Arc::clone(self), name, registered.clone(), true).await?;
             registry::update(&self.store, name, &registered).await?;

@@ -350,7 +350,9 @@ fn a_server_dies_in_the_middle_of_what_is_done_to_a_volume() {
         let again = command(&farm).output().unwrap();
         match verb {
             "delete" => assert!(again.status.success(), "{again:?}"),
-            "create" => assert_eq!(again.status.code(), Some(9), "it is there: {again:?}"),
+            "create" => {
+                assert!(again.status.success() || again.status.code() == Some(9), "it is there: {again:?}");
+            }
             _ => assert!(again.status.success(), "{again:?}"),
         }
         let listed = run(&mut farm.volume(["list"]));

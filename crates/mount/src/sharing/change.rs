@@ -110,17 +110,20 @@ impl Client {
     }
 
     /// Gives back those of the files of which the server has everything, by this batch. From looking until it is said nobody here changes one, or asks for it anew.
-    pub(super) fn give_back_files(&self, core: &mut Core, mut files: Vec<Ino>, durable: Sequence) {
-        let Some(connection) = self.link.connected() else { return };
+    /// `false`: it could not be said now.
+    pub(super) fn give_back_files(&self, core: &mut Core, mut files: Vec<Ino>, durable: Sequence) -> bool {
+        let Some(connection) = self.link.connected() else { return true };
         files.retain(|ino| core.may_give_back(*ino, durable));
         let (of, event) = core.seen;
         if files.is_empty() || of != connection {
-            return;
+            return files.is_empty();
         }
         let inos = files.iter().map(|ino| ino.0).collect();
-        if self.link.try_send_on(connection, Ask::GiveBack(GiveBack { inos, seen: event })) == Some(true) {
+        let said = self.link.try_send_on(connection, Ask::GiveBack(GiveBack { inos, seen: event }));
+        if said == Some(true) {
             files.into_iter().for_each(|ino| core.tree.disown(ino));
         }
+        said.is_some()
     }
 
     /// Ships what was changed before a change that the server is asked for.

@@ -68,7 +68,9 @@ impl LinkReceiver for Client {
 
     fn received_all(&self, connection: u64) {
         self.acknowledge_heard(connection);
-        // Also with each answer to a keep-alive.
+    }
+
+    fn tick(&self) {
         self.give_back_quiet();
     }
 

@@ -5,12 +5,14 @@ use std::time::{Duration, Instant};
 
 use hayloft_model::grants::STRAY;
 use hayloft_model::{FileKind, Ino, Record, Sequence};
+use hayloft_wire::Release;
+use hayloft_wire::client_message::Body as Ask;
 use parking_lot::Mutex;
 
-use crate::core::Client;
+use crate::core::{Client, Core};
 
 /// How long a file stays here after its last change was shipped. Who works on it most likely changes it again before.
-const QUIET: Duration = Duration::from_secs(1);
+const QUIET: Duration = Duration::from_millis(500);
 /// Files that are given back with one message, and one hold of the lock.
 const AT_ONCE: usize = 1024;
 
@@ -52,8 +54,30 @@ impl Client {
             // Batches of a session that has followed another are counted anew.
             let sequence = sequence.min(self.durable());
             for files in files.chunks(AT_ONCE) {
-                self.give_back_files(&mut self.core(), files.to_vec(), sequence);
+                let mut core = self.core();
+                // Without its home nothing would cover the row.
+                let has_home =
+                    |ino: &Ino| core.tree.inode(*ino).is_ok_and(|row| core.tree.has_inode(row.parent));
+                let (covered, lone): (Vec<Ino>, Vec<Ino>) = files.iter().copied().partition(has_home);
+                let is_said = self.give_back_files(&mut core, covered, sequence)
+                    && self.have_recalled(&core, lone, sequence);
+                if !is_said {
+                    // At the next time.
+                    self.shipped.0.lock().push_back((Instant::now(), sequence, files.to_vec()));
+                }
             }
         }
+    }
+
+    /// What is here of these has to go, as with a recall: the server is asked for that.
+    /// `false`: it could not be said now.
+    fn have_recalled(&self, core: &Core, mut files: Vec<Ino>, durable: Sequence) -> bool {
+        files.retain(|ino| core.may_give_back(*ino, durable));
+        if let Some(connection) = self.link.connected().filter(|_| !files.is_empty()) {
+            let inos = files.into_iter().map(|ino| ino.0).collect();
+            // The thread waits for no writer.
+            return self.link.try_send_on(connection, Ask::Release(Release { inos })).is_some();
+        }
+        true
     }
 }

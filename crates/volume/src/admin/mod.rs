@@ -276,11 +276,7 @@ async fn remove(shared: &Arc<Shared>, name: &str) -> Result<(), VolumeError> {
         tracing::warn!(volume = name, %error, "the database of a volume to delete does not close");
     }
     hayloft_crash::point("delete.marked");
-    shared.store.delete_below(&format!("packs/{}", registered.id)).await?;
-    hayloft_crash::point("delete.packs-gone");
-    shared.store.delete_below(&format!("volumes/{}", registered.id)).await?;
-    hayloft_crash::point("delete.tables-gone");
-    registry::remove(&shared.store, name).await?;
+    registry::erase(&shared.store, name, &registered).await?;
     tracing::info!(volume = name, id = registered.id, "deleted");
     Ok(())
 }

@@ -215,6 +215,15 @@ pub(crate) async fn remove(store: &Store, name: &str) -> Result<(), VolumeError>
     Ok(store.delete(&path(FIRST, name)).await?)
 }
 
+/// Deletes what a volume consists of, and its name at last. It is marked as one that is being deleted.
+pub(crate) async fn erase(store: &Store, name: &str, marked: &Registered) -> Result<(), VolumeError> {
+    store.delete_below(&format!("packs/{}", marked.id)).await?;
+    hayloft_crash::point("delete.packs-gone");
+    store.delete_below(&format!("volumes/{}", marked.id)).await?;
+    hayloft_crash::point("delete.tables-gone");
+    remove(store, name).await
+}
+
 /// The names of all volumes, sorted.
 pub(crate) async fn names(store: &Store) -> Result<Vec<String>, VolumeError> {
     let mut objects = store.list(FIRST).await?;

@@ -62,6 +62,7 @@ impl Link {
                 receiver.lapse();
             }
             told = is_over;
+            receiver.tick();
         }
     }
 

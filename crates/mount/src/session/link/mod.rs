@@ -85,6 +85,8 @@ pub(crate) trait Receiver: Send + Sync {
     fn restore(&self, line: &mut Line<'_>) -> Result<(), CallError>;
     /// The session is over.
     fn ended(&self);
+    /// Some time has passed.
+    fn tick(&self);
     /// The lease has run out: nothing that is known here can be relied upon until there is word from the server.
     fn lapse(&self);
 }
