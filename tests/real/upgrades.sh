@@ -1,14 +1,15 @@
 #!/usr/bin/env bash
 # Two versions of hayloft: an older one against this one, in both directions, on a real mount and on a store that the older one wrote.
 # Each combination works, or says in words why it does not, and nothing is lost. As root.
-#   tests/real/upgrades.sh [REVISION]   a revision of git that is built first (some minutes); default: the newest with another protocol
+#   tests/real/upgrades.sh              this version against itself: what every version has to pass
+#   tests/real/upgrades.sh --large      the newest revision of git with another protocol, which is built first (some minutes)
+#   tests/real/upgrades.sh REVISION     another revision
 #   OLD=PATH tests/real/upgrades.sh     a program that is there already
-# With --large nothing is different. OLD_TARGET keeps what is built, for the next time.
+# OLD_TARGET keeps what is built, for the next time.
 set -uo pipefail
 . "$(dirname "$0")/../lib/farm.sh"
 NEW=$HAYLOFT
-REVISION=
-[ "${1:-}" = --large ] || REVISION=${1:-}
+REVISION=${1:-}
 WORK=$(mktemp -d "${TMPDIR:-/var/tmp}/hayloft-test-XXXXXX")
 MNT=$WORK/mnt
 mkdir "$MNT"
@@ -125,7 +126,11 @@ outlives_exchange() {
     return $status
 }
 
-if [ -n "${OLD:-}" ]; then cp "$OLD" "$WORK/old"; else build "${REVISION:-$(revision_before)}" || exit 1; fi
+case $REVISION in
+    '') cp "${OLD:-$NEW}" "$WORK/old" ;;
+    --large) build "$(revision_before)" || exit 1 ;;
+    *) build "$REVISION" || exit 1 ;;
+esac
 OLD=$WORK/old
 
 serve "$OLD" "$WORK/store" || { cat "$WORK/serve.log"; exit 1; }
