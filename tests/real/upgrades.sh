@@ -71,7 +71,7 @@ leave() { timeout 60 "$1" umount "$MNT"; }
 # One sentence for people: it names hayloft, a format or a protocol, and there is no trace of a crash.
 says_why() {
     cat "$1"
-    ! grep -q 'panicked\|Backtrace' "$1" && grep -qi 'older\|newer\|format\|protocol\|install\|earlier' "$1"
+    ! grep -q 'panicked\|Backtrace' "$1" && grep -qi 'older\|newer\|format\|protocol\|install\|earlier\|version' "$1"
 }
 
 write_tree() {

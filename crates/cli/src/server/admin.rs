@@ -131,7 +131,9 @@ impl Admin {
             return failure(Exit::Denied, message);
         }
         let reason = match error.kind() {
-            io::ErrorKind::UnexpectedEof => "it closed the connection (its log says why)".to_owned(),
+            io::ErrorKind::UnexpectedEof => {
+                "it closed the connection (is it of the same version? its log says why)".to_owned()
+            }
             io::ErrorKind::WouldBlock => format!("it does not answer within {} s", ANSWER_TIMEOUT.as_secs()),
             _ => error.to_string(),
         };
