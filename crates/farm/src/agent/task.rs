@@ -12,7 +12,7 @@ use tokio::sync::mpsc;
 use crate::broker::Broker;
 use crate::execution::Report;
 use crate::protocol::{
-    CHUNK, Data, End, Ended, Incoming, Outgoing, Part, Stream, Taken, TaskKey, ToClient, client,
+    CHUNK, Data, End, Ended, Incoming, Outgoing, Part, Reminder, Stream, Taken, TaskKey, ToClient, client,
     client_subject,
 };
 
@@ -94,15 +94,9 @@ pub(super) async fn attend(
     };
     let begun = Instant::now();
     task.say(client::Body::Started(true));
-    let mut again = tokio::time::interval(AGAIN);
-    again.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-    let mut was_due = false;
+    let mut again = Reminder::every(AGAIN);
     loop {
-        let is_due = task.is_due();
-        if is_due && !was_due {
-            again.reset();
-        }
-        was_due = is_due;
+        again.want(task.is_due());
         let [output, error] = &task.outputs;
         tokio::select! {
             biased;
@@ -114,7 +108,7 @@ pub(super) async fn attend(
             () = readable(output) => task.read(0),
             () = readable(error) => task.read(1),
             () = writable(&task.input) => task.write(),
-            _ = again.tick(), if is_due => task.again(),
+            () = again.due() => task.again(),
         }
         task.say_end(false);
     }

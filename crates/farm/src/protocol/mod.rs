@@ -4,11 +4,13 @@
 //! one, and everything is numbered such that a second time changes nothing.
 
 mod messages;
+mod reminder;
 mod stream;
 
 use std::time::Duration;
 
 pub use messages::*;
+pub(crate) use reminder::Reminder;
 pub use stream::{CHUNK, Incoming, Outgoing, Part, WINDOW};
 
 /// How often agents and submitters say what they have.

@@ -10,7 +10,8 @@ use super::streams::{Sink, Source};
 use super::submitter::{Inner, News};
 use super::{Order, Outcome, Task, Times};
 use crate::protocol::{
-    Data, End, Ended, Granted, NeedMessage, Part, Spec, Start, StartPart, Stream, Taken, agent, client,
+    Data, End, Ended, Granted, NeedMessage, Part, Reminder, Spec, Start, StartPart, Stream, Taken, agent,
+    client,
 };
 
 /// How often what was not answered is said again.
@@ -155,17 +156,10 @@ impl Attempt<'_> {
         mut news: mpsc::UnboundedReceiver<News>,
         orders: &mut mpsc::UnboundedReceiver<Order>,
     ) -> Over {
-        let mut again = tokio::time::interval(AGAIN);
-        again.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        let mut again = Reminder::every(AGAIN);
         let mut has_orders = true;
-        // A farm runs many tasks that say nothing for long: no timer wakes them.
-        let mut was_due = false;
         loop {
-            let is_due = self.is_due();
-            if is_due && !was_due {
-                again.reset();
-            }
-            was_due = is_due;
+            again.want(self.is_due());
             let [output, error] = &mut *self.sinks;
             let runs = matches!(self.phase, Phase::Running { .. }) && self.spec.has_input;
             let over = tokio::select! {
@@ -186,7 +180,7 @@ impl Attempt<'_> {
                     self.say_taken(taken);
                     None
                 }
-                _ = again.tick(), if is_due => self.again(),
+                () = again.due() => self.again(),
             };
             if let Some(over) = over.or_else(|| self.outcome()) {
                 return over;
