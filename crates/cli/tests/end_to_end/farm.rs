@@ -243,24 +243,24 @@ impl Farm {
 
     /// Mounts a volume on the folder of this name, from a host of a network.
     pub(crate) fn mount_as(&self, volume: &str, name: &str, options: &str, host: Option<&str>) -> Mount {
-        Mount::new(&self.address, volume, self.dir().join(name), options, host, &[])
+        Mount::new(&self.address, volume, self.dir().join(name), options, host, &[]).expect("a mount")
     }
 
     /// Mounts a volume on the folder of this name, or gives what the mount said before it ended.
     pub(crate) fn try_mount(&self, volume: &str, name: &str) -> Result<Mount, String> {
         let path = self.dir().join(name);
         let _ = std::fs::remove_file(path.with_extension("log"));
-        Mount::attempt(&self.address, volume, path, "", None, &[])
+        Mount::new(&self.address, volume, path, "", None, &[])
     }
 
     /// Mounts a volume on the folder of this name; the mount's process has more in its environment.
     pub(crate) fn mount_in(&self, volume: &str, name: &str, options: &str, env: &[(&str, String)]) -> Mount {
-        Mount::new(&self.address, volume, self.dir().join(name), options, None, env)
+        Mount::new(&self.address, volume, self.dir().join(name), options, None, env).expect("a mount")
     }
 
     /// Mounts a volume by way of another address.
     pub(crate) fn mount_through(&self, address: &str, volume: &str, name: &str) -> Mount {
-        Mount::new(address, volume, self.dir().join(name), "", None, &[])
+        Mount::new(address, volume, self.dir().join(name), "", None, &[]).expect("a mount")
     }
 
     /// Mounts a volume so many times.
@@ -338,19 +338,8 @@ pub(crate) struct Mount {
 }
 
 impl Mount {
+    /// `Err`: what it has said of why it is not there.
     fn new(
-        address: &str,
-        volume: &str,
-        path: PathBuf,
-        options: &str,
-        host: Option<&str>,
-        env: &[(&str, String)],
-    ) -> Mount {
-        let mounted = Mount::attempt(address, volume, path, options, host, env);
-        mounted.unwrap_or_else(|said| panic!("{address}/{volume} is not mounted: {said}"))
-    }
-
-    fn attempt(
         address: &str,
         volume: &str,
         path: PathBuf,

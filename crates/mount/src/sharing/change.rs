@@ -109,8 +109,8 @@ impl Client {
         self.give_back_files(&mut core, files, self.durable());
     }
 
-    /// Gives back those of the files of which the server has everything, by this batch. From looking until it is said nobody here changes one, or asks for it anew.
-    /// `false`: it could not be said now.
+    /// Gives back those of the files of which the server has everything, by this batch. From looking until it is said nobody here
+    /// changes one, or asks for it anew. `false`: it could not be said now.
     pub(super) fn give_back_files(&self, core: &mut Core, mut files: Vec<Ino>, durable: Sequence) -> bool {
         let Some(connection) = self.link.connected() else { return true };
         files.retain(|ino| core.may_give_back(*ino, durable));
