@@ -13,7 +13,10 @@ impl Grants {
         match &request {
             Request::Change { objects, by_slots, .. } => self.count_streaks(session, objects, *by_slots),
             Request::Read(objects) => self.end_streaks(session, objects),
-            Request::List(object) => self.end_streaks(session, std::slice::from_ref(object)),
+            Request::List(object) => {
+                self.splits.is_listed(object.ino());
+                self.end_streaks(session, std::slice::from_ref(object));
+            }
             _ => {}
         }
         let waiting = Waiting {
@@ -75,9 +78,6 @@ impl Grants {
     fn end_streaks(&mut self, session: SessionId, objects: &[Object]) {
         for object in objects {
             let dir = object.home().unwrap_or(object.ino());
-            if object.home().is_none() {
-                self.splits.is_read(dir);
-            }
             if let Some(holding) = self.objects.get_mut(&dir) {
                 holding.streak = holding.streak.filter(|(last, _)| *last == session);
             }

@@ -1,6 +1,7 @@
 //! Split directories ([`crate::slot`]): who holds which slot of their names, and when a directory is split, or whole again.
 //!
-//! A directory is split when sessions take turns in making files in it and nobody reads its listing. From then on to read it is to
+//! A directory is split when sessions take turns in making files in it and nobody lists it. Who comes to look for a name of it does
+//! not matter: on a farm each host comes once, for the source that it compiles. From then on to read it is to
 //! know its row, and the rows of files at home in it, but none of its names; these are held by slots. Whoever wants its
 //! listing, or changes it in another way than by making, renaming and removing files, has all slots given back first. So has the
 //! server when nothing is done there for a while.
@@ -61,8 +62,8 @@ impl Splits {
         *last = session;
     }
 
-    /// Somebody looks at the listing of a directory.
-    pub(super) fn is_read(&mut self, dir: Ino) {
+    /// Somebody wants all names of a directory, as of one that is split.
+    pub(super) fn is_listed(&mut self, dir: Ino) {
         self.turns.remove(&dir);
     }
 

@@ -87,6 +87,21 @@ fn a_directory_is_split_when_sessions_take_turns_in_it_and_nobody_lists_it() {
 }
 
 #[test]
+fn hosts_that_come_to_look_for_a_name_do_not_keep_a_directory_whole() {
+    let mut grants = sessions();
+    for at in 0..100 {
+        let (host, turn) = (SessionId(100 + at), if at % 2 == 0 { A } else { B });
+        grants.join(host, false);
+        grants.claim(host, &[]).unwrap();
+        done(&mut grants, host, Request::Read(vec![dir()]));
+        if create(&mut grants, turn) == Outcome::Split {
+            return;
+        }
+    }
+    panic!("it is never split");
+}
+
+#[test]
 fn names_are_owned_by_who_asks_first_and_shared_when_others_look() {
     let mut grants = split();
     let (outcome, told) = done(&mut grants, A, Request::Names(slot("foo.Tpo")));

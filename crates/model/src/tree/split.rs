@@ -9,7 +9,7 @@ use crate::grants::Object;
 use crate::{Dentry, FileKind, Ino, InodeRow, Missing, Name, Timestamp, TreeError, slot};
 
 /// Who has looked for so many names of a split directory, and made none, wants its listing.
-const LOOKS_MAX: u32 = 32;
+const LOOKS_MAX: u32 = 256;
 
 /// The split directories that a tree knows of.
 #[derive(Debug, Default)]

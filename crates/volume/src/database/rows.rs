@@ -10,7 +10,7 @@ use slatedb::WriteBatch;
 use crate::database::tables;
 
 /// Rows up to this many bytes are noted: what is more waits for the store.
-pub(crate) const NOTED_MAX: usize = 64 * 1024;
+pub(crate) const NOTED_MAX: usize = 256 * 1024;
 
 /// What every row takes beside its key and value.
 const ROW_BYTES: usize = 16;
