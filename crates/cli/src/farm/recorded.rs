@@ -47,7 +47,7 @@ pub(super) fn text(report: &Report, directory: &Path) -> String {
     let written = report.outside_written.keys();
     lines(&mut text, written.map(|file| format!("  written outside of the volume: {}\n", file.display())));
     if report.lost > 0 {
-        text += &format!("  {} files that were opened are not known\n", report.lost);
+        text += &format!("  {} files that were opened, or all of some recipes, are not known\n", report.lost);
     }
     text
 }

@@ -20,7 +20,7 @@ use super::history::History;
 use super::record::{Graph, Recording, Report};
 use super::wire::{self, Answer, Ask, Done, Hand};
 use crate::place::Place;
-use crate::protocol::{NeedMessage, Spec};
+use crate::protocol::{NeedMessage, Record, Spec};
 use crate::submit::{self, Order, Outcome, Submitter, Task, Times};
 
 /// So many of the slowest recipes are remembered.
@@ -239,8 +239,10 @@ impl Session {
             }
         };
         self.tally.there.fetch_add(1, Ordering::Relaxed);
-        if let Some(record) = times.record.take() {
-            self.recording.add(&ask.rules, record);
+        if *records {
+            // Its host may have been told to end it, or be of a version that records nothing.
+            let nothing = || Record { lost: 1, ..Record::default() };
+            self.recording.add(&ask.rules, times.record.take().unwrap_or_else(nothing));
         }
         if done.signal == 0 && done.code == 0 {
             self.history.lock().unwrap_or_else(PoisonError::into_inner).learn(&ask.text, times.ran);
