@@ -38,12 +38,13 @@ impl Place {
         let device = std::fs::metadata(directory)?.dev();
         let entries = entries(&std::fs::read("/proc/self/mountinfo")?);
         // Of those that are above each other the last one is seen.
-        let above = entries.into_iter().filter(|entry| directory.starts_with(&entry.point));
-        let Some(entry) = above.max_by_key(|entry| entry.point.components().count()) else { return Ok(None) };
-        if !entry.is_ours || entry.device != device {
+        let above = entries.into_iter().filter(|entry| directory.starts_with(&entry.mounted.point));
+        let deepest = above.max_by_key(|entry| entry.mounted.point.components().count());
+        let Some(entry) = deepest else { return Ok(None) };
+        if !entry.is_ours || entry.mounted.device != device {
             return Ok(None);
         }
-        Ok(entry.volume().map(|mount| Place { mount, directory: directory.to_owned() }))
+        Ok(entry.mounted.volume().map(|mount| Place { mount, directory: directory.to_owned() }))
     }
 
     /// Where the folder is in the volume.
@@ -53,14 +54,39 @@ impl Place {
     }
 }
 
-/// The mounts of volumes that this host has; with `only`, those at these points.
+/// Something that is mounted, as the table of mounts has it.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Mounted {
+    /// The kernel's number of the mount.
+    pub id: u64,
+    /// Its device, as stat(2) has it.
+    pub device: u64,
+    /// Which folder of its file system that is.
+    pub inner: PathBuf,
+    /// Where it is mounted.
+    pub point: PathBuf,
+}
+
+impl Mounted {
+    /// Which volume it is of, as the mount itself says; None when that fails. It waits while the volume's server is away.
+    pub fn volume(&self) -> Option<VolumeMount> {
+        let mut value = [0; 128];
+        let length = rustix::fs::getxattr(&self.point, VOLUME_XATTR, &mut value[..]).ok()?;
+        let volume = String::from_utf8(value[..length].to_vec()).ok()?;
+        Some(VolumeMount { volume, point: self.point.clone(), inner: self.inner.clone() })
+    }
+}
+
+/// The mounts of volumes that this host has; with `only`, those at these points. None of them is asked for anything.
 ///
 /// # Errors
 /// When the table of mounts cannot be read.
-pub fn volume_mounts(only: &[PathBuf]) -> io::Result<Vec<VolumeMount>> {
-    let entries = entries(&std::fs::read("/proc/self/mountinfo")?);
-    let wanted = |entry: &Entry| entry.is_ours && (only.is_empty() || only.contains(&entry.point));
-    Ok(entries.iter().filter(|entry| wanted(entry)).filter_map(Entry::volume).collect())
+pub fn mounted(only: &[PathBuf]) -> io::Result<Vec<Mounted>> {
+    let ours = entries(&std::fs::read("/proc/self/mountinfo")?).into_iter().filter(|entry| entry.is_ours);
+    Ok(ours
+        .map(|entry| entry.mounted)
+        .filter(|mounted| only.is_empty() || only.contains(&mounted.point))
+        .collect())
 }
 
 /// Where a task's folder is on this host, and what has to be shown elsewhere for its paths to be as they are at the
@@ -97,19 +123,8 @@ pub fn find(mounts: &[VolumeMount], theirs: &Place) -> Option<Found> {
 
 #[derive(Debug)]
 struct Entry {
-    device: u64,
-    inner: PathBuf,
-    point: PathBuf,
+    mounted: Mounted,
     is_ours: bool,
-}
-
-impl Entry {
-    fn volume(&self) -> Option<VolumeMount> {
-        let mut value = [0; 128];
-        let length = rustix::fs::getxattr(&self.point, VOLUME_XATTR, &mut value[..]).ok()?;
-        let volume = String::from_utf8(value[..length].to_vec()).ok()?;
-        Some(VolumeMount { volume, point: self.point.clone(), inner: self.inner.clone() })
-    }
 }
 
 /// proc_pid_mountinfo(5).
@@ -118,7 +133,8 @@ fn entries(text: &[u8]) -> Vec<Entry> {
         let line = MountLine::read(line)?;
         let (major, minor) = line.device_number()?;
         let (device, is_ours) = (libc::makedev(major, minor), line.is_volume());
-        Some(Entry { device, inner: line.inner, point: line.point, is_ours })
+        let mounted = Mounted { id: line.id, device, inner: line.inner, point: line.point };
+        Some(Entry { mounted, is_ours })
     };
     text.split(|byte| *byte == b'\n').filter_map(entry).collect()
 }
@@ -160,8 +176,9 @@ broken
 ";
         let entries = entries(text);
         assert_eq!(entries.len(), 2);
-        assert_eq!((&*entries[0].inner, &*entries[0].point), (Path::new("/in side"), Path::new("/mnt/a b")));
-        assert_eq!((entries[0].is_ours, entries[0].device), (true, libc::makedev(0, 52)));
+        let first = &entries[0].mounted;
+        assert_eq!((&*first.inner, &*first.point), (Path::new("/in side"), Path::new("/mnt/a b")));
+        assert_eq!((entries[0].is_ours, first.device, first.id), (true, libc::makedev(0, 52), 36));
         assert!(!entries[1].is_ours);
     }
 }

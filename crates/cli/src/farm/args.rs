@@ -106,6 +106,7 @@ Exit codes are make's; 125: make was not run.
 Examples:
   hayloft make -j -- all
   hayloft make --summary --explain -j -k check
+  hayloft make --record -j -- all
   hayloft make --root /mnt/builds/toolchain -j -- all
   HAYLOFT_BROKER=nats://farm1:4222 hayloft make --batch -j100 -C src"
 )]
@@ -122,6 +123,12 @@ pub(crate) struct MakeArgs {
     /// Tell at the end where the time of the slowest recipes went
     #[arg(long)]
     pub explain: bool,
+    /// Record what recipes read and write, all of which run on the farm then, and tell at the end what no rule names
+    #[arg(long, conflicts_with = "layers")]
+    pub record: bool,
+    /// The same, and write all of it to this file as JSON
+    #[arg(long, value_name = "FILE", conflicts_with = "layers")]
+    pub record_to: Option<PathBuf>,
     /// Options and targets of make
     #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "MAKE ARGUMENTS")]
     pub arguments: Vec<OsString>,

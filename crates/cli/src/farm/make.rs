@@ -10,7 +10,8 @@ use std::time::Instant;
 
 use anyhow::Context;
 use hayloft_farm::dispatch::Status;
-use hayloft_farm::make::{Hook, InRoot, Session, arguments, recipe};
+use hayloft_farm::make::record::Graph;
+use hayloft_farm::make::{Hook, How, InRoot, Session, arguments, recipe};
 use hayloft_farm::place::Place;
 use hayloft_farm::protocol::STATUS;
 use hayloft_farm::submit::Submitter;
@@ -21,7 +22,7 @@ use crate::exit::{Exit, failure};
 use crate::farm::args::MakeArgs;
 use crate::farm::here::{Child, Ended};
 use crate::farm::task::PASSED;
-use crate::farm::{progress, settings};
+use crate::farm::{progress, recorded, settings};
 use crate::{signals, sys};
 
 /// Runs make; gives its exit code.
@@ -35,7 +36,8 @@ pub(crate) fn run(args: &MakeArgs, config: &Config) -> anyhow::Result<u8> {
     let place = Place::of(&directory).ok().flatten();
     let slots = settings::slots(config);
     let mut jobs = slots;
-    let only_there = !args.need.layers.is_empty();
+    let records = args.record || args.record_to.is_some();
+    let only_there = records || !args.need.layers.is_empty();
     if only_there {
         settings::broker_needed(&args.broker, config)?;
     }
@@ -74,11 +76,12 @@ pub(crate) fn run(args: &MakeArgs, config: &Config) -> anyhow::Result<u8> {
             }
         }
     };
-    let hook = Hook::make(&std::env::current_exe().context("this program's own path")?, !only_there)
+    let hook = Hook::make(&std::env::current_exe().context("this program's own path")?, !only_there, records)
         .context("files for make in /tmp")?;
     let need = settings::need(&args.need, 1);
     let user = sys::user_and_group();
-    let session = Session::new(&directory, slots, farm.clone(), runtime.handle().clone(), need, user, root);
+    let how = How { root, records };
+    let session = Session::new(&directory, slots, farm.clone(), runtime.handle().clone(), need, user, how);
     let session = Arc::new(session);
     let socket = UnixListener::bind(hook.socket()).and_then(|socket| session.serve(socket));
     socket.context("a socket in /tmp")?;
@@ -103,6 +106,8 @@ pub(crate) fn run(args: &MakeArgs, config: &Config) -> anyhow::Result<u8> {
     if std::io::stderr().is_terminal() && farm.is_some() {
         progress::show(&session, farm.clone(), runtime.handle().clone());
     }
+    // Before the build: what compilers write of what they have read is not said by rules until the next one.
+    let graph = if records { recorded::graph(&args.arguments) } else { Graph::default() };
     let start = Instant::now();
     let ended = child.run(&mut make).map_err(|error| failure(Exit::Run, format!("make: {error}")))?;
     if let Some(submitter) = &farm {
@@ -117,6 +122,13 @@ pub(crate) fn run(args: &MakeArgs, config: &Config) -> anyhow::Result<u8> {
     }
     if args.explain {
         eprint!("{}", progress::explained(&session.tally.slowest()));
+    }
+    if let Some(place) = place.filter(|_| records) {
+        let report = session.report(&graph, &place.mount.point);
+        eprint!("{}", recorded::text(&report, &directory));
+        if let Some(file) = &args.record_to {
+            recorded::write(&report, file)?;
+        }
     }
     runtime.shutdown_background();
     drop(hook);

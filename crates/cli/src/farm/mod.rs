@@ -5,6 +5,7 @@ pub(crate) mod args;
 pub(crate) mod here;
 pub(crate) mod make;
 mod progress;
+mod recorded;
 pub(crate) mod settings;
 pub(crate) mod status;
 pub(crate) mod task;

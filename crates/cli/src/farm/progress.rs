@@ -103,6 +103,7 @@ mod tests {
             ran: ms(6_000),
             cpu: ms(5_500),
             host: "h1".into(),
+            record: None,
         };
         let there = Explained { recipe: "cc -c\n\tx.c".into(), times };
         let here = Times { whole: ms(30), ran: ms(30), ..Times::default() };

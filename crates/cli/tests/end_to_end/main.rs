@@ -62,6 +62,7 @@ mod tasks;
 mod tasks_brokers;
 mod tasks_faults;
 mod tasks_make;
+mod tasks_record;
 mod tasks_roots;
 mod torn;
 mod trial;

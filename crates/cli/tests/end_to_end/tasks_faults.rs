@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use crate::agents::Site;
-use crate::farm::{kill, run, wait_until};
+use crate::farm::{Farm, kill, run, wait_until};
 
 const ALLOWED: [&str; 3] = ["--slots", "4", "--allow-root"];
 
@@ -87,6 +87,61 @@ fn tasks_of_an_agent_that_hangs_end_and_then_nothing_is_busy() {
     kill(agent, libc::SIGCONT);
     task.kill().unwrap();
     task.wait().unwrap();
+}
+
+#[test]
+fn an_agent_goes_on_beside_a_mount_whose_server_does_not_answer() {
+    let (other, unrelated) = Farm::mounted("other");
+    let mount = unrelated.path().to_str().unwrap();
+    let mut site = Site::new(1, &["--slots", "4", "--allow-root", "--mount", mount]);
+    other.signal_server(libc::SIGSTOP);
+    // Longer than the lease, and than it takes until mounts are looked at anew.
+    let mut task = site.task("sleep 9; echo out").stdout(Stdio::piped()).spawn().unwrap();
+    wait_until("it has ended", Duration::from_secs(60), || task.try_wait().unwrap().is_some());
+    let output = task.wait_with_output().unwrap();
+    assert_eq!((output.status.code(), &*output.stdout), (Some(0), &b"out\n"[..]));
+    assert_eq!(run(&mut site.task("echo next")), "next\n");
+    // One that begins now as well, and it ends when it is told to.
+    site.agents.remove(0).stop();
+    site.add(1, &["--slots", "4", "--allow-root", "--mount", mount]);
+    assert_eq!(run(&mut site.task("echo new")), "new\n");
+    site.agents.remove(0).stop();
+    other.signal_server(libc::SIGCONT);
+}
+
+/// A process and all that it has started.
+fn tree(pid: u32) -> Vec<u32> {
+    let threads = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+    let children: String =
+        threads.filter_map(|thread| fs::read_to_string(thread.path().join("children")).ok()).collect();
+    let below = children.split_ascii_whitespace().flat_map(|child| tree(child.parse().unwrap()));
+    std::iter::once(pid).chain(below).collect()
+}
+
+#[test]
+fn a_task_of_a_host_that_stands_still_does_not_write_when_that_goes_on() {
+    let site = Site::new(2, &ALLOWED);
+    let script = "if mkdir first 2> /dev/null; then echo begun > begun; while :; do echo old > out; sleep 0.01; done; \
+                  else echo new > out; fi";
+    let mut task = site.task(script).spawn().unwrap();
+    wait_until("it runs", Duration::from_secs(60), || site.dir().join("out").exists());
+    let hosts = site.status()["hosts"].as_array().unwrap().clone();
+    let busy = hosts.iter().find(|host| host["busy"] == 1).expect("a host with a task");
+    let at = busy["host"].as_str().unwrap()[1..].parse::<usize>().unwrap();
+    // The mount is the first that goes on, then the task, and only then what would end that.
+    let agent = tree(site.agents[at - 1].id());
+    let stopped: Vec<u32> = agent.into_iter().chain(tree(site.mounts[at].pid())).rev().collect();
+    stopped.iter().for_each(|pid| kill(*pid, libc::SIGSTOP));
+    wait_until("it has ended elsewhere", Duration::from_secs(120), || task.try_wait().unwrap().is_some());
+    assert!(task.wait().unwrap().success());
+    assert_eq!(fs::read_to_string(site.dir().join("out")).unwrap(), "new\n");
+    for pid in stopped {
+        // SAFETY: plain numbers. Some of them are gone by now.
+        unsafe { libc::kill(pid as i32, libc::SIGCONT) };
+        std::thread::sleep(Duration::from_millis(300));
+    }
+    std::thread::sleep(Duration::from_secs(2));
+    assert_eq!(fs::read_to_string(site.dir().join("out")).unwrap(), "new\n");
 }
 
 #[test]

@@ -15,11 +15,11 @@ use prost::Message;
 use tokio::sync::mpsc;
 
 use super::host::HostTasks;
+use super::mounts::Mounts;
 use super::{AgentConfig, AgentError};
 use crate::broker::Broker;
 use crate::dispatch::{Dispatch, Say};
 use crate::execution::{Event, Spawner};
-use crate::place;
 use crate::protocol::{
     AGENTS, AgentBeat, AgentSeen, Alive, BEAT, BEGUN, DISPATCH, SEEN, SILENCE, STATUS, ToAgent, ToClient,
     ToDispatcher, agent_subject, client, client_subject, dispatch, new_id,
@@ -43,6 +43,7 @@ struct Office {
 struct Agent {
     config: AgentConfig,
     tasks: HostTasks,
+    mounts: Mounts,
     broker: Broker,
     begun: Instant,
     started: u64,
@@ -91,9 +92,11 @@ pub async fn run(
     let mut own = broker.hear(agent_subject(&id)).await?;
     let started = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis() as u64;
     let tasks = HostTasks::new(id, &config, broker.clone(), spawner, failed);
+    let (mounts, mut mounts_say) = Mounts::new(config.mounts.clone());
     let mut agent = Agent {
         config,
         tasks,
+        mounts,
         broker,
         begun: Instant::now(),
         started,
@@ -105,7 +108,8 @@ pub async fn run(
         office: None,
         ending: false,
     };
-    agent.look_at_mounts();
+    agent.mounts.first(&mut mounts_say).await;
+    agent.know_mounts();
     let mut beats = tokio::time::interval(BEAT);
     beats.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     let mut ticks = tokio::time::interval(TICK);
@@ -137,6 +141,10 @@ pub async fn run(
                 if let Ok(message) = ToAgent::decode(mail.payload) {
                     agent.tasks.receive(message);
                 }
+            }
+            Some(answer) = mounts_say.recv() => {
+                agent.mounts.hear(answer);
+                agent.know_mounts();
             }
             event = ended.recv() => match event {
                 Some(Some(event)) => agent.ended(event),
@@ -186,11 +194,8 @@ impl Agent {
         self.begun.elapsed().as_millis() as u64
     }
 
-    fn look_at_mounts(&mut self) {
-        match place::volume_mounts(&self.config.mounts) {
-            Ok(mounts) => self.tasks.mounts = mounts,
-            Err(error) => tracing::warn!("the host's mounts cannot be read: {error}"),
-        }
+    fn know_mounts(&mut self) {
+        self.tasks.mounts = self.mounts.known().cloned().collect();
         let mut volumes: Vec<String> =
             self.tasks.mounts.iter().map(|mount| format!("volume={}", mount.volume)).collect();
         volumes.sort();
@@ -201,7 +206,8 @@ impl Agent {
     async fn beat(&mut self) -> Result<(), AgentError> {
         self.beat += 1;
         if self.beat.is_multiple_of(MOUNTS_BEATS) {
-            self.look_at_mounts();
+            self.mounts.look();
+            self.know_mounts();
         }
         self.tasks.beats(self.beat).map_err(|_| AgentError::SpawnerEnded)?;
         let beat = AgentBeat {

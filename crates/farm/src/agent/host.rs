@@ -18,7 +18,7 @@ use super::policy::{Policy, RunAs};
 use super::roots::{InRoot, InUse, Plan, Roots};
 use super::task::{self, Pipes, Told};
 use crate::broker::Broker;
-use crate::execution::{Event, Execution, Report, Spawner};
+use crate::execution::{Event, Execution, Report, Spawner, record_in};
 use crate::place::{self, Place, VolumeMount};
 use crate::protocol::{
     BuildMessage, End, Ended, NeedMessage, RunningTask, Spec, Start, StartPart, TaskKey, ToAgent, ToClient,
@@ -39,6 +39,8 @@ struct Running {
     is_over: bool,
     /// Its root is being made; what becomes of it then.
     start: Arc<Mutex<Starting>>,
+    /// What its record is read from, and which folder of this host is another one at the submitter's.
+    record: Option<(File, Option<(PathBuf, PathBuf)>)>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -287,15 +289,23 @@ impl HostTasks {
         if in_root.is_some() {
             execution.directory = spec.directory.clone();
         }
-        // Its paths are as they are at the submitter's where that can be: there is such a folder, and it may be covered.
+        // Its paths are as they are at the submitter's where that can be: there is such a folder, and it may be covered. That is for
+        // the task's own process to find out: the folder may be on a mount that does not answer.
+        let shown = found.bind.clone();
         if let Some((from, to)) = found.bind
             && in_root.is_none()
             && self.spawner.namespaces
-            && to.is_dir()
         {
             (execution.bind_from, execution.bind_to) = (bytes(&from), bytes(&to));
-            execution.directory = spec.directory.clone();
+            execution.bound_directory = spec.directory.clone();
         }
+        if spec.records && (in_root.is_some() || !self.spawner.namespaces) {
+            return Err(refused(
+                "it cannot be recorded here: the agent does not run as root, or the task in a build root"
+                    .into(),
+            ));
+        }
+        execution.records = spec.records;
         if let RunAs::User(user) = as_whom {
             execution.switches = true;
             (execution.uid, execution.gid, execution.groups) = (user.uid, user.gid, user.groups);
@@ -310,10 +320,12 @@ impl HostTasks {
         let state = if is_at_once { Starting::IsStarted } else { Starting::Waits };
         let start = Arc::new(Mutex::new(state));
         let (told, hears) = mpsc::unbounded_channel();
+        let mut record = None;
         let attend = task::attend(key.clone(), self.id.clone(), self.broker.clone(), pipes, hears);
         if let Some(how) = in_root {
             let (spawner, failed) = (Arc::clone(&self.spawner), self.failed.clone());
-            let begin = move |execution: &Execution| spawner.start(number, execution, standard, true);
+            let begin =
+                move |execution: &Execution| spawner.start(number, execution, standard, true).map(drop);
             let starts = start_in_root(self.roots.clone(), how, execution, begin, Arc::clone(&start));
             tokio::spawn(async move {
                 let in_use = starts.await.unwrap_or_else(|failure| {
@@ -326,12 +338,15 @@ impl HostTasks {
                 drop(in_use);
             });
         } else {
-            self.spawner
+            let memory = self
+                .spawner
                 .start(number, &execution, standard, false)
                 .map_err(|error| lost("start a process", error))?;
+            record = memory.map(|memory| (memory, shown));
             tokio::spawn(attend);
         }
-        self.tasks.insert(number, Running { key: key.clone(), build, need, told, is_over: false, start });
+        let task = Running { key: key.clone(), build, need, told, is_over: false, start, record };
+        self.tasks.insert(number, task);
         self.numbers.insert(key.clone(), number);
         Ok(())
     }
@@ -384,7 +399,9 @@ impl HostTasks {
     pub(super) fn ended(&mut self, number: u64, report: Option<Report>) -> Option<TaskKey> {
         let task = self.tasks.get_mut(&number)?;
         task.is_over = true;
-        let _ = task.told.send(Told::Over(report));
+        let record = task.record.take().filter(|_| report.is_some());
+        let record = record.and_then(|(memory, shown)| Some(record_in(&memory).ok()?.shown(shown.as_ref())));
+        let _ = task.told.send(Told::Over(report, record));
         let key = task.key.clone();
         if !self.numbers.contains_key(&key) {
             self.tasks.remove(&number);

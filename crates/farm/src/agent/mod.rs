@@ -2,6 +2,7 @@
 
 mod farm;
 mod host;
+mod mounts;
 pub mod policy;
 mod roots;
 mod task;

@@ -12,8 +12,8 @@ use tokio::sync::mpsc;
 use crate::broker::Broker;
 use crate::execution::Report;
 use crate::protocol::{
-    CHUNK, Data, End, Ended, Incoming, Outgoing, Part, Reminder, Stream, Taken, TaskKey, ToClient, client,
-    client_subject,
+    CHUNK, Data, End, Ended, Incoming, Outgoing, Part, Record, Reminder, Stream, Taken, TaskKey, ToClient,
+    client, client_subject,
 };
 
 /// How often what was not heard is said again.
@@ -28,8 +28,8 @@ pub(super) enum Told {
     Data(Data),
     /// Output was taken.
     Taken(Taken),
-    /// Its processes have ended; without a report they were killed.
-    Over(Option<Report>),
+    /// Its processes have ended; without a report they were killed. What it has opened, if that is known.
+    Over(Option<Report>, Option<Record>),
     /// The submitter has started it again: it has not heard that it runs.
     StartedAgain,
     /// The submitter has heard of its end, or is gone.
@@ -102,7 +102,9 @@ pub(super) async fn attend(
             biased;
             message = told.recv() => match message {
                 Some(Told::Forget) | None => return,
-                Some(Told::Over(report)) => task.over = Some(ended(report, begun.elapsed())),
+                Some(Told::Over(report, record)) => {
+                    task.over = Some(Ended { record, ..ended(report, begun.elapsed()) });
+                }
                 Some(message) => task.told(message),
             },
             () = readable(output) => task.read(0),
@@ -118,7 +120,16 @@ pub(super) async fn attend(
 fn ended(report: Option<Report>, ran: Duration) -> Ended {
     let ran = ran.as_millis() as u64;
     let cpu = report.as_ref().map_or(0, |report| report.cpu);
-    let how = |end, number, reason| Ended { end: end as i32, number, reason, ran, cpu, output: 0, error: 0 };
+    let how = |end, number, reason| Ended {
+        end: end as i32,
+        number,
+        reason,
+        ran,
+        cpu,
+        output: 0,
+        error: 0,
+        record: None,
+    };
     match report {
         None => how(End::Lost, 0, "its host has ended it".to_owned()),
         Some(report) if !report.failure.is_empty() => {
@@ -175,7 +186,7 @@ impl Task {
                 }
             }
             Told::StartedAgain => self.say(client::Body::Started(true)),
-            Told::Over(_) | Told::Forget => {}
+            Told::Over(..) | Told::Forget => {}
         }
     }
 

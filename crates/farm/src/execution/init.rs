@@ -19,7 +19,9 @@ use hayloft_process::{self as process, Forked};
 use prost::Message;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::net::{RecvAncillaryBuffer, RecvFlags, SendFlags};
+use rustix::time::Timespec;
 
+use crate::execution::record::Recorder;
 use crate::execution::sys;
 
 /// What is to be run, with everything looked up.
@@ -50,6 +52,12 @@ pub(crate) struct Execution {
     /// The command runs another one. This argument of it, if not 0, becomes the path of a file in which it says why that did not run.
     #[prost(uint32, tag = "11")]
     pub failure_at: u32,
+    /// The working directory when that folder could be shown there: it cannot be where nothing is to be covered.
+    #[prost(bytes = "vec", tag = "12")]
+    pub bound_directory: Vec<u8>,
+    /// What it opens is recorded: in the file that says what to run, in place of that. Tasks of one namespace are all recorded, or none.
+    #[prost(bool, tag = "13")]
+    pub records: bool,
 }
 
 /// What the first process says of the command.
@@ -151,6 +159,7 @@ struct Init {
     mounts: Option<File>,
     /// A folder is seen at another place than on the host, for all of its tasks.
     is_bound: bool,
+    recorder: Option<Recorder>,
 }
 
 fn failure(what: &str, error: &io::Error, is_own: bool) -> Report {
@@ -174,7 +183,7 @@ impl Init {
         } else {
             sys::adopt_orphans();
         }
-        Ok(Init { signals, has_namespace, mounts, is_bound: false })
+        Ok(Init { signals, has_namespace, mounts, is_bound: false, recorder: None })
     }
 
     /// Whether the next task finds everything as the first one has.
@@ -187,13 +196,23 @@ impl Init {
         // Those of the task before have come too late.
         while process::next_signal(self.signals.as_fd()).is_some() {}
         let standard = [input, output, error];
-        let mut execution = read(execution).map_err(|error| ("read what to run", error))?;
+        let mut memory = File::from(execution);
+        let mut execution = read(&mut memory).map_err(|error| ("read what to run", error))?;
         let failure = failure_file(&mut execution).map_err(|error| ("make a file in memory", error))?;
         // Who gives it tasks gives it those that have the same folder at the same place.
-        if self.has_namespace && !execution.bind_to.is_empty() && !self.is_bound {
-            bind(&execution)?;
-            self.is_bound = true;
-            self.mounts.as_ref().map(sys::have_mounts_changed);
+        if self.has_namespace && !execution.bind_to.is_empty() {
+            if !self.is_bound && bind(&execution)? {
+                self.is_bound = true;
+                self.mounts.as_ref().map(sys::have_mounts_changed);
+            }
+            if self.is_bound {
+                execution.directory = std::mem::take(&mut execution.bound_directory);
+            }
+        }
+        if execution.records && self.recorder.is_none() {
+            let directory = Path::new(OsStr::from_bytes(&execution.directory));
+            self.recorder =
+                Some(Recorder::begin(directory).map_err(|error| ("record what it opens", error))?);
         }
         let (from_command, to_us) = io::pipe().map_err(|error| ("make a pipe", error))?;
         let command = match process::fork(0).map_err(|error| ("make a process", error))? {
@@ -207,11 +226,15 @@ impl Init {
         // Both sides do it: a signal that comes at once finds the group.
         let _ = rustix::process::setpgid(rustix::process::Pid::from_raw(command), None);
         drop((standard, to_us));
-        let ended = watch(&self.signals, command);
+        let ended = watch(&self.signals, command, self.recorder.as_mut());
         if self.has_namespace {
             end_all();
         } else {
             end_descendants();
+        }
+        if let Some(recorder) = &mut self.recorder {
+            let record = recorder.finish().encode_to_vec();
+            write_anew(&mut memory, &record).map_err(|error| ("record what it has opened", error))?;
         }
         let mut failed = Vec::new();
         let _ = File::from(OwnedFd::from(from_command)).read_to_end(&mut failed);
@@ -243,8 +266,13 @@ fn failure_file(execution: &mut Execution) -> io::Result<Option<File>> {
     Ok(Some(file))
 }
 
-fn read(fd: OwnedFd) -> io::Result<Execution> {
-    let mut file = File::from(fd);
+fn write_anew(file: &mut File, bytes: &[u8]) -> io::Result<()> {
+    file.set_len(0)?;
+    file.rewind()?;
+    file.write_all(bytes)
+}
+
+fn read(file: &mut File) -> io::Result<Execution> {
     let mut bytes = Vec::new();
     file.rewind()?;
     file.read_to_end(&mut bytes)?;
@@ -252,10 +280,12 @@ fn read(fd: OwnedFd) -> io::Result<Execution> {
 }
 
 /// Passes signals on until the command ends; says how it has.
-fn watch(signals: &OwnedFd, command: i32) -> Report {
+fn watch(signals: &OwnedFd, command: i32, mut recorder: Option<&mut Recorder>) -> Report {
+    let pause = Timespec { tv_sec: 0, tv_nsec: 200_000_000 };
     loop {
         let mut ends = [PollFd::new(signals, PollFlags::IN)];
-        let _ = poll(&mut ends, None);
+        let _ = poll(&mut ends, recorder.is_some().then_some(&pause));
+        recorder.iter_mut().for_each(|recorder| recorder.relieve());
         while let Some(signal) = process::next_signal(signals.as_fd()) {
             if signal == sys::end_all_signal() {
                 end_descendants();
@@ -285,7 +315,7 @@ fn end_all() {
         if process::kill(-1, libc::SIGKILL).is_err_and(|error| error.raw_os_error() == Some(libc::ESRCH)) {
             return;
         }
-        let pause = rustix::time::Timespec { tv_sec: 0, tv_nsec: 500_000 };
+        let pause = Timespec { tv_sec: 0, tv_nsec: 500_000 };
         let _ = poll(&mut [], Some(&pause));
     }
 }
@@ -298,7 +328,7 @@ fn end_descendants() {
         let children = children.split_ascii_whitespace().filter_map(|child| child.parse().ok());
         children.for_each(|child: i32| drop(process::kill(child, libc::SIGKILL)));
         while let Ok(Some(_)) = process::wait(None, false) {}
-        let pause = rustix::time::Timespec { tv_sec: 0, tv_nsec: 1_000_000 };
+        let pause = Timespec { tv_sec: 0, tv_nsec: 1_000_000 };
         let _ = poll(&mut [], Some(&pause));
     }
 }
@@ -311,11 +341,15 @@ fn set_up_namespace() -> Result<(), Trouble> {
     sys::mount(c"proc", c"/proc", Some(c"proc"), flags).map_err(|error| ("mount /proc", error))
 }
 
-fn bind(execution: &Execution) -> Result<(), Trouble> {
+/// False when there is no such folder at that place.
+fn bind(execution: &Execution) -> Result<bool, Trouble> {
     let path = |bytes: &[u8]| CString::new(bytes).map_err(|error| ("name a folder", error.into()));
     let (from, to) = (path(&execution.bind_from)?, path(&execution.bind_to)?);
-    sys::mount(&from, &to, None, libc::MS_BIND | libc::MS_REC)
-        .map_err(|error| ("show the volume where the submitting host has it", error))
+    match sys::mount(&from, &to, None, libc::MS_BIND | libc::MS_REC) {
+        Ok(()) => Ok(true),
+        Err(error) if matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ENOTDIR)) => Ok(false),
+        Err(error) => Err(("show the volume where the submitting host has it", error)),
+    }
 }
 
 /// Becomes the command; returns why not.

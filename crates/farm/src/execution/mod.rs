@@ -1,12 +1,13 @@
 //! Tasks on this host: processes that end with all that they have started.
 
 mod init;
+mod record;
 mod spawner;
 pub(crate) mod sys;
 
 use std::fs::File;
 use std::hash::{DefaultHasher, Hash, Hasher};
-use std::io::{self, IoSlice, Write};
+use std::io::{self, IoSlice, Read, Seek, Write};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::process::CommandExt;
@@ -20,6 +21,8 @@ use rustix::net::{SocketFlags, SocketType};
 pub(crate) use init::{Execution, Report};
 pub(crate) use spawner::Event;
 use spawner::Request;
+
+use crate::protocol::Record;
 
 /// The first argument by which this program becomes the process that starts tasks.
 pub const SPAWNER_ARGUMENT: &str = "farm-spawner";
@@ -60,25 +63,27 @@ impl Spawner {
         Ok((Spawner { socket: ours, child, namespaces: ready.namespaces }, events))
     }
 
-    /// Starts a task on these descriptors. With `plain` it gets no namespaces: its command makes them.
+    /// Starts a task on these descriptors. With `plain` it gets no namespaces: its command makes them. Gives what the record is read from
+    /// when it has ended, if there is to be one.
     pub(crate) fn start(
         &self,
         task: u64,
         what: &Execution,
         standard: [OwnedFd; 3],
         plain: bool,
-    ) -> io::Result<()> {
+    ) -> io::Result<Option<File>> {
         let memory = rustix::fs::memfd_create(c"task", rustix::fs::MemfdFlags::CLOEXEC)?;
         let mut memory = File::from(memory);
         memory.write_all(&what.encode_to_vec())?;
         let [input, output, error] = standard.each_ref().map(AsFd::as_fd);
         let mut mounts = DefaultHasher::new();
-        (&what.bind_from, &what.bind_to).hash(&mut mounts);
+        (&what.bind_from, &what.bind_to, what.records).hash(&mut mounts);
         let mounts = mounts.finish();
         self.ask(
             &Request { task, start: true, plain, mounts, ..Request::default() },
             &[memory.as_fd(), input, output, error],
-        )
+        )?;
+        Ok(what.records.then_some(memory))
     }
 
     /// Sends a task's process group a signal.
@@ -106,6 +111,17 @@ impl Spawner {
         rustix::net::sendmsg(&self.socket, &[IoSlice::new(&bytes)], &mut control, SendFlags::NOSIGNAL)?;
         Ok(())
     }
+}
+
+/// What a task that has ended has opened.
+///
+/// # Errors
+/// When it has said nothing of that.
+pub(crate) fn record_in(mut memory: &File) -> io::Result<Record> {
+    let mut bytes = Vec::new();
+    memory.rewind()?;
+    memory.read_to_end(&mut bytes)?;
+    Record::decode(&*bytes).map_err(io::Error::other)
 }
 
 impl Drop for Spawner {

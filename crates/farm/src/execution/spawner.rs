@@ -10,6 +10,7 @@ use std::fs::File;
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::Duration;
 
 use hayloft_process::{self as process, Forked};
 use prost::Message;
@@ -21,7 +22,7 @@ use rustix::net::{
 use rustix::time::{ClockId, Timespec, clock_gettime};
 
 use crate::execution::init::{self, REPORT_MAX, Report};
-use crate::execution::sys;
+use crate::execution::sys::{self, Deadline};
 
 /// What is asked of the spawner.
 #[derive(Clone, PartialEq, Message)]
@@ -90,6 +91,8 @@ struct Spawner {
     heard_ms: u64,
     /// The host's mounts: this process is told of changes.
     mounts: File,
+    /// When the lease is long over: this process is killed then, and first processes with it.
+    deadline: Deadline,
 }
 
 /// Milliseconds that go on while the host sleeps.
@@ -111,7 +114,8 @@ pub(crate) fn serve() -> io::Result<()> {
     let namespaces = can_have_namespaces();
     let mounts = File::open("/proc/self/mountinfo")?;
     let firsts = BTreeMap::new();
-    let mut spawner = Spawner { socket, firsts, namespaces, lease_ms: u64::MAX, heard_ms: now_ms(), mounts };
+    let (lease_ms, deadline) = (u64::MAX, Deadline::new()?);
+    let mut spawner = Spawner { socket, firsts, namespaces, lease_ms, heard_ms: now_ms(), mounts, deadline };
     spawner.say(&Event { task: 0, report: None, namespaces });
     loop {
         let mut ends =
@@ -142,6 +146,7 @@ pub(crate) fn serve() -> io::Result<()> {
         if now_ms().saturating_sub(spawner.heard_ms) >= spawner.lease_ms {
             spawner.end_all();
             // Until the agent says the next one.
+            spawner.deadline.set(Duration::ZERO);
             spawner.lease_ms = u64::MAX;
         }
     }
@@ -193,6 +198,8 @@ impl Spawner {
         let Ok(request) = Request::decode(&bytes[..length]) else { return true };
         if request.lease > 0 {
             self.lease_ms = request.lease;
+            // A sixth more: time to end tasks in order, and nobody may take them for lost before four thirds.
+            self.deadline.set(Duration::from_millis(request.lease + request.lease / 6));
         }
         let pid = self.firsts.iter().find(|(_, first)| first.task == Some(request.task)).map(|(pid, _)| *pid);
         match pid {

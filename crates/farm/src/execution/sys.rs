@@ -3,7 +3,8 @@
 
 use std::ffi::{CStr, CString};
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage};
@@ -87,6 +88,94 @@ pub(crate) fn mount(source: &CStr, target: &CStr, kind: Option<&CStr>, flags: u6
     let kind = kind.map_or(std::ptr::null(), CStr::as_ptr);
     // SAFETY: all strings live until the call returns; no data is passed.
     check(unsafe { libc::mount(source.as_ptr(), target.as_ptr(), kind, flags, std::ptr::null()) }).map(drop)
+}
+
+/// A timer of the kernel that kills this process, also one that is stopped.
+#[derive(Debug)]
+pub(crate) struct Deadline(libc::timer_t);
+
+impl Deadline {
+    /// One that does not run yet.
+    ///
+    /// # Errors
+    /// When the kernel has no room for it.
+    pub(crate) fn new() -> io::Result<Deadline> {
+        // SAFETY: zero is a valid value; all that is pointed to lives until the call returns.
+        unsafe {
+            let mut event: libc::sigevent = std::mem::zeroed();
+            event.sigev_notify = libc::SIGEV_SIGNAL;
+            event.sigev_signo = libc::SIGKILL;
+            let mut timer = std::mem::zeroed();
+            check(libc::timer_create(libc::CLOCK_BOOTTIME, &raw mut event, &raw mut timer))?;
+            Ok(Deadline(timer))
+        }
+    }
+
+    /// So long from now, or never with zero; whatever was set before does not hold any more.
+    pub(crate) fn set(&self, left: Duration) {
+        let zero = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+        let value =
+            libc::timespec { tv_sec: left.as_secs() as libc::time_t, tv_nsec: left.subsec_nanos().into() };
+        let times = libc::itimerspec { it_interval: zero, it_value: value };
+        // SAFETY: the timer is there; the times live until the call returns.
+        unsafe { libc::timer_settime(self.0, 0, &raw const times, std::ptr::null_mut()) };
+    }
+}
+
+/// A descriptor from which files are read that were closed on mounts that are marked with it.
+///
+/// # Errors
+/// Without the right to it.
+pub(crate) fn file_events() -> io::Result<OwnedFd> {
+    let flags = libc::FAN_CLASS_NOTIF | libc::FAN_CLOEXEC | libc::FAN_NONBLOCK | libc::FAN_UNLIMITED_QUEUE;
+    // Opening a file of ours has no effect on it, and does not wait for anybody.
+    let opens = libc::O_RDONLY | libc::O_CLOEXEC | libc::O_LARGEFILE | libc::O_NOATIME | libc::O_NONBLOCK;
+    // SAFETY: plain numbers; a descriptor that is returned is nobody's yet.
+    unsafe {
+        let fd = check(libc::fanotify_init(flags, opens as libc::c_uint))?;
+        Ok(OwnedFd::from_raw_fd(fd))
+    }
+}
+
+/// From now on files that are closed on the mount at this point are told.
+///
+/// # Errors
+/// As fanotify_mark(2) says.
+pub(crate) fn hear_closed_files(events: &OwnedFd, point: &CStr) -> io::Result<()> {
+    let flags = libc::FAN_MARK_ADD | libc::FAN_MARK_MOUNT;
+    let mask = libc::FAN_CLOSE_WRITE | libc::FAN_CLOSE_NOWRITE;
+    // SAFETY: the string lives until the call returns.
+    let done =
+        unsafe { libc::fanotify_mark(events.as_raw_fd(), flags, mask, libc::AT_FDCWD, point.as_ptr()) };
+    check(done).map(drop)
+}
+
+/// How many bytes can be read at once.
+pub(crate) fn bytes_to_read(fd: &OwnedFd) -> usize {
+    rustix::io::ioctl_fionread(fd).unwrap_or(0) as usize
+}
+
+/// Files that were closed, and whether they were open for writing, and for reading only; none when no more are waiting.
+///
+/// # Errors
+/// One file cannot be opened; others may wait.
+pub(crate) fn closed_files(events: &OwnedFd) -> io::Result<Vec<(OwnedFd, bool, bool)>> {
+    const SIZE: usize = size_of::<libc::fanotify_event_metadata>();
+    let mut buffer = [0; 256 * SIZE];
+    let length = match rustix::io::read(events, &mut buffer[..]) {
+        Err(rustix::io::Errno::AGAIN) => return Ok(Vec::new()),
+        length => length?,
+    };
+    let event = |bytes: &[u8]| {
+        // SAFETY: there are as many bytes, whatever their alignment; plain numbers, of which all values are valid.
+        let event: libc::fanotify_event_metadata = unsafe { std::ptr::read_unaligned(bytes.as_ptr().cast()) };
+        // SAFETY: the kernel has opened it for whoever reads the event.
+        let file = (event.fd >= 0).then(|| unsafe { OwnedFd::from_raw_fd(event.fd) })?;
+        let has = |kind| event.mask & kind != 0;
+        Some((file, has(libc::FAN_CLOSE_WRITE), has(libc::FAN_CLOSE_NOWRITE)))
+    };
+    // Without further information, which was not asked for, all have the same length.
+    Ok(buffer[..length].chunks_exact(SIZE).filter_map(event).collect())
 }
 
 /// A user of this machine.

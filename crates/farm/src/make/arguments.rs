@@ -31,6 +31,16 @@ pub fn with_jobs(arguments: &[OsString], jobs: usize) -> Vec<OsString> {
     all
 }
 
+/// The arguments of a make that runs one job at a time.
+pub fn without_jobs(arguments: &[OsString]) -> Vec<OsString> {
+    let with = with_jobs(arguments, 1);
+    let is_over = with.iter().position(|argument| argument == OsStr::new("--")).unwrap_or(with.len());
+    let mut all = with[..is_over].to_vec();
+    all.push("-j1".into());
+    all.extend_from_slice(&with[is_over..]);
+    all
+}
+
 /// Whether these are options of one letter, the last of which is `j`.
 fn ends_in_j(argument: &[u8]) -> bool {
     let Some((b'j', letters)) = argument.strip_prefix(b"-").and_then(<[u8]>::split_last) else {
@@ -55,5 +65,7 @@ mod tests {
         assert_eq!(with("-j4 all"), "-j4 all");
         assert_eq!(with("--jobs --jobs=3"), "--jobs=9 --jobs=3");
         assert_eq!(with("-fj -C x -- -j"), "-fj -C x -- -j");
+        let one = without_jobs(&["-j".into(), "-k".into(), "--".into(), "all".into()]);
+        assert_eq!(one.join(OsStr::new(" ")), "-j1 -k -j1 -- all");
     }
 }

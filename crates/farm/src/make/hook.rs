@@ -18,11 +18,11 @@ pub struct Hook {
 
 impl Hook {
     /// Makes the files. `program` with [`recipe::ARGUMENT`] is how recipes are run, or [`recipe::PROGRAM`] where that is beside it; with
-    /// `skips` not those that are seen to do little.
+    /// `skips` not those that are seen to do little; with `names_rules` each is told which rule it is of.
     ///
     /// # Errors
     /// When `/tmp` cannot be written to.
-    pub fn make(program: &Path, skips: bool) -> io::Result<Hook> {
+    pub fn make(program: &Path, skips: bool, names_rules: bool) -> io::Result<Hook> {
         // Its path stands in a makefile and in a command: nothing that needs quotes.
         let dir = PathBuf::from(format!("/tmp/hayloft-make-{}", std::process::id()));
         match std::fs::remove_dir_all(&dir) {
@@ -41,16 +41,19 @@ impl Hook {
             true => format!("for text; do :; done\n{}", history::trivial_in_shell()),
             false => String::new(),
         };
-        let script = format!("{skip}exec {runs} \"$@\"\n");
+        let of_rule = if names_rules { recipe::OF_RULE } else { "" };
+        let script = format!("{skip}exec {runs} {of_rule} \"$@\"\n");
         let mut file = std::fs::File::create(hook.script())?;
         file.write_all(script.as_bytes())?;
         file.set_permissions(std::fs::Permissions::from_mode(0o755))?;
         let script = hook.script();
         let script = script.display();
+        // Automatic variables are those of the recipe. With a quote in it make would start a shell for it, between itself and the script.
+        let rule = if names_rules { " '@$$(subst ',%27,$$(subst %,%25,$$@))'" } else { "" };
         let makefile = format!(
             "GPATH = $(eval HAYLOFT_SHELLFLAGS := $$(.SHELLFLAGS))$(eval override .SHELLFLAGS = \
              $$(if $$(filter sh %/sh bash %/bash dash %/dash ksh %/ksh,$$(firstword $$(SHELL))),\
-             {script} $$(SHELL) $$(HAYLOFT_SHELLFLAGS),$$(HAYLOFT_SHELLFLAGS)))\nMAKEFILE_LIST :=\n"
+             {script}{rule} $$(SHELL) $$(HAYLOFT_SHELLFLAGS),$$(HAYLOFT_SHELLFLAGS)))\nMAKEFILE_LIST :=\n"
         );
         std::fs::write(hook.makefile(), makefile)?;
         Ok(hook)

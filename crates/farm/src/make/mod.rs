@@ -8,8 +8,9 @@ pub mod arguments;
 mod history;
 mod hook;
 pub mod recipe;
+pub mod record;
 mod session;
 mod wire;
 
 pub use hook::Hook;
-pub use session::{Explained, InRoot, Session, Tally};
+pub use session::{Explained, How, InRoot, Session, Tally};

@@ -14,6 +14,7 @@ use hayloft_process::{self as process, Mask};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::process::{Resource, Rlimit, setrlimit};
 
+use super::record;
 use super::wire::{self, Answer, Ask, Done, Hand};
 use crate::submit;
 
@@ -23,6 +24,10 @@ pub const ARGUMENT: &str = "farm-recipe";
 const NOT_RUN: u8 = 125;
 /// Names the session's socket.
 pub const SOCKET: &str = "HAYLOFT_FARM_SOCKET";
+/// Before the recipe: the argument that follows names the target of its rule, with an `@` before it.
+pub const OF_RULE: &str = "--of-rule";
+/// The rules whose recipes have started the make that this one is of.
+const RULES: &str = "HAYLOFT_FARM_RULES";
 
 /// The small program's name; it is looked for beside this one.
 pub const PROGRAM: &str = "hayloft-recipe";
@@ -52,12 +57,17 @@ enum Way {
 pub fn serve(command: &[OsString]) -> u8 {
     let mut held_back = None;
     let passes = |stream| held_back = pass_signals(stream).ok();
-    match run(command, passes) {
+    let (rules, command) = rules(command);
+    match run(command, &rules, passes) {
         Ok(Way::Here) => {
             if let Some(mask) = &held_back {
                 process::restore_signals(mask);
             }
-            let error = Command::new(&command[0]).args(&command[1..]).exec();
+            let mut here = Command::new(&command[0]);
+            if !rules.is_empty() {
+                here.env(RULES, OsString::from_vec(rules));
+            }
+            let error = here.args(&command[1..]).exec();
             eprintln!("hayloft: {}: {error}", command[0].to_string_lossy());
             127
         }
@@ -74,6 +84,34 @@ pub fn serve(command: &[OsString]) -> u8 {
             NOT_RUN
         }
     }
+}
+
+/// The rules that a recipe belongs to, its own is the last one, and the recipe itself; no rules where these are not asked for.
+fn rules(command: &[OsString]) -> (Vec<u8>, &[OsString]) {
+    let [flag, target, recipe @ ..] = command else { return (Vec::new(), command) };
+    if flag != OF_RULE || recipe.is_empty() {
+        return (Vec::new(), command);
+    }
+    let mut rules = std::env::var_os(RULES).unwrap_or_default().into_vec();
+    let directory = std::env::current_dir().unwrap_or_default();
+    record::rules::link(&mut rules, &directory, &unquoted(&target.as_bytes()[1..]));
+    (rules, recipe)
+}
+
+/// A target as it was before the hook has put it into quotes.
+fn unquoted(target: &[u8]) -> Vec<u8> {
+    let mut plain = Vec::with_capacity(target.len());
+    let mut rest = target;
+    while let Some((first, after)) = rest.split_first() {
+        let (byte, length) = match rest {
+            [b'%', b'2', b'7', ..] => (b'\'', 3),
+            [b'%', b'2', b'5', ..] => (b'%', 3),
+            _ => (*first, 1),
+        };
+        plain.push(byte);
+        rest = if length == 3 { &rest[3..] } else { after };
+    }
+    plain
 }
 
 /// Writes the numbers of signals that come from now on.
@@ -103,7 +141,7 @@ fn end_by(signal: i32) {
 ///
 /// # Errors
 /// When the session is gone: the recipe has not run, or not to its end.
-fn run(command: &[OsString], passes: impl FnOnce(UnixStream)) -> io::Result<Way> {
+fn run(command: &[OsString], rules: &[u8], passes: impl FnOnce(UnixStream)) -> io::Result<Way> {
     let Some(socket) = std::env::var_os(SOCKET) else { return Ok(Way::Here) };
     if std::env::var_os("HAYLOFT_IN_TASK").is_some() || !is_plain_recipe() {
         return Ok(Way::Here);
@@ -112,7 +150,7 @@ fn run(command: &[OsString], passes: impl FnOnce(UnixStream)) -> io::Result<Way>
     let directory = std::env::current_dir()?;
     let text = command.last().map(|text| text.as_bytes().to_vec()).unwrap_or_default();
     let directory = directory.into_os_string().into_vec();
-    wire::send(&mut stream, &Ask { text, directory, pid: std::process::id() as i32 })?;
+    wire::send(&mut stream, &Ask { text, directory, pid: std::process::id() as i32, rules: rules.to_vec() })?;
     let answer: Answer = wire::receive(&mut stream)?;
     if answer.here {
         return Ok(Way::Here);
@@ -168,6 +206,12 @@ fn has_level_of_its_make() -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn targets_are_as_they_were() {
+        assert_eq!(unquoted(b"quo%27ted%2527%25"), b"quo'ted%27%");
+        assert_eq!(unquoted(b"%2"), b"%2");
+    }
 
     #[test]
     fn the_job_server_is_found_in_the_flags() {

@@ -17,9 +17,10 @@ use tokio::runtime::Handle;
 use tokio::sync::{Semaphore, mpsc};
 
 use super::history::History;
+use super::record::{Graph, Recording, Report};
 use super::wire::{self, Answer, Ask, Done, Hand};
 use crate::place::Place;
-use crate::protocol::{NeedMessage, Spec};
+use crate::protocol::{NeedMessage, Record, Spec};
 use crate::submit::{self, Order, Outcome, Submitter, Task, Times};
 
 /// So many of the slowest recipes are remembered.
@@ -83,6 +84,22 @@ pub struct InRoot {
     pub isolated: bool,
 }
 
+/// How recipes run elsewhere.
+#[derive(Debug, Clone, Default)]
+pub struct How {
+    /// In which root.
+    pub root: InRoot,
+    /// What they open is recorded.
+    pub records: bool,
+}
+
+impl How {
+    /// Whether recipes run on the farm only.
+    pub fn is_only_there(&self) -> bool {
+        self.records || !self.root.layers.is_empty()
+    }
+}
+
 /// Serves the recipes of one make.
 #[derive(Debug)]
 pub struct Session {
@@ -90,7 +107,8 @@ pub struct Session {
     runtime: Handle,
     need: NeedMessage,
     user: (u32, u32),
-    root: InRoot,
+    how: How,
+    recording: Recording,
     history: Mutex<History>,
     /// Slots of this host.
     slots: Semaphore,
@@ -111,14 +129,15 @@ impl Session {
         runtime: Handle,
         need: NeedMessage,
         user: (u32, u32),
-        root: InRoot,
+        how: How,
     ) -> Session {
         Session {
             farm,
             runtime,
             need,
             user,
-            root,
+            how,
+            recording: Recording::default(),
             history: Mutex::new(History::open(directory)),
             slots: Semaphore::new(slots.max(1) as usize),
             places: Mutex::default(),
@@ -168,6 +187,11 @@ impl Session {
         self.history.lock().unwrap_or_else(PoisonError::into_inner).save();
     }
 
+    /// What recipes have opened, beside what rules say, on the volume that is mounted there.
+    pub fn report(&self, graph: &Graph, volume: &Path) -> Report {
+        self.recording.report(graph, volume)
+    }
+
     async fn attend(&self, mut stream: UnixStream) -> io::Result<()> {
         let ask: Ask = wire::heard(&mut stream).await?;
         let place = self.place(&ask).await;
@@ -180,9 +204,10 @@ impl Session {
         let is_merged = submit::is_one_stream(&output, &error);
         let command = hand.command.into_iter().map(std::ffi::OsString::from_vec).collect();
         let spec = submit::spec(command, hand.environment, &place, hand.umask, self.user);
-        let spec = Spec { layers: self.root.layers.clone(), isolated: self.root.isolated, ..spec };
+        let How { root, records } = &self.how;
+        let spec = Spec { layers: root.layers.clone(), isolated: root.isolated, records: *records, ..spec };
         let error = if is_merged { None } else { Some(error) };
-        let may_run_here = self.root.layers.is_empty();
+        let may_run_here = !self.how.is_only_there();
         let task = Task { spec, need: self.need.clone(), input: None, output, error, may_run_here };
         let (orders, mut obeys) = mpsc::unbounded_channel();
         let (mut signals, mut writer) = stream.into_split();
@@ -194,7 +219,7 @@ impl Session {
             let _ = orders.send(Order::End);
         });
         self.tally.now.fetch_add(1, Ordering::Relaxed);
-        let (outcome, times) = submitter.run(task, &mut obeys).await;
+        let (outcome, mut times) = submitter.run(task, &mut obeys).await;
         signals.abort();
         self.tally.now.fetch_sub(1, Ordering::Relaxed);
         let done = match outcome {
@@ -214,6 +239,11 @@ impl Session {
             }
         };
         self.tally.there.fetch_add(1, Ordering::Relaxed);
+        if *records {
+            // Its host may have been told to end it, or be of a version that records nothing.
+            let nothing = || Record { lost: 1, ..Record::default() };
+            self.recording.add(&ask.rules, times.record.take().unwrap_or_else(nothing));
+        }
         if done.signal == 0 && done.code == 0 {
             self.history.lock().unwrap_or_else(PoisonError::into_inner).learn(&ask.text, times.ran);
         }
@@ -224,7 +254,7 @@ impl Session {
     /// Where on a volume it is, if it is to run on the farm.
     async fn place(&self, ask: &Ask) -> Option<Place> {
         let submitter = self.farm.as_ref()?;
-        let only_there = !self.root.layers.is_empty();
+        let only_there = self.how.is_only_there();
         let is_cheap = || self.history.lock().unwrap_or_else(PoisonError::into_inner).is_cheap(&ask.text);
         if !only_there && (submitter.away().is_some() || is_cheap()) {
             return None;

@@ -16,6 +16,9 @@ pub(super) struct Ask {
     /// Its process.
     #[prost(int32, tag = "3")]
     pub pid: i32,
+    /// The rules that it belongs to, if what it opens is to be recorded: its own, and those that have started its make.
+    #[prost(bytes = "vec", tag = "4")]
+    pub rules: Vec<u8>,
 }
 
 /// Where it is to run.

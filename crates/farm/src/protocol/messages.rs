@@ -236,6 +236,9 @@ pub struct Spec {
     /// It has a root of its own; else it shares one with the others of its build on that host.
     #[prost(bool, tag = "14")]
     pub isolated: bool,
+    /// What it opens is to be recorded.
+    #[prost(bool, tag = "15")]
+    pub records: bool,
 }
 
 /// A part of a stream.
@@ -435,6 +438,9 @@ pub struct Ended {
     /// Processor time that it took, milliseconds.
     #[prost(uint64, tag = "7")]
     pub cpu: u64,
+    /// What it has opened, if that was to be recorded.
+    #[prost(message, optional, tag = "8")]
+    pub record: Option<super::Record>,
 }
 
 /// Ways in which a try ends.

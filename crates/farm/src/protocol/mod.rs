@@ -4,12 +4,14 @@
 //! one, and everything is numbered such that a second time changes nothing.
 
 mod messages;
+mod record;
 mod reminder;
 mod stream;
 
 use std::time::Duration;
 
 pub use messages::*;
+pub use record::{Accessed, Files, Record};
 pub(crate) use reminder::Reminder;
 pub use stream::{CHUNK, Incoming, Outgoing, Part, WINDOW};
 

@@ -376,6 +376,7 @@ impl Attempt<'_> {
         }
         self.times.ran = Duration::from_millis(ended.ran);
         self.times.cpu = Duration::from_millis(ended.cpu);
+        self.times.record.clone_from(&ended.record);
         self.times.broker = self.since.elapsed().saturating_sub(self.times.ran);
         Some(Over::With(match End::try_from(ended.end) {
             Ok(End::Signalled) => Outcome::Signalled(ended.number),

@@ -19,7 +19,7 @@ pub use here::{Slot, Slots};
 pub use spec::{build_name, environment, spec, umask, user_name, without_job_server};
 pub use submitter::Submitter;
 
-use crate::protocol::{NeedMessage, Spec};
+use crate::protocol::{NeedMessage, Record, Spec};
 
 /// A task.
 #[derive(Debug)]
@@ -44,7 +44,7 @@ pub fn is_one_stream(a: &File, b: &File) -> bool {
     (a.dev(), a.ino(), a.rdev()) == (b.dev(), b.ino(), b.rdev())
 }
 
-/// Where the time of a task went.
+/// Where the time of a task went, and what is known of it otherwise.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Times {
     /// From its submission to its end.
@@ -59,6 +59,8 @@ pub struct Times {
     pub cpu: Duration,
     /// Its last host.
     pub host: String,
+    /// What it has opened there, if that was to be recorded.
+    pub record: Option<Record>,
 }
 
 impl Times {

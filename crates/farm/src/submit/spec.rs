@@ -9,7 +9,7 @@ use crate::place::Place;
 use crate::protocol::Spec;
 
 /// Variables that are about this process, not about what it runs.
-const LEFT_OUT: [&[u8]; 2] = [b"HAYLOFT_FARM_SOCKET", b"HAYLOFT_CONFIG"];
+const LEFT_OUT: [&[u8]; 3] = [b"HAYLOFT_FARM_SOCKET", b"HAYLOFT_FARM_RULES", b"HAYLOFT_CONFIG"];
 
 /// Variables in which programs are told of a job server.
 const JOB_SERVERS: [&[u8]; 3] = [b"MAKEFLAGS=", b"MFLAGS=", b"CARGO_MAKEFLAGS="];
@@ -44,6 +44,7 @@ pub fn spec(
         merged: false,
         layers: Vec::new(),
         isolated: false,
+        records: false,
     }
 }
 
