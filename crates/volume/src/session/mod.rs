@@ -186,7 +186,7 @@ impl Volume {
             lease_ms: self.shared.config.lease.as_millis() as u64,
             root: Some(root),
             volume_id: self.id.clone(),
-            lost: self.lost(id, &hello.host_id),
+            lost: self.lost(id),
             opening: self.opening(),
             mark: self.mark(),
             goes_on,
@@ -239,14 +239,10 @@ impl Volume {
         Err(VolumeError::SessionEnded(id))
     }
 
-    /// Sessions of a host without a connection: who is there can find out whether they are dead.
-    fn lost(&self, but: SessionId, host_id: &str) -> Vec<LostPeer> {
+    /// Sessions without a connection.
+    fn lost(&self, but: SessionId) -> Vec<LostPeer> {
         let state = self.state.lock();
-        let is_near = |host: &str| !host.is_empty() && host == host_id;
-        let lost = state
-            .sessions
-            .iter()
-            .filter(|(id, found)| **id != but && found.connection.is_none() && is_near(&found.row.host_id));
+        let lost = state.sessions.iter().filter(|(id, found)| **id != but && found.connection.is_none());
         let lost = lost.map(|(id, found)| LostPeer {
             session: id.0,
             host_id: found.row.host_id.clone(),
