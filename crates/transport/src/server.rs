@@ -3,6 +3,7 @@
 use std::collections::HashSet;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -10,6 +11,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use bytes::BufMut;
 use parking_lot::Mutex;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustls::ServerConfig;
 use rustls::server::{NoServerSessionStorage, WebPkiClientVerifier};
 use tokio::io::{AsyncReadExt, AsyncWriteExt, BufReader, ReadHalf, WriteHalf};
@@ -118,8 +120,8 @@ pub enum Incoming {
     Plain(OwnedReadHalf),
     /// Within a host, by way of a file.
     Unix(unix::OwnedReadHalf),
-    /// Between hosts.
-    Tls(ReadHalf<Secure>),
+    /// Between hosts; and the socket.
+    Tls(ReadHalf<Secure>, OwnedFd),
 }
 
 /// The outgoing half of a connection.
@@ -141,24 +143,45 @@ impl Incoming {
         match self {
             Incoming::Plain(socket) => socket.read_buf(into).await,
             Incoming::Unix(socket) => socket.read_buf(into).await,
-            Incoming::Tls(secure) => secure.read_buf(into).await,
+            Incoming::Tls(secure, _) => secure.read_buf(into).await,
         }
+    }
+
+    /// Whether the peer has closed its end, seen without reading what it has sent before. What it waited for is of no use.
+    pub fn has_hung_up(&self) -> bool {
+        let socket = match self {
+            Incoming::Plain(socket) => socket.as_ref().as_fd(),
+            Incoming::Unix(socket) => socket.as_ref().as_fd(),
+            Incoming::Tls(_, socket) => socket.as_fd(),
+        };
+        let mut seen = [PollFd::from_borrowed_fd(socket, PollFlags::RDHUP)];
+        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+        matches!(poll(&mut seen, Some(&now)), Ok(1..))
     }
 }
 
 impl Outgoing {
-    /// Writes all of it; it is on its way when this returns.
+    /// Writes some of it, at least a byte, and says how much. Nothing is lost when it is dropped before it is done.
     ///
     /// # Errors
     /// As a socket.
-    pub async fn write_all(&mut self, bytes: &[u8]) -> io::Result<()> {
+    pub async fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         match self {
-            Outgoing::Plain(socket) => socket.write_all(bytes).await,
-            Outgoing::Unix(socket) => socket.write_all(bytes).await,
-            Outgoing::Tls(secure) => {
-                secure.write_all(bytes).await?;
-                secure.flush().await
-            }
+            Outgoing::Plain(socket) => socket.write(bytes).await,
+            Outgoing::Unix(socket) => socket.write(bytes).await,
+            Outgoing::Tls(secure) => secure.write(bytes).await,
+        }
+    }
+
+    /// What was written is on its way when this returns. May be dropped, and called again.
+    ///
+    /// # Errors
+    /// As a socket.
+    pub async fn flush(&mut self) -> io::Result<()> {
+        match self {
+            // Sockets keep nothing back.
+            Outgoing::Plain(_) | Outgoing::Unix(_) => Ok(()),
+            Outgoing::Tls(secure) => secure.flush().await,
         }
     }
 }
@@ -213,12 +236,13 @@ impl Acceptor {
                 self.refresh();
                 let config = self.current().0;
                 let mut peer = Peer::new(Identity::Anyone, address);
+                let own = socket.as_fd().try_clone_to_owned()?;
                 let stream = handshake(config, socket).await?;
                 let chain = stream.get_ref().1.peer_certificates().unwrap_or_default();
                 let (name, shown) = chain.first().and_then(shown).ok_or(AcceptError::Nameless)?;
                 (peer.identity, peer.shown) = (Identity::Certificate(name), Some(shown));
                 let (incoming, outgoing) = tokio::io::split(stream);
-                Ok((Incoming::Tls(incoming), Outgoing::Tls(outgoing), peer))
+                Ok((Incoming::Tls(incoming, own), Outgoing::Tls(outgoing), peer))
             }
         }
     }

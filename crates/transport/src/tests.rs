@@ -64,7 +64,12 @@ fn echo(acceptor: &Arc<Acceptor>, client: &Path, host: &str, bytes: usize) -> (R
             acceptor.accept_foreign(socket, peer).await.map_err(|error| error.to_string())?;
         let mut buffer = BytesMut::new();
         while buffer.len() < bytes && incoming.read_buf(&mut buffer).await.is_ok_and(|count| count > 0) {}
-        outgoing.write_all(&buffer).await.map_err(|error| error.to_string())?;
+        let mut rest = &buffer[..];
+        while !rest.is_empty() {
+            let written = outgoing.write(rest).await.map_err(|error| error.to_string())?;
+            rest = &rest[written..];
+        }
+        outgoing.flush().await.map_err(|error| error.to_string())?;
         Ok(peer)
     });
     let said = talk(TcpStream::connect(address).unwrap(), client, host, bytes);

@@ -38,7 +38,7 @@ pub struct Config {
     /// Room on the store's disk that is never filled with new data, bytes; `None` for a default that
     /// depends on the disk's size.
     pub reserve_bytes: Option<u64>,
-    /// Most bytes of records, encoded, that one batch may bring before its commit.
+    /// Most bytes that the records of one batch may take before its commit.
     pub batch_records_bytes: u64,
     /// How fast what is stored is read and verified when nobody needs the server, bytes a second; `None`: not at all.
     pub scrub_bytes_per_second: Option<u64>,

@@ -1,13 +1,16 @@
 //! The way back to a client: one queue, in order, and a task that writes it out.
 
+use std::io;
 use std::sync::atomic::{AtomicU64, Ordering::Acquire, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
 
 use hayloft_transport::Outgoing;
 use hayloft_wire::frame::{self, Sealer};
 use hayloft_wire::{Entry, Failed, ServerMessage, server_message::Body};
 use parking_lot::Mutex;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
+use prost::Message;
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, mpsc};
 
 use crate::error::VolumeError;
 use crate::room::{FREE_BYTES, Held, Room, UNREAD, UNREAD_FREE, UNREAD_MAX, units};
@@ -22,16 +25,47 @@ const ANSWER: usize = 1 << 20;
 /// Answers are gathered up to this many bytes before they are written.
 const GATHER: usize = 256 * 1024;
 
+/// What is kept of the memory for that while nothing waits, bytes.
+const KEPT: usize = 4096;
+
+/// How often it is looked whether others need the room of answers that are not read.
+const LOOK: Duration = Duration::from_secs(1);
+
+/// How long a client may take nothing then.
+const STANDSTILL: Duration = Duration::from_secs(3);
+
 /// Room for an answer.
-pub(crate) struct Place(
-    #[expect(dead_code, reason = "it is given back when it is dropped")] (OwnedSemaphorePermit, Held),
-);
+pub(crate) struct Place {
+    _own: OwnedSemaphorePermit,
+    of_all: Held,
+}
+
+impl Place {
+    /// An answer of so many bytes needs no more room than that.
+    fn shrink(&mut self, bytes: usize) {
+        if let Some(of_all) = &mut self.of_all
+            && let Some(excess) = of_all.num_permits().checked_sub(units(bytes) as usize)
+        {
+            drop(of_all.split(excess));
+        }
+    }
+}
 
 struct Queued {
-    message: ServerMessage,
+    /// Boxed: queues have room for some of them from their beginning, and most connections wait for nothing.
+    message: Box<ServerMessage>,
     /// In the framing of earlier versions, and the last one.
     plain: bool,
-    _place: Option<Place>,
+    place: Option<Place>,
+}
+
+/// Nobody waits any more for a client to which nothing can be said.
+struct Over([Arc<Semaphore>; 2]);
+
+impl Drop for Over {
+    fn drop(&mut self) {
+        self.0.iter().for_each(|of| of.close());
+    }
 }
 
 /// Where answers go. Cheap to clone.
@@ -39,6 +73,8 @@ struct Queued {
 pub(crate) struct Replies {
     queue: mpsc::UnboundedSender<Queued>,
     places: Arc<Semaphore>,
+    /// Without permits; closed when the client has gone.
+    life: Arc<Semaphore>,
     said: Arc<Said>,
     room: Arc<Room>,
     /// How far the history of the session's volume is: everything that is said tells it.
@@ -55,15 +91,24 @@ struct Said {
 }
 
 impl Replies {
-    /// The queue, and the task that writes it out until all clones are gone or the client is.
-    pub(crate) fn start(mut socket: Outgoing, room: &Arc<Room>) -> (Replies, tokio::task::JoinHandle<()>) {
+    /// The queue, and the task that writes it out until all clones are gone or the client is. `patience`: how long the client may take
+    /// nothing; `None` where the kernel looks after that. Then the connection is told to `hang_up`.
+    pub(crate) fn start(
+        mut socket: Outgoing,
+        room: &Arc<Room>,
+        hang_up: &Arc<Notify>,
+        patience: Option<Duration>,
+    ) -> (Replies, tokio::task::JoinHandle<()>) {
         let (queue, mut waiting) = mpsc::unbounded_channel::<Queued>();
         let places = Arc::new(Semaphore::new(QUEUE));
-        let closing = Arc::clone(&places);
         let said = Arc::new(Said::default());
         let (written, of_all) = (Arc::clone(&said), Arc::clone(room));
+        let hang_up = Arc::clone(hang_up);
+        let life = Arc::new(Semaphore::new(0));
+        let over = Over([Arc::clone(&places), Arc::clone(&life)]);
         let writer = tokio::spawn(async move {
-            let (mut bytes, mut sealer) = (Vec::new(), Sealer::default());
+            let _over = over;
+            let (mut bytes, mut sealer, mut held) = (Vec::new(), Sealer::default(), Vec::new());
             while let Some(queued) = waiting.recv().await {
                 of_all.unread.fetch_sub(1, Relaxed);
                 // What others that can run now have to say goes along.
@@ -71,29 +116,37 @@ impl Replies {
                 bytes.clear();
                 let mut count = 1;
                 if queued.plain {
-                    frame::encode_plain(&queued.message, &mut bytes);
-                    let _ = socket.write_all(&bytes).await;
+                    frame::encode_plain(&*queued.message, &mut bytes);
+                    let _ = write_out(&mut socket, &bytes, &of_all, patience).await;
                     break;
                 }
-                frame::encode(&queued.message, &mut bytes);
-                drop(queued);
+                frame::encode(&*queued.message, &mut bytes);
+                held.extend(queued.place);
+                drop(queued.message);
                 while bytes.len() < GATHER
                     && let Ok(queued) = waiting.try_recv()
                 {
                     of_all.unread.fetch_sub(1, Relaxed);
-                    frame::encode(&queued.message, &mut bytes);
+                    frame::encode(&*queued.message, &mut bytes);
+                    held.extend(queued.place);
                     count += 1;
                 }
                 sealer.seal(&mut bytes);
-                if socket.write_all(&bytes).await.is_err() {
+                let written_out = write_out(&mut socket, &bytes, &of_all, patience).await;
+                if let Err(error) = written_out {
+                    if error.kind() == io::ErrorKind::TimedOut {
+                        tracing::warn!("a connection is closed: it does not read its answers");
+                        hang_up.notify_one();
+                    }
                     break;
                 }
+                // Only now: what is not read takes room.
+                held.clear();
                 written.written.fetch_add(count, Relaxed);
-                if bytes.capacity() > 8 * GATHER {
+                if bytes.capacity() > 2 * GATHER || bytes.capacity() > KEPT && waiting.is_empty() {
                     bytes = Vec::new();
                 }
             }
-            closing.close();
             waiting.close();
             while waiting.try_recv().is_ok() {
                 of_all.unread.fetch_sub(1, Relaxed);
@@ -103,6 +156,7 @@ impl Replies {
             Replies {
                 queue,
                 places,
+                life,
                 said,
                 room: Arc::clone(room),
                 mark: Arc::default(),
@@ -110,6 +164,17 @@ impl Replies {
             },
             writer,
         )
+    }
+
+    /// The client has gone: nothing waits for room to answer it any more.
+    pub(crate) fn give_up(&self) {
+        self.places.close();
+        self.life.close();
+    }
+
+    /// Returns when the client has gone, or nothing more can be said to it.
+    pub(crate) async fn given_up(&self) {
+        let _ = self.life.acquire().await;
     }
 
     /// Counts messages that were queued up to now; [`Replies::is_written`] says when they are all written out.
@@ -123,7 +188,7 @@ impl Replies {
 
     fn queue(&self, message: ServerMessage, place: Option<Place>) {
         self.said.queued.fetch_add(1, Relaxed);
-        self.send_off(Queued { message, plain: false, _place: place });
+        self.send_off(Queued { message: Box::new(message), plain: false, place });
     }
 
     fn send_off(&self, queued: Queued) {
@@ -184,14 +249,20 @@ impl Replies {
         let wanted = if is_first && bytes <= FREE_BYTES { 0 } else { bytes.max(ANSWER) };
         let of_all = match wanted {
             0 => None,
-            _ => Arc::clone(&self.room.answers).acquire_many_owned(units(wanted)).await.ok(),
+            _ => tokio::select! {
+                biased;
+                () = self.given_up() => return None,
+                of_all = Arc::clone(&self.room.answers).acquire_many_owned(units(wanted)) => of_all.ok(),
+            },
         };
-        Some(Place((own, of_all)))
+        Some(Place { _own: own, of_all })
     }
 
     /// Queues an answer where there is room for it, with what the client has to keep.
-    pub(crate) fn push_at(&self, place: Place, request: u64, body: Body, entries: Vec<Entry>) {
-        self.queue(self.message(request, body, entries), Some(place));
+    pub(crate) fn push_at(&self, mut place: Place, request: u64, body: Body, entries: Vec<Entry>) {
+        let message = self.message(request, body, entries);
+        place.shrink(message.encoded_len());
+        self.queue(message, Some(place));
     }
 
     /// Waits until the client has taken most of what it asked for.
@@ -202,7 +273,7 @@ impl Replies {
     /// Queues why a client of an earlier version is refused, in its framing. Nothing can be said after it.
     pub(crate) fn refuse_plain(&self, request: u64, error: &VolumeError) {
         let message = self.message(request, failure(request, error), Vec::new());
-        self.send_off(Queued { message, plain: true, _place: None });
+        self.send_off(Queued { message: Box::new(message), plain: true, place: None });
     }
 
     /// Queues the answer to a request, or why there is none.
@@ -211,6 +282,38 @@ impl Replies {
             Ok(body) => self.send(request, body).await,
             Err(error) => self.send(request, failure(request, &error)).await,
         }
+    }
+}
+
+/// Writes it out. Who takes nothing of it for too long is given up (`TimedOut`).
+async fn write_out(
+    socket: &mut Outgoing,
+    mut bytes: &[u8],
+    room: &Room,
+    patience: Option<Duration>,
+) -> io::Result<()> {
+    let mut taken = Instant::now();
+    while !bytes.is_empty() {
+        match tokio::time::timeout(LOOK, socket.write(bytes)).await {
+            Ok(Ok(0)) => return Err(io::ErrorKind::WriteZero.into()),
+            Ok(written) => (bytes, taken) = (&bytes[written?..], Instant::now()),
+            Err(_) => look(taken.elapsed(), room, patience)?,
+        }
+    }
+    loop {
+        match tokio::time::timeout(LOOK, socket.flush()).await {
+            Ok(flushed) => return flushed,
+            Err(_) => look(taken.elapsed(), room, patience)?,
+        }
+    }
+}
+
+/// Whether a client may go on to take nothing, after so long.
+fn look(stands_still: Duration, room: &Room, patience: Option<Duration>) -> io::Result<()> {
+    let is_over = patience.is_some_and(|patience| stands_still >= patience);
+    match is_over || stands_still >= STANDSTILL && room.is_short_for_answers() {
+        true => Err(io::ErrorKind::TimedOut.into()),
+        false => Ok(()),
     }
 }
 

@@ -75,6 +75,11 @@ impl Default for Room {
 }
 
 impl Room {
+    /// Room for answers is short: who has some, and does not read them, is given up.
+    pub(crate) fn is_short_for_answers(&self) -> bool {
+        self.answers.available_permits() < units(ANSWERS_BYTES / 8) as usize
+    }
+
     /// Room for bytes of a batch is short: who has some that can be in the store puts it there.
     pub(crate) fn is_short_for_batches(&self) -> bool {
         self.batches.available_permits() < units(BATCHES_BYTES / 8) as usize

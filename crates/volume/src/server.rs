@@ -142,7 +142,12 @@ impl Shared {
         }
         let made = async {
             let volume = Volume::open(Arc::clone(self), name, registered.clone(), true).await?;
-            registry::update(&self.store, name, &registered).await?;
+            if let Err(error) = registry::update(&self.store, name, &registered).await {
+                if let Err(error) = volume.close().await {
+                    tracing::warn!(volume = name, %error, "the database of a volume that is not made does not close");
+                }
+                return Err(error);
+            }
             Ok(volume)
         };
         match made.await {
@@ -151,7 +156,14 @@ impl Shared {
                 Ok(())
             }
             Err(error) => {
-                let _ = registry::remove(&self.store, name).await;
+                // Marked as one that is being deleted, so that what does not go now goes when one of that name is made or deleted.
+                let undone = async {
+                    registry::update(&self.store, name, &begun).await?;
+                    registry::erase(&self.store, name, &begun).await
+                };
+                if let Err(error) = undone.await {
+                    tracing::warn!(volume = name, %error, "what was begun of a volume stays, until one of that name is made or deleted");
+                }
                 Err(error)
             }
         }

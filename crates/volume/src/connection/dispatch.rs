@@ -36,7 +36,8 @@ impl Connection {
         while self.tasks.try_join_next().is_some() {}
         match (body, &mut self.mounted) {
             (Body::Hello(hello), None) => {
-                let done = self.hello(request, &hello).await;
+                // Boxed, as all that takes much: a connection that waits shall take little.
+                let done = Box::pin(self.hello(request, &hello)).await;
                 self.shared.stats.count("HELLO", started.elapsed());
                 done
             }
@@ -44,7 +45,8 @@ impl Connection {
                 let (volume, session, number) = (&mounted.volume, mounted.session, self.number);
                 // What it brings may take the store long: it is not silent meanwhile.
                 mounted.heard.store(u64::MAX, Relaxed);
-                let claimed = volume.claim(session, number, &claim, request, &self.replies).await;
+                let claimed = volume.claim(session, number, &claim, request, &self.replies);
+                let claimed = Box::pin(claimed).await;
                 mounted.heard.store(self.shared.uptime_ms(), Relaxed);
                 mounted.claimed = claimed.is_ok();
                 self.shared.stats.count("CLAIM", started.elapsed());

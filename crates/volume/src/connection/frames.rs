@@ -15,9 +15,12 @@ use crate::room::{FREE_BYTES, Held, Room, units};
 /// Most bytes of a message of who has no session.
 pub(crate) const FIRST_MAX: usize = 64 << 10;
 
-/// Bytes that are read at a time from a session, and from who has none.
+/// Bytes that are read at a time from who says much, and from all others.
 const READ_BUFFER: usize = 64 << 10;
 const READ_FIRST: usize = 4 << 10;
+
+/// Smaller parts of a batch are copied out of what was read with them: else each would keep all of that.
+const COPIED_MAX: usize = READ_BUFFER / 2;
 
 /// Why no more is read.
 #[derive(Debug, thiserror::Error)]
@@ -68,7 +71,8 @@ pub(crate) struct Frames {
     held: Held,
     /// When the one that arrives has to be there.
     due: Option<Instant>,
-    has_session: bool,
+    /// The last time there was as much as there was room for: there is more, most likely.
+    is_busy: bool,
     /// How long one may take.
     time: Duration,
 }
@@ -82,14 +86,13 @@ impl Frames {
             opener: Opener::with_limit(FIRST_MAX),
             held: None,
             due: Some(Instant::now() + time / 3),
-            has_session: false,
+            is_busy: false,
             time,
         }
     }
 
     /// It is a session's from now on: larger messages are taken.
     pub(crate) fn session_begins(&mut self) {
-        self.has_session = true;
         self.opener.set_limit(weight::LIST_MAX);
     }
 
@@ -98,6 +101,8 @@ impl Frames {
         let Some(bytes) = self.opener.take_bytes(&mut self.buffer)? else { return Ok(None) };
         self.due = (!self.buffer.is_empty()).then(|| Instant::now() + self.time);
         let weight = weight::check(&bytes)?;
+        let is_copied = weight.is_of_batch && bytes.len() < COPIED_MAX;
+        let bytes = if is_copied { Bytes::copy_from_slice(&bytes) } else { bytes };
         Ok(Some(Taken { bytes, weight, _held: self.held.take() }))
     }
 
@@ -138,23 +143,47 @@ impl Frames {
     }
 
     async fn read_some(&mut self, room: &Room) -> Result<(), Over> {
-        let wanted = match self.opener.length(&self.buffer) {
-            Ok(Some(len)) if len > FREE_BYTES => {
-                if self.held.is_none() {
+        let rest = match self.opener.length(&self.buffer) {
+            Ok(Some(len)) => {
+                if len > FREE_BYTES && self.held.is_none() {
                     self.held = Arc::clone(&room.frames).acquire_many_owned(units(len)).await.ok();
                 }
                 (HEADER + len).saturating_sub(self.buffer.len())
             }
             _ => 0,
         };
-        let at_a_time = if self.has_session { READ_BUFFER } else { READ_FIRST };
-        if self.buffer.capacity() - self.buffer.len() < at_a_time.min(4096) {
-            self.buffer.reserve(at_a_time.max(wanted));
-        }
+        self.make_room(rest);
+        let free = self.buffer.capacity() - self.buffer.len();
         match self.incoming.read_buf(&mut self.buffer).await {
-            Ok(1..) => Ok(()),
+            Ok(read @ 1..) => {
+                self.is_busy = read == free;
+                Ok(())
+            }
             _ => Err(Over::Broken),
         }
+    }
+
+    /// Room for what is read next. What is left of a large frame gets just what it needs, so that content which stays takes no more
+    /// than its own; who says little has little.
+    fn make_room(&mut self, rest: usize) {
+        let at_a_time = if self.is_busy { READ_BUFFER } else { READ_FIRST };
+        let free = self.buffer.capacity() - self.buffer.len();
+        if self.buffer.is_empty() && free > READ_FIRST && !self.is_busy {
+            self.buffer = BytesMut::with_capacity(READ_FIRST);
+        } else if free < rest {
+            let wanted = if rest > READ_FIRST { rest } else { at_a_time };
+            // `reserve` would double it.
+            let mut buffer = BytesMut::with_capacity(self.buffer.len() + wanted);
+            buffer.extend_from_slice(&self.buffer);
+            self.buffer = buffer;
+        } else if rest == 0 && free < READ_FIRST {
+            self.buffer.reserve(at_a_time);
+        }
+    }
+
+    /// Whether the client has gone, seen without reading what it has said before.
+    pub(crate) fn has_hung_up(&self) -> bool {
+        self.incoming.has_hung_up()
     }
 
     /// Lets the client read the last word, for a moment: who has more to say than is read gets a reset, which may overtake it.
@@ -174,4 +203,92 @@ impl Frames {
 
 fn decode(bytes: Bytes) -> Result<ClientMessage, FrameError> {
     Ok(prost::Message::decode(bytes)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use hayloft_wire::client_message::Body;
+    use hayloft_wire::frame::Sealer;
+    use hayloft_wire::{Chunk, Ping};
+    use tokio::io::AsyncWriteExt;
+    use tokio::net::{TcpListener, TcpStream};
+
+    use super::*;
+
+    /// What is sent, as it is taken: without the messages for which `is_kept` is not.
+    async fn taken(sent: Vec<Body>, is_kept: fn(&Taken) -> bool) -> Vec<Bytes> {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let mut client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+        let (server, _) = listener.accept().await.unwrap();
+        let (incoming, _outgoing) = server.into_split();
+        let mut frames = Frames::new(Incoming::Plain(incoming), Duration::from_secs(60));
+        frames.session_begins();
+        let sending = tokio::spawn(async move {
+            let (mut bytes, mut sealer) = (Vec::new(), Sealer::default());
+            for body in sent {
+                frame::encode(&ClientMessage { request: 1, body: Some(body) }, &mut bytes);
+            }
+            sealer.seal(&mut bytes);
+            client.write_all(&bytes).await.unwrap();
+        });
+        let (mut kept, room) = (Vec::new(), Room::default());
+        loop {
+            while let Some(taken) = frames.take().unwrap() {
+                if is_kept(&taken) {
+                    kept.push(taken.bytes);
+                }
+            }
+            if frames.read(&room).await.is_err() {
+                sending.await.unwrap();
+                return kept;
+            }
+        }
+    }
+
+    fn content(len: usize) -> Body {
+        Body::Content(Chunk { payload: vec![7; len].into(), ..Chunk::default() })
+    }
+
+    /// Bytes that are kept, and bytes of memory that they keep.
+    fn cost(kept: Vec<Bytes>) -> (usize, usize) {
+        let bytes = kept.iter().map(Bytes::len).sum();
+        let takes = |kept: Bytes| kept.try_into_mut().expect("it shares its memory with another").capacity();
+        (bytes, kept.into_iter().map(takes).sum())
+    }
+
+    #[tokio::test]
+    async fn content_that_is_kept_takes_little_more_than_its_bytes() {
+        let (bytes, taken) = cost(taken((0..50).map(|_| content(60_000)).collect(), |_| true).await);
+        assert!(bytes > 50 * 60_000 && taken < bytes * 5 / 4, "{bytes} bytes take {taken}");
+    }
+
+    #[tokio::test]
+    async fn little_that_is_kept_does_not_keep_what_came_with_it() {
+        let sent = (0..500).map(|n| if n % 5 == 0 { content(100) } else { content(9000) });
+        let (bytes, taken) = cost(taken(sent.collect(), |taken| taken.bytes.len() < 1000).await);
+        assert!(bytes > 100 * 100 && taken < 2 * bytes, "{bytes} bytes take {taken}");
+    }
+
+    #[tokio::test]
+    async fn who_has_nothing_to_say_has_no_large_buffer() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let mut client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+        let (server, _) = listener.accept().await.unwrap();
+        let (incoming, _outgoing) = server.into_split();
+        let mut frames = Frames::new(Incoming::Plain(incoming), Duration::from_secs(60));
+        frames.session_begins();
+        let (mut sealer, room) = (Sealer::default(), Room::default());
+        for body in [content(500_000), Body::Ping(Ping {})] {
+            let mut bytes = Vec::new();
+            frame::encode(&ClientMessage { request: 1, body: Some(body) }, &mut bytes);
+            sealer.seal(&mut bytes);
+            client.write_all(&bytes).await.unwrap();
+            while frames.take().unwrap().is_none() {
+                frames.read(&room).await.unwrap();
+            }
+        }
+        let waits = frames.read(&room);
+        assert!(tokio::time::timeout(Duration::from_millis(20), waits).await.is_err());
+        assert!(frames.buffer.capacity() <= READ_FIRST, "{}", frames.buffer.capacity());
+    }
 }

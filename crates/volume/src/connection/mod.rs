@@ -116,20 +116,33 @@ async fn idle_since(spoke: Instant, idle: Option<Duration>) {
     }
 }
 
+/// How often it is looked whether a client has gone for which something waits.
+const GONE_CHECK: Duration = Duration::from_secs(1);
+
+/// Returns when the client has gone, and nothing waits any more for room to answer it.
+async fn noticed(frames: &Frames, replies: &Replies) {
+    loop {
+        tokio::time::sleep(GONE_CHECK).await;
+        if frames.has_hung_up() {
+            return replies.give_up();
+        }
+    }
+}
+
 /// Serves a connection to its end.
 pub(crate) async fn serve(shared: Arc<Shared>, socket: Caller, number: u64) {
-    let address = match &socket {
+    let (address, patience) = match &socket {
         Caller::Tcp(socket) => {
             // Latency over throughput: requests are small and somebody waits for each.
             let _ = socket.set_nodelay(true);
             notice_dead_peers(socket, shared.config.lease);
-            socket.peer_addr().ok()
+            (socket.peer_addr().ok(), None)
         }
-        Caller::Unix(_) => None,
+        Caller::Unix(_) => (None, Some(shared.config.lease)),
     };
     let newcomer = shared.silent.enter(number);
     let accepted = tokio::select! {
-        accepted = shared.acceptor.accept(socket) => accepted,
+        accepted = Box::pin(shared.acceptor.accept(socket)) => accepted,
         () = newcomer.must_go() => return,
     };
     let (incoming, outgoing, peer) = match accepted {
@@ -141,8 +154,8 @@ pub(crate) async fn serve(shared: Arc<Shared>, socket: Caller, number: u64) {
         }
     };
     tracing::debug!(peer = %peer.identity, address = %peer.address, connection = number, "let in");
-    let (replies, writer) = Replies::start(outgoing, &shared.room);
     let hang_up: Arc<Notify> = Arc::default();
+    let (replies, writer) = Replies::start(outgoing, &shared.room, &hang_up, patience);
     shared.peers.enter(number, peer.clone(), &hang_up);
     let mut connection = Connection {
         shared: Arc::clone(&shared),
@@ -178,6 +191,7 @@ impl Connection {
         let mut stopping = self.shared.stopping();
         let mut newcomer = Some(newcomer);
         let mut spoke = Instant::now();
+        let replies = self.replies.clone();
         loop {
             loop {
                 let taken = match frames.take() {
@@ -188,7 +202,11 @@ impl Connection {
                 newcomer = None;
                 // While it waits here, what the client says is not read: it is not silent.
                 self.hear(u64::MAX);
-                let (held, is_crowded) = self.room_for(&taken).await;
+                let (held, is_crowded) = tokio::select! {
+                    biased;
+                    room = self.room_for(&taken) => room,
+                    () = noticed(frames, &replies) => return,
+                };
                 let message = match taken.decode(&self.shared.room).await {
                     Ok(message) => message,
                     Err(error) => return self.refuse(frames, &error).await,
@@ -202,7 +220,12 @@ impl Connection {
                     },
                     _ => None,
                 };
-                let done = self.dispatch(message, held, is_crowded).await;
+                // What waits in there for room ends when the client has gone.
+                let done = tokio::select! {
+                    biased;
+                    done = self.dispatch(message, held, is_crowded) => done,
+                    never = async { noticed(frames, &replies).await; std::future::pending().await } => never,
+                };
                 self.hear(self.shared.uptime_ms());
                 spoke = Instant::now();
                 if done.is_err() {
@@ -241,7 +264,7 @@ impl Connection {
     /// Nothing more is read, and why.
     async fn refuse(&mut self, frames: &mut Frames, error: &Over) {
         match error {
-            Over::Broken => return,
+            Over::Broken => return self.replies.give_up(),
             Over::Frame(FrameError::Plain) => loop {
                 match frames.take_plain() {
                     Ok(Some(message)) => return self.refuse_plain(message.request),
@@ -354,14 +377,17 @@ impl Connection {
                 Some((volume, session)) => {
                     let Some(place) = replies.place_for(bytes_of(&body)).await else { return };
                     let about = if let Body::FetchPages(fetch) = &body { Some(Ino(fetch.ino)) } else { None };
-                    let answer = answer_read(&volume, session, body).await;
+                    let answer = Box::pin(answer_read(&volume, session, body)).await;
                     let answer = answer.inspect_err(|error| volume.failed(error, &hang_up));
                     let answer = answer.unwrap_or_else(|error| failure(request, &error));
                     let sharing = volume.sharing.lock();
                     let entries = volume.entries_for(&sharing, (session, connection), about);
                     replies.push_at(place, request, answer, entries);
                 }
-                None => replies.answer(request, admin::answer(&shared, &peer, body).await).await,
+                None => {
+                    let answer = Box::pin(admin::answer(&shared, &peer, body)).await;
+                    replies.answer(request, answer).await;
+                }
             }
             shared.stats.count(kind, started.elapsed());
             drop(permit);

@@ -58,7 +58,7 @@ pub(crate) struct Pending {
     /// Others wait for it: so may this one, and it may exceed the quota.
     pressing: bool,
     records: Vec<RecordMessage>,
-    /// Bytes of `records`, encoded.
+    /// Bytes that `records` take.
     records_bytes: u64,
     open: PackWriter,
     /// The records that have brought the last chunks of `open`.
@@ -150,7 +150,8 @@ impl Pending {
         if self.failed.is_some() {
             return;
         }
-        self.records_bytes += records.iter().map(|record| record.encoded_len() as u64).sum::<u64>();
+        let of = |record: &RecordMessage| (record.encoded_len() + size_of::<RecordMessage>()) as u64;
+        self.records_bytes += records.iter().map(of).sum::<u64>();
         if self.records_bytes > self.volume.shared.config.batch_records_bytes {
             self.fail(VolumeError::Invalid("a batch of too many records"));
         } else {

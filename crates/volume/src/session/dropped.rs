@@ -17,8 +17,9 @@ const SESSIONS_MAX: usize = 4096;
 /// mount of one that is not goes on with another one by itself.
 const DROPPED_MAX: usize = 64;
 
-/// Sessions that are ended at a time.
-const ENDED_AT_A_TIME: usize = 16;
+/// Sessions that are ended at a time. More than begin in a second: else they would come to the most that there may be, and whoever
+/// begins one would wait for the end of others.
+const ENDED_AT_A_TIME: usize = 512;
 
 impl Volume {
     /// Makes room for one more session: those that were dropped, and own nothing, have to go for it. The caller has the turn.
@@ -30,9 +31,7 @@ impl Volume {
         if has_room() {
             return Ok(());
         }
-        for session in self.dropped(0, 0).into_iter().take(ENDED_AT_A_TIME) {
-            self.end_session(db, session, End::Lost).await?;
-        }
+        self.end_some(db, 0, 0).await?;
         match has_room() {
             true => Ok(()),
             false => Err(VolumeError::Limit { what: "sessions of a volume", limit: SESSIONS_MAX }),
@@ -43,21 +42,32 @@ impl Volume {
     /// own nothing.
     pub(crate) async fn end_dropped(self: &Arc<Self>) {
         let patience = 2 * self.shared.config.lease.as_millis() as u64;
-        for session in self.dropped(patience, DROPPED_MAX).into_iter().take(ENDED_AT_A_TIME) {
-            let is_dropped = |volume: &Volume| volume.is_dropped(session, patience);
-            match self.evict_if(session, End::Lost, is_dropped).await {
-                Ok(()) => tracing::info!(volume = self.name, %session, "nobody goes on with it: ended"),
-                Err(error) => {
-                    tracing::warn!(volume = self.name, %session, %error, "a session cannot be ended yet");
-                    return;
-                }
+        if self.dropped(patience, DROPPED_MAX).is_empty() {
+            return;
+        }
+        let ended = async {
+            let _turn = self.turn.lock().await;
+            self.end_some(&self.db()?, patience, DROPPED_MAX).await
+        };
+        match ended.await {
+            Ok(count) => {
+                tracing::info!(volume = self.name, count, "nobody goes on with these sessions: ended")
             }
+            Err(error) => tracing::warn!(volume = self.name, %error, "sessions cannot be ended yet"),
         }
     }
 
-    fn is_dropped(&self, session: SessionId, patience_ms: u64) -> bool {
-        let owns = !self.sharing.lock().grants.owned_by(session).is_empty();
-        !owns && self.locks.count(session) == 0 && self.is_left(session, patience_ms)
+    /// Ends some of the sessions that are to be ended, and says how many. The caller has the turn.
+    async fn end_some(self: &Arc<Self>, db: &Db, patience_ms: u64, kept: usize) -> Result<u64, VolumeError> {
+        let mut dropped = self.dropped(patience_ms, kept);
+        dropped.truncate(ENDED_AT_A_TIME);
+        if dropped.is_empty() {
+            return Ok(0);
+        }
+        self.end_sessions(db, &dropped, End::Lost).await?;
+        let count = dropped.len() as u64;
+        self.sharing.lock().counts.evictions += count;
+        Ok(count)
     }
 
     /// Whether a session has had no connection for so long, and no other reason to stay than what it owns.
@@ -87,7 +97,7 @@ impl Volume {
             let sharing = self.sharing.lock();
             (sharing.grants.owners(), sharing.grants.unclaimed())
         };
-        left.retain(|(id, _)| !owners.contains(id));
+        left.retain(|(id, _)| !owners.contains(id) && self.locks.count(*id) == 0);
         left.sort_unstable_by_key(|(_, heard)| *heard);
         let excess = left.len().saturating_sub(kept);
         let is_over = |at: usize, id: &SessionId| at < excess || unclaimed.contains(id);

@@ -8,8 +8,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use hayloft_model::SessionId;
-use hayloft_wire::Changed;
+use hayloft_model::{Ino, SessionId};
+use hayloft_wire::{Changed, InodeRowMessage};
 use prost::Message;
 use slatedb::WriteBatch;
 
@@ -38,6 +38,15 @@ pub(crate) enum End {
     ByHand,
 }
 
+/// An inode without a name that a session has open which ends.
+struct Orphan {
+    ino: Ino,
+    /// Others use it as well; they have, or get, orphan rows of their own.
+    is_used: bool,
+    /// Others who may use it, and have not said so yet.
+    heirs: Vec<SessionId>,
+}
+
 /// Sessions that were ended, as the tables have them.
 pub(crate) type Ended = BTreeMap<SessionId, EndedRow>;
 
@@ -58,22 +67,129 @@ fn ended_row(state: &State, id: SessionId, end: End, ended_secs: i64) -> EndedRo
 }
 
 impl Volume {
-    /// Adds to a batch that a session is over. Returns the sessions of which nothing is remembered any more.
+    /// Ends a session: what nobody else has open without a name is deleted, what it held is free. The caller has the
+    /// turn.
+    pub(crate) async fn end_session(
+        self: &Arc<Self>,
+        db: &Db,
+        id: SessionId,
+        end: End,
+    ) -> Result<(), VolumeError> {
+        let orphans = match self.orphans_of(id) {
+            Some(orphans) => orphans,
+            None => return Ok(()),
+        };
+        let mut batch = WriteBatch::new();
+        let (mut deleted, mut inherited) = (Vec::new(), Vec::new());
+        let mut bytes = 0;
+        for Orphan { ino, is_used, heirs } in orphans {
+            batch.delete(tables::orphan(id, ino));
+            let Some(row) = db.get(tables::inode(ino)).await? else { continue };
+            let row = database::decode::<InodeRowMessage>(row, "inode")?;
+            if row.nlink > 0 {
+                continue;
+            }
+            heirs.iter().for_each(|heir| batch.put(tables::orphan(*heir, ino), [1]));
+            if !is_used && heirs.is_empty() {
+                // It left the usage when it lost its name.
+                batch.delete(tables::inode(ino));
+                bytes += row.allocated;
+                deleted.push(ino);
+            }
+            inherited.push((ino, heirs));
+        }
+        let forgotten = self.put_end(db, &mut batch, &[id], end).await?;
+        self.write(db, batch).await?;
+        {
+            let mut state = self.state.lock();
+            state.dead_bytes += bytes as i64;
+            for (ino, heirs) in &inherited {
+                for heir in heirs {
+                    state.sessions.get_mut(heir).map(|session| session.orphans.insert(*ino));
+                }
+            }
+        }
+        {
+            let mut sharing = self.sharing.lock();
+            inherited.iter().for_each(|(ino, heirs)| sharing.uses.keep(*ino, heirs));
+            deleted.iter().for_each(|ino| sharing.grants.forget(*ino));
+        }
+        self.is_over(id, end, &forgotten);
+        tracing::info!(volume = self.name, session = %id, orphans = deleted.len(), "the session has ended");
+        Ok(())
+    }
+
+    /// Ends sessions that have nothing open without a name, all together: the store is waited for once. The caller has the turn.
+    pub(crate) async fn end_sessions(
+        self: &Arc<Self>,
+        db: &Db,
+        ids: &[SessionId],
+        end: End,
+    ) -> Result<(), VolumeError> {
+        let mut batch = WriteBatch::new();
+        let forgotten = self.put_end(db, &mut batch, ids, end).await?;
+        self.write(db, batch).await?;
+        ids.iter().for_each(|id| self.is_over(*id, end, &forgotten));
+        Ok(())
+    }
+
+    /// That a session is over is durable.
+    fn is_over(self: &Arc<Self>, id: SessionId, end: End, forgotten: &[SessionId]) {
+        let now_ms = self.shared.uptime_ms();
+        let last_sequence = self.state.lock().sessions.get(&id).map_or(0, |found| found.row.last_sequence);
+        self.ended(id, end, last_sequence, forgotten);
+        let hang_up = self.state.lock().sessions.remove(&id).map(|session| session.hang_up);
+        {
+            let mut sharing = self.sharing.lock();
+            if end == End::Lost {
+                let owned = sharing.grants.owned_by(id);
+                sharing.estates.leave(id, owned);
+            }
+            sharing.end(id, now_ms);
+        }
+        if let Some(hang_up) = hang_up {
+            hang_up.notify_one();
+        }
+        self.settle_uses();
+        self.locks.end_session(id);
+    }
+
+    /// What a session has open without a name; `None` when there is no such session.
+    fn orphans_of(&self, id: SessionId) -> Option<Vec<Orphan>> {
+        let (sharing, state) = (self.sharing.lock(), self.state.lock());
+        let session = state.sessions.get(&id)?;
+        let others = || state.sessions.iter().filter(|(other, _)| **other != id);
+        let unclaimed = sharing.grants.unclaimed();
+        let orphans = session.orphans.iter().map(|ino| Orphan {
+            ino: *ino,
+            is_used: !sharing.uses.others(id, *ino).is_empty()
+                || others().any(|(_, other)| other.orphans.contains(ino)),
+            heirs: others()
+                .map(|(other, _)| *other)
+                .filter(|other| sharing.uses.is_open(*ino) || unclaimed.contains(other))
+                .collect(),
+        });
+        Some(orphans.collect())
+    }
+
+    /// Adds to a batch that sessions are over. Returns those of which nothing is remembered any more.
     pub(crate) async fn put_end(
         &self,
         db: &Db,
         batch: &mut WriteBatch,
-        id: SessionId,
+        ids: &[SessionId],
         end: End,
     ) -> Result<Vec<SessionId>, VolumeError> {
-        batch.delete(tables::session(id));
         let now_secs = self.shared.now().secs;
         let mut forgotten = outdated(&self.state.lock().ended, now_secs);
-        if end == End::Goodbye {
-            forgotten.push(id);
-        } else {
-            let row = ended_row(&self.state.lock(), id, end, now_secs);
-            batch.put(tables::ended(id), row.encode_to_vec());
+        for id in ids {
+            batch.delete(tables::session(*id));
+            if end == End::Goodbye {
+                forgotten.push(*id);
+            } else {
+                let row = ended_row(&self.state.lock(), *id, end, now_secs);
+                batch.put(tables::ended(*id), row.encode_to_vec());
+            }
         }
         let snapshot = db.snapshot()?;
         for old in &forgotten {

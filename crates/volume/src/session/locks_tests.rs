@@ -27,8 +27,12 @@ impl Client {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
         let (server, _) = listener.accept().await.unwrap();
-        let (replies, _) =
-            Replies::start(hayloft_transport::Outgoing::Plain(server.into_split().1), &Arc::default());
+        let (replies, _) = Replies::start(
+            hayloft_transport::Outgoing::Plain(server.into_split().1),
+            &Arc::default(),
+            &Arc::default(),
+            None,
+        );
         // The other half only has to stay open.
         let (incoming, outgoing) = client.into_split();
         outgoing.forget();

@@ -57,15 +57,6 @@ pub(crate) struct Session {
     hang_up: Arc<Notify>,
 }
 
-/// An inode without a name that a session has open which ends.
-struct Orphan {
-    ino: Ino,
-    /// Others use it as well; they have, or get, orphan rows of their own.
-    is_used: bool,
-    /// Others who may use it, and have not said so yet.
-    heirs: Vec<SessionId>,
-}
-
 impl Session {
     /// A session found in the tables: as if heard of just now.
     pub(crate) fn found(row: &SessionRow, now_ms: u64) -> Session {
@@ -411,89 +402,6 @@ impl Volume {
         let session = state.sessions.entry(id).or_insert_with(|| Session::found(&session_row, now_ms));
         session.row = session_row;
         Ok(range)
-    }
-
-    /// Ends a session: what nobody else has open without a name is deleted, what it held is free. The caller has the
-    /// turn.
-    pub(crate) async fn end_session(
-        self: &Arc<Self>,
-        db: &Db,
-        id: SessionId,
-        end: End,
-    ) -> Result<(), VolumeError> {
-        let orphans = match self.orphans_of(id) {
-            Some(orphans) => orphans,
-            None => return Ok(()),
-        };
-        let mut batch = WriteBatch::new();
-        let (mut deleted, mut inherited) = (Vec::new(), Vec::new());
-        let mut bytes = 0;
-        for Orphan { ino, is_used, heirs } in orphans {
-            batch.delete(tables::orphan(id, ino));
-            let Some(row) = db.get(tables::inode(ino)).await? else { continue };
-            let row = database::decode::<InodeRowMessage>(row, "inode")?;
-            if row.nlink > 0 {
-                continue;
-            }
-            heirs.iter().for_each(|heir| batch.put(tables::orphan(*heir, ino), [1]));
-            if !is_used && heirs.is_empty() {
-                // It left the usage when it lost its name.
-                batch.delete(tables::inode(ino));
-                bytes += row.allocated;
-                deleted.push(ino);
-            }
-            inherited.push((ino, heirs));
-        }
-        let forgotten = self.put_end(db, &mut batch, id, end).await?;
-        self.write(db, batch).await?;
-        let now_ms = self.shared.uptime_ms();
-        let last_sequence = self.state.lock().sessions.get(&id).map_or(0, |found| found.row.last_sequence);
-        self.ended(id, end, last_sequence, &forgotten);
-        let hang_up = {
-            let mut state = self.state.lock();
-            state.dead_bytes += bytes as i64;
-            for (ino, heirs) in &inherited {
-                for heir in heirs {
-                    state.sessions.get_mut(heir).map(|session| session.orphans.insert(*ino));
-                }
-            }
-            state.sessions.remove(&id).map(|session| session.hang_up)
-        };
-        {
-            let mut sharing = self.sharing.lock();
-            inherited.iter().for_each(|(ino, heirs)| sharing.uses.keep(*ino, heirs));
-            deleted.iter().for_each(|ino| sharing.grants.forget(*ino));
-            if end == End::Lost {
-                let owned = sharing.grants.owned_by(id);
-                sharing.estates.leave(id, owned);
-            }
-            sharing.end(id, now_ms);
-        }
-        if let Some(hang_up) = hang_up {
-            hang_up.notify_one();
-        }
-        self.settle_uses();
-        self.locks.end_session(id);
-        tracing::info!(volume = self.name, session = %id, orphans = deleted.len(), "the session has ended");
-        Ok(())
-    }
-
-    /// What a session has open without a name; `None` when there is no such session.
-    fn orphans_of(&self, id: SessionId) -> Option<Vec<Orphan>> {
-        let (sharing, state) = (self.sharing.lock(), self.state.lock());
-        let session = state.sessions.get(&id)?;
-        let others = || state.sessions.iter().filter(|(other, _)| **other != id);
-        let unclaimed = sharing.grants.unclaimed();
-        let orphans = session.orphans.iter().map(|ino| Orphan {
-            ino: *ino,
-            is_used: !sharing.uses.others(id, *ino).is_empty()
-                || others().any(|(_, other)| other.orphans.contains(ino)),
-            heirs: others()
-                .map(|(other, _)| *other)
-                .filter(|other| sharing.uses.is_open(*ino) || unclaimed.contains(other))
-                .collect(),
-        });
-        Some(orphans.collect())
     }
 
     /// The client leaves.

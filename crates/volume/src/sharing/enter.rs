@@ -99,6 +99,19 @@ impl Volume {
         };
         let mut pass = self.request(session, request_of)?;
         let outcome = pass.ready().await?;
+        // Boxed: thousands may wait, and few are answered at a time.
+        Box::pin(self.entered(session, asked, (pass, outcome), replies, (connection, request))).await
+    }
+
+    async fn entered(
+        self: &Arc<Self>,
+        session: SessionId,
+        asked: &Enter,
+        (pass, outcome): (Pass, Outcome),
+        replies: &Replies,
+        (connection, request): (u64, u64),
+    ) -> Result<(), VolumeError> {
+        let (dir, slot) = (Ino(asked.dir), Ino(asked.dir).slot(&asked.stem));
         let db = self.db()?;
         let row = listing::inode(&*db.snapshot()?, dir).await?;
         if FileKind::of_mode(row.mode) != Some(FileKind::Directory) {

@@ -445,7 +445,7 @@ impl Pass {
     pub(crate) async fn ready(&mut self) -> Result<Outcome, VolumeError> {
         loop {
             if let Signal::Ready(outcome) = self.signal().await? {
-                self.volume.settle_whole().await?;
+                Box::pin(self.volume.settle_whole()).await?;
                 return Ok(outcome);
             }
         }

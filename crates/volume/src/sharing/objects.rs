@@ -127,7 +127,7 @@ pub(crate) async fn row_of(
     snapshot: &DbSnapshot,
     ino: Ino,
 ) -> Result<Option<(InodeRowMessage, InodeRow)>, VolumeError> {
-    let Some(row) = snapshot.get(tables::inode(ino)).await? else { return Ok(None) };
+    let Some(row) = Box::pin(snapshot.get(tables::inode(ino))).await? else { return Ok(None) };
     let message = database::decode::<InodeRowMessage>(row, "inode")?;
     let row = InodeRow::try_from(&message)?;
     Ok(Some((message, row)))

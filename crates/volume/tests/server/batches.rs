@@ -7,7 +7,7 @@ use crate::common::*;
 use hayloft_model::{Content, FileKind, InodeRow, Record};
 use hayloft_wire::client_message::Body as Ask;
 use hayloft_wire::server_message::Body as Answer;
-use hayloft_wire::{FailureCode, FetchInode, FetchPages, SetQuota, StatsRequest};
+use hayloft_wire::{FailureCode, FetchInode, FetchPages, RecordMessage, Records, SetQuota, StatsRequest};
 
 const MIB: u64 = 1 << 20;
 
@@ -74,7 +74,7 @@ fn records_in_parts_are_applied_with_their_commit_and_a_new_begin_forgets_them()
 
 #[test]
 fn a_batch_of_too_many_records_is_refused_at_its_commit() {
-    let (_folder, running, mut client) = started(|config| config.batch_records_bytes = 1000);
+    let (_folder, running, mut client) = started(|config| config.batch_records_bytes = 10_000);
     client.begin(1, (0, 100));
     (0..100).for_each(|n| client.records(&small_file(n)));
     let refused = client.commit(1, &small_file(100), (0, 101)).unwrap_err();
@@ -83,6 +83,11 @@ fn a_batch_of_too_many_records_is_refused_at_its_commit() {
     client.records(&small_file(1));
     client.commit(1, &[], (0, 1)).unwrap();
     assert_eq!(client.enter(1, 0).unwrap().dirs[0].entries.len(), 1);
+    // Those without anything in them take memory as well.
+    client.begin(2, (0, 0));
+    client.send(Ask::Records(Records { records: vec![RecordMessage::default(); 1000] }));
+    let refused = client.commit(2, &[], (0, 0)).unwrap_err();
+    assert!(refused.message.contains("too many records"), "{}", refused.message);
     running.shutdown();
 }
 

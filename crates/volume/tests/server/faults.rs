@@ -15,7 +15,7 @@ use hayloft_store::Store;
 use hayloft_volume::Server;
 use hayloft_wire::client_message::Body as Ask;
 use hayloft_wire::server_message::Body as Answer;
-use hayloft_wire::{CheckVolume, Failed, FailureCode, Goodbye, SweepVolume};
+use hayloft_wire::{CheckVolume, CreateVolume, Failed, FailureCode, Goodbye, SweepVolume};
 use object_store::memory::InMemory;
 use object_store::path::Path;
 use object_store::{ObjectStore, PutOptions, PutPayload, PutResult, Result};
@@ -263,5 +263,44 @@ fn of_several_sessions_on_a_store_that_fails_each_has_what_was_acknowledged() {
         Ok(())
     });
     assert_eq!(problems, [""; 0]);
+    runtime.shutdown_background();
+}
+
+/// Fails to say that a volume is made, after its database is there.
+#[derive(Debug, Default)]
+struct Unsaid {
+    entries: AtomicU64,
+}
+
+#[async_trait]
+impl Puts for Unsaid {
+    async fn put(
+        &self,
+        inner: &InMemory,
+        location: &Path,
+        payload: PutPayload,
+        opts: PutOptions,
+    ) -> Result<PutResult> {
+        // The first one says that it is being made.
+        if location.as_ref().starts_with("registry/") && self.entries.fetch_add(1, Relaxed) == 1 {
+            return Err(fault());
+        }
+        inner.put_opts(location, payload, opts).await
+    }
+}
+
+#[test]
+fn of_a_volume_that_cannot_be_made_nothing_stays() {
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let store = Store::new("unsaid", Arc::new(Tampered::new(Unsaid::default())), None);
+    let server = runtime.block_on(Server::start_on(store.clone(), config(folder.path()))).unwrap();
+    let create = CreateVolume { name: "vol".into(), mode: 0o755, ..CreateVolume::default() };
+    Client::connect(server.address()).ask(Ask::CreateVolume(create)).unwrap_err();
+    for below in ["volumes", "packs", "registry", "registry-copy"] {
+        let left = runtime.block_on(store.list(below)).unwrap();
+        assert!(left.is_empty(), "{below}: {left:?}");
+    }
+    Client::create(server.address(), 0);
     runtime.shutdown_background();
 }

@@ -220,7 +220,7 @@ fn sessions(address: SocketAddr) -> usize {
 #[test]
 fn sessions_that_are_begun_and_dropped_go_by_themselves() {
     let (_folder, running) = started();
-    for session in 100..400 {
+    for session in 100..1600 {
         // Some have not even claimed.
         match session % 2 {
             0 => drop(Client::open(running.address, hello(session)).unwrap()),

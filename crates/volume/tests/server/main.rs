@@ -6,6 +6,7 @@ mod batches;
 mod common;
 mod ends;
 mod faults;
+mod gone;
 mod history;
 mod integrity;
 mod limits;
