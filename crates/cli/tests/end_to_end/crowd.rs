@@ -19,7 +19,7 @@ use crate::watchdog::Watchdog;
 const CONNECTIONS: usize = 1000;
 const THREADS: usize = 40;
 /// What the server's process may take, KiB.
-const MEMORY_KIB: u64 = 768 << 10;
+const MEMORY_KIB: u64 = 512 << 10;
 /// How much the honest client does at least, while all others misbehave.
 const HONEST: usize = 20;
 

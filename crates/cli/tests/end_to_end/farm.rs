@@ -52,6 +52,12 @@ fn start(command: &mut Command) -> Child {
     command.spawn().unwrap_or_else(|error| panic!("cannot run {command:?}: {error}"))
 }
 
+/// Copies a program, by a process of its own: what another test starts meanwhile would keep the copy open for writing, and it could
+/// not be run ("text file busy").
+pub(crate) fn copy_program(from: impl AsRef<Path>, to: impl AsRef<Path>) {
+    run(Command::new("cp").arg(from.as_ref()).arg(to.as_ref()));
+}
+
 /// Runs a command and gives what it printed; panics when it fails.
 pub(crate) fn run(command: &mut Command) -> String {
     let output = command.output().unwrap_or_else(|error| panic!("cannot run {command:?}: {error}"));

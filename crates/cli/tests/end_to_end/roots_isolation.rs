@@ -11,7 +11,7 @@ use std::path::Path;
 use std::process::Stdio;
 use std::time::Duration;
 
-use crate::farm::{run, run_failing, wait_until};
+use crate::farm::{copy_program, run, run_failing, wait_until};
 use crate::root_box::RootBox;
 
 /// Runs the attempts that `inside` knows under this name, in a root.
@@ -349,7 +349,7 @@ fn a_layer_does_not_say_where_the_own_folders_are() {
 fn the_hosts_program_cannot_be_changed_from_inside() {
     let roots = RootBox::new();
     let program = roots.dir().join("hayloft");
-    fs::copy(crate::farm::HAYLOFT, &program).unwrap();
+    copy_program(crate::farm::HAYLOFT, &program);
     let mode = fs::metadata(&program).unwrap().mode();
     let layer = crate::root_box::small_layer(roots.dir());
     // To this program the script is a configuration file in which all is a comment.

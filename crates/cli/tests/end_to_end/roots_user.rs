@@ -3,7 +3,7 @@
 use std::os::unix::fs::{PermissionsExt, chown};
 use std::process::Command;
 
-use crate::farm::{HAYLOFT, run, run_failing};
+use crate::farm::{HAYLOFT, copy_program, run, run_failing};
 use crate::root_box::{RootBox, small_layer};
 
 /// A user who is nobody in particular.
@@ -24,7 +24,7 @@ fn by_user<const N: usize>(roots: &RootBox, args: [&str; N]) -> Command {
     let program = roots.dir().join("hayloft");
     if !program.exists() {
         std::fs::set_permissions(roots.dir(), std::fs::Permissions::from_mode(0o755)).unwrap();
-        std::fs::copy(HAYLOFT, &program).unwrap();
+        copy_program(HAYLOFT, &program);
         std::fs::create_dir(roots.state()).unwrap();
         chown(roots.state(), Some(USER), Some(USER)).unwrap();
     }
@@ -73,7 +73,7 @@ fn an_ordinary_users_root_has_so_many_processes_and_no_more() {
     let roots = RootBox::new();
     let layer = small_layer(roots.dir());
     let program = roots.dir().join("attempt");
-    std::fs::copy(std::env::current_exe().unwrap(), &program).unwrap();
+    copy_program(std::env::current_exe().unwrap(), &program);
     let bind = format!("{}:/attempt", program.display());
     let mut command = by_user(&roots, ["run", "--processes", "40", "--root", layer.to_str().unwrap()]);
     command.args(["--bind", "/usr:/usr", "--bind", &bind, "--env", "ATTEMPT=processes", "--"]);

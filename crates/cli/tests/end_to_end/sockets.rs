@@ -5,7 +5,7 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;
 use std::process::Command;
 
-use crate::farm::{Farm, HAYLOFT, run, run_failing};
+use crate::farm::{Farm, HAYLOFT, copy_program, run, run_failing};
 
 /// A user and a group who are nobody in particular.
 const USER: u32 = 54_322;
@@ -16,7 +16,7 @@ fn by_user(dir: &Path, args: &[&str]) -> Command {
     let program = dir.join("hayloft");
     if !program.exists() {
         fs::set_permissions(dir, fs::Permissions::from_mode(0o755)).unwrap();
-        fs::copy(HAYLOFT, &program).unwrap();
+        copy_program(HAYLOFT, &program);
     }
     let mut command = Command::new("setpriv");
     command.args(["--reuid", &USER.to_string(), "--regid", &GROUP.to_string(), "--clear-groups"]);

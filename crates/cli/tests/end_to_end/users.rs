@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use tempfile::TempDir;
 
-use crate::farm::{Farm, HAYLOFT, run, run_failing, wait_until};
+use crate::farm::{Farm, HAYLOFT, copy_program, run, run_failing, wait_until};
 
 /// An ordinary user with a home, and with a copy of the program in it.
 struct User {
@@ -31,7 +31,7 @@ impl User {
         wait_until("a user is added", Duration::from_secs(60), || add.output().unwrap().status.success());
         let uid = run(Command::new("id").args(["-u", &name])).trim().parse().unwrap();
         let user = User { name, uid, home };
-        fs::copy(HAYLOFT, user.program()).unwrap();
+        copy_program(HAYLOFT, user.program());
         // As a login has it: nobody else gets in.
         fs::set_permissions(user.home.path(), fs::Permissions::from_mode(0o700)).unwrap();
         chown(user.home.path(), Some(user.uid), Some(user.uid)).unwrap();

@@ -29,7 +29,7 @@ const LOCAL: [&[u8]; 13] = [
     b"squashfs",
     b"erofs",
 ];
-/// What the kernel says of a file that has no name any more.
+/// What the kernel says of a file of which it knows no name.
 const DELETED: &[u8] = b" (deleted)";
 /// When so many bytes of events wait they are taken while the task runs; before that at its end, when files have their last names.
 const WAITING: usize = 8192 * size_of::<libc::fanotify_event_metadata>();
@@ -102,10 +102,12 @@ impl Recorder {
             return;
         };
         let mut path = path.into_os_string().into_vec();
-        let deleted = path.ends_with(DELETED);
-        if deleted {
+        // The kernel says so as well of a name that it has forgotten, since another host has changed something there.
+        let is_nameless = path.ends_with(DELETED);
+        if is_nameless {
             path.truncate(path.len() - DELETED.len());
         }
+        let deleted = is_nameless && rustix::fs::fstat(file).is_ok_and(|found| found.st_nlink == 0);
         let access = self.seen.entry(path).or_default();
         access.read |= read;
         access.written |= written;
