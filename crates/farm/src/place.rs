@@ -4,7 +4,7 @@ use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use hayloft_layer::MountLine;
+use hayloft_layer::{MountLine, mount_over};
 
 /// The extended attribute in which a mount tells which volume it is of.
 const VOLUME_XATTR: &str = "hayloft.volume";
@@ -37,10 +37,9 @@ impl Place {
     pub fn of(directory: &Path) -> io::Result<Option<Place>> {
         let device = std::fs::metadata(directory)?.dev();
         let entries = entries(&std::fs::read("/proc/self/mountinfo")?);
-        // Of those that are above each other the last one is seen.
-        let above = entries.into_iter().filter(|entry| directory.starts_with(&entry.mounted.point));
-        let deepest = above.max_by_key(|entry| entry.mounted.point.components().count());
-        let Some(entry) = deepest else { return Ok(None) };
+        let Some(entry) = mount_over(entries, directory, |entry| &entry.mounted.point) else {
+            return Ok(None);
+        };
         if !entry.is_ours || entry.mounted.device != device {
             return Ok(None);
         }

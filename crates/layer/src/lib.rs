@@ -27,7 +27,7 @@ pub use copy::{Lost, sync_filesystem};
 pub use create::{CreateOptions, LayerSource, create};
 pub use error::{LayerError, Result};
 pub use folder::FileKind;
-pub use mounts::MountLine;
+pub use mounts::{MountLine, mount_over};
 pub use named::{Found, LayerInfo, LayersDir, resolve, resolve_with};
 pub use publish::{Durable, Form, PublishOptions, Published, Target, mounted_below, publish};
 pub use stack::{Marks, Stack};

@@ -36,6 +36,16 @@ fn mount_of(folder: &Folder) -> io::Result<u64> {
     Ok(fs::statx(folder, "", AtFlags::EMPTY_PATH, StatxFlags::MNT_ID)?.stx_mnt_id)
 }
 
+/// Of mounts in the order of the table the one that a path is on: that with the longest point, and of the same the last.
+pub fn mount_over<T>(
+    mounts: impl IntoIterator<Item = T>,
+    path: &Path,
+    point: impl Fn(&T) -> &Path,
+) -> Option<T> {
+    let over = mounts.into_iter().filter(|mount| path.starts_with(point(mount)));
+    over.max_by_key(|mount| point(mount).components().count())
+}
+
 /// A mount, as a line of proc_pid_mountinfo(5) tells of it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MountLine<'a> {

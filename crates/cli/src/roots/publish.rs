@@ -7,7 +7,9 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use anyhow::Context;
-use hayloft_layer::{Durable, Form, LayerError, PublishOptions, Published, Target, mounted_below, publish};
+use hayloft_layer::{
+    Durable, Form, LayerError, PublishOptions, Published, Target, mount_over, mounted_below, publish,
+};
 use hayloft_root::{RootInfo, Roots};
 
 use crate::dial;
@@ -333,10 +335,7 @@ fn itself<const N: usize>(args: [&str; N]) -> Command {
 /// The Hayloft mount that a folder is on.
 fn hayloft_mount_of(folder: &Path) -> anyhow::Result<Option<MountEntry>> {
     let folder = folder.canonicalize()?;
-    // The longest mount point is the one that counts, and of the same the last.
-    let mounts = mountinfo::all()?;
-    let on = mounts.into_iter().filter(|entry| folder.starts_with(&entry.mount_point));
-    Ok(on.max_by_key(|entry| entry.mount_point.components().count()).filter(MountEntry::is_ours))
+    Ok(mount_over(mountinfo::all()?, &folder, |entry| &entry.mount_point).filter(MountEntry::is_ours))
 }
 
 #[cfg(test)]

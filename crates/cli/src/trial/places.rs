@@ -56,8 +56,6 @@ impl Drop for Memory {
 /// The type of the file system that `folder` is on.
 pub(super) fn kind_of(folder: &Path) -> String {
     let mounts = mountinfo::all().unwrap_or_default();
-    let holding = mounts.iter().rev().filter(|entry| folder.starts_with(&entry.mount_point));
-    holding
-        .max_by_key(|entry| entry.mount_point.components().count())
-        .map_or_else(|| "unknown".to_owned(), |entry| entry.kind.clone())
+    let holding = hayloft_layer::mount_over(mounts, folder, |entry| &entry.mount_point);
+    holding.map_or_else(|| "unknown".to_owned(), |entry| entry.kind)
 }

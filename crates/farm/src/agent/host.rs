@@ -18,11 +18,11 @@ use super::policy::{Policy, RunAs};
 use super::roots::{InRoot, InUse, Plan, Roots};
 use super::task::{self, Pipes, Told};
 use crate::broker::Broker;
-use crate::execution::{Event, Execution, Report, Spawner, record_in};
+use crate::execution::{Event, Execution, Report, Spawner, message_in};
 use crate::place::{self, Place, VolumeMount};
 use crate::protocol::{
-    BuildMessage, End, Ended, NeedMessage, RunningTask, Spec, Start, StartPart, TaskKey, ToAgent, ToClient,
-    agent, client, client_subject,
+    BuildMessage, End, Ended, NeedMessage, Record, RunningTask, Spec, Start, StartPart, TaskKey, ToAgent,
+    ToClient, agent, client, client_subject,
 };
 
 /// Beats that are remembered: more than fit into the longest lease.
@@ -400,7 +400,8 @@ impl HostTasks {
         let task = self.tasks.get_mut(&number)?;
         task.is_over = true;
         let record = task.record.take().filter(|_| report.is_some());
-        let record = record.and_then(|(memory, shown)| Some(record_in(&memory).ok()?.shown(shown.as_ref())));
+        let record = record
+            .and_then(|(memory, shown)| Some(message_in::<Record>(&memory).ok()?.shown(shown.as_ref())));
         let _ = task.told.send(Told::Over(report, record));
         let key = task.key.clone();
         if !self.numbers.contains_key(&key) {

@@ -120,16 +120,7 @@ pub(super) async fn attend(
 fn ended(report: Option<Report>, ran: Duration) -> Ended {
     let ran = ran.as_millis() as u64;
     let cpu = report.as_ref().map_or(0, |report| report.cpu);
-    let how = |end, number, reason| Ended {
-        end: end as i32,
-        number,
-        reason,
-        ran,
-        cpu,
-        output: 0,
-        error: 0,
-        record: None,
-    };
+    let how = |end, number, reason| Ended { end: end as i32, number, reason, ran, cpu, ..Ended::default() };
     match report {
         None => how(End::Lost, 0, "its host has ended it".to_owned()),
         Some(report) if !report.failure.is_empty() => {

@@ -21,6 +21,7 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::net::{RecvAncillaryBuffer, RecvFlags, SendFlags};
 use rustix::time::Timespec;
 
+use crate::execution::message_in;
 use crate::execution::record::Recorder;
 use crate::execution::sys;
 
@@ -197,7 +198,7 @@ impl Init {
         while process::next_signal(self.signals.as_fd()).is_some() {}
         let standard = [input, output, error];
         let mut memory = File::from(execution);
-        let mut execution = read(&mut memory).map_err(|error| ("read what to run", error))?;
+        let mut execution: Execution = message_in(&memory).map_err(|error| ("read what to run", error))?;
         let failure = failure_file(&mut execution).map_err(|error| ("make a file in memory", error))?;
         // Who gives it tasks gives it those that have the same folder at the same place.
         if self.has_namespace && !execution.bind_to.is_empty() {
@@ -270,13 +271,6 @@ fn write_anew(file: &mut File, bytes: &[u8]) -> io::Result<()> {
     file.set_len(0)?;
     file.rewind()?;
     file.write_all(bytes)
-}
-
-fn read(file: &mut File) -> io::Result<Execution> {
-    let mut bytes = Vec::new();
-    file.rewind()?;
-    file.read_to_end(&mut bytes)?;
-    Execution::decode(&*bytes).map_err(io::Error::other)
 }
 
 /// Passes signals on until the command ends; says how it has.

@@ -22,8 +22,6 @@ pub(crate) use init::{Execution, Report};
 pub(crate) use spawner::Event;
 use spawner::Request;
 
-use crate::protocol::Record;
-
 /// The first argument by which this program becomes the process that starts tasks.
 pub const SPAWNER_ARGUMENT: &str = "farm-spawner";
 
@@ -113,15 +111,15 @@ impl Spawner {
     }
 }
 
-/// What a task that has ended has opened.
+/// What a task is told, and what it says in place of that: a file in memory is a message.
 ///
 /// # Errors
-/// When it has said nothing of that.
-pub(crate) fn record_in(mut memory: &File) -> io::Result<Record> {
+/// When it is not, or another one.
+pub(crate) fn message_in<M: Message + Default>(mut memory: &File) -> io::Result<M> {
     let mut bytes = Vec::new();
     memory.rewind()?;
     memory.read_to_end(&mut bytes)?;
-    Record::decode(&*bytes).map_err(io::Error::other)
+    M::decode(&*bytes).map_err(io::Error::other)
 }
 
 impl Drop for Spawner {

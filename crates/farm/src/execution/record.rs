@@ -8,7 +8,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::Path;
 
-use hayloft_layer::MountLine;
+use hayloft_layer::{MountLine, mount_over};
 
 use crate::execution::sys;
 use crate::protocol::Record;
@@ -58,8 +58,7 @@ impl Recorder {
         let events = sys::file_events()?;
         let table = std::fs::read("/proc/self/mountinfo")?;
         let lines = || table.split(|byte| *byte == b'\n').filter_map(MountLine::read);
-        let own = lines().filter(|line| directory.starts_with(&line.point));
-        let own = own.max_by_key(|line| line.point.components().count()).map(|line| line.id);
+        let own = mount_over(lines(), directory, |line| &line.point).map(|line| line.id);
         let mut marked = false;
         for line in lines().filter(|line| Some(line.id) == own || LOCAL.contains(&line.kind)) {
             let point = CString::new(line.point.as_os_str().as_bytes()).map_err(io::Error::other)?;

@@ -211,18 +211,25 @@ mod tests {
     use hayloft_wire::frame::Sealer;
     use hayloft_wire::{Chunk, Ping};
     use tokio::io::AsyncWriteExt;
+    use tokio::net::tcp::OwnedWriteHalf;
     use tokio::net::{TcpListener, TcpStream};
 
     use super::*;
 
-    /// What is sent, as it is taken: without the messages for which `is_kept` is not.
-    async fn taken(sent: Vec<Body>, is_kept: fn(&Taken) -> bool) -> Vec<Bytes> {
+    /// A session's client, and what it says; the other half only has to stay open.
+    async fn session() -> (TcpStream, Frames, OwnedWriteHalf) {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let mut client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+        let client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
         let (server, _) = listener.accept().await.unwrap();
-        let (incoming, _outgoing) = server.into_split();
+        let (incoming, outgoing) = server.into_split();
         let mut frames = Frames::new(Incoming::Plain(incoming), Duration::from_secs(60));
         frames.session_begins();
+        (client, frames, outgoing)
+    }
+
+    /// What is sent, as it is taken: without the messages for which `is_kept` is not.
+    async fn taken(sent: Vec<Body>, is_kept: fn(&Taken) -> bool) -> Vec<Bytes> {
+        let (mut client, mut frames, _outgoing) = session().await;
         let sending = tokio::spawn(async move {
             let (mut bytes, mut sealer) = (Vec::new(), Sealer::default());
             for body in sent {
@@ -271,12 +278,7 @@ mod tests {
 
     #[tokio::test]
     async fn who_has_nothing_to_say_has_no_large_buffer() {
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let mut client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
-        let (server, _) = listener.accept().await.unwrap();
-        let (incoming, _outgoing) = server.into_split();
-        let mut frames = Frames::new(Incoming::Plain(incoming), Duration::from_secs(60));
-        frames.session_begins();
+        let (mut client, mut frames, _outgoing) = session().await;
         let (mut sealer, room) = (Sealer::default(), Room::default());
         for body in [content(500_000), Body::Ping(Ping {})] {
             let mut bytes = Vec::new();

@@ -7,6 +7,7 @@ use hayloft_model::SessionId;
 
 use crate::database::Db;
 use crate::error::VolumeError;
+use crate::session::Session;
 use crate::session::ended::End;
 use crate::volume::Volume;
 
@@ -70,26 +71,22 @@ impl Volume {
         Ok(count)
     }
 
-    /// Whether a session has had no connection for so long, and no other reason to stay than what it owns.
-    fn is_left(&self, session: SessionId, patience_ms: u64) -> bool {
-        let now = self.shared.uptime_ms();
-        self.state.lock().sessions.get(&session).is_some_and(|found| {
-            found.connection.is_none()
-                && !found.may_bring
-                && found.orphans.is_empty()
-                && now.saturating_sub(found.heard.load(Relaxed)) >= patience_ms
-        })
-    }
-
     /// Sessions that are to be ended: without a connection for so long, all that have not claimed, and of the others all but those
     /// that were heard of last.
     fn dropped(&self, patience_ms: u64, kept: usize) -> Vec<SessionId> {
-        let all: Vec<(SessionId, u64)> = {
-            let state = self.state.lock();
-            state.sessions.iter().map(|(id, found)| (*id, found.heard.load(Relaxed))).collect()
+        let now = self.shared.uptime_ms();
+        // Without a reason to stay, but for what they own.
+        let is_left = |found: &Session, heard: u64| {
+            found.connection.is_none()
+                && !found.may_bring
+                && found.orphans.is_empty()
+                && now.saturating_sub(heard) >= patience_ms
         };
-        let mut left: Vec<(SessionId, u64)> =
-            all.into_iter().filter(|(id, _)| self.is_left(*id, patience_ms)).collect();
+        let mut left: Vec<(SessionId, u64)> = {
+            let state = self.state.lock();
+            let all = state.sessions.iter().map(|(id, found)| (*id, found, found.heard.load(Relaxed)));
+            all.filter(|(_, found, heard)| is_left(found, *heard)).map(|(id, _, heard)| (id, heard)).collect()
+        };
         if left.is_empty() {
             return Vec::new();
         }

@@ -114,12 +114,19 @@ impl Volume {
             inherited.iter().for_each(|(ino, heirs)| sharing.uses.keep(*ino, heirs));
             deleted.iter().for_each(|ino| sharing.grants.forget(*ino));
         }
-        self.is_over(id, end, &forgotten);
+        self.forget_ended(&forgotten);
+        let owned = match end {
+            End::Lost => self.sharing.lock().grants.owned_by(id),
+            _ => Vec::new(),
+        };
+        self.is_over(id, end, owned);
+        self.settle_uses();
         tracing::info!(volume = self.name, session = %id, orphans = deleted.len(), "the session has ended");
         Ok(())
     }
 
-    /// Ends sessions that have nothing open without a name, all together: the store is waited for once. The caller has the turn.
+    /// Ends sessions that own nothing and have nothing open without a name, all together: the store is waited for once. The caller has the
+    /// turn.
     pub(crate) async fn end_sessions(
         self: &Arc<Self>,
         db: &Db,
@@ -129,28 +136,30 @@ impl Volume {
         let mut batch = WriteBatch::new();
         let forgotten = self.put_end(db, &mut batch, ids, end).await?;
         self.write(db, batch).await?;
-        ids.iter().for_each(|id| self.is_over(*id, end, &forgotten));
+        self.forget_ended(&forgotten);
+        ids.iter().for_each(|id| self.is_over(*id, end, Vec::new()));
+        self.settle_uses();
         Ok(())
     }
 
-    /// That a session is over is durable.
-    fn is_over(self: &Arc<Self>, id: SessionId, end: End, forgotten: &[SessionId]) {
+    /// That a session is over is durable; what it has owned until then.
+    fn is_over(&self, id: SessionId, end: End, owned: Vec<Ino>) {
         let now_ms = self.shared.uptime_ms();
-        let last_sequence = self.state.lock().sessions.get(&id).map_or(0, |found| found.row.last_sequence);
-        self.ended(id, end, last_sequence, forgotten);
-        let hang_up = self.state.lock().sessions.remove(&id).map(|session| session.hang_up);
-        {
-            let mut sharing = self.sharing.lock();
+        let hang_up = {
+            let (mut sharing, mut state) = (self.sharing.lock(), self.state.lock());
+            if end != End::Goodbye {
+                let row = ended_row(&state, id, end, self.shared.now().secs);
+                state.ended.insert(id, row);
+            }
             if end == End::Lost {
-                let owned = sharing.grants.owned_by(id);
                 sharing.estates.leave(id, owned);
             }
             sharing.end(id, now_ms);
-        }
+            state.sessions.remove(&id).map(|session| session.hang_up)
+        };
         if let Some(hang_up) = hang_up {
             hang_up.notify_one();
         }
-        self.settle_uses();
         self.locks.end_session(id);
     }
 
@@ -173,7 +182,7 @@ impl Volume {
     }
 
     /// Adds to a batch that sessions are over. Returns those of which nothing is remembered any more.
-    pub(crate) async fn put_end(
+    async fn put_end(
         &self,
         db: &Db,
         batch: &mut WriteBatch,
@@ -202,14 +211,9 @@ impl Volume {
         Ok(forgotten)
     }
 
-    /// The batch is durable.
-    pub(crate) fn ended(&self, id: SessionId, end: End, last_sequence: u64, forgotten: &[SessionId]) {
-        let mut sharing = self.sharing.lock();
-        let mut state = self.state.lock();
-        if end != End::Goodbye {
-            let row = EndedRow { last_sequence, ..ended_row(&state, id, end, self.shared.now().secs) };
-            state.ended.insert(id, row);
-        }
+    /// Nothing is remembered any more of these.
+    fn forget_ended(&self, forgotten: &[SessionId]) {
+        let (mut sharing, mut state) = (self.sharing.lock(), self.state.lock());
         for old in forgotten {
             state.ended.remove(old);
             sharing.estates.forget(*old);

@@ -66,12 +66,10 @@ impl Report {
             }
         }
         let target = |chain: &[Rule]| chain.last().map(Rule::file).unwrap_or_default();
-        for (file, chains) in &writers {
+        for (file, chains) in writers.iter().filter(|(_, chains)| chains.len() > 1) {
             let written_by: BTreeSet<PathBuf> = chains.iter().map(|chain| target(chain)).collect();
-            if chains.len() > 1 {
-                let written_by = written_by.into_iter().collect();
-                report.written_twice.push(Shared { file: file.to_path_buf(), written_by });
-            }
+            let written_by = written_by.into_iter().collect();
+            report.written_twice.push(Shared { file: file.to_path_buf(), written_by });
         }
         if report.rules_known {
             let mut order = Order { graph, before: BTreeMap::new() };
