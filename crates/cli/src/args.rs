@@ -7,6 +7,7 @@ use clap::{Args, Parser, Subcommand};
 use crate::farm::args::{FarmArgs, MakeArgs, TaskArgs};
 use crate::roots::root_args::{RootArgs, RunArgs};
 use crate::server::cert_args::CertArgs;
+use crate::server::versions_args::{DiffArgs, ForkArgs, PromoteArgs, RollbackArgs, SnapshotArgs};
 use crate::units::parse_size;
 
 const ABOUT: &str = "Mounted trees for build farms: many hosts share one tree at local speed.";
@@ -68,6 +69,16 @@ Examples:
     Scrub(ScrubArgs),
     /// Mount a volume on a folder
     Mount(MountArgs),
+    /// Make, list and delete snapshots: a volume's tree at one moment
+    Snapshot(SnapshotArgs),
+    /// Make a volume that begins as another one, or a snapshot of it, in no time
+    Fork(ForkArgs),
+    /// Give all hosts the tree of a snapshot; what the volume is now is kept as one
+    Rollback(RollbackArgs),
+    /// Put a fork in the place of the volume that it was made of
+    Promote(PromoteArgs),
+    /// Tell what differs between two versions of a tree
+    Diff(DiffArgs),
     /// Leave a mount: wait until the store has everything, then unmount
     Umount(UmountArgs),
     /// Wait until the store has everything written so far on a mount
@@ -190,8 +201,9 @@ Examples:
     #[command(after_help = "\
 Examples:
   hayloft volume delete builds
+  hayloft volume delete builds --snapshots
   hayloft volume delete builds --server farm1:7440")]
-    Delete(NameArgs),
+    Delete(DeleteArgs),
     /// Give the space of deleted content back to the store now (it also happens by itself)
     #[command(after_help = "\
 Examples:
@@ -236,6 +248,16 @@ Examples:
   hayloft volume set-quota builds --quota 500G
   hayloft volume set-quota builds --quota 0 --inodes 0     (0: no limit)")]
     SetQuota(SetQuotaArgs),
+}
+
+/// A volume to delete.
+#[derive(Debug, Args)]
+pub(crate) struct DeleteArgs {
+    /// Its name
+    pub name: String,
+    /// Delete its snapshots, too
+    #[arg(long)]
+    pub snapshots: bool,
 }
 
 /// A volume's name.

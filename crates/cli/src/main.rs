@@ -30,7 +30,7 @@ use crate::farm::args::FarmVerb;
 use crate::farm::{agent, make, status, task};
 use crate::mounts::{helper, mount, sync, umount};
 use crate::roots::{root, run as run_root};
-use crate::server::{cert, clients, serve, stats, volume};
+use crate::server::{cert, clients, diff, serve, stats, versions, volume};
 
 fn main() -> ExitCode {
     let argv: Vec<OsString> = std::env::args_os().collect();
@@ -80,6 +80,11 @@ fn run(cli: Cli) -> anyhow::Result<u8> {
     match cli.verb {
         Verb::Serve(args) => serve::run(args, &config()?),
         Verb::Volume(args) => volume::run(args, &config()?),
+        Verb::Snapshot(args) => versions::snapshot(args, &config()?),
+        Verb::Fork(args) => versions::fork(args, &config()?),
+        Verb::Rollback(args) => versions::rollback(args, &config()?),
+        Verb::Promote(args) => versions::promote(args, &config()?),
+        Verb::Diff(args) => diff::run(&args, &config()?),
         Verb::Scrub(args) => volume::scrub(args, &config()?),
         Verb::Mount(args) => mount::run(args, &config()?),
         Verb::Umount(args) => umount::run(&args),

@@ -87,7 +87,10 @@ fn no_crate_uses_what_the_table_does_not_allow() {
 
 /// Crates with rooms, and the rooms in the order in which they may use each other. Files beside the rooms are for all.
 const ROOMS: [(&str, &[&str]); 2] = [
-    ("volume", &["database", "content", "order", "sharing", "session", "commit", "admin", "connection"]),
+    (
+        "volume",
+        &["database", "content", "order", "sharing", "session", "commit", "versions", "admin", "connection"],
+    ),
     ("farm", &["protocol", "execution", "dispatch", "agent", "submit", "relay", "make"]),
 ];
 

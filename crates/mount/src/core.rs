@@ -37,7 +37,7 @@ use crate::sharing::Heard;
 use crate::sharing::appends::Append;
 use crate::sharing::fault::{Bundle, Faults};
 use crate::sharing::quiet::Shipped;
-use crate::sharing::recalls::Recalled;
+use crate::sharing::recalls::Wanted;
 use crate::stats::{Hold, Stats};
 
 /// The tree and the files' data.
@@ -311,7 +311,7 @@ pub(crate) struct Client {
     /// To tell the kernel before something changes. Lock order: before `core`; only the thread that reads the stream uses it.
     pub(crate) foreword: Mutex<Option<Foreword>>,
     /// What others need, see [`crate::sharing`].
-    pub(crate) recalls: Sender<Recalled>,
+    pub(crate) recalls: Sender<Wanted>,
     /// Answers of which parts are still to come, by request; only the thread that reads the stream uses it.
     pub(crate) partial: Mutex<HashMap<u64, Bundle>>,
     /// Somebody has read a file since a directory was fetched.
@@ -348,7 +348,7 @@ impl Client {
         options: MountOptions,
         status: VolumeStatus,
         rescue: (PathBuf, String),
-        (words, recalls): (Sender<Word>, Sender<Recalled>),
+        (words, recalls): (Sender<Word>, Sender<Wanted>),
     ) -> Client {
         Client {
             any_moved: core.nodes.any_moved(),

@@ -29,7 +29,7 @@ use crate::log::ledger::FlushError;
 use crate::options::{LocksOption, MountOptions, TransportOption};
 use crate::session::link::Link;
 use crate::sharing::locks::Locks;
-use crate::sharing::recalls::{self, Recalled};
+use crate::sharing::recalls::{self, Wanted};
 use crate::sharing::{ahead, holders};
 use crate::stats::Stats;
 use crate::{control, host, keeper, kernel};
@@ -193,7 +193,7 @@ impl Mount {
         mount_point: &Path,
         (fsname, trusted): (String, bool),
         to_say: Receiver<Word>,
-        to_recall: Receiver<Recalled>,
+        to_recall: Receiver<Wanted>,
     ) -> Result<(SessionHandle, Listener, JoinHandle<()>), MountError> {
         let options = &client.options;
         let by_default = trusted && host::is_root();
@@ -319,7 +319,7 @@ impl Mount {
         let _ = self.committer.join();
         self.client.link.close();
         self.client.tell_kernel(Word::End);
-        let _ = self.client.recalls.send(Recalled::end());
+        let _ = self.client.recalls.send(Wanted::End);
         self.client.memory.end();
         self.client.ahead.end();
         self.client.contents_ahead.end();

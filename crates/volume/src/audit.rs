@@ -7,6 +7,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use hayloft_transport::Peer;
+use hayloft_wire::Version;
 use hayloft_wire::client_message::Body;
 use parking_lot::Mutex;
 use serde_json::{Value, json};
@@ -97,6 +98,15 @@ impl Audit {
     }
 }
 
+/// A version as people write it.
+fn shown(version: &Option<Version>) -> String {
+    match version {
+        Some(Version { volume, snapshot }) if snapshot.is_empty() => volume.clone(),
+        Some(Version { volume, snapshot }) => format!("{volume}@{snapshot}"),
+        None => String::new(),
+    }
+}
+
 /// What is done, if it changes something that administrators decide.
 fn described(body: &Body) -> Option<Value> {
     Some(match body {
@@ -110,6 +120,11 @@ fn described(body: &Body) -> Option<Value> {
             "act": "quota", "volume": set.name, "quota_bytes": set.quota_bytes, "quota_inodes": set.quota_inodes,
         }),
         Body::CheckVolume(check) if check.repair => json!({"act": "repair", "volume": check.name}),
+        Body::CreateSnapshot(asked) => json!({"act": "snapshot", "of": shown(&asked.of)}),
+        Body::DeleteSnapshot(asked) => json!({"act": "delete snapshot", "of": shown(&asked.of)}),
+        Body::Fork(asked) => json!({"act": "fork", "volume": asked.name, "of": shown(&asked.of)}),
+        Body::Rollback(asked) => json!({"act": "rollback", "to": shown(&asked.to)}),
+        Body::Promote(asked) => json!({"act": "promote", "volume": asked.fork}),
         Body::EvictClient(evict) => {
             json!({"act": "evict", "volume": evict.volume, "session": format!("{:016x}", evict.session)})
         }

@@ -57,6 +57,30 @@ pub(crate) enum VolumeError {
     NoVolume(String),
     #[error("there is a volume {0} already")]
     VolumeExists(String),
+    #[error("there is no snapshot {0}")]
+    NoSnapshot(String),
+    #[error("there is a snapshot {0} already")]
+    SnapshotExists(String),
+    #[error(
+        "{0:?} cannot be the name of a snapshot: 1 to 64 of A-Z a-z 0-9 . _ - +, not beginning with . or -"
+    )]
+    SnapshotName(String),
+    #[error(
+        "the snapshot {0} is not made yet, or was left by a server that was killed: it is deleted like others"
+    )]
+    SnapshotUnfinished(String),
+    #[error(
+        "{host} (process {pid}, at {mount_point}) has not shipped what it has changed for {secs} s: wait until it answers, end its session (hayloft evict), or take what the server has (--as-stored)"
+    )]
+    Unshipped { host: String, pid: u32, mount_point: String, secs: u64 },
+    #[error(
+        "{host} (process {pid}, at {mount_point}) runs a hayloft that cannot be asked to ship what it has changed: update it, or take what the server has (--as-stored)"
+    )]
+    CannotShip { host: String, pid: u32, mount_point: String },
+    #[error(
+        "volume {volume} has {count} snapshots (hayloft snapshot list {volume}): delete them first, or all together (hayloft volume delete {volume} --snapshots)"
+    )]
+    HasSnapshots { volume: String, count: usize },
     #[error("{0:?} cannot be the name of a volume: 1 to 64 of A-Z a-z 0-9 . _ -, not beginning with . or -")]
     VolumeName(String),
     #[error("the volume is in use by {host} (process {pid}, at {mount_point})")]
@@ -67,6 +91,8 @@ pub(crate) enum VolumeError {
         "session {session} was ended by the server: it was silent for too long, and others needed what it held"
     )]
     SessionOver { session: SessionId, last_sequence: u64 },
+    #[error("session {session} is of another tree than the volume has now (hayloft rollback, or promote)")]
+    OtherTree { session: SessionId, last_sequence: u64, durable: u64 },
     #[error("session {0} was ended by an administrator (hayloft evict)")]
     Evicted(SessionId),
     #[error(
@@ -118,7 +144,7 @@ pub(crate) enum VolumeError {
     #[error(
         "volume {volume} has format {format}, and this server ({release}) knows formats up to {known}: start the version of hayloft that wrote it, or a newer one (hayloft --version); nothing was changed",
         release = env!("CARGO_PKG_VERSION"),
-        known = crate::database::format::FORMAT
+        known = crate::database::format::KNOWN
     )]
     Newer { volume: String, format: u64 },
     #[error(transparent)]
@@ -155,16 +181,22 @@ impl VolumeError {
     pub(crate) fn code(&self) -> FailureCode {
         use VolumeError as E;
         match self {
-            E::NoVolume(_) | E::NoInode(_) | E::NoContent(_) | E::NoSession(_) => FailureCode::NotFound,
-            E::VolumeExists(_) => FailureCode::Exists,
-            E::Busy { .. } => FailureCode::Busy,
-            E::SessionEnded(_) | E::SessionOver { .. } | E::NotOwned(_) => FailureCode::SessionEnded,
+            E::NoVolume(_) | E::NoSnapshot(_) | E::NoInode(_) | E::NoContent(_) | E::NoSession(_) => {
+                FailureCode::NotFound
+            }
+            E::VolumeExists(_) | E::SnapshotExists(_) => FailureCode::Exists,
+            E::Busy { .. } | E::HasSnapshots { .. } | E::SnapshotUnfinished(_) => FailureCode::Busy,
+            E::Unshipped { .. } | E::CannotShip { .. } => FailureCode::Busy,
+            E::SessionEnded(_) | E::SessionOver { .. } | E::OtherTree { .. } | E::NotOwned(_) => {
+                FailureCode::SessionEnded
+            }
             E::Contradicted(_) => FailureCode::Contradicted,
             E::Evicted(_) => FailureCode::Evicted,
             E::OtherHistory => FailureCode::OtherHistory,
             E::StoreFull | E::Quota { .. } => FailureCode::NoSpace,
             E::Denied(_) | E::NotYours(_) => FailureCode::Denied,
             E::VolumeName(_)
+            | E::SnapshotName(_)
             | E::NotDirectory(_)
             | E::Invalid(_)
             | E::Limit { .. }
@@ -243,6 +275,9 @@ impl From<&VolumeError> for Failed {
         }
         if let VolumeError::SessionOver { last_sequence, .. } = error {
             failed.last_sequence = Some(*last_sequence);
+        }
+        if let VolumeError::OtherTree { last_sequence, durable, .. } = error {
+            (failed.last_sequence, failed.durable) = (Some(*last_sequence), *durable);
         }
         failed
     }

@@ -14,6 +14,7 @@
 //! | `sharing` | who holds what, who is told, changes that are executed here |
 //! | `session` | clients: their beginning, their end, their locks |
 //! | `commit` | batches |
+//! | `versions` | snapshots, forks, the way back |
 //! | `admin` | what administrators ask for |
 //! | `connection` | messages, and who handles them |
 
@@ -25,6 +26,7 @@ mod connection;
 mod content;
 mod database;
 mod error;
+mod kin;
 mod listen;
 mod order;
 mod peers;
@@ -34,6 +36,7 @@ mod room;
 mod server;
 mod session;
 mod sharing;
+mod versions;
 mod volume;
 
 pub use config::Config;

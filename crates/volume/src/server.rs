@@ -25,12 +25,15 @@ use crate::connection;
 use crate::connection::silent::Silent;
 use crate::content::reserve::Reserve;
 use crate::database;
+use crate::database::family::Remembered;
 use crate::database::format;
 use crate::database::registry::{self, Registered};
 use crate::error::{ServerError, VolumeError, chain};
 use crate::listen::Listener;
 use crate::peers::Peers;
 use crate::room::Room;
+use crate::versions;
+use crate::versions::leftovers::Leftovers;
 use crate::volume::Volume;
 
 /// How long a shutdown waits for connections to finish what they have begun.
@@ -62,6 +65,12 @@ pub(crate) struct Shared {
     pub(crate) room: Arc<Room>,
     /// Told when a batch was refused because the store is full.
     pub(crate) room_wanted: Notify,
+    /// The packs of snapshots.
+    pub(crate) remembered: Remembered,
+    /// Members of families are made and deleted one at a time.
+    pub(crate) structure: tokio::sync::Mutex<()>,
+    /// Families of which something may be left that nobody needs.
+    pub(crate) leftovers: Leftovers,
     started: Instant,
     /// A leaf: nothing is taken under it.
     clock: Mutex<(SteadyClock, GrowingTime)>,
@@ -98,7 +107,9 @@ impl Shared {
     }
 
     async fn open_volume(self: &Arc<Self>, name: &str) -> Result<Arc<Volume>, VolumeError> {
-        registry::check_name(name)?;
+        if !versions::is_version(name) {
+            registry::check_name(name)?;
+        }
         let place = self.place(name).await;
         let mut place = place.lock().await;
         if let Some(volume) = &*place
@@ -110,12 +121,18 @@ impl Shared {
             return Err(VolumeError::ShuttingDown);
         }
         *place = None;
+        if versions::is_version(name) {
+            let volume = versions::view::open(self, name).await?;
+            *place = Some(Arc::clone(&volume));
+            return Ok(volume);
+        }
         let registered = registry::read(&self.store, name).await?;
         if registered.deleting {
             return Err(VolumeError::NoVolume(name.to_owned()));
         }
         let registered = format::raise(&self.store, name, registered).await?;
         let volume = Volume::open(Arc::clone(self), name, registered, false).await?;
+        versions::snapshot::forget_begun(self, &volume).await?;
         *place = Some(Arc::clone(&volume));
         Ok(volume)
     }
@@ -174,6 +191,13 @@ impl Shared {
         self.place(name).await.lock_owned().await
     }
 
+    /// The volume, or the snapshot, of that name if it is open.
+    pub(crate) async fn opened(&self, name: &str) -> Option<Arc<Volume>> {
+        let place = self.volumes.lock().await.get(name).cloned()?;
+        let open = place.lock().await;
+        open.clone().filter(|volume| volume.is_usable())
+    }
+
     /// All volumes that are open.
     pub(crate) async fn open_volumes(&self) -> Vec<Arc<Volume>> {
         let places: Vec<Place> = self.volumes.lock().await.values().cloned().collect();
@@ -199,6 +223,7 @@ pub struct Server {
     leases: JoinHandle<()>,
     memory: JoinHandle<()>,
     scrubber: JoinHandle<()>,
+    leftovers: JoinHandle<()>,
 }
 
 impl Server {
@@ -248,6 +273,7 @@ impl Server {
         self.leases.abort();
         self.memory.abort();
         self.scrubber.abort();
+        self.leftovers.abort();
         if tokio::time::timeout(SHUTDOWN_PATIENCE, self.listener).await.is_err() {
             tracing::warn!("some connections did not finish in time");
         }
@@ -302,6 +328,9 @@ async fn listen(store: Store, config: Config) -> Result<Server, ServerError> {
         silent: Silent::default(),
         room: Arc::default(),
         room_wanted: Notify::new(),
+        remembered: Remembered::default(),
+        structure: tokio::sync::Mutex::default(),
+        leftovers: Leftovers::default(),
         started: Instant::now(),
         clock: Mutex::new((SteadyClock::new(0, system_nanos()), GrowingTime::default())),
         volumes: tokio::sync::Mutex::default(),
@@ -315,7 +344,8 @@ async fn listen(store: Store, config: Config) -> Result<Server, ServerError> {
     let leases = tokio::spawn(watch_leases(Arc::clone(&shared)));
     let memory = tokio::spawn(crate::admin::memory::in_background(Arc::clone(&shared)));
     let scrubber = tokio::spawn(crate::admin::scrub::in_background(Arc::clone(&shared)));
-    Ok(Server { shared, address, listener: accepting, sweeper, leases, memory, scrubber })
+    let leftovers = tokio::spawn(versions::leftovers::in_background(Arc::clone(&shared)));
+    Ok(Server { shared, address, listener: accepting, sweeper, leases, memory, scrubber, leftovers })
 }
 
 /// Ends sessions that are silent and that others wait for.

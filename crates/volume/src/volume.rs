@@ -15,6 +15,8 @@ use slatedb::{CloseReason, ErrorKind, WriteBatch};
 
 use crate::admin::scrub::Scrubbed;
 use crate::database::compaction::Wish;
+use crate::database::family;
+use crate::database::homes::Homes;
 use crate::database::registry::Registered;
 use crate::database::tables::{self, BroughtRow, EndedRow, PackId, SessionRow, VolumeRow};
 use crate::database::{self, Db};
@@ -24,8 +26,10 @@ use crate::order::history::History;
 use crate::server::Shared;
 use crate::session::Session;
 use crate::session::ended::Ended;
+use crate::session::shipping::Shipping;
 use crate::sharing::Progress;
 use crate::sharing::lock::SharingLock;
+use crate::versions::{clone, is_version};
 
 /// Most names of content that are remembered as stored: 8 MiB of memory.
 const KNOWN_MAX: usize = 1 << 18;
@@ -95,6 +99,12 @@ pub(crate) struct Volume {
     pub(crate) id: String,
     pub(crate) shared: Arc<Shared>,
     pub(crate) registered: Mutex<Registered>,
+    /// Where its packs are.
+    pub(crate) homes: Arc<Homes>,
+    /// How many snapshots were begun since it was opened: what is deleted from then on may be in them.
+    pub(crate) points: AtomicU64,
+    /// Sessions that are asked to ship what they have changed.
+    pub(crate) shipping: Shipping,
     cache_id: u64,
     /// That the whole database be rewritten.
     pub(crate) compaction: Wish,
@@ -146,7 +156,7 @@ impl Drop for Flying {
         }
         let (volume, pack, size) = (Arc::clone(&self.volume), self.pack, self.size);
         runtime.spawn(async move {
-            if let Err(error) = volume.shared.store.delete(&pack.path(&volume.id)).await {
+            if let Err(error) = volume.shared.store.delete(&volume.homes.path(pack)).await {
                 tracing::debug!(volume = volume.name, %error, "a pack without use is left to the sweep");
                 volume.state.lock().dead_bytes += size as i64;
             }
@@ -167,6 +177,9 @@ impl Volume {
         let volume = Arc::new(Volume {
             name: name.to_owned(),
             id: registered.id.clone(),
+            homes: Arc::new(Homes::new(&registered.id, registered.family())),
+            points: AtomicU64::new(0),
+            shipping: Shipping::default(),
             registered: Mutex::new(registered),
             cache_id: NEXT_CACHE_ID.fetch_add(1, Relaxed),
             compaction: Wish::default(),
@@ -194,8 +207,14 @@ impl Volume {
         let cache = Arc::clone(&self.shared.cache);
         let (store, unflushed) = (&self.shared.store, config.unflushed_bytes);
         let wish = &self.compaction;
-        let db = database::open(store, &self.id, cache, self.cache_id, unflushed, wish, is_new).await?;
+        let db =
+            database::open(store, &self.id, (cache, self.cache_id), unflushed, wish, &self.homes, is_new)
+                .await?;
         let loaded = async {
+            let numbers_from = self.registered.lock().numbers_from;
+            if self.homes.is_clone() {
+                clone::fit(&db, &self.id, numbers_from).await?;
+            }
             let changes = self.load(&db).await?;
             let was_taken = self.open_history(&db).await?;
             self.note_changes(changes, was_taken);
@@ -275,12 +294,9 @@ impl Volume {
                 orphans.entry(SessionId(id)).or_default().insert(Ino(ino));
             }
         }
-        let (mut packs, mut pack_bytes) = (0, 0);
-        let mut scan = database::scan(&snapshot, &[tables::PACKS]).await?;
-        while let Some(found) = scan.next().await? {
-            packs += 1;
-            pack_bytes += found.value.first_chunk().map_or(0, |size| u64::from_le_bytes(*size));
-        }
+        let packs = family::packs(database::scan(&snapshot, &[tables::PACKS]).await?).await?;
+        let (pack_count, pack_bytes) = (packs.len() as u64, packs.values().map(|row| row.size).sum());
+        self.homes.learn(packs.iter().map(|(pack, row)| (*pack, row)));
         let brought = match db.get(tables::BROUGHT).await? {
             Some(row) => database::decode::<BroughtRow>(row, "what was brought back")?,
             None => BroughtRow::default(),
@@ -308,7 +324,7 @@ impl Volume {
         state.brought = brought.into();
         state.usage = Usage { bytes: row.bytes, inodes: row.inodes };
         state.next_ino = row.next_ino.max(state.next_ino);
-        (state.packs, state.pack_bytes) = (packs, pack_bytes);
+        (state.packs, state.pack_bytes) = (pack_count, pack_bytes);
         state.known.clear();
         Ok(changes)
     }
@@ -349,6 +365,11 @@ impl Volume {
     /// Whether this server can still speak for the volume.
     pub(crate) fn is_usable(&self) -> bool {
         matches!(&*self.slot.read(), Slot::Open(_) | Slot::Reopening(_) | Slot::Broken(_))
+    }
+
+    /// Whether it is a snapshot, mounted: nothing in it changes.
+    pub(crate) fn is_view(&self) -> bool {
+        is_version(&self.name)
     }
 
     /// Whether another server owns the volume now.
@@ -428,6 +449,26 @@ impl Volume {
                 }
                 db.close().await
             }
+            _ => Ok(()),
+        }
+    }
+
+    /// Nothing can be done with it any more, until [`Volume::go_on`]. The caller has the turn.
+    pub(crate) fn stand_still(&self) -> Slot {
+        std::mem::replace(&mut *self.slot.write(), Slot::Closed)
+    }
+
+    /// The reverse of [`Volume::stand_still`].
+    pub(crate) fn go_on(&self, slot: Slot) {
+        *self.slot.write() = slot;
+    }
+
+    /// Another database is the volume's: clients find it when they come again.
+    pub(crate) async fn retire(&self, slot: Slot) -> Result<(), slatedb::Error> {
+        self.sharing.lock().close();
+        self.state.lock().sessions.values().for_each(Session::hang_up);
+        match slot {
+            Slot::Open(db) => db.close().await,
             _ => Ok(()),
         }
     }

@@ -49,6 +49,9 @@ pub struct ShowVolume {
 pub struct DeleteVolume {
     #[prost(string, tag = "1")]
     pub name: String,
+    /// And its snapshots; refused with `Busy` if it has some and this is not said.
+    #[prost(bool, tag = "2")]
+    pub snapshots: bool,
 }
 
 /// Reclaims deleted content now.

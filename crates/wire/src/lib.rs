@@ -17,6 +17,7 @@ mod reading;
 mod rows;
 mod session;
 mod sharing;
+mod snapshots;
 mod versions;
 pub mod weight;
 
@@ -30,7 +31,8 @@ pub use reading::*;
 pub use rows::{DentryRow, InodeRowMessage, NotedRow, WrittenEntry, Xattr};
 pub use session::*;
 pub use sharing::*;
-pub use versions::{Agreed, FEATURES, Mismatch, PROTOCOL_OLDEST, Spoken, agree};
+pub use snapshots::*;
+pub use versions::{Agreed, FEATURES, Mismatch, PROTOCOL_OLDEST, SHIPS, Spoken, agree};
 
 /// The newest version of the protocol that this crate speaks; see [`agree`].
 pub const PROTOCOL: u32 = 8;

@@ -8,6 +8,7 @@ use crate::batches::*;
 use crate::reading::*;
 use crate::session::*;
 use crate::sharing::*;
+use crate::snapshots::*;
 
 /// From a client to the server.
 #[derive(Clone, PartialEq, Message)]
@@ -18,7 +19,7 @@ pub struct ClientMessage {
     /// What is said.
     #[prost(
         oneof = "client_message::Body",
-        tags = "2,3,4,5,6,7,8,9,10,11,12,13,14,15,16,17,18,19,20,21,22,23,24,25,26,27,28,29,30,31,32,33,34,35,36,37"
+        tags = "2,3,4,5,6,7,8,9,10,11,12,13,14,15,16,17,18,19,20,21,22,23,24,25,26,27,28,29,30,31,32,33,34,35,36,37,38,39,40,41,42,43,44,45"
     )]
     pub body: Option<client_message::Body>,
 }
@@ -133,6 +134,24 @@ pub mod client_message {
         /// Waits until all others have heard of a change; answered with `Done`.
         #[prost(message, tag = "37")]
         Hear(Hear),
+        /// Answers [`Ship`]; gets no answer itself.
+        #[prost(message, tag = "38")]
+        Shipped(Shipped),
+        /// Administration: versions of a volume's tree.
+        #[prost(message, tag = "39")]
+        CreateSnapshot(CreateSnapshot),
+        #[prost(message, tag = "40")]
+        ListSnapshots(ListSnapshots),
+        #[prost(message, tag = "41")]
+        DeleteSnapshot(DeleteSnapshot),
+        #[prost(message, tag = "42")]
+        Fork(Fork),
+        #[prost(message, tag = "43")]
+        Rollback(Rollback),
+        #[prost(message, tag = "44")]
+        Promote(Promote),
+        #[prost(message, tag = "45")]
+        Diff(Diff),
     }
 }
 
@@ -143,7 +162,10 @@ pub struct ServerMessage {
     #[prost(uint64, tag = "1")]
     pub request: u64,
     /// What is said.
-    #[prost(oneof = "server_message::Body", tags = "2,3,4,5,6,7,8,9,10,11,12,13,14,15,20,21,22,23,24,25,26")]
+    #[prost(
+        oneof = "server_message::Body",
+        tags = "2,3,4,5,6,7,8,9,10,11,12,13,14,15,20,21,22,23,24,25,26,27,28,29"
+    )]
     pub body: Option<server_message::Body>,
     /// To a session: how far the volume's history is durable, see [`Welcome::opening`].
     #[prost(uint64, tag = "16")]
@@ -226,5 +248,14 @@ pub mod server_message {
         /// Answers `Claim`.
         #[prost(message, tag = "26")]
         Claimed(Claimed),
+        /// To a session: belongs to no request. Said to those with [`crate::SHIPS`].
+        #[prost(message, tag = "27")]
+        Ship(Ship),
+        /// Answers what makes, lists and deletes snapshots.
+        #[prost(message, tag = "28")]
+        Snapshots(Snapshots),
+        /// Answers `Diff`, in one or several parts.
+        #[prost(message, tag = "29")]
+        Differences(Differences),
     }
 }

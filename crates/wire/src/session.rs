@@ -196,6 +196,10 @@ pub struct Failed {
     /// With `SessionEnded`, about a session that is remembered: its last batch that was applied.
     #[prost(uint64, optional, tag = "6")]
     pub last_sequence: Option<u64>,
+    /// With `SessionEnded`, since the volume has got another tree: up to this mark of the opening that the client has told
+    /// everything is durable, in a snapshot.
+    #[prost(uint64, tag = "7")]
+    pub durable: u64,
 }
 
 /// Wants more inode numbers.

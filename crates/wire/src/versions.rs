@@ -7,8 +7,11 @@
 /// The oldest version of the protocol that this crate still speaks.
 pub const PROTOCOL_OLDEST: u32 = crate::PROTOCOL;
 
-/// The features that this crate knows: none yet beyond the protocol itself.
-pub const FEATURES: u64 = 0;
+/// A client ships what it has changed when the server says so ([`crate::Ship`]).
+pub const SHIPS: u64 = 1;
+
+/// The features that this crate knows beyond the protocol itself.
+pub const FEATURES: u64 = SHIPS;
 
 /// What one side speaks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -84,6 +84,10 @@ fn plan(args: MountArgs, config: &Config) -> anyhow::Result<Plan> {
         }
         _ => true,
     });
+    if volume.contains('@') {
+        // A snapshot.
+        given.push("ro");
+    }
     let options = given.join(",");
     MountOptions::parse(&options).map_err(|error| failure(Exit::Usage, error.to_string()))?;
     let dir = mount_point(&args.dir)?;

@@ -95,8 +95,20 @@ impl Admin {
         self.sealer.seal(&mut bytes);
         // A server that does not want this host has said why: that is read in any case.
         let written = self.sending.write_all(&bytes);
+        self.answer(&written)
+    }
+
+    /// The next part of the last answer.
+    ///
+    /// # Errors
+    /// As [`Admin::ask`].
+    pub(crate) fn next_part(&mut self) -> anyhow::Result<server_message::Body> {
+        self.answer(&Ok(()))
+    }
+
+    fn answer(&mut self, written: &io::Result<()>) -> anyhow::Result<server_message::Body> {
         loop {
-            let message = match (self.receive(), &written) {
+            let message = match (self.receive(), written) {
                 (Err(error), Err(cause)) if exit_of(&error) != Exit::Denied => return Err(self.broken(cause)),
                 (received, _) => received?,
             };

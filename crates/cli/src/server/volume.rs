@@ -8,7 +8,7 @@ use hayloft_wire::{
 };
 use serde_json::{Value, json};
 
-use crate::args::{CheckArgs, CreateArgs, ScrubArgs, SetQuotaArgs, VolumeArgs, VolumeVerb};
+use crate::args::{CheckArgs, CreateArgs, DeleteArgs, ScrubArgs, SetQuotaArgs, VolumeArgs, VolumeVerb};
 use crate::config::{Config, DEFAULT_SERVER};
 use crate::exit::Exit;
 use crate::server::admin::Admin;
@@ -27,7 +27,7 @@ pub(crate) fn run(args: VolumeArgs, config: &Config) -> anyhow::Result<u8> {
         VolumeVerb::Create(args) => create(&mut admin, &args, json),
         VolumeVerb::List => list(&mut admin, json),
         VolumeVerb::Show(args) => show(&mut admin, &args.name, json),
-        VolumeVerb::Delete(args) => delete(&mut admin, &args.name, json),
+        VolumeVerb::Delete(args) => delete(&mut admin, &args, json),
         VolumeVerb::Sweep(args) => sweep(&mut admin, &args.name, json),
         VolumeVerb::Check(args) => check(&mut admin, &args, json),
         VolumeVerb::Grant(args) => {
@@ -70,12 +70,12 @@ pub(crate) fn create_volume(admin: &mut Admin, args: &CreateArgs) -> anyhow::Res
     one_volume(admin, answer)
 }
 
-/// Deletes a volume.
+/// Deletes a volume, and if that is wanted its snapshots.
 ///
 /// # Errors
 /// As the server says, [`Exit::Busy`] among them while it is mounted.
-pub(crate) fn delete_volume(admin: &mut Admin, name: &str) -> anyhow::Result<()> {
-    match admin.ask(Ask::DeleteVolume(DeleteVolume { name: name.to_owned() }))? {
+pub(crate) fn delete_volume(admin: &mut Admin, name: &str, snapshots: bool) -> anyhow::Result<()> {
+    match admin.ask(Ask::DeleteVolume(DeleteVolume { name: name.to_owned(), snapshots }))? {
         Answer::Done(_) => Ok(()),
         _ => Err(admin.unexpected()),
     }
@@ -182,15 +182,20 @@ pub(crate) fn show_volume(admin: &mut Admin, name: &str) -> anyhow::Result<Volum
     one_volume(admin, answer)
 }
 
-fn one_volume(admin: &Admin, answer: Answer) -> anyhow::Result<VolumeInfo> {
+/// The answer that is one volume.
+///
+/// # Errors
+/// It is another one.
+pub(crate) fn one_volume(admin: &Admin, answer: Answer) -> anyhow::Result<VolumeInfo> {
     match answer {
         Answer::Volumes(mut answer) if answer.volumes.len() == 1 => Ok(answer.volumes.remove(0)),
         _ => Err(admin.unexpected()),
     }
 }
 
-fn delete(admin: &mut Admin, name: &str, json: bool) -> anyhow::Result<u8> {
-    delete_volume(admin, name)?;
+fn delete(admin: &mut Admin, args: &DeleteArgs, json: bool) -> anyhow::Result<u8> {
+    let name = &args.name;
+    delete_volume(admin, name, args.snapshots)?;
     if json {
         println!("{}", json!({ "deleted": name }));
     } else {
@@ -348,7 +353,8 @@ fn known(bytes: u64) -> Option<u64> {
     (bytes != u64::MAX).then_some(bytes)
 }
 
-fn to_json(volume: &VolumeInfo) -> Value {
+/// A volume as JSON.
+pub(crate) fn to_json(volume: &VolumeInfo) -> Value {
     let status: VolumeStatus = volume.status.unwrap_or_default();
     let clients: Vec<Value> = volume
         .clients

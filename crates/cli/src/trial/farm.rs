@@ -147,7 +147,7 @@ impl Farm {
             mount.wait()?;
         }
         if self.delete_volume && left.is_ok() {
-            volume::delete_volume(&mut Admin::connect(&self.address)?, &self.volume)?;
+            volume::delete_volume(&mut Admin::connect(&self.address)?, &self.volume, false)?;
         }
         left
     }

@@ -230,10 +230,17 @@ impl Farm {
         assert!(server.wait().unwrap().success(), "{}", self.server_log());
     }
 
+    /// A command that asks the server.
+    pub(crate) fn ask<const N: usize>(&self, args: [&str; N]) -> Command {
+        let mut command = self.hayloft(args);
+        command.args(["--server", &self.address]);
+        command
+    }
+
     /// `hayloft volume ...`.
     pub(crate) fn volume<const N: usize>(&self, args: [&str; N]) -> Command {
-        let mut command = self.hayloft(["volume"]);
-        command.args(args).args(["--server", &self.address]);
+        let mut command = self.ask(["volume"]);
+        command.args(args);
         command
     }
 

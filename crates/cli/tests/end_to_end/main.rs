@@ -68,6 +68,7 @@ mod torn;
 mod trial;
 mod unsent;
 mod users;
+mod versions;
 mod views;
 mod watchdog;
 mod words;

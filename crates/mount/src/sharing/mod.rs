@@ -32,7 +32,7 @@ use crate::kernel::Word;
 use crate::kernel::foreword::Announced;
 use crate::session::link::{Arrival, CallError, Line, Receiver as LinkReceiver};
 use crate::sharing::fault::FaultError;
-use crate::sharing::recalls::Recalled;
+use crate::sharing::recalls::{Recalled, Wanted};
 
 /// An event that the kernel need not be told of any more.
 #[derive(Debug)]
@@ -54,6 +54,10 @@ impl LinkReceiver for Client {
             Answer::Event(event) => self.receive_event(at.connection, event),
             Answer::Listings(listings) => self.receive_listings(at.request, listings, at.mark),
             Answer::Inode(answer) => self.receive_inode(&answer, at.mark),
+            Answer::Ship(ship) => {
+                let _ = self.recalls.send(Wanted::All { connection: at.connection, number: ship.number });
+                Ok(())
+            }
             _ => Ok(()),
         };
         if let Err(error) = received {
@@ -161,7 +165,7 @@ impl Client {
                 let recalled =
                     Recalled { connection, event: event.number, object, keep_read: recall.keep_read };
                 self.stats.recalls.add(1);
-                let _ = self.recalls.send(recalled);
+                let _ = self.recalls.send(Wanted::Object(recalled));
                 Ok(())
             }
             None => Err(FaultError::Broken("an unknown event".to_string())),

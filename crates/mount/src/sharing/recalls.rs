@@ -8,6 +8,8 @@ use std::time::{Duration, Instant};
 use hayloft_model::grants::Object;
 use hayloft_model::tree::Stale;
 use hayloft_model::{Ino, Name};
+use hayloft_wire::Shipped;
+use hayloft_wire::client_message::Body as Ask;
 
 use crate::core::Client;
 use crate::kernel::Word;
@@ -20,6 +22,19 @@ const WRITES_PAUSE: Duration = Duration::from_micros(50);
 /// How long what is recalled is kept for calls that have waited for it, and how often these are looked at.
 const USE_PATIENCE: Duration = Duration::from_millis(50);
 const USE_PAUSE: Duration = Duration::from_micros(200);
+
+/// What others want of this host.
+#[derive(Debug)]
+pub(crate) enum Wanted {
+    Object(Recalled),
+    /// That everything is shipped which was changed so far ([`hayloft_wire::Ship`]).
+    All {
+        connection: u64,
+        number: u64,
+    },
+    /// Nothing more: the thread ends.
+    End,
+}
 
 /// An object that somebody else needs.
 #[derive(Debug)]
@@ -155,6 +170,14 @@ impl Client {
         }
     }
 
+    /// Tells the server when everything is shipped that was changed so far. A connection that is gone takes no answer: the
+    /// server asks again on the next one.
+    fn ship_for(&self, connection: u64, number: u64) {
+        let failed = if self.ship_all() { "" } else { "its session is over" };
+        let shipped = Shipped { number, failed: failed.to_owned() };
+        let _ = self.link.send_on(connection, Ask::Shipped(shipped));
+    }
+
     /// Waits until the kernel has dropped these names.
     fn expire_now(&self, names: Vec<(Ino, Name)>) {
         let (done, wait) = std::sync::mpsc::channel();
@@ -165,23 +188,28 @@ impl Client {
 }
 
 /// Gives way to others, until the mount is gone.
-pub(crate) fn run(client: &Client, recalls: &Receiver<Recalled>) {
+pub(crate) fn run(client: &Client, wanted: &Receiver<Wanted>) {
     let mut waiting: Vec<(Recalled, Instant)> = Vec::new();
     loop {
         let first = if waiting.is_empty() {
-            recalls.recv().map_err(|_| RecvTimeoutError::Disconnected)
+            wanted.recv().map_err(|_| RecvTimeoutError::Disconnected)
         } else {
-            recalls.recv_timeout(USE_PAUSE)
+            wanted.recv_timeout(USE_PAUSE)
         };
-        match first {
-            Ok(first) => waiting.push((first, Instant::now())),
-            Err(RecvTimeoutError::Timeout) => {}
+        let first = match first {
+            Ok(first) => Some(first),
+            Err(RecvTimeoutError::Timeout) => None,
             Err(RecvTimeoutError::Disconnected) => return,
+        };
+        let mut ships = Vec::new();
+        for wanted in first.into_iter().chain(wanted.try_iter()) {
+            match wanted {
+                Wanted::Object(recalled) => waiting.push((recalled, Instant::now())),
+                Wanted::All { connection, number } => ships.push((connection, number)),
+                Wanted::End => return,
+            }
         }
-        waiting.extend(recalls.try_iter().map(|recalled| (recalled, Instant::now())));
-        if waiting.iter().any(|(recalled, _)| recalled.connection == 0) {
-            return;
-        }
+        ships.into_iter().for_each(|(connection, number)| client.ship_for(connection, number));
         // Calls that have waited for it are done first: else hosts could take it from each other for ever.
         let (used, free): (Vec<_>, Vec<_>) = {
             let mut core = client.core();
@@ -196,12 +224,5 @@ pub(crate) fn run(client: &Client, recalls: &Receiver<Recalled>) {
         if !free.is_empty() {
             waiting.extend(client.give_way(free));
         }
-    }
-}
-
-impl Recalled {
-    /// The mark that ends the thread.
-    pub(crate) fn end() -> Recalled {
-        Recalled { connection: 0, event: 0, object: Object::Directory(Ino::ROOT), keep_read: true }
     }
 }

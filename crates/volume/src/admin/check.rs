@@ -341,7 +341,10 @@ impl Check<'_> {
     /// All content that is named must have a place, and the place must exist.
     async fn compare_content(&mut self, snapshot: &DbSnapshot) -> Result<(), VolumeError> {
         let volume = self.volume;
-        let objects = volume.shared.store.list(&format!("packs/{}", volume.id)).await?;
+        let mut objects = Vec::new();
+        for folder in volume.homes.folders() {
+            objects.extend(volume.shared.store.list(&folder).await?);
+        }
         let sizes: HashMap<PackId, u64> = objects
             .iter()
             .filter_map(|object| Some((PackId::from_name(object.location.filename()?)?, object.size)))

@@ -5,6 +5,7 @@ pub(crate) mod memory;
 pub(crate) mod mend;
 pub(crate) mod scrub;
 pub(crate) mod stats;
+mod versions;
 
 use std::sync::Arc;
 
@@ -13,32 +14,35 @@ use hayloft_transport::Peer;
 use hayloft_wire::client_message::Body;
 use hayloft_wire::server_message::Body as Answer;
 use hayloft_wire::{
-    ClientInfo, Clients, CreateVolume, Done, EvictClient, GrantMessage, SessionInfo, SetRights, StatsAnswer,
-    VolumeInfo, VolumeStatus, Volumes,
+    ClientInfo, Clients, CreateVolume, DeleteVolume, Done, EvictClient, GrantMessage, SessionInfo, SetRights,
+    StatsAnswer, VolumeInfo, VolumeStatus, Volumes,
 };
 
+use crate::database::family;
 use crate::database::registry::{self, Registered};
 use crate::error::VolumeError;
 use crate::rights::{Grant, Right, denied};
 use crate::server::Shared;
+use crate::versions::snapshot;
 use crate::volume::Volume;
 
 /// Whether a request is for connections without a session.
 pub(crate) fn is_admin(body: &Body) -> bool {
-    matches!(
-        body,
-        Body::CreateVolume(_)
-            | Body::ListVolumes(_)
-            | Body::ShowVolume(_)
-            | Body::DeleteVolume(_)
-            | Body::SweepVolume(_)
-            | Body::Stats(_)
-            | Body::SetQuota(_)
-            | Body::CheckVolume(_)
-            | Body::ListClients(_)
-            | Body::EvictClient(_)
-            | Body::SetRights(_)
-    )
+    versions::needed(body).is_some()
+        || matches!(
+            body,
+            Body::CreateVolume(_)
+                | Body::ListVolumes(_)
+                | Body::ShowVolume(_)
+                | Body::DeleteVolume(_)
+                | Body::SweepVolume(_)
+                | Body::Stats(_)
+                | Body::SetQuota(_)
+                | Body::CheckVolume(_)
+                | Body::ListClients(_)
+                | Body::EvictClient(_)
+                | Body::SetRights(_)
+        )
 }
 
 /// Does what a peer asks for, if it may; what changes something is in the audit log.
@@ -57,7 +61,7 @@ pub(crate) async fn answer(shared: &Arc<Shared>, peer: &Peer, body: Body) -> Res
 
 /// Refuses what the peer may not ask for.
 async fn allow(shared: &Arc<Shared>, peer: &Peer, body: &Body) -> Result<(), VolumeError> {
-    let (volume, needed) = match body {
+    let (volume, needed): (&str, Right) = match body {
         Body::CreateVolume(_) if !shared.is_master(peer) => {
             return Err(VolumeError::Denied(format!(
                 "{} may not create volumes: root on the server's host does",
@@ -75,7 +79,10 @@ async fn allow(shared: &Arc<Shared>, peer: &Peer, body: &Body) -> Result<(), Vol
         Body::CheckVolume(asked) => (&asked.name, Right::Admin),
         Body::EvictClient(asked) => (&asked.volume, Right::Admin),
         Body::SetRights(asked) => (&asked.name, Right::Admin),
-        _ => return Err(VolumeError::Invalid("not a request of administration")),
+        body => match versions::needed(body) {
+            Some((volume, needed)) => (volume, needed),
+            None => return Err(VolumeError::Invalid("not a request of administration")),
+        },
     };
     let right = shared.right_of(peer, &registry::read(&shared.store, volume).await?);
     if right >= needed { Ok(()) } else { Err(denied(peer, volume, right, needed)) }
@@ -117,11 +124,9 @@ async fn perform(shared: &Arc<Shared>, peer: &Peer, body: Body) -> Result<Answer
             }
             Answer::Volumes(Volumes { volumes })
         }
-        Body::ShowVolume(asked) => {
-            Answer::Volumes(Volumes { volumes: vec![show(shared, peer, &asked.name).await?] })
-        }
+        Body::ShowVolume(asked) => one(shared, peer, &asked.name).await?,
         Body::DeleteVolume(delete) => {
-            remove(shared, &delete.name).await?;
+            remove(shared, &delete).await?;
             Answer::Done(Done {})
         }
         Body::SetQuota(set) => {
@@ -137,7 +142,7 @@ async fn perform(shared: &Arc<Shared>, peer: &Peer, body: Body) -> Result<Answer
         }
         Body::SetRights(set) => {
             set_rights(shared, &set).await?;
-            Answer::Volumes(Volumes { volumes: vec![show(shared, peer, &set.name).await?] })
+            one(shared, peer, &set.name).await?
         }
         Body::SweepVolume(sweep) => {
             let volume = shared.volume(&sweep.name).await?;
@@ -153,8 +158,13 @@ async fn perform(shared: &Arc<Shared>, peer: &Peer, body: Body) -> Result<Answer
         Body::ListClients(list) => Answer::Clients(clients(shared, peer, &list.volume).await?),
         Body::EvictClient(evict) => Answer::Clients(evict_client(shared, &evict).await?),
         Body::Stats(_) => Answer::Stats(StatsAnswer { json: shared.stats_json(Some(peer)).await }),
-        _ => return Err(VolumeError::Invalid("not a request of administration")),
+        body => versions::perform(shared, peer, body).await?,
     })
+}
+
+/// The answer that is one volume.
+async fn one(shared: &Arc<Shared>, peer: &Peer, name: &str) -> Result<Answer, VolumeError> {
+    Ok(Answer::Volumes(Volumes { volumes: vec![show(shared, peer, name).await?] }))
 }
 
 /// The volumes that a peer may know of.
@@ -252,10 +262,16 @@ fn info(volume: &Volume) -> VolumeInfo {
     }
 }
 
-/// Deletes a volume: first nobody can open it any more, then its objects go, then its name.
-async fn remove(shared: &Arc<Shared>, name: &str) -> Result<(), VolumeError> {
+/// Deletes a volume: first nobody can open it any more, then its objects go, then its name. What others of its family need
+/// stays as long as they do.
+async fn remove(shared: &Arc<Shared>, delete: &DeleteVolume) -> Result<(), VolumeError> {
+    let name = delete.name.as_str();
     let registered = registry::read(&shared.store, name).await?;
     if !registered.deleting {
+        let snapshots = snapshot::list(shared, &registered, name).await?;
+        if !snapshots.is_empty() && !delete.snapshots {
+            return Err(VolumeError::HasSnapshots { volume: name.to_owned(), count: snapshots.len() });
+        }
         // Opened, so that sessions found in its tables count. What is damaged nobody can use; it can go.
         match shared.volume(name).await {
             Ok(volume) => volume.refuse_when_mounted()?,
@@ -265,6 +281,12 @@ async fn remove(shared: &Arc<Shared>, name: &str) -> Result<(), VolumeError> {
             Err(error) => return Err(error),
         }
     }
+    for snapshot in family::snapshots(&shared.store, registered.family()).await? {
+        if snapshot.volume == name {
+            snapshot::delete(shared, &registered, name, &snapshot.name).await?;
+        }
+    }
+    let _structure = shared.structure.lock().await;
     let mut place = shared.hold(name).await;
     if let Some(volume) = &*place {
         volume.refuse_when_mounted()?;
@@ -277,6 +299,7 @@ async fn remove(shared: &Arc<Shared>, name: &str) -> Result<(), VolumeError> {
     }
     hayloft_crash::point("delete.marked");
     registry::erase(&shared.store, name, &registered).await?;
+    shared.leftovers.look_at(registered.family());
     tracing::info!(volume = name, id = registered.id, "deleted");
     Ok(())
 }

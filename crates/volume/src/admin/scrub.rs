@@ -10,6 +10,7 @@ use parking_lot::Mutex;
 use slatedb::{ErrorKind, SstReader};
 
 use crate::database;
+use crate::database::homes;
 use crate::database::ledger::{self, Damage};
 use crate::database::registry;
 use crate::error::VolumeError;
@@ -179,7 +180,7 @@ impl Round<'_> {
     async fn packs(&mut self) -> Result<(), VolumeError> {
         let store = &self.volume.shared.store;
         // Those that are gone are found by a check: rows name them.
-        for object in store.list(&format!("packs/{}", self.volume.id)).await? {
+        for object in store.list(&homes::folder(&self.volume.id)).await? {
             let path = object.location.to_string();
             let pack = match store.get(&path).await {
                 Ok(pack) => pack,

@@ -70,6 +70,14 @@ pub(crate) fn type_of(body: &Body) -> &'static str {
         Body::EvictClient(_) => "EVICT_CLIENT",
         Body::Sync(_) => "SYNC",
         Body::Hear(_) => "HEAR",
+        Body::Shipped(_) => "SHIPPED",
+        Body::CreateSnapshot(_) => "CREATE_SNAPSHOT",
+        Body::ListSnapshots(_) => "LIST_SNAPSHOTS",
+        Body::DeleteSnapshot(_) => "DELETE_SNAPSHOT",
+        Body::Fork(_) => "FORK",
+        Body::Rollback(_) => "ROLLBACK",
+        Body::Promote(_) => "PROMOTE",
+        Body::Diff(_) => "DIFF",
     }
 }
 

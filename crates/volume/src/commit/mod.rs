@@ -208,7 +208,7 @@ impl Volume {
             batch.put(tables::chunk(*hash), place.encode());
         }
         for (pack, size) in &ready.packs {
-            batch.put(tables::pack(*pack), size.to_le_bytes().to_vec());
+            batch.put(tables::pack(*pack), self.homes.row(*size).encode());
         }
         let orphans: HashSet<Ino> = commit.orphans.iter().map(|ino| Ino(*ino)).collect();
         let forgotten = self.put_session(&mut batch, id, &commit, usage, &subjects, &orphans)?;

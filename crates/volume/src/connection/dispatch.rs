@@ -137,6 +137,11 @@ impl Connection {
                     volume.remove_uses(session, &let_go.inos);
                 }
             }
+            Body::Shipped(shipped) => {
+                if volume.check_connection(session, self.number).is_ok() {
+                    volume.shipped(session, shipped);
+                }
+            }
             Body::Release(release) => {
                 if volume.check_connection(session, self.number).is_ok() {
                     volume.release(session, &release.inos);

@@ -15,7 +15,7 @@ use hayloft_transport::{Caller, Peer};
 use hayloft_wire::client_message::Body;
 use hayloft_wire::frame::FrameError;
 use hayloft_wire::server_message::Body as Answer;
-use hayloft_wire::{Contents, Done, Hello, Pages, Spoken};
+use hayloft_wire::{Contents, Differences, Done, Hello, Pages, Spoken};
 use socket2::{SockRef, TcpKeepalive};
 use tokio::net::TcpStream;
 use tokio::sync::{Notify, Semaphore, mpsc};
@@ -27,13 +27,14 @@ use crate::connection::frames::{Frames, Over};
 use crate::connection::intake::{Intake, Ordered};
 use crate::connection::silent::Newcomer;
 use crate::content::message_of;
-use crate::database::{listing, registry};
+use crate::database::listing;
 use crate::error::VolumeError;
 use crate::replies::{Replies, failure};
 use crate::rights::{Right, denied};
 use crate::room::{FREE_BYTES, WAITING_FREE, units};
 use crate::server::Shared;
 use crate::session::Begun;
+use crate::versions::{is_version, view};
 use crate::volume::Volume;
 
 /// Content and batches that wait for their turn; then the socket is not read any more.
@@ -114,6 +115,22 @@ async fn idle_since(spoke: Instant, idle: Option<Duration>) {
         Some(idle) => tokio::time::sleep_until((spoke + idle).into()).await,
         None => std::future::pending().await,
     }
+}
+
+/// Differences in one message: paths may have 4 KiB each.
+const DIFFERENCES_MAX: usize = 4096;
+
+/// An answer in as many messages as it takes.
+fn parts(answer: Result<Answer, VolumeError>) -> Vec<Result<Answer, VolumeError>> {
+    let Ok(Answer::Differences(mut all)) = answer else { return vec![answer] };
+    let mut parts = Vec::new();
+    while all.differences.len() > DIFFERENCES_MAX {
+        let rest = all.differences.split_off(DIFFERENCES_MAX);
+        let differences = std::mem::replace(&mut all.differences, rest);
+        parts.push(Ok(Answer::Differences(Differences { differences, more: true, rows_read: 0 })));
+    }
+    parts.push(Ok(Answer::Differences(all)));
+    parts
 }
 
 /// How often it is looked whether a client has gone for which something waits.
@@ -306,8 +323,11 @@ impl Connection {
     async fn hello(&mut self, request: u64, hello: &Hello) -> Result<(), ()> {
         let begun = async {
             let needed = if hello.read_only { Right::Read } else { Right::Write };
+            if is_version(&hello.volume) && !hello.read_only {
+                return Err(VolumeError::Denied("a snapshot does not change: mount it read-only".to_owned()));
+            }
             // Before the volume is opened for somebody who may not even know of it.
-            let registered = registry::read(&self.shared.store, &hello.volume).await?;
+            let registered = view::registered(&self.shared, &hello.volume).await?;
             let right = self.shared.right_of(&self.peer, &registered);
             if right < needed {
                 tracing::warn!(peer = %self.peer.identity, address = %self.peer.address, volume = hello.volume, %right, "a mount is refused");
@@ -386,7 +406,9 @@ impl Connection {
                 }
                 None => {
                     let answer = Box::pin(admin::answer(&shared, &peer, body)).await;
-                    replies.answer(request, answer).await;
+                    for part in parts(answer) {
+                        replies.answer(request, part).await;
+                    }
                 }
             }
             shared.stats.count(kind, started.elapsed());

@@ -244,7 +244,7 @@ impl Pending {
             reserve.admit(size)?
         }
         let flying = Arc::new(self.volume.new_pack(size));
-        let path = flying.pack.path(&self.volume.id);
+        let path = self.volume.homes.path(flying.pack);
         let store = self.volume.shared.store.clone();
         let room = std::mem::take(&mut self.open_room);
         // The put holds the pack, too: it is not deleted before it is there.
@@ -424,7 +424,7 @@ impl Volume {
                 heads.push((at, hashes[at], *len, *codec));
             }
         }
-        let payloads = self.shared.store.read_ranges(&pack.path(&self.id), &ranges).await?;
+        let payloads = self.shared.store.read_ranges(&self.homes.path(pack), &ranges).await?;
         Ok(heads
             .into_iter()
             .zip(payloads)

@@ -12,6 +12,7 @@ mod small;
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Acquire;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -20,8 +21,9 @@ use hayloft_wire::Swept;
 use prost::Message;
 use slatedb::WriteBatch;
 
+use crate::database::family::{self, Held};
 use crate::database::tables::{self, PackId, Place};
-use crate::database::{self, Db, DbSnapshot};
+use crate::database::{self, Db, DbSnapshot, homes};
 use crate::error::VolumeError;
 use crate::server::Shared;
 use crate::volume::Volume;
@@ -80,6 +82,9 @@ pub(crate) async fn in_background(shared: Arc<Shared>) {
 
 /// Whether a volume is to be swept now.
 fn is_due(shared: &Shared, volume: &Volume, last: Option<&Last>, low: bool) -> bool {
+    if volume.is_view() {
+        return false;
+    }
     let (dead, used, wants_room) = {
         let state = volume.state.lock();
         (state.dead_bytes, state.usage.bytes, state.wants_room)
@@ -101,6 +106,8 @@ struct Sweep<'a> {
     done: Swept,
     /// Live bytes of the packs that the snapshot had; the others are none of this sweep's business.
     live: HashMap<PackId, u64>,
+    /// What others of the family have, as of so many snapshots of this volume.
+    held: (u64, Held),
 }
 
 impl Volume {
@@ -121,32 +128,54 @@ impl Volume {
             let rewrites = tables || state.dead_rows > state.usage.inodes + DEAD_ROWS_WORTHWHILE;
             (db, snapshot, std::mem::take(&mut state.dead_bytes), rewrites)
         };
-        let mut sweep = Sweep { volume: self, db, done: Swept::default(), live: HashMap::new() };
-        let swept = sweep.run(&snapshot, rewrites).await;
-        let done = sweep.done;
+        let swept = async {
+            let held = (self.points.load(Acquire), self.shared.held_by_others(self).await?);
+            let mut sweep = Sweep { volume: self, db, done: Swept::default(), live: HashMap::new(), held };
+            sweep.run(&snapshot, rewrites).await?;
+            Ok(sweep.done)
+        };
+        let swept = swept.await;
         let mut state = self.state.lock();
         state.touched = None;
-        match swept {
-            Ok(()) => {
+        let done = match swept {
+            Ok(done) => {
                 state.sweeps += 1;
                 if rewrites {
                     state.dead_rows = 0;
                 }
+                done
             }
             Err(error) => {
                 state.dead_bytes += dead_before;
                 return Err(error);
             }
-        }
+        };
+        drop(state);
         let millis = started.elapsed().as_millis() as u64;
         tracing::info!(volume = self.name, millis, ?done, "swept");
         Ok(done)
     }
 }
 
+impl Volume {
+    /// Drops packs that no row names any more, since others of the family had them until now.
+    pub(crate) async fn sweep_orphans(self: &Arc<Self>) -> Result<(), VolumeError> {
+        if self.is_view() {
+            return Ok(());
+        }
+        let _one = self.sweeping.lock().await;
+        self.all_claimed().await?;
+        let held = (self.points.load(Acquire), self.shared.held_by_others(self).await?);
+        let db = self.db()?;
+        let mut sweep = Sweep { volume: self, db, done: Swept::default(), live: HashMap::new(), held };
+        sweep.delete_orphans().await
+    }
+}
+
 impl Sweep<'_> {
     async fn run(&mut self, snapshot: &DbSnapshot, rewrites: bool) -> Result<(), VolumeError> {
-        let sizes = pack_sizes(snapshot).await?;
+        let packs = family::packs(database::scan(snapshot, &[tables::PACKS]).await?).await?;
+        let sizes: HashMap<PackId, u64> = packs.iter().map(|(pack, row)| (*pack, row.size)).collect();
         self.live = sizes.keys().map(|pack| (*pack, 0)).collect();
         let marks = mark::mark(snapshot).await?;
         for slice in marks.stale_pages.chunks(SLICE) {
@@ -166,6 +195,8 @@ impl Sweep<'_> {
             .live
             .iter()
             .filter(|(pack, live)| **live > 0 && **live < sizes[*pack] / 2)
+            // What others have stays as it is: a part of it once more would only take room.
+            .filter(|(pack, _)| self.volume.homes.is_own(**pack) && !self.held.1.has(**pack))
             .map(|(pack, _)| (*pack, sizes[pack]))
             .collect();
         self.rewrite(&sparse).await?;
@@ -264,7 +295,17 @@ impl Sweep<'_> {
         Ok(())
     }
 
-    /// Deletes a pack that no chunk's row names: first its row, durably, then the object.
+    /// Whether nobody else has the pack. Snapshots that have begun meanwhile count.
+    async fn is_free(&mut self, pack: PackId) -> Result<bool, VolumeError> {
+        let points = self.volume.points.load(Acquire);
+        if points != self.held.0 {
+            self.held = (points, self.volume.shared.held_by_others(self.volume).await?);
+        }
+        Ok(self.volume.homes.is_own(pack) && !self.held.1.has(pack))
+    }
+
+    /// Deletes a pack that no chunk's row names: first its row, durably, then the object. That of a pack which others have is
+    /// deleted when they have it no more, by a later sweep.
     async fn delete_pack(&mut self, pack: PackId, size: u64) -> Result<(), VolumeError> {
         {
             let _turn = self.volume.turn.lock().await;
@@ -276,15 +317,17 @@ impl Sweep<'_> {
             state.pack_bytes = state.pack_bytes.saturating_sub(size);
         }
         hayloft_crash::point("sweep.row-deleted");
-        self.volume.shared.store.delete(&pack.path(&self.volume.id)).await?;
-        self.done.bytes_reclaimed += size;
+        if self.is_free(pack).await? {
+            self.volume.shared.store.delete(&pack.path(&self.volume.id)).await?;
+            self.done.bytes_reclaimed += size;
+        }
         Ok(())
     }
 
     /// Deletes pack objects that no row names: of commits that never came.
     async fn delete_orphans(&mut self) -> Result<(), VolumeError> {
         let volume = self.volume;
-        let objects = volume.shared.store.list(&format!("packs/{}", volume.id)).await?;
+        let objects = volume.shared.store.list(&homes::folder(&volume.id)).await?;
         // That this becomes durable proves that the volume was ours until now; so every object that was
         // listed was put by this server, or by one that is gone.
         {
@@ -296,7 +339,10 @@ impl Sweep<'_> {
         for object in objects {
             let Some(pack) = object.location.filename().and_then(PackId::from_name) else { continue };
             // In this order: a pack stops flying only after its row is there.
-            if volume.is_flying(pack) || self.db.get(tables::pack(pack)).await?.is_some() {
+            if volume.is_flying(pack)
+                || self.db.get(tables::pack(pack)).await?.is_some()
+                || !self.is_free(pack).await?
+            {
                 continue;
             }
             volume.shared.store.delete(object.location.as_ref()).await?;
@@ -306,17 +352,4 @@ impl Sweep<'_> {
         }
         Ok(())
     }
-}
-
-/// All packs with their sizes.
-async fn pack_sizes(snapshot: &DbSnapshot) -> Result<HashMap<PackId, u64>, VolumeError> {
-    let mut sizes = HashMap::new();
-    let mut scan = database::scan(snapshot, &[tables::PACKS]).await?;
-    while let Some(found) = scan.next().await? {
-        let (pack, size) = tables::number_in(&found.key)
-            .zip(found.value.first_chunk())
-            .ok_or(VolumeError::Damaged("row of a pack"))?;
-        sizes.insert(PackId(pack), u64::from_le_bytes(*size));
-    }
-    Ok(sizes)
 }

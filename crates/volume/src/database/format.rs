@@ -7,6 +7,7 @@
 //! |---|---|---|
 //! | 0 | | entries without a number |
 //! | 1 | protocol 7 | the number |
+//! | 2 | snapshots | others of its family may use its tables and packs; only volumes that have, or are, such |
 
 use hayloft_store::Store;
 
@@ -15,6 +16,12 @@ use crate::error::VolumeError;
 
 /// The format that this server writes.
 pub(crate) const FORMAT: u32 = 1;
+
+/// That of volumes with snapshots and forks: a server that does not know of these would delete what they need.
+pub(crate) const FAMILIES: u32 = 2;
+
+/// The newest format that this server reads.
+pub(crate) const KNOWN: u32 = FAMILIES;
 
 /// Raises a volume that nobody has open to [`FORMAT`], a step at a time.
 ///
@@ -32,7 +39,7 @@ pub(crate) async fn raise(
         registry::update(store, name, &raised).await?;
         entry = raised;
     }
-    if before != FORMAT {
+    if before < FORMAT {
         tracing::info!(
             volume = name,
             before,

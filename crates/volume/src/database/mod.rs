@@ -2,8 +2,10 @@
 
 mod cache;
 pub(crate) mod compaction;
+pub(crate) mod family;
 pub(crate) mod format;
 mod handle;
+pub(crate) mod homes;
 pub(crate) mod ledger;
 pub(crate) mod listing;
 pub(crate) mod registry;
@@ -19,12 +21,13 @@ use bytes::Bytes;
 use hayloft_store::Store;
 use slatedb::config::{
     CompactionWorkerOptions, CompactorOptions, GarbageCollectorDirectoryOptions, GarbageCollectorOptions,
-    ScanOptions, SizeTieredCompactionSchedulerOptions,
+    GarbageCollectorScheduleOptions, ScanOptions, SizeTieredCompactionSchedulerOptions,
 };
 use slatedb::db_cache::DbCache;
 use slatedb::{CompactorBuilder, DbIterator, Settings, WriteBatch};
 
 use crate::database::compaction::Wish;
+use crate::database::homes::Homes;
 use crate::database::ledger::Ledger;
 use crate::database::small::Contents;
 use crate::error::VolumeError;
@@ -67,7 +70,8 @@ fn settings(unflushed_bytes: usize) -> Settings {
             wal_options: every(20, 60),
             compacted_options: every(20, 60),
             wal_fence_options: None,
-            detach_options: None,
+            // A fork that has rewritten all that it had of its origin needs it no more.
+            detach_options: Some(GarbageCollectorScheduleOptions { interval: Some(Duration::from_secs(60)) }),
             // A local folder lacks conditional overwrites.
             boundary_files_enabled: false,
             ..GarbageCollectorOptions::default()
@@ -102,10 +106,10 @@ fn compactor() -> CompactorOptions {
 pub(crate) async fn open(
     store: &Store,
     volume_id: &str,
-    cache: Arc<dyn DbCache>,
-    cache_id: u64,
+    (cache, cache_id): (Arc<dyn DbCache>, u64),
     unflushed_bytes: usize,
     whole: &Wish,
+    homes: &Arc<Homes>,
     is_new: bool,
 ) -> Result<Db, VolumeError> {
     if !is_new && let Some(damage) = ledger::compare(store, volume_id).await? {
@@ -127,7 +131,7 @@ pub(crate) async fn open(
     if let Err(error) = ledger.begin(db.manifest().replay_after_wal_id()).await {
         tracing::warn!(%error, volume_id, "the loss of the log's end would go unnoticed");
     }
-    Ok(Db::new(db, Contents { store: store.clone(), volume_id: volume_id.to_owned() }, ledger))
+    Ok(Db::new(db, Contents { store: store.clone(), homes: Arc::clone(homes) }, ledger))
 }
 
 /// Applies a batch; it is durable when this returns.

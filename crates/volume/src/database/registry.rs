@@ -8,7 +8,8 @@ use hayloft_store::{Store, StoreError};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::database::format::FORMAT;
+use crate::database::format::{FAMILIES, FORMAT, KNOWN};
+use crate::database::homes;
 use crate::database::ledger::Damage;
 use crate::error::VolumeError;
 use crate::rights::Grant;
@@ -33,6 +34,15 @@ pub(crate) struct Registered {
     /// Device and setuid files may count.
     #[serde(default)]
     pub(crate) trusted: bool,
+    /// The id of the first of its family, if its tree began as that of another volume.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) family: Option<String>,
+    /// What it began as, for people: `VOLUME@SNAPSHOT`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) origin: Option<String>,
+    /// Inode numbers that it gives begin here: no other of its family gives the same.
+    #[serde(default, skip_serializing_if = "is_none")]
+    pub(crate) numbers_from: u64,
     /// Which version of everything that the store has of it: see [`format`](super::format).
     #[serde(default, skip_serializing_if = "is_zero")]
     pub(crate) format: u32,
@@ -46,13 +56,17 @@ fn is_zero(format: &u32) -> bool {
     *format == 0
 }
 
+fn is_none(number: &u64) -> bool {
+    *number == 0
+}
+
 fn sum(bytes: &[u8]) -> String {
     blake3::hash(bytes).to_hex()[..16].to_owned()
 }
 
 /// The checksum of an entry from format 1 on. It is of all fields, in the order of their names, whether they are known or not:
 /// what a later version has written can be told from damage.
-fn sum_of(entry: Value) -> String {
+pub(super) fn sum_of(entry: Value) -> String {
     fn sorted(value: Value) -> Value {
         match value {
             Value::Object(fields) => {
@@ -81,6 +95,11 @@ pub(crate) fn check_name(name: &str) -> Result<(), VolumeError> {
     if fine { Ok(()) } else { Err(VolumeError::VolumeName(name.to_owned())) }
 }
 
+/// An id that was never given before.
+pub(crate) fn random_id() -> String {
+    format!("{:016x}{:016x}", random(), random())
+}
+
 /// A random number from the system.
 pub(crate) fn random() -> u64 {
     getrandom::u64().expect("the system has random numbers")
@@ -90,7 +109,7 @@ impl Registered {
     pub(crate) fn new(quota_bytes: u64, quota_inodes: u64, root: (u32, u32, u32)) -> Registered {
         let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         Registered {
-            id: format!("{:016x}{:016x}", random(), random()),
+            id: random_id(),
             created_secs: since.as_secs() as i64,
             quota_bytes,
             quota_inodes,
@@ -98,9 +117,23 @@ impl Registered {
             deleting: false,
             rights: Vec::new(),
             trusted: false,
+            family: None,
+            origin: None,
+            numbers_from: 0,
             format: FORMAT,
             checksum: None,
         }
+    }
+
+    /// The id of the first of its family: its own, if its tree began empty.
+    pub(crate) fn family(&self) -> &str {
+        self.family.as_deref().unwrap_or(&self.id)
+    }
+
+    /// Another database takes the place of its own, or is made for a volume like it.
+    pub(crate) fn with_id(&self, id: String, numbers_from: u64) -> Registered {
+        let family = Some(self.family().to_owned()).filter(|first| *first != id);
+        Registered { id, family, numbers_from, format: FAMILIES, ..self.clone() }
     }
 
     fn json(&self) -> Vec<u8> {
@@ -125,7 +158,7 @@ impl Registered {
         if format > 0 && checksum.and_then(|sum| Some(sum.as_str()? == sum_of(fields.into()))) != Some(true) {
             return Read::Damaged;
         }
-        if format > FORMAT.into() {
+        if format > KNOWN.into() {
             return Read::Newer(format);
         }
         let Ok(found) = serde_json::from_slice::<Registered>(json) else { return Read::Damaged };
@@ -172,6 +205,10 @@ pub(crate) async fn read(store: &Store, name: &str) -> Result<Registered, Volume
             return Err(VolumeError::AtRest(Damage { object: path(FIRST, name), what }));
         }
     };
+    if entry.deleting {
+        // What is being deleted, or made, is somebody else's work at this moment: it would be put back.
+        return Ok(entry);
+    }
     let object = path(bad, name);
     match store.put(&object, entry.json()).await {
         Ok(()) => tracing::warn!(
@@ -217,11 +254,20 @@ pub(crate) async fn remove(store: &Store, name: &str) -> Result<(), VolumeError>
 
 /// Deletes what a volume consists of, and its name at last. It is marked as one that is being deleted.
 pub(crate) async fn erase(store: &Store, name: &str, marked: &Registered) -> Result<(), VolumeError> {
-    store.delete_below(&format!("packs/{}", marked.id)).await?;
-    hayloft_crash::point("delete.packs-gone");
-    store.delete_below(&format!("volumes/{}", marked.id)).await?;
-    hayloft_crash::point("delete.tables-gone");
+    // What others of a family may use goes when none of them does any more.
+    if marked.format < FAMILIES {
+        erase_objects(store, &marked.id).await?;
+    }
     remove(store, name).await
+}
+
+/// Deletes what a database consists of, its packs too.
+pub(crate) async fn erase_objects(store: &Store, id: &str) -> Result<(), VolumeError> {
+    store.delete_below(&homes::folder(id)).await?;
+    hayloft_crash::point("delete.packs-gone");
+    store.delete_below(&format!("volumes/{id}")).await?;
+    hayloft_crash::point("delete.tables-gone");
+    Ok(())
 }
 
 /// The names of all volumes, sorted.

@@ -6,6 +6,7 @@
 
 use std::collections::HashMap;
 use std::ops::Range;
+use std::sync::Arc;
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 use hayloft_model::{BlockRef, ContentHash};
@@ -14,6 +15,7 @@ use hayloft_wire::{InodeRowMessage, encode_blocks};
 use slatedb::Db;
 
 use crate::database;
+use crate::database::homes::Homes;
 use crate::database::tables::{self, PackId};
 use crate::error::VolumeError;
 
@@ -67,6 +69,11 @@ impl SmallPlace {
         row.placed.as_deref().map(decode).transpose()
     }
 
+    /// The first bytes of the hash of the content.
+    pub(crate) fn hash(&self) -> [u8; 8] {
+        self.hash
+    }
+
     /// Where it lies in its pack.
     pub(crate) fn range(&self) -> Range<u64> {
         u64::from(self.offset)..u64::from(self.offset) + u64::from(self.len)
@@ -96,7 +103,7 @@ pub(crate) fn is_lost(hash: &ContentHash) -> bool {
 #[derive(Clone)]
 pub(crate) struct Contents {
     pub(crate) store: Store,
-    pub(crate) volume_id: String,
+    pub(crate) homes: Arc<Homes>,
 }
 
 impl Contents {
@@ -107,7 +114,7 @@ impl Contents {
         places: impl Iterator<Item = SmallPlace>,
     ) -> Result<Option<Vec<Bytes>>, VolumeError> {
         let ranges: Vec<Range<u64>> = places.map(|place| place.range()).collect();
-        match self.store.read_ranges(&pack.path(&self.volume_id), &ranges).await {
+        match self.store.read_ranges(&self.homes.path(pack), &ranges).await {
             Ok(contents) => Ok(Some(contents)),
             Err(StoreError::NotFound { .. }) => Ok(None),
             Err(error) => Err(error.into()),

@@ -7,7 +7,7 @@
 //! | `D` directory, name | [`DentryRow`](hayloft_wire::DentryRow) |
 //! | `B` inode, page | block references of page 1 and later, as [`hayloft_wire::encode_blocks`] packs them |
 //! | `C` hash | [`Place`]: where a chunk is, or the chunk itself |
-//! | `P` pack | size of the pack object, bytes (u64) |
+//! | `P` pack | [`PackRow`]: its size, and whose folder it lies in |
 //! | `S` session | [`SessionRow`] |
 //! | `O` session, inode | one byte: an inode without a name that the session has open |
 //! | `R` session, request | [`Changed`](hayloft_wire::Changed): the outcome of a `CHANGE` |
@@ -16,6 +16,7 @@
 //! | `H` | [`HistoryRow`]: when servers opened the volume |
 //! | `M` | [`MarkRow`]: how far its history is |
 //! | `K` | 32 bytes, random: the key of the seals of entries |
+//! | `F` | id of the volume that the rows were made fit for, of a clone |
 //! | `A` | [`BroughtRow`]: which entries of earlier openings were brought back |
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
@@ -53,6 +54,7 @@ pub(crate) const HISTORY: &[u8] = b"H";
 pub(crate) const MARK: &[u8] = b"M";
 pub(crate) const SEAL_KEY: &[u8] = b"K";
 pub(crate) const BROUGHT: &[u8] = b"A";
+pub(crate) const FITTED: &[u8] = b"F";
 
 fn key(table: u8, number: u64, rest: &[u8]) -> Bytes {
     let mut key = BytesMut::with_capacity(9 + rest.len());
@@ -134,6 +136,42 @@ pub(crate) fn rest_of(key: &Bytes) -> Bytes {
 /// The hash in the key of a chunk's row.
 pub(crate) fn hash_in(key: &[u8]) -> Option<ContentHash> {
     key.get(1..33).map(|bytes| ContentHash(bytes.try_into().expect("32 bytes")))
+}
+
+/// A pack that rows of the volume may name.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct PackRow {
+    /// Bytes of the object.
+    pub(crate) size: u64,
+    /// The id of the volume that has put it; `None`: the first of the family.
+    pub(crate) home: Option<String>,
+}
+
+impl PackRow {
+    pub(crate) fn encode(&self) -> Bytes {
+        let mut row = BytesMut::with_capacity(40);
+        row.put_u64_le(self.size);
+        row.put_slice(self.home.as_deref().unwrap_or_default().as_bytes());
+        row.freeze()
+    }
+
+    /// The reverse of [`PackRow::encode`]; `None` for bytes that are none.
+    pub(crate) fn decode(mut row: &[u8]) -> Option<PackRow> {
+        if row.len() < 8 {
+            return None;
+        }
+        let size = row.get_u64_le();
+        let home = match row {
+            [] => None,
+            home => Some(std::str::from_utf8(home).ok()?.to_owned()),
+        };
+        Some(PackRow { size, home })
+    }
+
+    /// The pack of a row, and the row.
+    pub(crate) fn of(key: &[u8], row: &[u8]) -> Option<(PackId, PackRow)> {
+        Some((PackId(number_in(key)?), PackRow::decode(row)?))
+    }
 }
 
 /// Where a chunk is.
@@ -218,6 +256,9 @@ pub(crate) struct SessionRow {
     pub(crate) peer: String,
     #[prost(bytes = "bytes", tag = "8")]
     pub(crate) token: Bytes,
+    /// It is of a tree in whose place this one came: its client begins another one, and holds until then what it has of that.
+    #[prost(bool, tag = "9")]
+    pub(crate) moved: bool,
 }
 
 /// A session that the server has ended: its client may not know it yet.

@@ -94,6 +94,11 @@ impl Volume {
         Ok(true)
     }
 
+    /// The openings, as they are stored.
+    pub(crate) fn history_row(&self) -> HistoryRow {
+        HistoryRow { openings: self.history.lock().openings.clone() }
+    }
+
     /// What a client that has a session is to remember: the opening; marks come with all messages.
     pub(crate) fn opening(&self) -> u64 {
         self.history.lock().own

@@ -94,6 +94,11 @@ impl Order {
         state.seal_key = seal_key;
     }
 
+    /// The last mark that was given.
+    pub(crate) fn last_mark(&self) -> u64 {
+        self.state.lock().last
+    }
+
     /// The place of all that was written. Of what is just being written only who has the turn can be sure.
     pub(crate) fn last(&self, db: Db) -> Ordered {
         let state = self.state.lock();

@@ -26,6 +26,8 @@ const KEPT_MAX: usize = 4096;
 /// How long a client is kept waiting for changes of its old session that are on their way to others; it comes again.
 const CHANGES_PATIENCE: Duration = Duration::from_secs(10);
 const CHANGES_PAUSE: Duration = Duration::from_millis(20);
+/// How often to look whether clients know of another tree.
+const MOVED_PAUSE: Duration = Duration::from_millis(2);
 
 /// Why a session ends.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -218,6 +220,22 @@ impl Volume {
             state.ended.remove(old);
             sharing.estates.forget(*old);
             sharing.forget_changes(*old);
+        }
+    }
+
+    /// The last batch of a session that is of a tree in whose place this one came; `None` for all others.
+    pub(crate) fn moved(&self, session: SessionId) -> Option<u64> {
+        let state = self.state.lock();
+        state.sessions.get(&session).filter(|found| found.row.moved).map(|found| found.row.last_sequence)
+    }
+
+    /// Waits until the clients of the tree in whose place this one came know of it, or their leases are over.
+    pub(crate) async fn await_moved(&self) {
+        let begun = tokio::time::Instant::now();
+        while self.state.lock().sessions.values().any(|session| session.row.moved)
+            && begun.elapsed() < self.shared.config.lease + CHANGES_PAUSE
+        {
+            tokio::time::sleep(MOVED_PAUSE).await;
         }
     }
 

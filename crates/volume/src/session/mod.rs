@@ -5,6 +5,7 @@ pub(crate) mod ended;
 pub(crate) mod locks;
 mod numbers;
 mod replay;
+pub(crate) mod shipping;
 mod silent;
 
 use std::collections::HashSet;
@@ -35,6 +36,16 @@ use crate::volume::Volume;
 /// How long a hello that takes over waits for the dead client's connection to be seen as closed.
 const EOF_PATIENCE: Duration = Duration::from_millis(1000);
 
+/// What is spoken on the last connection of a session.
+#[derive(Default)]
+pub(crate) struct SpokenHere {
+    protocol: u32,
+    /// What both sides can do beyond that.
+    pub(crate) features: u64,
+    /// The client's.
+    release: String,
+}
+
 /// A session that has not ended.
 pub(crate) struct Session {
     pub(crate) row: SessionRow,
@@ -51,8 +62,7 @@ pub(crate) struct Session {
     pub(crate) uncertain: bool,
     /// It was there when the volume was opened, and has not claimed since: it may bring back what was lost then.
     pub(crate) may_bring: bool,
-    /// The protocol of its last connection, and the client's release.
-    spoken: (u32, String),
+    pub(crate) spoken: SpokenHere,
     /// Ends the connection that speaks for it.
     hang_up: Arc<Notify>,
 }
@@ -153,9 +163,17 @@ impl Volume {
         let owner = Owner::new(peer, &hello.token);
         self.check_owner(id, replaced, &owner)?;
         self.make_room(&db, id).await?;
+        if let Some(last_sequence) = self.moved(id) {
+            let durable = self.ended_opening(hello.opening).map_or(0, |(_, durable)| durable);
+            return Err(VolumeError::OtherTree { session: id, last_sequence, durable });
+        }
         let known = self.state.lock().sessions.contains_key(&id);
         if hello.resume && !known {
             return Err(self.why_over(id));
+        }
+        if self.moved(replaced).is_some() {
+            // Its client has let go of everything by now: others can be served.
+            self.end_session(&db, replaced, End::Lost).await?;
         }
         let goes_on = hello.replaces != 0 && self.replace(&db, replaced, id).await?;
         let other = SessionId(hello.takes_over);
@@ -174,7 +192,11 @@ impl Volume {
                 old.notify_one();
             }
             session.failed = None;
-            session.spoken = (agreed.protocol, hello.release.clone());
+            session.spoken = SpokenHere {
+                protocol: agreed.protocol,
+                features: agreed.features,
+                release: hello.release.clone(),
+            };
             session.heard.store(self.shared.uptime_ms(), Relaxed);
             (session.row.last_sequence, Arc::clone(&session.heard), Arc::clone(&session.worked))
         };
@@ -346,8 +368,8 @@ impl Volume {
                 lag_ms: sharing.lag_ms(*id, now_ms),
                 locks: self.locks.count(*id),
                 last_sequence: session.row.last_sequence,
-                protocol: session.spoken.0,
-                release: session.spoken.1.clone(),
+                protocol: session.spoken.protocol,
+                release: session.spoken.release.clone(),
             }
         });
         let mut clients: Vec<SessionInfo> = clients.collect();
@@ -390,6 +412,7 @@ impl Volume {
                 read_only: hello.read_only,
                 peer: owner.peer,
                 token: owner.token,
+                moved: false,
             };
             (row, state.volume_row(), range)
         };

@@ -350,7 +350,7 @@ fn a_damaged_volume_can_be_deleted() {
     fs::remove_dir_all(volume.join("db/manifest")).unwrap();
     let running = Running::start(quick(folder.path()));
     check(&running, false).unwrap_err();
-    let delete = hayloft_wire::DeleteVolume { name: "vol".into() };
+    let delete = hayloft_wire::DeleteVolume { name: "vol".into(), snapshots: false };
     Client::connect(running.address).ask(Ask::DeleteVolume(delete)).unwrap();
     assert!(!volume.exists());
     // The name is free.

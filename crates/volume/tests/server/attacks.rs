@@ -7,9 +7,10 @@ use hayloft_model::{Content, FileKind};
 use hayloft_wire::client_message::Body as Ask;
 use hayloft_wire::server_message::Body as Answer;
 use hayloft_wire::{
-    Acquire, AllocateInos, Bury, ChangeRequest, CheckVolume, Claim, CreateVolume, DeleteVolume, EvictClient,
-    FailureCode, GrantMessage, Hello, ListClients, ListVolumes, LockKind, LockMessage, LockRequest,
-    ObjectMessage, SetQuota, SetRights, ShowVolume, StatsRequest, SweepVolume,
+    Acquire, AllocateInos, Bury, ChangeRequest, CheckVolume, Claim, CreateSnapshot, CreateVolume,
+    DeleteSnapshot, DeleteVolume, Diff, EvictClient, FailureCode, Fork, GrantMessage, Hello, ListClients,
+    ListSnapshots, ListVolumes, LockKind, LockMessage, LockRequest, ObjectMessage, Promote, Rollback,
+    SetQuota, SetRights, ShowVolume, StatsRequest, SweepVolume, Version,
 };
 use rustix::process::{Uid, geteuid};
 use rustix::thread::set_thread_res_uid;
@@ -50,9 +51,10 @@ fn refusal(client: &mut Client, body: Ask) -> FailureCode {
 /// All that administers.
 fn administration() -> Vec<Ask> {
     let name = || "vol".to_owned();
+    let version = || Some(Version { volume: name(), snapshot: "s".into() });
     vec![
         Ask::CreateVolume(CreateVolume { name: "mine".into(), mode: 0o777, ..CreateVolume::default() }),
-        Ask::DeleteVolume(DeleteVolume { name: name() }),
+        Ask::DeleteVolume(DeleteVolume { name: name(), snapshots: false }),
         Ask::SetQuota(SetQuota { name: name(), quota_bytes: 1, quota_inodes: 1 }),
         Ask::SetRights(SetRights {
             name: name(),
@@ -61,6 +63,11 @@ fn administration() -> Vec<Ask> {
         }),
         Ask::EvictClient(EvictClient { volume: name(), session: 1 }),
         Ask::SweepVolume(SweepVolume { name: name() }),
+        Ask::CreateSnapshot(CreateSnapshot { of: version(), ..CreateSnapshot::default() }),
+        Ask::DeleteSnapshot(DeleteSnapshot { of: version() }),
+        Ask::Fork(Fork { of: version(), name: "mine".into(), as_stored: true }),
+        Ask::Rollback(Rollback { to: version(), ..Rollback::default() }),
+        Ask::Promote(Promote { fork: name(), ..Promote::default() }),
         Ask::CheckVolume(CheckVolume { name: name(), content: true, ..CheckVolume::default() }),
     ]
 }
@@ -78,7 +85,15 @@ fn a_user_without_a_right_can_do_nothing_and_sees_nothing() {
         refusal(&mut stranger, Ask::ShowVolume(ShowVolume { name: name.clone() })),
         FailureCode::Denied
     );
-    assert_eq!(refusal(&mut stranger, Ask::ListClients(ListClients { volume: name })), FailureCode::Denied);
+    assert_eq!(
+        refusal(&mut stranger, Ask::ListClients(ListClients { volume: name.clone() })),
+        FailureCode::Denied
+    );
+    let version = || Some(Version { volume: name.clone(), snapshot: String::new() });
+    let ask = Ask::ListSnapshots(ListSnapshots { of: version() });
+    assert_eq!(refusal(&mut stranger, ask), FailureCode::Denied);
+    let ask = Ask::Diff(Diff { from: version(), to: version(), ..Diff::default() });
+    assert_eq!(refusal(&mut stranger, ask), FailureCode::Denied);
     match stranger.ask(Ask::ListVolumes(ListVolumes {})).unwrap() {
         Answer::Volumes(found) => assert_eq!(found.volumes, []),
         other => panic!("{other:?}"),
@@ -247,13 +262,15 @@ fn what_administrators_do_is_in_the_audit_log() {
     let mut refused = 0;
     if let Some(mut stranger) = connect_as(NOBODY, server.address) {
         for _ in 0..1000 {
-            refusal(&mut stranger, Ask::DeleteVolume(DeleteVolume { name: "vol".into() }));
+            refusal(&mut stranger, Ask::DeleteVolume(DeleteVolume { name: "vol".into(), snapshots: false }));
             refused += 1;
         }
     }
     let mend = CheckVolume { name: "vol".into(), repair: true, ..CheckVolume::default() };
     Client::connect(server.address).ask(Ask::CheckVolume(mend)).unwrap();
-    Client::connect(server.address).ask(Ask::DeleteVolume(DeleteVolume { name: "vol".into() })).unwrap();
+    Client::connect(server.address)
+        .ask(Ask::DeleteVolume(DeleteVolume { name: "vol".into(), snapshots: false }))
+        .unwrap();
     let text = std::fs::read_to_string(&log).unwrap();
     let lines: Vec<serde_json::Value> =
         text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();

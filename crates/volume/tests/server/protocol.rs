@@ -252,7 +252,7 @@ fn volumes_are_made_shown_and_deleted() {
             (60000, 1),
         )
         .unwrap();
-    let delete = || Ask::DeleteVolume(DeleteVolume { name: "vol".into() });
+    let delete = || Ask::DeleteVolume(DeleteVolume { name: "vol".into(), snapshots: false });
     assert_eq!(code(&admin.ask(delete()).unwrap_err()), FailureCode::Busy);
     let Ok(Answer::Volumes(shown)) = admin.ask(Ask::ShowVolume(ShowVolume { name: "vol".into() })) else {
         panic!()

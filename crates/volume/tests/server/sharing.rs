@@ -487,7 +487,8 @@ fn sessions_are_listed_evicted_and_counted() {
     assert_eq!(reads, [(1, 1), (2, 1)]);
     let evict = |session| Ask::EvictClient(EvictClient { volume: "vol".into(), session });
     assert_eq!(code(&admin.ask(evict(9)).unwrap_err()), FailureCode::NotFound);
-    let busy = admin.ask(Ask::DeleteVolume(DeleteVolume { name: "vol".into() })).unwrap_err();
+    let busy =
+        admin.ask(Ask::DeleteVolume(DeleteVolume { name: "vol".into(), snapshots: false })).unwrap_err();
     assert_eq!(code(&busy), FailureCode::Busy);
     let asked = one.send(create("new"));
     two.event();

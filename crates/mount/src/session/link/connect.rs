@@ -251,6 +251,8 @@ impl Link {
             if let Some(last) = failed.last_sequence {
                 state.last_sequence = state.base + last;
             }
+            let opening = state.history.0;
+            state.kept.durable(opening, failed.durable);
             self.wake_all(&state);
         }
         let base = receiver.replace(&failed.message).0;

@@ -61,7 +61,7 @@ impl Link {
             receiver.all_heard(&message.heard);
         }
         let body = match body {
-            body @ (Answer::Event(_) | Answer::Listings(_) | Answer::Inode(_)) => {
+            body @ (Answer::Event(_) | Answer::Listings(_) | Answer::Inode(_) | Answer::Ship(_)) => {
                 // What it carries is applied here, in the order of the stream, whoever asked for it.
                 let request = message.request;
                 let mark = {

@@ -103,7 +103,7 @@ impl Sweep<'_> {
     ) -> Result<(Flying, u64, Vec<PackEntry>), VolumeError> {
         let sealed = writer.seal();
         let flying = self.volume.new_pack(sealed.size);
-        let path = flying.pack.path(&self.volume.id);
+        let path = self.volume.homes.path(flying.pack);
         self.volume.shared.store.create(&path, sealed.payload).await?;
         hayloft_crash::point("sweep.pack-put");
         Ok((flying, sealed.size, sealed.entries))
@@ -116,7 +116,7 @@ impl Sweep<'_> {
         flying: Flying,
         size: u64,
     ) -> Result<(), VolumeError> {
-        batch.put(tables::pack(flying.pack), size.to_le_bytes());
+        batch.put(tables::pack(flying.pack), self.volume.homes.row(size).encode());
         flying.will_be_named();
         self.volume.write(&self.db, batch).await?;
         hayloft_crash::point("sweep.pack-named");
@@ -140,7 +140,7 @@ impl Sweep<'_> {
                 heads.push((*hash, *len, *codec));
             }
         }
-        let path = pack.path(&self.volume.id);
+        let path = self.volume.homes.path(pack);
         let payloads =
             self.volume.shared.store.read_ranges(&path, &ranges).await.map_err(|error| error.to_string())?;
         heads

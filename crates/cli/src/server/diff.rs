@@ -1,0 +1,277 @@
+//! `hayloft diff`.
+
+use std::io::{self, BufWriter, Write};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Component, Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use anyhow::Context;
+use hayloft_wire::client_message::Body as Ask;
+use hayloft_wire::server_message::Body as Answer;
+use hayloft_wire::{Diff, Difference, Version, difference};
+use serde_json::{Value, json};
+
+use crate::config::{Config, DEFAULT_SERVER};
+use crate::exit::{Exit, failure};
+use crate::mounts::umount;
+use crate::server::admin::Admin;
+use crate::server::versions_args::DiffArgs;
+use crate::units::{show_count, show_size};
+
+/// What has changed, with the words for it.
+const BITS: [(u32, &str); 6] = [
+    (difference::CONTENT, "content"),
+    (difference::MODE, "mode"),
+    (difference::OWNER, "owner"),
+    (difference::XATTRS, "xattrs"),
+    (difference::TYPE, "type"),
+    (difference::LINKS, "links"),
+];
+
+/// How a path has come to differ.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum How {
+    Added,
+    Removed,
+    Changed,
+    Renamed,
+}
+
+impl How {
+    fn of(difference: &Difference) -> How {
+        match (&difference.old_path, &difference.new_path) {
+            (None, _) => How::Added,
+            (_, None) => How::Removed,
+            _ if difference.changed & difference::RENAMED != 0 => How::Renamed,
+            _ => How::Changed,
+        }
+    }
+
+    fn letter(self) -> char {
+        match self {
+            How::Added => 'A',
+            How::Removed => 'D',
+            How::Changed => 'M',
+            How::Renamed => 'R',
+        }
+    }
+
+    fn word(self) -> &'static str {
+        match self {
+            How::Added => "added",
+            How::Removed => "removed",
+            How::Changed => "changed",
+            How::Renamed => "renamed",
+        }
+    }
+}
+
+/// Runs the command.
+///
+/// # Errors
+/// What the server refuses; an unreachable server; versions that cannot be mounted, for `--patch`.
+pub(crate) fn run(args: &DiffArgs, config: &Config) -> anyhow::Result<u8> {
+    let server = args.at.server.as_ref().or(config.server.as_ref());
+    let server = server.map_or(DEFAULT_SERVER, String::as_str);
+    let now = || Version { volume: args.from.volume.clone(), snapshot: String::new() };
+    let to = args.to.clone().unwrap_or_else(now);
+    let mut admin = Admin::connect(server)?;
+    let below = args.below.as_deref().unwrap_or(Path::new("")).components();
+    let below: PathBuf = below.filter(|part| matches!(part, Component::Normal(_))).collect();
+    let below = below.into_os_string().into_encoded_bytes().into();
+    let ask = Diff { from: Some(args.from.clone()), to: Some(to.clone()), below };
+    let (mut found, mut rows_read) = (Vec::new(), 0);
+    let mut answer = admin.ask(Ask::Diff(ask))?;
+    loop {
+        let Answer::Differences(part) = answer else { return Err(admin.unexpected()) };
+        found.extend(part.differences);
+        rows_read += part.rows_read;
+        if !part.more {
+            break;
+        }
+        answer = admin.next_part()?;
+    }
+    let mut out = BufWriter::new(io::stdout().lock());
+    let written = if args.at.json {
+        writeln!(
+            out,
+            "{}",
+            json!({ "differences": found.iter().map(to_json).collect::<Vec<_>>(), "rows_read": rows_read })
+        )
+    } else if args.stat {
+        stat(&mut out, &found)
+    } else if args.patch {
+        let sides = [Mounted::new(server, &args.from)?, Mounted::new(server, &to)?];
+        return patch(&mut out, &found, &sides).map(|()| 0);
+    } else {
+        found.iter().try_for_each(|difference| writeln!(out, "{}", line(difference)))
+    };
+    match written.and_then(|()| out.flush()) {
+        // Whoever reads it has had enough.
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(0),
+        written => Ok(written.map(|()| 0)?),
+    }
+}
+
+/// A path on a line: what would end it, or change a terminal, is escaped.
+fn shown(path: &[u8]) -> String {
+    match path {
+        [] => ".".to_owned(),
+        path if path.iter().any(|byte| *byte < b' ' || *byte == 127)
+            || std::str::from_utf8(path).is_err() =>
+        {
+            path.escape_ascii().to_string()
+        }
+        path => String::from_utf8_lossy(path).into_owned(),
+    }
+}
+
+fn words(difference: &Difference) -> Vec<&'static str> {
+    BITS.into_iter().filter(|(bit, _)| difference.changed & bit != 0).map(|(_, word)| word).collect()
+}
+
+fn line(difference: &Difference) -> String {
+    let path = |path: &Option<prost::bytes::Bytes>| shown(path.as_deref().unwrap_or_default());
+    let how = How::of(difference);
+    let names = match how {
+        How::Renamed => format!("{} -> {}", path(&difference.old_path), path(&difference.new_path)),
+        How::Removed => path(&difference.old_path),
+        How::Added | How::Changed => path(&difference.new_path),
+    };
+    match words(difference) {
+        words if words.is_empty() => format!("{} {names}", how.letter()),
+        words => format!("{} {names} ({})", how.letter(), words.join(", ")),
+    }
+}
+
+fn to_json(difference: &Difference) -> Value {
+    let path = |path: &Option<prost::bytes::Bytes>| {
+        path.as_deref().map(|path| String::from_utf8_lossy(path).into_owned())
+    };
+    let side = |path: Option<String>, mode: u32, size: u64| {
+        path.map(|path| json!({ "path": path, "mode": format!("{mode:o}"), "size": size }))
+    };
+    json!({
+        "kind": How::of(difference).word(),
+        "old": side(path(&difference.old_path), difference.old_mode, difference.old_size),
+        "new": side(path(&difference.new_path), difference.new_mode, difference.new_size),
+        "changed": words(difference),
+    })
+}
+
+fn stat(out: &mut impl Write, found: &[Difference]) -> io::Result<()> {
+    for how in [How::Added, How::Removed, How::Changed, How::Renamed] {
+        let of_it = || found.iter().filter(|difference| How::of(difference) == how);
+        let (old, new) = of_it()
+            .fold((0, 0), |(old, new), difference| (old + difference.old_size, new + difference.new_size));
+        let count = of_it().count() as u64;
+        let bytes = match how {
+            How::Added => format!("{} of content", show_size(new)),
+            How::Removed => format!("{} of content", show_size(old)),
+            _ => format!("{} of content before, {} after", show_size(old), show_size(new)),
+        };
+        writeln!(out, "{:8} {:>10}  ({bytes})", how.word(), show_count(count))?;
+    }
+    Ok(())
+}
+
+/// A version that is mounted while this lives.
+struct Mounted {
+    dir: tempfile::TempDir,
+    label: String,
+}
+
+impl Mounted {
+    fn new(server: &str, version: &Version) -> anyhow::Result<Mounted> {
+        let dir = tempfile::Builder::new().prefix("hayloft-diff-").tempdir()?;
+        let label = match version.snapshot.as_str() {
+            "" => version.volume.clone(),
+            snapshot => format!("{}@{snapshot}", version.volume),
+        };
+        let own = std::env::current_exe().context("cannot find the hayloft program")?;
+        let mounted = Command::new(own)
+            .args(["mount", "-o", "ro"])
+            .arg(format!("{server}/{label}"))
+            .arg(dir.path())
+            .stdout(Stdio::null())
+            .status()
+            .context("cannot start hayloft mount")?;
+        if !mounted.success() {
+            return Err(failure(
+                Exit::Failed,
+                format!("{label} cannot be mounted, so its files cannot be compared"),
+            ));
+        }
+        Ok(Mounted { dir, label })
+    }
+}
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        if let Err(error) = umount::leave(self.dir.path(), None) {
+            eprintln!("hayloft: {error:#}");
+        }
+    }
+}
+
+/// Text files as diff(1) shows them; all else in a line.
+fn patch(out: &mut impl Write, found: &[Difference], sides: &[Mounted; 2]) -> anyhow::Result<()> {
+    let is_file = |mode: u32| mode & 0o170_000 == 0o100_000;
+    for difference in found {
+        let (old, new) = (difference.old_path.as_deref(), difference.new_path.as_deref());
+        let is_text = [(old, difference.old_mode), (new, difference.new_mode)]
+            .into_iter()
+            .all(|(path, mode)| path.is_none() || is_file(mode));
+        let same = old.is_some() && new.is_some() && difference.changed & difference::CONTENT == 0;
+        writeln!(out, "{}", line(difference))?;
+        if !is_text || same {
+            continue;
+        }
+        let side = |at: usize, path: Option<&[u8]>| -> (PathBuf, String) {
+            let name = path.map(|path| Path::new(std::ffi::OsStr::from_bytes(path)));
+            match name {
+                Some(name) => {
+                    (sides[at].dir.path().join(name), format!("{}/{}", sides[at].label, name.display()))
+                }
+                None => ("/dev/null".into(), "/dev/null".to_owned()),
+            }
+        };
+        let ((old, old_label), (new, new_label)) = (side(0, old), side(1, new));
+        out.flush()?;
+        let told = Command::new("diff")
+            .args(["-u", "--label", &old_label, "--label", &new_label])
+            .args([&old, &new])
+            .output()
+            .map_err(|_| {
+                failure(Exit::Missing, "there is no diff program here: install diffutils".to_owned())
+            })?;
+        out.write_all(&told.stdout)?;
+        if told.status.code() == Some(2) {
+            return Err(failure(Exit::Failed, String::from_utf8_lossy(&told.stderr).trim_end().to_owned()));
+        }
+    }
+    Ok(out.flush()?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_says_how_a_path_differs() {
+        let path = |path: &'static str| Some(prost::bytes::Bytes::from_static(path.as_bytes()));
+        let of =
+            |old, new, changed| Difference { old_path: old, new_path: new, changed, ..Difference::default() };
+        for (difference, wanted) in [
+            (of(None, path("a"), 0), "A a"),
+            (of(path("a"), None, 0), "D a"),
+            (of(path("a"), path("a"), difference::CONTENT | difference::MODE), "M a (content, mode)"),
+            (of(path("a"), path("b"), difference::RENAMED), "R a -> b"),
+            (of(path("a/x"), path("b/x"), difference::CONTENT), "M b/x (content)"),
+            (of(path(""), path(""), difference::OWNER), "M . (owner)"),
+            (of(None, path("a\nb"), 0), "A a\\nb"),
+        ] {
+            assert_eq!(line(&difference), wanted);
+        }
+    }
+}

@@ -1,0 +1,190 @@
+//! `hayloft snapshot`, `fork`, `rollback` and `promote`.
+
+use hayloft_wire::client_message::Body as Ask;
+use hayloft_wire::server_message::Body as Answer;
+use hayloft_wire::{
+    CreateSnapshot, DeleteSnapshot, Fork, ListSnapshots, Promote, Rollback, SnapshotInfo, Version,
+};
+use serde_json::{Value, json};
+
+use crate::config::{Config, DEFAULT_SERVER};
+use crate::server::admin::Admin;
+use crate::server::versions_args::{
+    ForkArgs, PromoteArgs, RollbackArgs, ServerArgs, SnapshotArgs, SnapshotVerb,
+};
+use crate::server::volume;
+use crate::units::{show_count, show_size, show_utc};
+
+fn connect(at: &ServerArgs, config: &Config) -> anyhow::Result<Admin> {
+    let server = at.server.as_ref().or(config.server.as_ref());
+    Admin::connect(server.map_or(DEFAULT_SERVER, String::as_str))
+}
+
+/// As people write it.
+fn shown(version: &Version) -> String {
+    match version.snapshot.as_str() {
+        "" => version.volume.clone(),
+        snapshot => format!("{}@{snapshot}", version.volume),
+    }
+}
+
+fn name_of(info: &SnapshotInfo) -> String {
+    shown(&info.of.clone().unwrap_or_default())
+}
+
+fn snapshots(admin: &mut Admin, ask: Ask) -> anyhow::Result<Vec<SnapshotInfo>> {
+    match admin.ask(ask)? {
+        Answer::Snapshots(answer) => Ok(answer.snapshots),
+        _ => Err(admin.unexpected()),
+    }
+}
+
+fn one(admin: &mut Admin, ask: Ask) -> anyhow::Result<SnapshotInfo> {
+    let mut found = snapshots(admin, ask)?;
+    if found.len() == 1 { Ok(found.remove(0)) } else { Err(admin.unexpected()) }
+}
+
+fn to_json(info: &SnapshotInfo) -> Value {
+    let of = info.of.clone().unwrap_or_default();
+    json!({
+        "volume": of.volume,
+        "snapshot": of.snapshot,
+        "created": show_utc(info.created_nanos.div_euclid(1_000_000_000)),
+        "created_nanos": info.created_nanos,
+        "note": info.note,
+        "by": info.by,
+        "bytes": info.bytes,
+        "inodes": info.inodes,
+        "mounts": info.mounts,
+    })
+}
+
+/// Runs `hayloft snapshot`.
+///
+/// # Errors
+/// What the server refuses; an unreachable server.
+pub(crate) fn snapshot(args: SnapshotArgs, config: &Config) -> anyhow::Result<u8> {
+    let mut admin = connect(&args.at, config)?;
+    let json = args.at.json;
+    match args.verb {
+        SnapshotVerb::Create(args) => {
+            let ask = CreateSnapshot { of: Some(args.snapshot), note: args.note, as_stored: args.as_stored };
+            let made = one(&mut admin, Ask::CreateSnapshot(ask))?;
+            let said = format!(
+                "created snapshot {} ({} inodes, {})",
+                name_of(&made),
+                show_count(made.inodes),
+                show_size(made.bytes)
+            );
+            say(json, to_json(&made), &said);
+        }
+        SnapshotVerb::List(args) => {
+            let of = Version { volume: args.volume.clone(), snapshot: String::new() };
+            let found = snapshots(&mut admin, Ask::ListSnapshots(ListSnapshots { of: Some(of) }))?;
+            list(&args.volume, &found, json);
+        }
+        SnapshotVerb::Show(args) => {
+            let ask = Ask::ListSnapshots(ListSnapshots { of: Some(args.snapshot) });
+            show(&one(&mut admin, ask)?, json);
+        }
+        SnapshotVerb::Delete(args) => {
+            let name = shown(&args.snapshot);
+            match admin.ask(Ask::DeleteSnapshot(DeleteSnapshot { of: Some(args.snapshot) }))? {
+                Answer::Done(_) => say(json, json!({ "deleted": name }), &format!("deleted snapshot {name}")),
+                _ => return Err(admin.unexpected()),
+            }
+        }
+    }
+    Ok(0)
+}
+
+fn say(json: bool, value: Value, text: &str) {
+    if json { println!("{value}") } else { println!("{text}") }
+}
+
+fn list(volume: &str, found: &[SnapshotInfo], json: bool) {
+    if json {
+        println!("{}", Value::Array(found.iter().map(to_json).collect()));
+        return;
+    }
+    if found.is_empty() {
+        eprintln!("no snapshots of {volume} yet; make one with `hayloft snapshot create {volume}@NAME`");
+        return;
+    }
+    let width = found.iter().map(|info| name_of(info).len()).max().unwrap_or(0).max("SNAPSHOT".len());
+    println!(
+        "{:width$}  {:23}  {:>10}  {:>12}  {:>6}  NOTE",
+        "SNAPSHOT", "CREATED", "SIZE", "INODES", "MOUNTS"
+    );
+    for info in found {
+        println!(
+            "{:width$}  {:23}  {:>10}  {:>12}  {:>6}  {}",
+            name_of(info),
+            show_utc(info.created_nanos.div_euclid(1_000_000_000)),
+            show_size(info.bytes),
+            show_count(info.inodes),
+            info.mounts,
+            info.note,
+        );
+    }
+}
+
+fn show(info: &SnapshotInfo, json: bool) {
+    if json {
+        println!("{}", to_json(info));
+        return;
+    }
+    println!("{:12} {}", "snapshot", name_of(info));
+    println!("{:12} {}", "created", show_utc(info.created_nanos.div_euclid(1_000_000_000)));
+    println!("{:12} {}", "by", info.by);
+    if !info.note.is_empty() {
+        println!("{:12} {}", "note", info.note);
+    }
+    println!("{:12} {}", "size", show_size(info.bytes));
+    println!("{:12} {}", "inodes", show_count(info.inodes));
+    println!(
+        "{:12} {}",
+        "mounted",
+        if info.mounts == 0 { "nowhere".to_owned() } else { info.mounts.to_string() }
+    );
+}
+
+/// Runs `hayloft fork`.
+///
+/// # Errors
+/// As [`snapshot`].
+pub(crate) fn fork(args: ForkArgs, config: &Config) -> anyhow::Result<u8> {
+    let mut admin = connect(&args.at, config)?;
+    let of = shown(&args.of);
+    let answer =
+        admin.ask(Ask::Fork(Fork { of: Some(args.of), name: args.name, as_stored: args.as_stored }))?;
+    let made = volume::one_volume(&admin, answer)?;
+    say(args.at.json, volume::to_json(&made), &format!("created volume {}, a fork of {of}", made.name));
+    Ok(0)
+}
+
+/// Runs `hayloft rollback`.
+///
+/// # Errors
+/// As [`snapshot`].
+pub(crate) fn rollback(args: RollbackArgs, config: &Config) -> anyhow::Result<u8> {
+    let mut admin = connect(&args.at, config)?;
+    let (volume, to) = (args.to.volume.clone(), shown(&args.to));
+    let kept = one(&mut admin, Ask::Rollback(Rollback { to: Some(args.to), keep_as: args.keep_as }))?;
+    let said = format!("{volume} is what {to} was; what it was itself is {}", name_of(&kept));
+    say(args.at.json, json!({ "kept": to_json(&kept) }), &said);
+    Ok(0)
+}
+
+/// Runs `hayloft promote`.
+///
+/// # Errors
+/// As [`snapshot`].
+pub(crate) fn promote(args: PromoteArgs, config: &Config) -> anyhow::Result<u8> {
+    let mut admin = connect(&args.at, config)?;
+    let kept = one(&mut admin, Ask::Promote(Promote { fork: args.fork.clone(), keep_as: args.keep_as }))?;
+    let volume = kept.of.clone().unwrap_or_default().volume;
+    let said = format!("{volume} is what {} was; what it was itself is {}", args.fork, name_of(&kept));
+    say(args.at.json, json!({ "kept": to_json(&kept) }), &said);
+    Ok(0)
+}

@@ -1,0 +1,224 @@
+//! The command lines of `hayloft snapshot`, `fork`, `rollback`, `promote` and `diff`.
+
+use std::path::PathBuf;
+
+use clap::{Args, Subcommand};
+use hayloft_wire::Version;
+
+/// Where the server is, and how to answer.
+#[derive(Debug, Args)]
+pub(crate) struct ServerArgs {
+    /// Server to talk to [default: 127.0.0.1:7440]
+    #[arg(long, global = true, value_name = "HOST:PORT", env = "HAYLOFT_SERVER")]
+    pub server: Option<String>,
+    /// Print JSON
+    #[arg(long, global = true)]
+    pub json: bool,
+}
+
+/// `hayloft snapshot`.
+#[derive(Debug, Args)]
+#[command(subcommand_required = true, arg_required_else_help = true, disable_help_subcommand = true)]
+#[command(after_help = "\
+A snapshot is a volume's whole tree at one moment, on all hosts. It costs no room but for what is changed or deleted later,
+and takes as long for a million files as for one. Mount it as HOST:PORT/VOLUME@NAME.
+
+Examples:
+  hayloft snapshot create builds@monday --note 'before the compiler update'
+  hayloft snapshot list builds
+  hayloft mount 127.0.0.1:7440/builds@monday /mnt/monday
+  hayloft snapshot delete builds@monday")]
+pub(crate) struct SnapshotArgs {
+    #[command(flatten)]
+    pub at: ServerArgs,
+    /// What to do.
+    #[command(subcommand)]
+    pub verb: SnapshotVerb,
+}
+
+/// The verbs of `hayloft snapshot`.
+#[derive(Debug, Subcommand)]
+pub(crate) enum SnapshotVerb {
+    /// Make a snapshot: everything whose call has returned by now, on any host, is in it
+    #[command(after_help = "\
+Hosts are asked to ship what they have in memory; they go on working meanwhile. One that does not answer for 30 s is named,
+and no snapshot is made.
+
+Examples:
+  hayloft snapshot create builds@monday
+  hayloft snapshot create builds@now --as-stored            (what the server has; asks nobody)")]
+    Create(CreateSnapshotArgs),
+    /// List a volume's snapshots, the oldest first
+    #[command(after_help = "\
+Examples:
+  hayloft snapshot list builds
+  hayloft snapshot list builds --json")]
+    List(VolumeNameArgs),
+    /// Show one snapshot
+    #[command(after_help = "\
+Examples:
+  hayloft snapshot show builds@monday")]
+    Show(VersionArgs),
+    /// Delete a snapshot; what only it has had goes soon after (refused while it is mounted)
+    #[command(after_help = "\
+Examples:
+  hayloft snapshot delete builds@monday")]
+    Delete(VersionArgs),
+}
+
+/// A volume.
+#[derive(Debug, Args)]
+pub(crate) struct VolumeNameArgs {
+    /// Its name
+    pub volume: String,
+}
+
+/// A snapshot.
+#[derive(Debug, Args)]
+pub(crate) struct VersionArgs {
+    /// The snapshot
+    #[arg(value_name = "VOLUME@NAME", value_parser = parse_snapshot)]
+    pub snapshot: Version,
+}
+
+/// A snapshot to make.
+#[derive(Debug, Args)]
+pub(crate) struct CreateSnapshotArgs {
+    /// The volume, and the snapshot's name
+    #[arg(value_name = "VOLUME@NAME", value_parser = parse_snapshot)]
+    pub snapshot: Version,
+    /// What it is, for people
+    #[arg(long, value_name = "TEXT", default_value = "")]
+    pub note: String,
+    /// Take what the server has: do not ask hosts for what they have not shipped
+    #[arg(long)]
+    pub as_stored: bool,
+}
+
+/// `hayloft fork`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+A fork is a volume of its own that begins as another one, or as a snapshot of it. Both share what is stored until one of them
+changes it. Rights and quota are those of the origin.
+
+Examples:
+  hayloft fork builds builds-test
+  hayloft fork builds@monday builds-monday")]
+pub(crate) struct ForkArgs {
+    /// What it begins as
+    #[arg(value_name = "VOLUME[@SNAPSHOT]", value_parser = parse_version)]
+    pub of: Version,
+    /// The new volume
+    pub name: String,
+    /// Take what the server has: do not ask hosts for what they have not shipped
+    #[arg(long)]
+    pub as_stored: bool,
+    #[command(flatten)]
+    pub at: ServerArgs,
+}
+
+/// `hayloft rollback`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+All hosts that have the volume mounted see the snapshot's tree at once, without mounting anew. What the volume was is kept as
+a snapshot, so this can be undone the same way. A file that is open stays that file: it has what it had then, or is gone
+(ESTALE) if it was not there.
+
+Examples:
+  hayloft rollback builds@monday
+  hayloft rollback builds@monday --keep-as broken")]
+pub(crate) struct RollbackArgs {
+    /// What to go back to
+    #[arg(value_name = "VOLUME@NAME", value_parser = parse_snapshot)]
+    pub to: Version,
+    /// Name of the snapshot that keeps what the volume was [default: before-rollback-SECONDS]
+    #[arg(long, value_name = "NAME", default_value = "", hide_default_value = true)]
+    pub keep_as: String,
+    #[command(flatten)]
+    pub at: ServerArgs,
+}
+
+/// `hayloft promote`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+The volume that the fork was made of gets the fork's tree, at once and on all hosts; the fork's name is free again. What the
+volume was is kept as a snapshot of it. The fork must not be mounted, and have no snapshots of its own.
+
+Examples:
+  hayloft promote builds-test
+  hayloft promote builds-test --keep-as before-test")]
+pub(crate) struct PromoteArgs {
+    /// The fork
+    pub fork: String,
+    /// Name of the snapshot that keeps what the volume was [default: before-promote-SECONDS]
+    #[arg(long, value_name = "NAME", default_value = "", hide_default_value = true)]
+    pub keep_as: String,
+    #[command(flatten)]
+    pub at: ServerArgs,
+}
+
+/// `hayloft diff`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+A line for each path: A added, D removed, M changed, R renamed, and what has changed: content, mode, owner, xattrs, type, links.
+Times do not count, and a file with several names is told by one of them. It takes as long as what differs, not as the tree, unless most of the tables have been rewritten since.
+Both versions have to be of one family: a volume, its snapshots, its forks and theirs.
+
+Examples:
+  hayloft diff builds@monday                        against the volume as it is now
+  hayloft diff builds@monday builds@tuesday --stat
+  hayloft diff builds builds-test --below src/lib --patch")]
+pub(crate) struct DiffArgs {
+    /// The older version
+    #[arg(value_name = "VOLUME[@SNAPSHOT]", value_parser = parse_version)]
+    pub from: Version,
+    /// The newer one [default: the volume of the older one as it is now]
+    #[arg(value_name = "VOLUME[@SNAPSHOT]", value_parser = parse_version)]
+    pub to: Option<Version>,
+    /// Tell only what is in this folder
+    #[arg(long, value_name = "DIR")]
+    pub below: Option<PathBuf>,
+    /// Count instead of listing
+    #[arg(long, conflicts_with = "patch")]
+    pub stat: bool,
+    /// Show what has changed in text files (mounts both versions for it)
+    #[arg(long, conflicts_with = "json")]
+    pub patch: bool,
+    #[command(flatten)]
+    pub at: ServerArgs,
+}
+
+/// `VOLUME` or `VOLUME@NAME`.
+fn parse_version(text: &str) -> Result<Version, String> {
+    let (volume, snapshot) = text.split_once('@').unwrap_or((text, ""));
+    if volume.is_empty() || text.contains('/') || text.ends_with('@') {
+        return Err("write VOLUME or VOLUME@NAME, and where the server is with --server HOST:PORT".to_owned());
+    }
+    Ok(Version { volume: volume.to_owned(), snapshot: snapshot.to_owned() })
+}
+
+/// `VOLUME@NAME`.
+fn parse_snapshot(text: &str) -> Result<Version, String> {
+    let version = parse_version(text)
+        .map_err(|_| "write VOLUME@NAME, and where the server is with --server HOST:PORT")?;
+    if version.snapshot.is_empty() {
+        return Err("write VOLUME@NAME: the name of a snapshot is missing".to_owned());
+    }
+    Ok(version)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn versions_are_volumes_and_snapshots() {
+        let version = parse_version("builds@monday").unwrap();
+        assert_eq!((version.volume.as_str(), version.snapshot.as_str()), ("builds", "monday"));
+        assert_eq!(parse_version("builds").unwrap().snapshot, "");
+        for wrong in ["", "@monday", "builds@", "host/builds"] {
+            parse_version(wrong).unwrap_err();
+        }
+        parse_snapshot("builds").unwrap_err();
+    }
+}

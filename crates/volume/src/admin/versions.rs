@@ -1,0 +1,115 @@
+//! What administrators ask for about snapshots and forks.
+
+use std::sync::Arc;
+
+use hayloft_transport::Peer;
+use hayloft_wire::client_message::Body;
+use hayloft_wire::server_message::Body as Answer;
+use hayloft_wire::{CreateSnapshot, Diff, Differences, Done, Fork, Promote, Rollback, Snapshots, Version};
+
+use crate::database::family::Snapshot;
+use crate::database::registry;
+use crate::error::VolumeError;
+use crate::rights::{Right, denied};
+use crate::server::Shared;
+use crate::versions::diff::Found;
+use crate::versions::snapshot::{self, Wanted};
+use crate::versions::{check_name, diff, fork, replace};
+
+/// What a request is about, and the right on it that is needed; `None` for requests that are not about versions.
+pub(super) fn needed(body: &Body) -> Option<(&str, Right)> {
+    fn of(version: &Option<Version>) -> &str {
+        version.as_ref().map_or("", |version| version.volume.as_str())
+    }
+    Some(match body {
+        Body::ListSnapshots(asked) => (of(&asked.of), Right::Read),
+        Body::CreateSnapshot(asked) => (of(&asked.of), Right::Write),
+        Body::DeleteSnapshot(asked) => (of(&asked.of), Right::Admin),
+        Body::Fork(asked) => (of(&asked.of), Right::Admin),
+        Body::Rollback(asked) => (of(&asked.to), Right::Admin),
+        Body::Promote(asked) => (&asked.fork, Right::Admin),
+        Body::Diff(asked) => (of(&asked.from), Right::Read),
+        _ => return None,
+    })
+}
+
+fn version(of: Option<Version>) -> Result<Version, VolumeError> {
+    of.ok_or(VolumeError::Invalid("of which volume?"))
+}
+
+/// Answers a request about versions.
+pub(super) async fn perform(shared: &Arc<Shared>, peer: &Peer, body: Body) -> Result<Answer, VolumeError> {
+    let by = peer.identity.to_string();
+    match body {
+        Body::ListSnapshots(asked) => {
+            let of = version(asked.of)?;
+            let entry = registry::read(&shared.store, &of.volume).await?;
+            let found = match of.snapshot.as_str() {
+                "" => snapshot::list(shared, &entry, &of.volume).await?,
+                name => vec![snapshot::find(shared, &entry, &of.volume, name).await?],
+            };
+            told(shared, found).await
+        }
+        Body::CreateSnapshot(CreateSnapshot { of, note, as_stored }) => {
+            let of = version(of)?;
+            let volume = shared.volume(&of.volume).await?;
+            let wanted = Wanted { name: &of.snapshot, note: &note, by: &by, as_stored };
+            let made = snapshot::create(shared, &volume, &wanted).await;
+            told(shared, vec![made.inspect_err(|error| volume.note(error))?]).await
+        }
+        Body::DeleteSnapshot(asked) => {
+            let of = version(asked.of)?;
+            let entry = registry::read(&shared.store, &of.volume).await?;
+            snapshot::delete(shared, &entry, &of.volume, &of.snapshot).await?;
+            Ok(Answer::Done(Done {}))
+        }
+        Body::Fork(Fork { of, name, as_stored }) => {
+            let of = version(of)?;
+            fork::fork(shared, (&of.volume, &of.snapshot), &name, &by, as_stored).await?;
+            super::one(shared, peer, &name).await
+        }
+        Body::Rollback(Rollback { to, keep_as }) => {
+            let to = version(to)?;
+            let name = name_of_kept(shared, "before-rollback", &keep_as)?;
+            let note = format!("what {} was before it went back to {}", to.volume, to.snapshot);
+            let keep = Wanted { name: &name, note: &note, by: &by, as_stored: false };
+            told(shared, vec![replace::rollback(shared, (&to.volume, &to.snapshot), &keep).await?]).await
+        }
+        Body::Promote(Promote { fork, keep_as }) => {
+            let name = name_of_kept(shared, "before-promote", &keep_as)?;
+            let note = format!("what the volume was before {fork} took its place");
+            let keep = Wanted { name: &name, note: &note, by: &by, as_stored: false };
+            told(shared, vec![replace::promote(shared, &fork, &keep).await?]).await
+        }
+        Body::Diff(Diff { from, to, below }) => {
+            let (from, to) = (version(from)?, version(to)?);
+            // Of the first one the right was looked at already.
+            let entry = registry::read(&shared.store, &to.volume).await?;
+            let right = shared.right_of(peer, &entry);
+            if right < Right::Read {
+                return Err(denied(peer, &to.volume, right, Right::Read));
+            }
+            let Found { differences, rows_read } = diff::diff(shared, (&from, &to), &below, &by).await?;
+            Ok(Answer::Differences(Differences { differences, more: false, rows_read }))
+        }
+        _ => Err(VolumeError::Invalid("not a request about versions")),
+    }
+}
+
+/// The name of the snapshot that a tree is kept as.
+fn name_of_kept(shared: &Shared, what: &str, wanted: &str) -> Result<String, VolumeError> {
+    let name = match wanted {
+        "" => format!("{what}-{}", shared.now().secs),
+        wanted => wanted.to_owned(),
+    };
+    check_name(&name)?;
+    Ok(name)
+}
+
+async fn told(shared: &Shared, found: Vec<Snapshot>) -> Result<Answer, VolumeError> {
+    let mut snapshots = Vec::with_capacity(found.len());
+    for snapshot in &found {
+        snapshots.push(snapshot::info(shared, snapshot).await);
+    }
+    Ok(Answer::Snapshots(Snapshots { snapshots }))
+}

@@ -1,0 +1,319 @@
+//! Families: a volume with its snapshots and forks, and what is left of databases that one of them needs still.
+//!
+//! A **snapshot** is a checkpoint of a volume's database under a name. A **fork** is a volume with a database of its own that
+//! began as a clone of such a checkpoint: it refers to the table files of the other one, and its rows name that one's packs.
+//! All of a family are members under the id of the first: `families/FIRST/ID`. A member that no name leads to any more, since
+//! its volume was deleted or has got another database, stays as long as somebody needs something of it.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+
+use hayloft_store::{Store, StoreError};
+use parking_lot::Mutex;
+use serde::{Deserialize, Serialize};
+use slatedb::config::{DbReaderOptions, ScanOptions};
+use slatedb::{DbIterator, DbReader, DbReaderMode};
+use uuid::Uuid;
+
+use crate::database;
+use crate::database::Db;
+use crate::database::ledger::Damage;
+use crate::database::registry::sum_of;
+use crate::database::tables::{self, PackId, PackRow};
+use crate::error::VolumeError;
+
+/// How often to try a store that fails, for readers.
+const RETRIES: u32 = 4;
+
+/// A snapshot, as the store has it.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub(crate) struct Snapshot {
+    pub(crate) volume: String,
+    pub(crate) name: String,
+    /// The id of the database that it is a checkpoint of.
+    pub(crate) database: String,
+    /// `None`: it is being made.
+    pub(crate) checkpoint: Option<Uuid>,
+    pub(crate) created_nanos: i64,
+    pub(crate) note: String,
+    /// Who has made it.
+    pub(crate) by: String,
+    pub(crate) bytes: u64,
+    pub(crate) inodes: u64,
+    /// The id of the database in which it is mounted, made when it is for the first time.
+    pub(crate) view: Option<String>,
+    /// It is being deleted: what is left of it goes when that is asked again.
+    #[serde(default)]
+    pub(crate) deleting: bool,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) checksum: Option<String>,
+}
+
+fn folder(family: &str) -> String {
+    format!("snapshots/{family}")
+}
+
+/// Names are not in paths, which an encrypted store does not hide.
+fn path(store: &Store, family: &str, volume: &str, name: &str) -> String {
+    let mut hasher = store.note_hasher();
+    hasher.update(format!("{volume}@{name}").as_bytes());
+    format!("{}/{}", folder(family), &hasher.finalize().to_hex()[..32])
+}
+
+impl Snapshot {
+    fn path(&self, store: &Store, family: &str) -> String {
+        path(store, family, &self.volume, &self.name)
+    }
+
+    /// As people write it.
+    pub(crate) fn shown(&self) -> String {
+        format!("{}@{}", self.volume, self.name)
+    }
+
+    fn json(&self) -> Vec<u8> {
+        let plain = Snapshot { checksum: None, ..self.clone() };
+        let sum = sum_of(serde_json::to_value(&plain).expect("plain data"));
+        serde_json::to_vec_pretty(&Snapshot { checksum: Some(sum), ..plain }).expect("plain data")
+    }
+
+    fn parse(json: &[u8]) -> Option<Snapshot> {
+        let found: Snapshot = serde_json::from_slice(json).ok()?;
+        let plain = Snapshot { checksum: None, ..found.clone() };
+        let sum = sum_of(serde_json::to_value(&plain).expect("plain data"));
+        (found.checksum == Some(sum)).then_some(plain)
+    }
+}
+
+async fn read_at(store: &Store, path: &str) -> Result<Option<Snapshot>, VolumeError> {
+    let damaged = |what: &str| {
+        VolumeError::AtRest(Damage { object: path.to_owned(), what: format!("(a snapshot's entry) {what}") })
+    };
+    match store.get(path).await {
+        Ok(json) => Snapshot::parse(&json).map(Some).ok_or_else(|| damaged("is not as it was written")),
+        Err(StoreError::NotFound { .. }) => Ok(None),
+        Err(StoreError::Damaged { .. }) => Err(damaged("is damaged")),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Enters a snapshot; of two of one name one succeeds.
+pub(crate) async fn create(store: &Store, family: &str, snapshot: &Snapshot) -> Result<(), VolumeError> {
+    match store.create(&snapshot.path(store, family), snapshot.json()).await {
+        Err(StoreError::Exists { .. }) => Err(VolumeError::SnapshotExists(snapshot.shown())),
+        done => Ok(done?),
+    }
+}
+
+pub(crate) async fn update(store: &Store, family: &str, snapshot: &Snapshot) -> Result<(), VolumeError> {
+    Ok(store.put(&snapshot.path(store, family), snapshot.json()).await?)
+}
+
+pub(crate) async fn remove(store: &Store, family: &str, snapshot: &Snapshot) -> Result<(), VolumeError> {
+    Ok(store.delete(&snapshot.path(store, family)).await?)
+}
+
+/// A snapshot that is there, whole or not.
+pub(crate) async fn read(
+    store: &Store,
+    family: &str,
+    volume: &str,
+    name: &str,
+) -> Result<Option<Snapshot>, VolumeError> {
+    read_at(store, &path(store, family, volume, name)).await
+}
+
+/// All snapshots of a family, the oldest first.
+pub(crate) async fn snapshots(store: &Store, family: &str) -> Result<Vec<Snapshot>, VolumeError> {
+    let mut found = Vec::new();
+    for object in store.list(&folder(family)).await? {
+        // One that is not there any more was deleted just now.
+        found.extend(read_at(store, object.location.as_ref()).await?);
+    }
+    found.sort_by(|a: &Snapshot, b| (a.created_nanos, &a.name).cmp(&(b.created_nanos, &b.name)));
+    Ok(found)
+}
+
+fn member(family: &str, id: &str) -> String {
+    format!("families/{family}/{id}")
+}
+
+/// The members of a family: ids of databases.
+pub(crate) async fn members(store: &Store, family: &str) -> Result<Vec<String>, VolumeError> {
+    let objects = store.list(&format!("families/{family}")).await?;
+    let mut members: Vec<String> =
+        objects.iter().filter_map(|object| object.location.filename().map(str::to_owned)).collect();
+    members.sort_unstable();
+    Ok(members)
+}
+
+/// All families.
+pub(crate) async fn all(store: &Store) -> Result<Vec<String>, VolumeError> {
+    let objects = store.list("families").await?;
+    let family = |path: &object_store::path::Path| path.parts().nth(1).map(|part| part.as_ref().to_owned());
+    let mut families: Vec<String> = objects.iter().filter_map(|object| family(&object.location)).collect();
+    families.sort_unstable();
+    families.dedup();
+    Ok(families)
+}
+
+/// From now on nothing that a member may need is deleted without looking.
+pub(crate) async fn enter(store: &Store, family: &str, id: &str) -> Result<(), VolumeError> {
+    Ok(store.put(&member(family, id), Vec::new()).await?)
+}
+
+/// Nothing is left of a member.
+pub(crate) async fn leave(store: &Store, family: &str, id: &str) -> Result<(), VolumeError> {
+    Ok(store.delete(&member(family, id)).await?)
+}
+
+/// All packs that rows may name.
+pub(crate) async fn packs(mut scan: DbIterator) -> Result<HashMap<PackId, PackRow>, VolumeError> {
+    let mut packs = HashMap::new();
+    while let Some(found) = scan.next().await? {
+        let row = PackRow::of(&found.key, &found.value).ok_or(VolumeError::Damaged("row of a pack"))?;
+        packs.insert(row.0, row.1);
+    }
+    Ok(packs)
+}
+
+/// Reads a database that this server does not have open, as it is, or as it was.
+pub(crate) async fn reader(store: &Store, id: &str, mode: DbReaderMode) -> Result<DbReader, VolumeError> {
+    let options = DbReaderOptions { object_store_max_retries: Some(RETRIES), ..DbReaderOptions::default() };
+    Ok(DbReader::open(database::path(id), store.objects(), mode, options).await?)
+}
+
+async fn packs_read(store: &Store, id: &str, mode: DbReaderMode) -> Result<Vec<PackId>, VolumeError> {
+    let reader = reader(store, id, mode).await?;
+    let read = async {
+        packs(reader.scan_prefix_with_options([tables::PACKS], .., &ScanOptions::new()).await?).await
+    };
+    let read = read.await;
+    let _ = reader.close().await;
+    Ok(read?.into_keys().collect())
+}
+
+type PacksOf = HashMap<(String, Uuid), Arc<Vec<PackId>>>;
+
+/// Packs that snapshots have, by database and checkpoint: these do not change.
+#[derive(Default)]
+pub(crate) struct Remembered(Mutex<PacksOf>);
+
+impl Remembered {
+    /// The packs of a snapshot.
+    pub(crate) async fn packs(
+        &self,
+        store: &Store,
+        id: &str,
+        checkpoint: Uuid,
+    ) -> Result<Arc<Vec<PackId>>, VolumeError> {
+        let key = (id.to_owned(), checkpoint);
+        if let Some(packs) = self.0.lock().get(&key) {
+            return Ok(Arc::clone(packs));
+        }
+        let packs = Arc::new(packs_read(store, id, DbReaderMode::Checkpoint(checkpoint)).await?);
+        self.0.lock().insert(key, Arc::clone(&packs));
+        Ok(packs)
+    }
+
+    /// A snapshot is gone.
+    pub(crate) fn forget(&self, id: &str, checkpoint: Uuid) {
+        self.0.lock().remove(&(id.to_owned(), checkpoint));
+    }
+}
+
+/// What others of a family have of the packs of one of them.
+#[derive(Debug)]
+pub(crate) enum Held {
+    These(HashSet<PackId>),
+    /// Nobody knows at the moment: nothing may go.
+    All,
+}
+
+impl Held {
+    /// Whether somebody may need it.
+    pub(crate) fn has(&self, pack: PackId) -> bool {
+        match self {
+            Held::These(packs) => packs.contains(&pack),
+            Held::All => true,
+        }
+    }
+}
+
+/// Which packs snapshots, and members beside `but`, may name. `retired` are members that only snapshots need; `open` are those
+/// that this server has open. What comes to have a pack while this looks is among those it looks at: whoever begins to
+/// have one is entered first, and who has it gives it up last.
+pub(crate) async fn held(
+    store: &Store,
+    remembered: &Remembered,
+    family: &str,
+    (but, retired): (&str, &HashSet<String>),
+    open: &HashMap<String, Db>,
+) -> Result<Held, VolumeError> {
+    let before = members(store, family).await?;
+    let mut held = HashSet::new();
+    for id in before.iter().filter(|id| *id != but && !retired.contains(*id)) {
+        match open.get(id) {
+            Some(db) => {
+                let scan = db.scan_prefix_with_options([tables::PACKS], .., &ScanOptions::new()).await?;
+                held.extend(packs(scan).await?.into_keys());
+            }
+            // One that is being made has no tables yet.
+            None => match packs_read(store, id, DbReaderMode::FollowLatest).await {
+                Ok(packs) => held.extend(packs),
+                Err(error) => {
+                    tracing::debug!(family, id, %error, "a member cannot be read: no packs are deleted");
+                    return Ok(Held::All);
+                }
+            },
+        }
+    }
+    for snapshot in snapshots(store, family).await? {
+        let Some(checkpoint) = snapshot.checkpoint else { return Ok(Held::All) };
+        if snapshot.deleting {
+            continue;
+        }
+        match remembered.packs(store, &snapshot.database, checkpoint).await {
+            Ok(packs) => held.extend(packs.iter()),
+            // Deleted since, most likely.
+            Err(error) => {
+                tracing::debug!(family, snapshot = snapshot.shown(), %error, "a snapshot cannot be read: no packs are deleted");
+                return Ok(Held::All);
+            }
+        }
+    }
+    match members(store, family).await? == before {
+        true => Ok(Held::These(held)),
+        false => Ok(Held::All),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn entries_of_snapshots_know_when_they_are_damaged() {
+        let snapshot = Snapshot {
+            volume: "src".to_owned(),
+            name: "monday".to_owned(),
+            database: "0123".to_owned(),
+            checkpoint: Some(Uuid::from_u128(7)),
+            created_nanos: 5,
+            note: "before the \u{fc}ber-merge".to_owned(),
+            by: "uid:0".to_owned(),
+            bytes: 9,
+            inodes: 3,
+            view: None,
+            deleting: false,
+            checksum: None,
+        };
+        let json = snapshot.json();
+        assert_eq!(Snapshot::parse(&json), Some(snapshot));
+        for at in 0..json.len() {
+            let mut damaged = json.clone();
+            damaged[at] ^= 1;
+            let read = Snapshot::parse(&damaged);
+            assert!(read.is_none() || read == Snapshot::parse(&json), "byte {at}");
+        }
+    }
+}

@@ -1,0 +1,105 @@
+//! Databases that begin as others were.
+
+use hayloft_model::Ino;
+use hayloft_store::Store;
+use hayloft_wire::InodeRowMessage;
+use prost::Message;
+use slatedb::admin::AdminBuilder;
+use slatedb::{CloneSourceSpec, WriteBatch};
+use uuid::Uuid;
+
+use crate::database::tables::{self, VolumeRow};
+use crate::database::{self, Db, family};
+use crate::error::VolumeError;
+
+/// Rows that are deleted in one batch.
+const SLICE: usize = 1000;
+
+/// Inode numbers that each member of a family may give: no two give the same, so a fork can take its origin's place.
+const NUMBERS: u64 = 1 << 35;
+
+/// Makes a database that begins as another one was at a checkpoint. It has that one's table files; nothing is copied but the
+/// end of its log.
+pub(crate) async fn make(
+    store: &Store,
+    family: &str,
+    (from, checkpoint): (&str, Uuid),
+    to: &str,
+) -> Result<(), VolumeError> {
+    // First: nothing that it needs goes from now on.
+    family::enter(store, family, to).await?;
+    hayloft_crash::point("clone.entered");
+    let source = CloneSourceSpec::with_checkpoint(database::path(from), checkpoint);
+    let admin = AdminBuilder::new(database::path(to), store.objects()).build();
+    if admin.read_manifest(None).await?.is_some_and(|manifest| manifest.initialized()) {
+        return Ok(());
+    }
+    admin.create_clone_builder_from_source(source).build().await?;
+    hayloft_crash::point("clone.made");
+    Ok(())
+}
+
+/// From where on a new member of a family gives inode numbers.
+///
+/// # Errors
+/// There were too many members.
+pub(crate) fn numbers_after(used: impl IntoIterator<Item = u64>) -> Result<u64, VolumeError> {
+    let last = used.into_iter().max().unwrap_or(0);
+    let next = (last / NUMBERS + 1) * NUMBERS;
+    match next + NUMBERS <= hayloft_model::sound::NUMBERS {
+        true => Ok(next),
+        false => Err(VolumeError::Invalid("the family of the volume has used up its inode numbers")),
+    }
+}
+
+/// Makes rows that began as those of another volume fit for this one, once: its sessions are not this one's, nor is what only
+/// they had open.
+pub(crate) async fn fit(db: &Db, id: &str, numbers_from: u64) -> Result<(), VolumeError> {
+    if db.get(tables::FITTED).await?.is_some_and(|fitted| fitted == id) {
+        return Ok(());
+    }
+    let snapshot = db.snapshot()?;
+    let mut batch = WriteBatch::new();
+    let mut count = 0;
+    for table in [tables::ORPHANS, tables::SESSIONS, tables::CHANGES, tables::ENDED] {
+        let mut scan = database::scan(&snapshot, &[table]).await?;
+        while let Some(found) = scan.next().await? {
+            if table == tables::ORPHANS {
+                let ino =
+                    tables::second_number_in(&found.key).ok_or(VolumeError::Damaged("key of an orphan"))?;
+                let row = (**db).get(tables::inode(Ino(ino))).await?;
+                let row = row.map(|row| database::decode::<InodeRowMessage>(row, "inode")).transpose()?;
+                if row.is_some_and(|row| row.nlink == 0) {
+                    // It has left the usage when it lost its name.
+                    batch.delete(tables::inode(Ino(ino)));
+                }
+            }
+            batch.delete(found.key);
+            count += 1;
+            if count % SLICE == 0 {
+                database::write_durably(db, std::mem::take(&mut batch)).await?;
+            }
+        }
+    }
+    for row in [tables::HISTORY, tables::SEAL_KEY, tables::BROUGHT] {
+        batch.delete(row);
+    }
+    let row = db.get(tables::VOLUME).await?.ok_or(VolumeError::Damaged("volume row"))?;
+    let row = database::decode::<VolumeRow>(row, "volume")?;
+    let row = VolumeRow { next_ino: row.next_ino.max(numbers_from), ..row };
+    batch.put(tables::VOLUME, row.encode_to_vec());
+    batch.put(tables::FITTED, id);
+    Ok(database::write_durably(db, batch).await?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn members_of_a_family_give_numbers_of_their_own() {
+        assert_eq!(numbers_after([0, 0]).unwrap(), NUMBERS);
+        assert_eq!(numbers_after([0, NUMBERS, 3 * NUMBERS]).unwrap(), 4 * NUMBERS);
+        numbers_after([hayloft_model::sound::NUMBERS - NUMBERS]).unwrap_err();
+    }
+}

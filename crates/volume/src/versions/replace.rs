@@ -1,0 +1,194 @@
+//! Another tree in the place of a volume's: an earlier one of its own, or that of a fork. The volume keeps its name, and its
+//! mounts go on; what it had is kept as a snapshot.
+//!
+//! The database with the other tree is made ready beside the one that is in use. Then the volume stands still: its last state
+//! becomes the snapshot, the new database learns who has the volume mounted, and the registry's entry leads to it. When a
+//! session comes back it is told so; its mount lets go of everything that it knows and begins another one (ADR 15). Until all
+//! have, or their leases are over, nobody is served: no host sees the one tree while another one changes the other.
+
+use std::sync::Arc;
+
+use hayloft_model::SessionId;
+use prost::Message;
+use slatedb::WriteBatch;
+
+use crate::database::family::Snapshot;
+use crate::database::registry::{self, Registered};
+use crate::database::tables::{self, HistoryRow, MarkRow, SessionRow};
+use crate::database::{self, family};
+use crate::error::VolumeError;
+use crate::server::Shared;
+use crate::session::Session;
+use crate::session::ended::Ended;
+use crate::versions::snapshot::{self, Wanted};
+use crate::versions::{clone, leftovers, split};
+use crate::volume::Volume;
+
+/// What the volume that takes another one's place has to know of it.
+struct Inheritance {
+    history: HistoryRow,
+    mark: u64,
+    /// Numbers below it were given, of those that both give.
+    next_ino: Option<u64>,
+    ended: Ended,
+    sessions: Vec<(SessionId, SessionRow)>,
+}
+
+/// Gives all hosts the tree of a snapshot. Returns what the present one is kept as.
+pub(crate) async fn rollback(
+    shared: &Arc<Shared>,
+    (volume, to): (&str, &str),
+    keep: &Wanted<'_>,
+) -> Result<Snapshot, VolumeError> {
+    let old = shared.volume(volume).await?;
+    let entry = old.registered.lock().clone();
+    let target = snapshot::find(shared, &entry, volume, to).await?;
+    let checkpoint = target.checkpoint.ok_or_else(|| VolumeError::SnapshotUnfinished(target.shown()))?;
+    let begun = snapshot::begin(shared, &old, keep).await?;
+    let replaced = async {
+        old.all_shipped().await?;
+        let _structure = shared.structure.lock().await;
+        let new_entry = old.registered.lock().clone().with_id(registry::random_id(), entry.numbers_from);
+        let family = old.homes.first();
+        clone::make(&shared.store, family, (&target.database, checkpoint), &new_entry.id).await?;
+        let opened = Volume::open(Arc::clone(shared), volume, new_entry.clone(), false).await;
+        let replaced = match opened {
+            Ok(new) => replace(shared, &old, &new, &new_entry, &begun).await,
+            Err(error) => Err(error),
+        };
+        if replaced.is_err() {
+            leftovers::delete_database(&shared.store, &new_entry.id).await?;
+            family::leave(&shared.store, family, &new_entry.id).await?;
+        }
+        replaced
+    };
+    let replaced = replaced.await;
+    if replaced.is_err() {
+        snapshot::give_up(shared, &begun).await;
+    }
+    replaced
+}
+
+/// Puts a fork in the place of its origin. Returns what the origin's tree is kept as.
+pub(crate) async fn promote(
+    shared: &Arc<Shared>,
+    fork: &str,
+    keep: &Wanted<'_>,
+) -> Result<Snapshot, VolumeError> {
+    let new = shared.volume(fork).await?;
+    let fork_entry = new.registered.lock().clone();
+    let origin = fork_entry
+        .origin
+        .clone()
+        .ok_or(VolumeError::Invalid("a volume that is no fork has nothing to replace"))?;
+    let volume = split(&origin).map_or(origin.as_str(), |(volume, _)| volume).to_owned();
+    let old = shared.volume(&volume).await?;
+    if old.homes.first() != new.homes.first() {
+        return Err(VolumeError::Invalid("the volume that it was forked from is another one by now"));
+    }
+    new.refuse_when_mounted()?;
+    let begun = snapshot::begin(shared, &old, keep).await?;
+    let replaced = async {
+        old.all_shipped().await?;
+        let _structure = shared.structure.lock().await;
+        let mut place = shared.hold(fork).await;
+        new.refuse_when_mounted()?;
+        // Its snapshots are listed with the volume from now on.
+        let own = snapshot::list(shared, &fork_entry, fork).await?;
+        if !own.is_empty() {
+            return Err(VolumeError::HasSnapshots { volume: fork.to_owned(), count: own.len() });
+        }
+        let entry = old.registered.lock().clone();
+        let new_entry = entry.with_id(fork_entry.id.clone(), fork_entry.numbers_from);
+        // From here on the fork is opened by nobody; if this ends here, it is what it was.
+        *place = None;
+        let replaced = replace(shared, &old, &new, &new_entry, &begun).await?;
+        registry::remove(&shared.store, fork).await?;
+        Ok(replaced)
+    };
+    let replaced = replaced.await;
+    if replaced.is_err() {
+        snapshot::give_up(shared, &begun).await;
+    }
+    replaced
+}
+
+/// Puts `new`, whose database is ready, in the place of `old`.
+async fn replace(
+    shared: &Arc<Shared>,
+    old: &Arc<Volume>,
+    new: &Arc<Volume>,
+    entry: &Registered,
+    begun: &snapshot::Begun,
+) -> Result<Snapshot, VolumeError> {
+    let mut place = shared.hold(&old.name).await;
+    let turn = old.turn.lock().await;
+    let db = old.db()?;
+    // From now on nothing changes: whoever comes has to come again.
+    let slot = old.stand_still();
+    let changed = async {
+        let kept = snapshot::at_point(shared, old, &db, begun, None).await?;
+        new.inherit(old.inheritance(entry)).await?;
+        new.close().await?;
+        hayloft_crash::point("replace.ready");
+        registry::update(&shared.store, &old.name, entry).await?;
+        Ok::<_, VolumeError>(kept)
+    };
+    let kept = match changed.await {
+        Ok(kept) => kept,
+        Err(error) => {
+            old.go_on(slot);
+            return Err(error);
+        }
+    };
+    *place = None;
+    drop(turn);
+    if let Err(error) = old.retire(slot).await {
+        tracing::warn!(volume = old.name, %error, "the database of a tree that was replaced does not close");
+    }
+    shared.leftovers.look_at(old.homes.first());
+    drop(place);
+    shared.volume(&old.name).await?.await_moved().await;
+    tracing::info!(
+        volume = old.name,
+        id = entry.id,
+        kept = kept.shown(),
+        "another tree takes the place of the volume's"
+    );
+    Ok(kept)
+}
+
+impl Volume {
+    fn inheritance(&self, by: &Registered) -> Inheritance {
+        let gives_the_same = self.registered.lock().numbers_from == by.numbers_from;
+        let state = self.state.lock();
+        let ended = state.ended.clone();
+        let moved =
+            |(id, session): (&SessionId, &Session)| (*id, SessionRow { moved: true, ..session.row.clone() });
+        let sessions = state.sessions.iter().map(moved).collect();
+        let next_ino = gives_the_same.then_some(state.next_ino);
+        drop(state);
+        Inheritance { history: self.history_row(), mark: self.order.last_mark(), next_ino, ended, sessions }
+    }
+
+    /// Writes down what it has to know of the volume in whose place it comes.
+    async fn inherit(&self, from: Inheritance) -> Result<(), VolumeError> {
+        let db = self.db()?;
+        let mut batch = WriteBatch::new();
+        let row = {
+            let mut state = self.state.lock();
+            state.next_ino = state.next_ino.max(from.next_ino.unwrap_or(0));
+            state.volume_row()
+        };
+        batch.put(tables::VOLUME, row.encode_to_vec());
+        batch.put(tables::HISTORY, from.history.encode_to_vec());
+        batch.put(tables::MARK, MarkRow { mark: from.mark.max(self.order.last_mark()) }.encode_to_vec());
+        for (id, row) in &from.ended {
+            batch.put(tables::ended(*id), row.encode_to_vec());
+        }
+        for (id, row) in &from.sessions {
+            batch.put(tables::session(*id), row.encode_to_vec());
+        }
+        Ok(database::write_durably(&db, batch).await?)
+    }
+}

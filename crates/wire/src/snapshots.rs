@@ -1,0 +1,189 @@
+//! Messages about versions of a volume's tree: snapshots, forks, going back, differences.
+#![allow(missing_docs)] // prost's derives make undocumented helpers; every field below has its comment
+
+use prost::Message;
+
+/// A volume as it is, or as it was: `VOLUME` or `VOLUME@SNAPSHOT`.
+#[derive(Clone, PartialEq, Eq, Message)]
+pub struct Version {
+    #[prost(string, tag = "1")]
+    pub volume: String,
+    /// Empty: as it is now.
+    #[prost(string, tag = "2")]
+    pub snapshot: String,
+}
+
+/// Makes a snapshot; answered by [`Snapshots`] with the one.
+#[derive(Clone, PartialEq, Message)]
+pub struct CreateSnapshot {
+    #[prost(message, optional, tag = "1")]
+    pub of: Option<Version>,
+    /// For people.
+    #[prost(string, tag = "2")]
+    pub note: String,
+    /// Of what the server has: hosts are not asked for what they have not shipped.
+    #[prost(bool, tag = "3")]
+    pub as_stored: bool,
+}
+
+/// Lists the snapshots of a volume, or with a name of one of them that one; answered by [`Snapshots`].
+#[derive(Clone, PartialEq, Message)]
+pub struct ListSnapshots {
+    #[prost(message, optional, tag = "1")]
+    pub of: Option<Version>,
+}
+
+/// Deletes a snapshot; refused with `Busy` while it is mounted.
+#[derive(Clone, PartialEq, Message)]
+pub struct DeleteSnapshot {
+    #[prost(message, optional, tag = "1")]
+    pub of: Option<Version>,
+}
+
+/// Makes a volume that begins as a version of another one and shares what it stores; answered by [`crate::Volumes`] with it.
+#[derive(Clone, PartialEq, Message)]
+pub struct Fork {
+    #[prost(message, optional, tag = "1")]
+    pub of: Option<Version>,
+    #[prost(string, tag = "2")]
+    pub name: String,
+    /// As in [`CreateSnapshot`].
+    #[prost(bool, tag = "3")]
+    pub as_stored: bool,
+}
+
+/// Gives all hosts the tree of a snapshot instead of the present one, which is kept as a snapshot: answered by
+/// [`Snapshots`] with that.
+#[derive(Clone, PartialEq, Message)]
+pub struct Rollback {
+    #[prost(message, optional, tag = "1")]
+    pub to: Option<Version>,
+    /// The name of what is kept; empty: one that says when it was.
+    #[prost(string, tag = "2")]
+    pub keep_as: String,
+}
+
+/// Puts a fork in the place of the volume that it was made of, whose tree is kept as a snapshot: answered by [`Snapshots`]
+/// with that.
+#[derive(Clone, PartialEq, Message)]
+pub struct Promote {
+    #[prost(string, tag = "1")]
+    pub fork: String,
+    /// See [`Rollback::keep_as`].
+    #[prost(string, tag = "2")]
+    pub keep_as: String,
+}
+
+/// Some snapshots.
+#[derive(Clone, PartialEq, Message)]
+pub struct Snapshots {
+    #[prost(message, repeated, tag = "1")]
+    pub snapshots: Vec<SnapshotInfo>,
+}
+
+/// A snapshot.
+#[derive(Clone, PartialEq, Message)]
+pub struct SnapshotInfo {
+    #[prost(message, optional, tag = "1")]
+    pub of: Option<Version>,
+    /// Nanoseconds since the epoch.
+    #[prost(int64, tag = "2")]
+    pub created_nanos: i64,
+    /// For people.
+    #[prost(string, tag = "3")]
+    pub note: String,
+    /// Who has made it.
+    #[prost(string, tag = "4")]
+    pub by: String,
+    /// Bytes of files in it.
+    #[prost(uint64, tag = "5")]
+    pub bytes: u64,
+    #[prost(uint64, tag = "6")]
+    pub inodes: u64,
+    /// How often it is mounted.
+    #[prost(uint64, tag = "7")]
+    pub mounts: u64,
+}
+
+/// Wants what differs between two versions, in parts; answered by [`Differences`].
+#[derive(Clone, PartialEq, Message)]
+pub struct Diff {
+    #[prost(message, optional, tag = "1")]
+    pub from: Option<Version>,
+    #[prost(message, optional, tag = "2")]
+    pub to: Option<Version>,
+    /// Only what is below this folder, relative to the root, without a slash at its ends; empty: all.
+    #[prost(bytes = "bytes", tag = "3")]
+    pub below: prost::bytes::Bytes,
+}
+
+/// What differs.
+#[derive(Clone, PartialEq, Message)]
+pub struct Differences {
+    #[prost(message, repeated, tag = "1")]
+    pub differences: Vec<Difference>,
+    /// Another part follows.
+    #[prost(bool, tag = "2")]
+    pub more: bool,
+    /// Rows that were read for it.
+    #[prost(uint64, tag = "3")]
+    pub rows_read: u64,
+}
+
+/// One thing that differs.
+#[derive(Clone, PartialEq, Message)]
+pub struct Difference {
+    /// Where it was, relative to the root; none: it was not there.
+    #[prost(bytes = "bytes", optional, tag = "1")]
+    pub old_path: Option<prost::bytes::Bytes>,
+    #[prost(bytes = "bytes", optional, tag = "2")]
+    pub new_path: Option<prost::bytes::Bytes>,
+    /// Type and permission bits, before and after; 0: it was not, or is not, there.
+    #[prost(uint32, tag = "3")]
+    pub old_mode: u32,
+    #[prost(uint32, tag = "4")]
+    pub new_mode: u32,
+    /// Bytes, before and after.
+    #[prost(uint64, tag = "5")]
+    pub old_size: u64,
+    #[prost(uint64, tag = "6")]
+    pub new_size: u64,
+    /// Bits of what has changed, see [`difference`].
+    #[prost(uint32, tag = "7")]
+    pub changed: u32,
+}
+
+/// The bits of [`Difference::changed`].
+pub mod difference {
+    /// What is in the file, or where the symbolic link leads.
+    pub const CONTENT: u32 = 1;
+    /// Permission bits.
+    pub const MODE: u32 = 2;
+    /// User or group.
+    pub const OWNER: u32 = 4;
+    /// Extended attributes.
+    pub const XATTRS: u32 = 8;
+    /// It is of another type, or another device.
+    pub const TYPE: u32 = 16;
+    /// How many names it has.
+    pub const LINKS: u32 = 32;
+    /// Its name, or the folder that it is in; not set if only a folder above has another path.
+    pub const RENAMED: u32 = 64;
+}
+
+/// Wants everything that a session has changed up to now; answered by [`Shipped`].
+#[derive(Clone, PartialEq, Message)]
+pub struct Ship {
+    #[prost(uint64, tag = "1")]
+    pub number: u64,
+}
+
+/// Everything that had changed when [`Ship`] came is with the server.
+#[derive(Clone, PartialEq, Message)]
+pub struct Shipped {
+    #[prost(uint64, tag = "1")]
+    pub number: u64,
+    /// Why it is not; empty: it is.
+    #[prost(string, tag = "2")]
+    pub failed: String,
+}
