@@ -9,6 +9,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use crate::crash::{History, disturbed};
+use crate::crash_points_versions::VERSIONING;
 use crate::farm::{Farm, Mount, noise, rounds, run, seed, wait_until};
 use crate::model::{Random, Tree, find_prefix, read_tree};
 use crate::watchdog::Watchdog;
@@ -73,7 +74,9 @@ pub(crate) const LAYERING: [&str; 3] = ["layer.made", "layer.exchanged", "layer.
 fn all() -> BTreeSet<&'static str> {
     let counted = SERVING.iter().chain(&HEARD).chain(&MOUNTED).map(|(point, _)| *point);
     let named = [&COMING_BACK[..], &FAILING, &SWEEPING, &MENDING, &RESCUING, &PUBLISHING, &LAYERING].concat();
-    counted.chain(named).chain(ADMINISTERING.map(|(point, _)| point)).collect()
+    let of_commands =
+        ADMINISTERING.map(|(point, _)| point).into_iter().chain(VERSIONING.map(|(point, _)| point));
+    counted.chain(named).chain(of_commands).collect()
 }
 
 #[test]
@@ -120,7 +123,7 @@ pub(crate) fn is_alive(pid: u32) -> bool {
 }
 
 /// Waits until the server has killed itself.
-fn await_death(farm: &mut Farm, point: &str) {
+pub(crate) fn await_death(farm: &mut Farm, point: &str) {
     let pid = farm.server_pid();
     wait_until(point, SOON, || !is_alive(pid));
     farm.kill_server();
@@ -163,7 +166,7 @@ fn working(farm: &mut Farm, folder: &str, seed: u64, die: impl FnOnce(&mut Farm)
 }
 
 /// Starts the server anew, to die at a point.
-fn arm(farm: &mut Farm, env: &[(&'static str, String)]) {
+pub(crate) fn arm(farm: &mut Farm, env: &[(&'static str, String)]) {
     farm.stop_server();
     farm.set_env(env);
     farm.start_server();

@@ -16,6 +16,7 @@ mod costs;
 mod crash;
 mod crash_points;
 mod crash_points_local;
+mod crash_points_versions;
 mod crowd;
 mod damage;
 mod damaged_store;

@@ -11,9 +11,9 @@ use crate::farm::{Farm, Mount, run, run_failing, seed, sh, wait_until};
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// What is in a folder: mode, number of names and content, or where a link leads, by path.
-type Tree = BTreeMap<PathBuf, (u32, u64, Vec<u8>)>;
+pub(crate) type Tree = BTreeMap<PathBuf, (u32, u64, Vec<u8>)>;
 
-fn tree(at: &Path) -> Tree {
+pub(crate) fn tree(at: &Path) -> Tree {
     fn add(root: &Path, dir: &Path, tree: &mut Tree) {
         for entry in fs::read_dir(dir).unwrap() {
             let path = entry.unwrap().path();
@@ -40,7 +40,7 @@ fn snapshot(farm: &Farm, name: &str) {
     run(&mut farm.ask(["snapshot", "create", name]));
 }
 
-fn seen(farm: &Farm, version: &str, name: &str) -> Tree {
+pub(crate) fn seen(farm: &Farm, version: &str, name: &str) -> Tree {
     let mount = farm.mount_as(version, name, "", None);
     let found = tree(mount.path());
     mount.unmount();
@@ -57,7 +57,7 @@ fn objects(store: &Path) -> usize {
     found.trim().parse().unwrap()
 }
 
-fn is_given_back(store: &Path) {
+pub(crate) fn is_given_back(store: &Path) {
     wait_until("everything is given back", PATIENCE, || objects(store) == 0);
 }
 
