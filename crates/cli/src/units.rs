@@ -61,10 +61,23 @@ pub(crate) fn show_duration(duration: Duration) -> String {
     }
 }
 
-/// A moment as `2025-01-31 12:00:00 UTC` (proleptic Gregorian calendar, after H. Hinnant's
-/// `civil_from_days`).
+/// A moment as `2025-01-31 12:00:00 UTC`.
 pub(crate) fn show_utc(secs: i64) -> String {
-    let (days, of_day) = (secs.div_euclid(86_400), secs.rem_euclid(86_400));
+    let (year, month, day) = date_of(secs);
+    let of_day = secs.rem_euclid(86_400);
+    let (hour, minute, second) = (of_day / 3600, of_day / 60 % 60, of_day % 60);
+    format!("{year:04}-{month:02}-{day:02} {hour:02}:{minute:02}:{second:02} UTC")
+}
+
+/// The year and the month, 1 to 12, of a moment, UTC.
+pub(crate) fn year_and_month(secs: i64) -> (i64, i64) {
+    let (year, month, _) = date_of(secs);
+    (year, month)
+}
+
+/// Year, month and day of a moment (proleptic Gregorian calendar, after H. Hinnant's `civil_from_days`).
+fn date_of(secs: i64) -> (i64, i64, i64) {
+    let days = secs.div_euclid(86_400);
     let shifted = days + 719_468;
     let era = shifted.div_euclid(146_097);
     let day_of_era = shifted.rem_euclid(146_097);
@@ -73,9 +86,7 @@ pub(crate) fn show_utc(secs: i64) -> String {
     let month_from_march = (5 * day_of_year + 2) / 153;
     let day = day_of_year - (153 * month_from_march + 2) / 5 + 1;
     let month = if month_from_march < 10 { month_from_march + 3 } else { month_from_march - 9 };
-    let year = year_of_era + era * 400 + i64::from(month <= 2);
-    let (hour, minute, second) = (of_day / 3600, of_day / 60 % 60, of_day % 60);
-    format!("{year:04}-{month:02}-{day:02} {hour:02}:{minute:02}:{second:02} UTC")
+    (year_of_era + era * 400 + i64::from(month <= 2), month, day)
 }
 
 #[cfg(test)]

@@ -176,6 +176,18 @@ pub struct VolumeInfo {
     /// See [`CreateVolume::trusted`].
     #[prost(bool, tag = "7")]
     pub trusted: bool,
+    /// What it was forked from, `VOLUME` or `VOLUME@SNAPSHOT`; empty if it is no fork.
+    #[prost(string, tag = "8")]
+    pub origin: String,
+    /// How many snapshots it has; told to [`ShowVolume`] only, as are the next two.
+    #[prost(uint64, tag = "9")]
+    pub snapshots: u64,
+    /// Bytes in the store that nobody else has: what would be given back without it.
+    #[prost(uint64, tag = "10")]
+    pub own_bytes: u64,
+    /// Bytes in the store that its snapshots or forks have as well, or what it was forked from.
+    #[prost(uint64, tag = "11")]
+    pub shared_bytes: u64,
 }
 
 /// A mounted client.

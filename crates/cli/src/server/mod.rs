@@ -5,6 +5,7 @@ pub(crate) mod cert;
 pub(crate) mod cert_args;
 pub(crate) mod clients;
 pub(crate) mod diff;
+pub(crate) mod retention;
 pub(crate) mod serve;
 pub(crate) mod stats;
 pub(crate) mod versions;

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use crate::config::{Config, DEFAULT_SERVER};
 use crate::server::admin::Admin;
 use crate::server::versions_args::{
-    ForkArgs, PromoteArgs, RollbackArgs, ServerArgs, SnapshotArgs, SnapshotVerb,
+    ForkArgs, PromoteArgs, PruneArgs, RollbackArgs, ServerArgs, SnapshotArgs, SnapshotVerb,
 };
 use crate::server::volume;
 use crate::units::{show_count, show_size, show_utc};
@@ -79,10 +79,10 @@ pub(crate) fn snapshot(args: SnapshotArgs, config: &Config) -> anyhow::Result<u8
             say(json, to_json(&made), &said);
         }
         SnapshotVerb::List(args) => {
-            let of = Version { volume: args.volume.clone(), snapshot: String::new() };
-            let found = snapshots(&mut admin, Ask::ListSnapshots(ListSnapshots { of: Some(of) }))?;
+            let found = all(&mut admin, &args.volume)?;
             list(&args.volume, &found, json);
         }
+        SnapshotVerb::Prune(args) => return prune(&mut admin, &args, json),
         SnapshotVerb::Show(args) => {
             let ask = Ask::ListSnapshots(ListSnapshots { of: Some(args.snapshot) });
             show(&one(&mut admin, ask)?, json);
@@ -95,6 +95,46 @@ pub(crate) fn snapshot(args: SnapshotArgs, config: &Config) -> anyhow::Result<u8
             }
         }
     }
+    Ok(0)
+}
+
+/// The snapshots of a volume, the oldest first.
+fn all(admin: &mut Admin, volume: &str) -> anyhow::Result<Vec<SnapshotInfo>> {
+    let of = Version { volume: volume.to_owned(), snapshot: String::new() };
+    snapshots(admin, Ask::ListSnapshots(ListSnapshots { of: Some(of) }))
+}
+
+/// Runs `hayloft snapshot prune`.
+fn prune(admin: &mut Admin, args: &PruneArgs, json: bool) -> anyhow::Result<u8> {
+    let found = all(admin, &args.volume)?;
+    let moments: Vec<i64> = found.iter().map(|info| info.created_nanos.div_euclid(1_000_000_000)).collect();
+    let old: Vec<&SnapshotInfo> = args
+        .keep
+        .superfluous(&moments)
+        .into_iter()
+        .map(|at| &found[at])
+        .filter(|info| info.mounts == 0)
+        .collect();
+    if args.yes {
+        for info in &old {
+            admin.ask(Ask::DeleteSnapshot(DeleteSnapshot { of: info.of.clone() }))?;
+        }
+    }
+    if json {
+        let names: Vec<String> = old.iter().map(|info| name_of(info)).collect();
+        println!("{}", json!({ "snapshots": names, "deleted": args.yes }));
+        return Ok(0);
+    }
+    for info in &old {
+        let created = show_utc(info.created_nanos.div_euclid(1_000_000_000));
+        println!("{} {} of {created}", if args.yes { "deleted" } else { "would delete" }, name_of(info));
+    }
+    eprintln!(
+        "{} of {} snapshots {}",
+        show_count(old.len() as u64),
+        show_count(found.len() as u64),
+        if args.yes { "deleted" } else { "would be deleted; --yes does it" }
+    );
     Ok(0)
 }
 

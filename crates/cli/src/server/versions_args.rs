@@ -5,6 +5,8 @@ use std::path::PathBuf;
 use clap::{Args, Subcommand};
 use hayloft_wire::Version;
 
+use crate::server::retention::Keep;
+
 /// Where the server is, and how to answer.
 #[derive(Debug, Args)]
 pub(crate) struct ServerArgs {
@@ -41,7 +43,7 @@ pub(crate) struct SnapshotArgs {
 pub(crate) enum SnapshotVerb {
     /// Make a snapshot: everything whose call has returned by now, on any host, is in it
     #[command(after_help = "\
-Hosts are asked to ship what they have in memory; they go on working meanwhile. One that does not answer for 30 s is named,
+Hosts are asked to ship what they have in memory; they go on working meanwhile. One that brings nothing for 30 s is named,
 and no snapshot is made.
 
 Examples:
@@ -64,6 +66,28 @@ Examples:
 Examples:
   hayloft snapshot delete builds@monday")]
     Delete(VersionArgs),
+    /// Show which snapshots are older than what is to be kept, and with --yes delete them
+    #[command(after_help = "\
+Of each of the last so many hours, days, weeks (from Monday) and months (UTC) that have snapshots the last one is kept, and the
+last one of all. Those that are mounted stay.
+
+Examples:
+  hayloft snapshot prune builds --keep 24h,7d,4w
+  hayloft snapshot prune builds --keep 24h,7d,4w --yes")]
+    Prune(PruneArgs),
+}
+
+/// Snapshots to delete.
+#[derive(Debug, Args)]
+pub(crate) struct PruneArgs {
+    /// The volume
+    pub volume: String,
+    /// What to keep one of each of: hours, days, weeks, months
+    #[arg(long, value_name = "24h,7d,4w,12m")]
+    pub keep: Keep,
+    /// Delete them
+    #[arg(long)]
+    pub yes: bool,
 }
 
 /// A volume.

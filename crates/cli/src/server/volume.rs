@@ -125,7 +125,11 @@ fn list(admin: &mut Admin, json: bool) -> anyhow::Result<u8> {
 fn show(admin: &mut Admin, name: &str, json: bool) -> anyhow::Result<u8> {
     let volume = show_volume(admin, name)?;
     if json {
-        println!("{}", to_json(&volume));
+        let mut shown = to_json(&volume);
+        shown["snapshots"] = volume.snapshots.into();
+        shown["own_bytes"] = volume.own_bytes.into();
+        shown["shared_bytes"] = volume.shared_bytes.into();
+        println!("{shown}");
         return Ok(0);
     }
     let status = volume.status.unwrap_or_default();
@@ -149,6 +153,16 @@ fn show(admin: &mut Admin, name: &str, json: bool) -> anyhow::Result<u8> {
     if let (Some(free), Some(total)) = (known(status.store_free_bytes), known(status.store_total_bytes)) {
         println!("{:12} {} free of {}", "store", show_size(free), show_size(total));
     }
+    if !volume.origin.is_empty() {
+        println!("{:12} {}", "forked from", volume.origin);
+    }
+    println!("{:12} {}", "snapshots", show_count(volume.snapshots));
+    println!(
+        "{:12} {} of its own, {} shared with its snapshots and forks",
+        "stored",
+        show_size(volume.own_bytes),
+        show_size(volume.shared_bytes),
+    );
     if volume.trusted {
         println!("{:12} yes: device and setuid files count where it is mounted", "trusted");
     }
@@ -383,6 +397,7 @@ pub(crate) fn to_json(volume: &VolumeInfo) -> Value {
         "store_total_bytes": known(status.store_total_bytes),
         "clients": clients,
         "trusted": volume.trusted,
+        "origin": if volume.origin.is_empty() { Value::Null } else { volume.origin.as_str().into() },
         "rights": volume.grants.iter().map(|of| json!({"who": of.who, "right": of.right, "from": of.from})).collect::<Vec<_>>(),
     })
 }

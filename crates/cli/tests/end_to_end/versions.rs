@@ -122,6 +122,11 @@ fn forks_share_what_they_had_and_nothing_else_and_go_in_any_order() {
     run(&mut farm.ask(["fork", "one", "three"]));
     assert_eq!(fs::read(mount.join("f1")).unwrap(), b"of the base");
     assert_eq!(seen(&farm, "two", "two"), before);
+    let shown: serde_json::Value =
+        serde_json::from_str(&run(&mut farm.volume(["show", "one", "--json"]))).unwrap();
+    assert_eq!((&shown["origin"], &shown["snapshots"]), (&"base".into(), &0.into()), "{shown}");
+    let bytes = |key: &str| shown[key].as_u64().unwrap();
+    assert!(20 * bytes("own_bytes") < bytes("shared_bytes"), "three has all of it: {shown}");
     // What others have is not given back by a sweep, and is given back when they do not.
     mount.sync();
     run(&mut farm.volume(["sweep", "base"]));
@@ -217,6 +222,26 @@ fn a_fork_takes_the_place_of_its_origin() {
 }
 
 #[test]
+fn a_host_that_does_not_answer_is_named_and_can_be_left_out() {
+    let (farm, mounts) = Farm::shared_with(2, "commit=3600", &["--lease", "2"]);
+    fs::create_dir(mounts[0].join("dir")).unwrap();
+    fs::write(mounts[0].join("dir/shipped"), "1").unwrap();
+    mounts[0].sync();
+    fs::write(mounts[0].join("dir/unshipped"), "2").unwrap();
+    crate::farm::kill(mounts[0].pid(), libc::SIGSTOP);
+    let (code, said) = run_failing(&mut farm.ask(["snapshot", "create", "v@all"]));
+    let named = said.contains(&mounts[0].path().display().to_string()) && said.contains("--as-stored");
+    assert!(code == 5 && named, "{code} {said}");
+    run(&mut farm.ask(["snapshot", "create", "v@stored", "--as-stored"]));
+    crate::farm::kill(mounts[0].pid(), libc::SIGCONT);
+    // A name that was refused is free.
+    snapshot(&farm, "v@all");
+    let names = |tree: Tree| tree.into_keys().map(|path| path.display().to_string()).collect::<Vec<_>>();
+    assert_eq!(names(seen(&farm, "v@stored", "stored")), ["dir", "dir/shipped"]);
+    assert_eq!(names(seen(&farm, "v@all", "all")), ["dir", "dir/shipped", "dir/unshipped"]);
+}
+
+#[test]
 fn what_is_wrong_is_said_in_words() {
     let (farm, mount) = Farm::mounted("v");
     fs::write(mount.join("f"), "x").unwrap();
@@ -245,6 +270,13 @@ fn what_is_wrong_is_said_in_words() {
     assert_eq!(fs::read(mount.join("f")).unwrap(), b"x");
     let listed = run(&mut farm.ask(["snapshot", "list", "v"]));
     assert_eq!(listed.lines().count(), 2, "{listed}");
+    // Of one hour the last one is kept, and what is asked is only told.
+    snapshot(&farm, "v@t");
+    let told = run(&mut farm.ask(["snapshot", "prune", "v", "--keep", "3h"]));
+    let hours = told.matches("would delete v@s").count();
+    assert_eq!(run(&mut farm.ask(["snapshot", "list", "v"])).lines().count(), 3);
+    run(&mut farm.ask(["snapshot", "prune", "v", "--keep", "3h", "--yes"]));
+    assert_eq!(run(&mut farm.ask(["snapshot", "list", "v"])).lines().count(), 3 - hours);
 }
 
 /// What `hayloft diff` tells has to name every path that differs, and no path that is not there.

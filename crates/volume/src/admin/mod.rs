@@ -124,7 +124,11 @@ async fn perform(shared: &Arc<Shared>, peer: &Peer, body: Body) -> Result<Answer
             }
             Answer::Volumes(Volumes { volumes })
         }
-        Body::ShowVolume(asked) => one(shared, peer, &asked.name).await?,
+        Body::ShowVolume(asked) => {
+            let mut info = show(shared, peer, &asked.name).await?;
+            versions::add(shared, &mut info).await?;
+            Answer::Volumes(Volumes { volumes: vec![info] })
+        }
         Body::DeleteVolume(delete) => {
             remove(shared, &delete).await?;
             Answer::Done(Done {})
@@ -228,6 +232,7 @@ async fn show(shared: &Arc<Shared>, peer: &Peer, name: &str) -> Result<VolumeInf
     let registered = volume.registered.lock().clone();
     let mut info = info(&volume);
     info.trusted = registered.trusted;
+    info.origin = registered.origin.clone().unwrap_or_default();
     if shared.right_of(peer, &registered) == Right::Admin {
         let shown = |grant: Grant| GrantMessage {
             who: grant.who,

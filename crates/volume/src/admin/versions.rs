@@ -5,16 +5,18 @@ use std::sync::Arc;
 use hayloft_transport::Peer;
 use hayloft_wire::client_message::Body;
 use hayloft_wire::server_message::Body as Answer;
-use hayloft_wire::{CreateSnapshot, Diff, Differences, Done, Fork, Promote, Rollback, Snapshots, Version};
+use hayloft_wire::{
+    CreateSnapshot, Diff, Differences, Done, Fork, Promote, Rollback, Snapshots, Version, VolumeInfo,
+};
 
-use crate::database::family::Snapshot;
-use crate::database::registry;
+use crate::database::family::{self, Snapshot};
+use crate::database::{self, registry, tables};
 use crate::error::VolumeError;
 use crate::rights::{Right, denied};
 use crate::server::Shared;
 use crate::versions::diff::Found;
 use crate::versions::snapshot::{self, Wanted};
-use crate::versions::{check_name, diff, fork, replace};
+use crate::versions::{check_name, diff, fork, leftovers, replace};
 
 /// What a request is about, and the right on it that is needed; `None` for requests that are not about versions.
 pub(super) fn needed(body: &Body) -> Option<(&str, Right)> {
@@ -96,10 +98,33 @@ pub(super) async fn perform(shared: &Arc<Shared>, peer: &Peer, body: Body) -> Re
     }
 }
 
+/// Adds what a volume has in common with others.
+pub(super) async fn add(shared: &Arc<Shared>, info: &mut VolumeInfo) -> Result<(), VolumeError> {
+    let volume = shared.volume(&info.name).await?;
+    let entry = volume.registered.lock().clone();
+    info.snapshots = snapshot::list(shared, &entry, &info.name).await?.len() as u64;
+    let (db, held) = (volume.db()?, shared.held_by_others(&volume).await?);
+    let mut tell = |is_shared: bool, bytes: u64| match is_shared {
+        true => info.shared_bytes += bytes,
+        false => info.own_bytes += bytes,
+    };
+    let rows = db.snapshot()?;
+    for (pack, row) in family::packs(database::scan(&rows, &[tables::PACKS]).await?).await? {
+        tell(!volume.homes.is_own(pack) || held.has(pack), row.size);
+    }
+    for (is_shared, bytes) in leftovers::table_files(&shared.store, &volume.id, &db).await? {
+        tell(is_shared, bytes);
+    }
+    Ok(())
+}
+
 /// The name of the snapshot that a tree is kept as.
 fn name_of_kept(shared: &Shared, what: &str, wanted: &str) -> Result<String, VolumeError> {
     let name = match wanted {
-        "" => format!("{what}-{}", shared.now().secs),
+        "" => {
+            let now = shared.now();
+            format!("{what}-{}.{:03}", now.secs, now.nanos / 1_000_000)
+        }
         wanted => wanted.to_owned(),
     };
     check_name(&name)?;

@@ -210,9 +210,19 @@ impl Remembered {
         if let Some(packs) = self.0.lock().get(&key) {
             return Ok(Arc::clone(packs));
         }
-        let packs = Arc::new(packs_read(store, id, DbReaderMode::Checkpoint(checkpoint)).await?);
-        self.0.lock().insert(key, Arc::clone(&packs));
-        Ok(packs)
+        let packs = packs_read(store, id, DbReaderMode::Checkpoint(checkpoint)).await?;
+        self.remember(id, checkpoint, packs);
+        Ok(self.0.lock().get(&key).cloned().unwrap_or_default())
+    }
+
+    /// A snapshot was made, and has these packs.
+    pub(crate) fn remember(&self, id: &str, checkpoint: Uuid, mut packs: Vec<PackId>) {
+        packs.sort_unstable();
+        let mut of_all = self.0.lock();
+        // Most often they are those of another one as well.
+        let same = of_all.iter().find(|((of, _), known)| of == id && ***known == packs);
+        let packs = same.map_or_else(|| Arc::new(packs), |(_, known)| Arc::clone(known));
+        of_all.insert((id.to_owned(), checkpoint), packs);
     }
 
     /// A snapshot is gone.

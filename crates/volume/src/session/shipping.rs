@@ -2,7 +2,8 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
 
 use hayloft_model::SessionId;
 use hayloft_wire::server_message::Body as Answer;
@@ -11,10 +12,11 @@ use parking_lot::Mutex;
 use tokio::sync::Notify;
 
 use crate::error::VolumeError;
+use crate::session::Session;
 use crate::volume::Volume;
 
-/// How long a session may take, connected or not.
-const PATIENCE: Duration = Duration::from_secs(30);
+/// For so many leases a session may bring nothing, connected or not.
+const PATIENCE: u32 = 3;
 
 /// How often it is looked whether sessions have ended, or have other connections.
 const LOOK: Duration = Duration::from_millis(20);
@@ -50,7 +52,7 @@ impl Volume {
     /// # Errors
     /// A session does not ship for too long, or cannot be asked.
     pub(crate) async fn all_shipped(self: &Arc<Self>) -> Result<(), VolumeError> {
-        let begun = Instant::now();
+        let (begun_ms, patience) = (self.shared.uptime_ms(), PATIENCE * self.shared.config.lease);
         let number = {
             let mut state = self.shipping.state.lock();
             state.last += 1;
@@ -93,14 +95,21 @@ impl Volume {
                     }
                 }
                 shipping.answers.retain(|id, _| state.sessions.contains_key(id));
-                let Some(late) = asked.keys().next() else { return Ok(()) };
-                if begun.elapsed() > PATIENCE {
-                    let row = &state.sessions[late].row;
+                if asked.is_empty() {
+                    return Ok(());
+                }
+                let now_ms = self.shared.uptime_ms();
+                // Whoever ships much takes as long as that takes.
+                let is_late = |session: &&Session| {
+                    let since_ms = session.worked.load(Relaxed).max(begun_ms);
+                    now_ms.saturating_sub(since_ms) > patience.as_millis() as u64
+                };
+                if let Some(late) = asked.keys().map(|id| &state.sessions[id]).find(is_late) {
                     return Err(VolumeError::Unshipped {
-                        host: row.host_name.clone(),
-                        pid: row.pid,
-                        mount_point: row.mount_point.clone(),
-                        secs: PATIENCE.as_secs(),
+                        host: late.row.host_name.clone(),
+                        pid: late.row.pid,
+                        mount_point: late.row.mount_point.clone(),
+                        secs: patience.as_secs(),
                     });
                 }
             }

@@ -13,7 +13,7 @@ use tokio::sync::Notify;
 
 use crate::database::family::{self, Held, Snapshot};
 use crate::database::tables::PackId;
-use crate::database::{self, homes, registry};
+use crate::database::{self, Db, homes, registry};
 use crate::error::VolumeError;
 use crate::server::Shared;
 
@@ -198,6 +198,19 @@ async fn reclaim_retired(
         }
     }
     Ok(if matches!(held, Held::All) { Left::Unknown } else { Left::Needed })
+}
+
+/// The bytes of each table file of an open database, and whether snapshots or forks have it as well, or it is that of another
+/// one.
+pub(crate) async fn table_files(store: &Store, id: &str, db: &Db) -> Result<Vec<(bool, u64)>, VolumeError> {
+    let (now, admin) = (db.manifest(), admin_of(store, id));
+    let mut shared: HashSet<_> = now.external_dbs().iter().flat_map(|other| other.sst_ids.clone()).collect();
+    let manifests: HashSet<u64> = lasting(&now).map(|checkpoint| checkpoint.manifest_id).collect();
+    for manifest in manifests {
+        let then = admin.read_manifest(Some(manifest)).await?;
+        then.iter().for_each(|then| shared.extend(then.all_sst_views().map(|view| view.sst.id)));
+    }
+    Ok(now.all_sst_views().map(|view| (shared.contains(&view.sst.id), view.estimate_size())).collect())
 }
 
 /// Deletes table files that no checkpoint has. Nobody writes the database any more.

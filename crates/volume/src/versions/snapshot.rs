@@ -11,6 +11,7 @@ use tokio::sync::MutexGuard;
 use crate::database::family::{self, Snapshot};
 use crate::database::format::FAMILIES;
 use crate::database::registry::{self, Registered};
+use crate::database::tables;
 use crate::database::{self, Db};
 use crate::error::VolumeError;
 use crate::server::Shared;
@@ -125,8 +126,11 @@ pub(crate) async fn at_point(
     let options = CheckpointOptions { name: Some(begun.snapshot.shown()), ..CheckpointOptions::default() };
     let created_nanos = shared.now().as_nanos() as i64;
     let checkpoint = db.begin_checkpoint(CheckpointScope::All, &options).await?;
+    let rows = db.snapshot()?;
     drop(turn);
+    let packs = family::packs(database::scan(&rows, &[tables::PACKS]).await?).await?;
     let id = checkpoint.wait().await?.id;
+    shared.remembered.remember(&volume.id, id, packs.into_keys().collect());
     hayloft_crash::point("snapshot.checkpoint");
     let snapshot = Snapshot {
         checkpoint: Some(id),

@@ -8,7 +8,7 @@ use hayloft_model::Ino;
 use hayloft_store::Store;
 use hayloft_wire::{DentryRow, InodeRowMessage};
 use slatedb::config::ScanOptions;
-use slatedb::{DbIterator, DbReader, SstReader};
+use slatedb::{DbIterator, DbReader, SstReader, WalReader};
 
 use crate::database;
 use crate::database::tables;
@@ -55,10 +55,19 @@ impl Tables {
         views.map(|view| file(view.sst.id.value(), view.estimate_size())).collect()
     }
 
-    /// Whether some of it is in the log only.
-    fn has_log(&self) -> bool {
+    /// The keys of rows that may be in the log only.
+    async fn log_keys(&self, keys: &mut BTreeSet<Bytes>) -> Result<u64, VolumeError> {
         let manifest = self.reader.manifest();
-        manifest.next_wal_sst_id() > manifest.replay_after_wal_id() + 1
+        let reader = WalReader::new(database::path(&self.id), self.store.objects());
+        let mut read = 0;
+        for number in manifest.replay_after_wal_id() + 1..manifest.next_wal_sst_id() {
+            let mut rows = reader.get(number).iterator().await?;
+            while let Some(row) = rows.next().await? {
+                read += 1;
+                add(row.key, keys);
+            }
+        }
+        Ok(read)
     }
 
     pub(super) async fn get(&self, key: &[u8]) -> Result<Option<Bytes>, VolumeError> {
@@ -116,6 +125,13 @@ impl Changed {
     }
 }
 
+/// Takes the key of a row that may differ, if it is one of files or names.
+fn add(key: Bytes, keys: &mut BTreeSet<Bytes>) {
+    if key.first().is_some_and(|table| TABLES.contains(table)) {
+        keys.insert(key);
+    }
+}
+
 /// Finds the rows that differ.
 pub(super) async fn changed(old: &Tables, new: &Tables) -> Result<Changed, VolumeError> {
     let (before, after) = (old.files(), new.files());
@@ -128,7 +144,7 @@ pub(super) async fn changed(old: &Tables, new: &Tables) -> Result<Changed, Volum
     differ.extend(alone(&after, &before));
     let bytes = |files: &BTreeMap<_, (String, u64)>| files.values().map(|(_, bytes)| bytes).sum::<u64>();
     let (all, own) = (bytes(&before) + bytes(&after), differ.iter().map(|(.., bytes)| bytes).sum::<u64>());
-    if old.has_log() || new.has_log() || own * LOOKUP_COST > all {
+    if own * LOOKUP_COST > all {
         return side_by_side(old, new).await;
     }
     let mut changed = Changed::default();
@@ -138,8 +154,11 @@ pub(super) async fn changed(old: &Tables, new: &Tables) -> Result<Changed, Volum
         for block in 0..file.index().await?.len() {
             let rows = file.read_block(block).await?;
             changed.rows_read += rows.len() as u64;
-            keys.extend(rows.into_iter().map(|row| row.key).filter(|key| TABLES.contains(&key[0])));
+            rows.into_iter().for_each(|row| add(row.key, &mut keys));
         }
+    }
+    for side in [old, new] {
+        changed.rows_read += side.log_keys(&mut keys).await?;
     }
     let looked_up = stream::iter(keys).map(|key| async move {
         let rows = tokio::try_join!(old.get(&key), new.get(&key))?;

@@ -1,0 +1,104 @@
+#!/bin/bash
+# What snapshots, forks, differences and the way back cost, on a tree of so many files, against a copy of it by cp -a on the local disk. As root.
+#   bench/versions.sh [--files N] [--snapshots N] [--forks N]      (defaults: 100,000 files, 100 snapshots, 20 forks)
+# Prints a line for each: milliseconds in the median and at most, and the ratio of the median to the copy.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+files=100000 snapshots=100 forks=20
+while (($#)); do
+    case $1 in
+        --files) files=$2 ;;
+        --snapshots) snapshots=$2 ;;
+        --forks) forks=$2 ;;
+        *) sed -n '2,4s/^# \?//p' "$0" >&2; exit 2 ;;
+    esac
+    shift 2
+done
+hayloft=${HAYLOFT:-$PWD/target/release/hayloft}
+here=$PWD/bench
+work=$(mktemp -d "${TMPDIR:-/var/tmp}/hayloft-versions-XXXXXX")
+export HAYLOFT_CONFIG=/dev/null HAYLOFT_SERVER="unix:$work/socket"
+mounts=() server=
+over() {
+    for point in "${mounts[@]}"; do "$hayloft" umount --force "$point" >/dev/null 2>&1 || true; done
+    [[ -z $server ]] || { kill "$server" 2>/dev/null && wait "$server" 2>/dev/null; } || true
+    rm -rf "$work"
+}
+trap over EXIT
+"$hayloft" serve --store "file://$work/store" --listen "$HAYLOFT_SERVER" >"$work/log" 2>&1 &
+server=$!
+while ! grep -q serving "$work/log"; do sleep 0.05; done
+mounted() {
+    mkdir -p "$work/$2"
+    "$hayloft" mount "$HAYLOFT_SERVER/$1" "$work/$2" --log-dir "$work/logs" >/dev/null
+    mounts+=("$work/$2")
+}
+now() { date +%s%N; }
+times=()
+timed() {
+    local begun
+    begun=$(now)
+    "$@" >/dev/null
+    times+=($(($(now) - begun)))
+}
+copy=0
+# line WHAT: the times that were taken since the last one.
+line() {
+    printf '%s\n' "${times[@]}" | sort -n | awk -v what="$1" -v copy="$copy" \
+        '{ ms[NR] = $1 / 1e6 } END { half = ms[int((NR + 1) / 2)]; printf "%-44s %5d  p50 %10.1f ms  max %10.1f ms", what, NR, half, ms[NR]; \
+           if (copy > 0) printf "  x %.5f of cp -a", half / copy; print "" }'
+    times=()
+}
+"$hayloft" volume create base >/dev/null
+mounted base a
+mounted base b
+echo "$files files, $(nproc) processors"
+timed python3 "$here/versions.py" tree "$work/a" "$files"
+timed "$hayloft" sync "$work/a"
+times=($((times[0] + times[1])))
+line "the tree is made and durable"
+mkdir "$work/local"
+python3 "$here/versions.py" tree "$work/local" "$files"
+sync -f "$work"
+timed cp -a "$work/local" "$work/copied"
+timed sync -f "$work"
+times=($((times[0] + times[1])))
+copy=$(awk -v ns="${times[0]}" 'BEGIN { print ns / 1e6 }')
+line "cp -a on the local disk, durable"
+rm -rf "$work/copied" "$work/local"
+times=()
+for n in 1 2 3 4 5; do timed "$hayloft" snapshot create "base@first-$n"; done
+line "snapshot, nothing unshipped"
+for n in 1 2 3 4 5; do
+    python3 "$here/versions.py" change "$work/a" 20 "a $n"
+    python3 "$here/versions.py" change "$work/b" 20 "b $n"
+    timed "$hayloft" snapshot create "base@changed-$n"
+done
+line "snapshot, two hosts with 20 changes each"
+for ((n = 0; n < forks; n++)); do timed "$hayloft" fork base@first-1 "fork-$n"; done
+line "fork of a snapshot"
+timed "$hayloft" fork base fork-now
+line "fork of the volume as it is"
+mounted fork-0 f
+timed find "$work/f" -name 7.c
+line "first find in a fork, $files names"
+python3 "$here/versions.py" change "$work/a" 100 later
+for n in 1 2 3; do timed "$hayloft" diff base@changed-5 base; done
+line "diff, 100 files changed"
+read -r told rows < <("$hayloft" diff base@changed-5 base --json | python3 -c 'import json, sys; it = json.load(sys.stdin); print(len(it["differences"]), it["rows_read"])')
+echo "  $told differences, $rows rows read"
+for n in 1 2 3; do timed "$hayloft" rollback "base@changed-$n"; done
+line "rollback, two hosts have it mounted"
+create() { for n in $(seq 300); do echo x >"$work/a/$1-$n"; done; sync -f "$work/a"; }
+timed create before
+line "300 files made and durable, few snapshots"
+for ((n = 0; n < snapshots; n++)); do timed "$hayloft" snapshot create "base@many-$n"; done
+line "snapshot after snapshot"
+timed create after
+line "300 files made and durable, many snapshots"
+timed "$hayloft" snapshot list base
+line "the list of all"
+ps -o rss=,cputime= -p "$server" | awk '{ printf "server: %d MiB, %s of processor time\n", $1 / 1024, $2 }'
+du -sm "$work/store" | awk '{ print "store: " $1 " MiB" }'
+for ((n = 0; n < snapshots; n++)); do timed "$hayloft" snapshot delete "base@many-$n"; done
+line "snapshot deleted"
