@@ -1,12 +1,13 @@
 #!/bin/bash
 # What snapshots, forks, differences and the way back cost, on a tree of so many files, against a copy of it by cp -a on the local disk. As root.
-#   bench/versions.sh [--files N] [--snapshots N] [--forks N]      (defaults: 100,000 files, 100 snapshots, 20 forks)
+#   bench/versions.sh [--smoke] [--files N] [--snapshots N] [--forks N]      (defaults: 100,000 files, 100 snapshots, 20 forks)
 # Prints a line for each: milliseconds in the median and at most, and the ratio of the median to the copy.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 files=100000 snapshots=100 forks=20
 while (($#)); do
     case $1 in
+        --smoke) files=2000 snapshots=10 forks=3; shift; continue ;;
         --files) files=$2 ;;
         --snapshots) snapshots=$2 ;;
         --forks) forks=$2 ;;

@@ -131,6 +131,7 @@ if has bench; then
     step "benchmark of slow links, short" bench/run.sh --smoke --workloads tree,build,shared,make --rtt 0,1
     step "benchmark of roots, short" bench/roots.sh --smoke
     step "benchmark of many hosts, short" bench/headline.sh --smoke --compare
+    step "benchmark of versions, short" bench/versions.sh --smoke
 fi
 
 printf '\n'

@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -95,6 +95,15 @@ pub enum Caller {
     Tcp(TcpStream),
     /// By way of a file of this host.
     Unix(UnixStream),
+}
+
+impl AsFd for Caller {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match self {
+            Caller::Tcp(socket) => socket.as_fd(),
+            Caller::Unix(socket) => socket.as_fd(),
+        }
+    }
 }
 
 impl From<TcpStream> for Caller {

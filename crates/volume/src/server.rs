@@ -127,9 +127,10 @@ impl Shared {
             return Ok(volume);
         }
         let registered = registry::read(&self.store, name).await?;
-        if registered.deleting {
+        if registered.deleting || versions::replace::has_left(self, name, &registered).await? {
             return Err(VolumeError::NoVolume(name.to_owned()));
         }
+        let registered = Registered { promoted_to: None, ..registered };
         let registered = format::raise(&self.store, name, registered).await?;
         let volume = Volume::open(Arc::clone(self), name, registered, false).await?;
         versions::snapshot::forget_begun(self, &volume).await?;

@@ -5,6 +5,7 @@ mod frames;
 pub(crate) mod intake;
 pub(crate) mod silent;
 
+use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::time::{Duration, Instant};
@@ -157,7 +158,7 @@ pub(crate) async fn serve(shared: Arc<Shared>, socket: Caller, number: u64) {
         }
         Caller::Unix(_) => (None, Some(shared.config.lease)),
     };
-    let newcomer = shared.silent.enter(number);
+    let newcomer = shared.silent.enter(number, socket.as_fd());
     let accepted = tokio::select! {
         accepted = Box::pin(shared.acceptor.accept(socket)) => accepted,
         () = newcomer.must_go() => return,

@@ -40,6 +40,9 @@ pub(crate) struct Registered {
     /// What it began as, for people: `VOLUME@SNAPSHOT`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) origin: Option<String>,
+    /// Its database is to become that of this volume, and may be so already.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) promoted_to: Option<String>,
     /// Inode numbers that it gives begin here: no other of its family gives the same.
     #[serde(default, skip_serializing_if = "is_none")]
     pub(crate) numbers_from: u64,
@@ -119,6 +122,7 @@ impl Registered {
             trusted: false,
             family: None,
             origin: None,
+            promoted_to: None,
             numbers_from: 0,
             format: FORMAT,
             checksum: None,

@@ -53,18 +53,47 @@ pub(crate) async fn rollback(
         clone::make(&shared.store, family, (&target.database, checkpoint), &new_entry.id).await?;
         let opened = Volume::open(Arc::clone(shared), volume, new_entry.clone(), false).await;
         let replaced = match opened {
-            Ok(new) => replace(shared, &old, &new, &new_entry, &begun).await,
+            Ok(new) => {
+                let replaced = replace(shared, &old, &new, &new_entry, &begun).await;
+                if replaced.is_err()
+                    && let Err(error) = new.close().await
+                {
+                    tracing::warn!(volume, %error, "the database that was to take its place does not close");
+                }
+                replaced
+            }
             Err(error) => Err(error),
         };
-        if replaced.is_err() {
-            leftovers::delete_database(&shared.store, &new_entry.id).await?;
-            family::leave(&shared.store, family, &new_entry.id).await?;
+        if let Err(error) = &replaced
+            && !is_uncertain(error)
+        {
+            let undone = async {
+                leftovers::delete_database(&shared.store, &new_entry.id).await?;
+                family::leave(&shared.store, family, &new_entry.id).await
+            };
+            if let Err(error) = undone.await {
+                tracing::warn!(volume, %error, "what was begun of another tree goes later");
+                shared.leftovers.look_at(family);
+            }
         }
         replaced
     };
-    let replaced = replaced.await;
-    if replaced.is_err() {
-        snapshot::give_up(shared, &begun).await;
+    ended(shared, &begun, replaced.await).await
+}
+
+/// Nobody knows which of two trees the volume has.
+fn is_uncertain(error: &VolumeError) -> bool {
+    matches!(error, VolumeError::Uncertain(_))
+}
+
+/// What was to be kept is not, unless the tree was replaced, or may have been.
+async fn ended(
+    shared: &Arc<Shared>,
+    begun: &snapshot::Begun,
+    replaced: Result<Snapshot, VolumeError>,
+) -> Result<Snapshot, VolumeError> {
+    if replaced.as_ref().is_err_and(|error| !is_uncertain(error)) {
+        snapshot::give_up(shared, begun).await;
     }
     replaced
 }
@@ -100,17 +129,42 @@ pub(crate) async fn promote(
         }
         let entry = old.registered.lock().clone();
         let new_entry = entry.with_id(fork_entry.id.clone(), fork_entry.numbers_from);
-        // From here on the fork is opened by nobody; if this ends here, it is what it was.
+        // From here on nobody opens the fork; if all ends here, whoever does so next finds out which name has the database.
+        let leaving = Registered { promoted_to: Some(volume.clone()), ..fork_entry.clone() };
+        registry::update(&shared.store, fork, &leaving).await?;
         *place = None;
-        let replaced = replace(shared, &old, &new, &new_entry, &begun).await?;
-        registry::remove(&shared.store, fork).await?;
-        Ok(replaced)
+        let replaced = replace(shared, &old, &new, &new_entry, &begun).await;
+        let left = match &replaced {
+            Ok(_) => registry::remove(&shared.store, fork).await,
+            Err(error) if is_uncertain(error) => Ok(()),
+            Err(_) => {
+                if let Err(error) = new.close().await {
+                    tracing::warn!(volume = fork, %error, "the database of a fork does not close");
+                }
+                registry::update(&shared.store, fork, &fork_entry).await
+            }
+        };
+        if let Err(error) = left {
+            tracing::warn!(volume = fork, %error, "the entry of a fork is put in order when it is looked for next");
+        }
+        replaced
     };
-    let replaced = replaced.await;
-    if replaced.is_err() {
-        snapshot::give_up(shared, &begun).await;
+    ended(shared, &begun, replaced.await).await
+}
+
+/// A volume that was to take another one's place when a server was killed: whether it has done so, and is none of its own any
+/// more. Puts the entry in order.
+pub(crate) async fn has_left(shared: &Shared, name: &str, entry: &Registered) -> Result<bool, VolumeError> {
+    let Some(volume) = &entry.promoted_to else { return Ok(false) };
+    let is_there = registry::read(&shared.store, volume).await.is_ok_and(|found| found.id == entry.id);
+    match is_there {
+        true => registry::remove(&shared.store, name).await?,
+        false => {
+            let stays = Registered { promoted_to: None, ..entry.clone() };
+            registry::update(&shared.store, name, &stays).await?;
+        }
     }
-    replaced
+    Ok(is_there)
 }
 
 /// Puts `new`, whose database is ready, in the place of `old`.
@@ -131,16 +185,25 @@ async fn replace(
         new.inherit(old.inheritance(entry)).await?;
         new.close().await?;
         hayloft_crash::point("replace.ready");
-        registry::update(&shared.store, &old.name, entry).await?;
+        if let Err(error) = registry::update(&shared.store, &old.name, entry).await {
+            // What it says now is what counts.
+            match registry::read(&shared.store, &old.name).await {
+                Ok(now) if now.id == entry.id => {}
+                Ok(_) => return Err(error),
+                Err(_) => return Err(VolumeError::Uncertain(Box::new(error))),
+            }
+        }
+        hayloft_crash::point("replace.registered");
         Ok::<_, VolumeError>(kept)
     };
-    let kept = match changed.await {
-        Ok(kept) => kept,
-        Err(error) => {
-            old.go_on(slot);
-            return Err(error);
-        }
-    };
+    let changed = changed.await;
+    if let Err(error) = &changed
+        && !is_uncertain(error)
+    {
+        old.go_on(slot);
+        return changed;
+    }
+    // Whoever opens it next opens what the registry says.
     *place = None;
     drop(turn);
     if let Err(error) = old.retire(slot).await {
@@ -148,13 +211,14 @@ async fn replace(
     }
     shared.leftovers.look_at(old.homes.first());
     drop(place);
-    shared.volume(&old.name).await?.await_moved().await;
-    tracing::info!(
-        volume = old.name,
-        id = entry.id,
-        kept = kept.shown(),
-        "another tree takes the place of the volume's"
-    );
+    let kept = changed?;
+    tracing::info!(volume = old.name, id = entry.id, kept = kept.shown(), "the volume has another tree");
+    match shared.volume(&old.name).await {
+        Ok(volume) => volume.await_moved().await,
+        Err(error) => {
+            tracing::warn!(volume = old.name, %error, "the volume has another tree, and does not open yet")
+        }
+    }
     Ok(kept)
 }
 

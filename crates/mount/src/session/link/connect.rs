@@ -33,6 +33,10 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long a server may take for a hello, and for a claim: with a store that is slow or away it has to be asked again.
 const GREETING_TIMEOUT: Duration = Duration::from_secs(30);
 
+/// For how long it is tried again to mount from a server that closes the connection without a word, and how often.
+const CLOSED_PATIENCE: Duration = Duration::from_secs(5);
+const CLOSED_PAUSE: Duration = Duration::from_millis(100);
+
 impl Link {
     /// Connects and begins a session; [`Link::start`] has to follow.
     ///
@@ -64,12 +68,24 @@ impl Link {
             ..Hello::default()
         };
         let not_connected = |error| not_connected(address, error);
-        let connection = dial.connect(address, CONNECT_TIMEOUT).map_err(not_connected)?;
-        let (writer, reader, welcome) =
-            match greet(connection, &hello, &stats, &clock).map_err(not_connected)? {
-                Greeting::Welcome(greeted) => *greeted,
-                Greeting::Refused(failed) => return Err(refused(address, volume, &failed)),
+        let begun = Instant::now();
+        let (writer, reader, welcome) = loop {
+            let connection = dial.connect(address, CONNECT_TIMEOUT).map_err(not_connected)?;
+            let greeting = match greet(connection, &hello, &stats, &clock) {
+                // A server that has too much to do with others closes connections before it has read what they say.
+                Err(ConnectError::Unreachable(error))
+                    if is_closed(&error) && begun.elapsed() < CLOSED_PATIENCE =>
+                {
+                    std::thread::sleep(CLOSED_PAUSE);
+                    continue;
+                }
+                greeting => greeting.map_err(not_connected)?,
             };
+            match greeting {
+                Greeting::Welcome(greeted) => break *greeted,
+                Greeting::Refused(failed) => return Err(refused(address, volume, &failed)),
+            }
+        };
         let unreachable = |source| MountError::Unreachable { address: address.to_string(), source };
         let breaker = reader.socket().try_clone().map_err(unreachable)?;
         let state = State {
@@ -381,6 +397,12 @@ fn refused(address: &str, volume: &str, failed: &Failed) -> MountError {
 }
 
 /// Why there is no connection to the server, for who wants to mount.
+/// Whether the other side has closed the connection without a word.
+fn is_closed(error: &io::Error) -> bool {
+    use io::ErrorKind::{BrokenPipe, ConnectionAborted, ConnectionReset, UnexpectedEof};
+    matches!(error.kind(), UnexpectedEof | ConnectionReset | ConnectionAborted | BrokenPipe)
+}
+
 fn not_connected(address: &str, error: ConnectError) -> MountError {
     let address = address.to_string();
     match error {
