@@ -69,15 +69,22 @@ step() { # NAME COMMAND...
 
 # Cargo's tests. A test of real mounts that fails while a hundred others run may have failed for want of time: up to three are
 # tried once more, alone, and named in the summary either way.
+patience=$([ "${#large[@]}" = 0 ] && echo 2700 || echo 36000) # seconds
 cargo_tests() {
     local first=$output/first-try.log failed name mended=0 status counts
-    cargo test --release --workspace --no-fail-fast 2>&1 | tee "$first"
+    timeout -k 10 "$patience" cargo test --release --workspace --no-fail-fast 2>&1 | tee "$first"
     status=${PIPESTATUS[0]}
     [ "$status" != 0 ] || return 0
+    if [ "$status" = 124 ]; then
+        printf 'did not end within %s s; these had begun and not ended:\n' "$patience"
+        sed -nE 's/^test (.*) has been running for over 60 seconds$/\1/p' "$first" | sort -u |
+            while read -r name; do grep -qE "^test $name \.\.\. (ok|FAILED)" "$first" || echo "test $name ... FAILED"; done
+        return 124
+    fi
     mapfile -t failed < <(sed -nE 's/^test (.*) \.\.\. FAILED$/\1/p' "$first")
     if [ "${#failed[@]}" = 0 ] || [ "${#failed[@]}" -gt 3 ]; then return "$status"; fi
     for name in "${failed[@]}"; do
-        if cargo test --release --workspace --no-fail-fast -- --exact "$name" 2>&1 |
+        if timeout -k 10 900 cargo test --release --workspace --no-fail-fast -- --exact "$name" 2>&1 |
             sed 's/^test result:/second try:/'; [ "${PIPESTATUS[0]}" = 0 ]; then
             mended=$((mended + 1))
             printf 'passed at the second try: %s\n' "$name"

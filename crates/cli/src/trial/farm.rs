@@ -10,7 +10,7 @@ use anyhow::Context;
 
 use super::runner::Runner;
 use crate::args::CreateArgs;
-use crate::exit::{Exit, failure};
+use crate::exit::{Exit, exit_of, failure};
 use crate::mountinfo;
 use crate::mounts::umount;
 use crate::server::admin::Admin;
@@ -19,6 +19,9 @@ use crate::sys;
 
 /// How long a process may take to end when asked nicely.
 const PATIENCE: Duration = Duration::from_secs(10);
+
+/// How long what the command has left behind may keep the volume in use.
+const LINGERING: Duration = Duration::from_secs(2);
 
 /// A farm on this machine alone. Dropping it ends everything at once; [`Farm::close`] does it in order.
 pub(super) struct Farm {
@@ -140,7 +143,13 @@ impl Farm {
             self.server.take();
             return Ok(());
         }
-        let left = umount::leave(&self.mount_point, None);
+        // What the command had started may be about to end: a signal has reached it too.
+        let deadline = Instant::now() + LINGERING;
+        let mut left = umount::leave(&self.mount_point, None);
+        while left.as_ref().is_err_and(|error| exit_of(error) == Exit::Busy) && Instant::now() < deadline {
+            std::thread::sleep(Duration::from_millis(50));
+            left = umount::leave(&self.mount_point, None);
+        }
         if left.is_ok()
             && let Some(mut mount) = self.mount.take()
         {

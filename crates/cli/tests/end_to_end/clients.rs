@@ -7,7 +7,6 @@ use serde_json::Value;
 use crate::crash::disturbed;
 use crate::farm::{Farm, Mount, run, run_failing};
 use crate::model::{Tree, find_prefix, read_tree};
-use crate::watchdog::Watchdog;
 
 fn of<'a>(clients: &'a [Value], mount: &Mount) -> &'a Value {
     clients.iter().find(|client| client["pid"] == mount.pid()).expect("every mount is listed")
@@ -54,7 +53,6 @@ fn clients_lists_every_mount_with_what_it_holds() {
 #[test]
 fn an_evicted_mount_is_in_nobodys_way_and_keeps_what_it_could_not_send() {
     let (farm, mounts) = Farm::shared_with(2, "commit=3600", &[]);
-    let _watchdog = Watchdog::over(&mounts);
     let (one, two) = (&mounts[0], &mounts[1]);
     fs::create_dir(one.join("dir")).unwrap();
     fs::write(one.join("dir/sent"), b"sent").unwrap();
@@ -87,7 +85,6 @@ fn a_killed_mount_leaves_the_others_a_prefix() {
     let mut tree = Tree::new();
     for round in 0..crate::farm::rounds(3, 40) as u64 {
         let dying = mounts.pop().unwrap();
-        let watchdog = Watchdog::over(&mounts);
         let pause = |ms| std::thread::sleep(std::time::Duration::from_millis(ms));
         // What another host has seen cannot be lost any more.
         let first = disturbed(&dying, &tree, 500 + round, || pause(300));
@@ -103,8 +100,6 @@ fn a_killed_mount_leaves_the_others_a_prefix() {
         // The survivor may change everything that the dead one held.
         let third = disturbed(&mounts[0], &found, 700 + round, || pause(300));
         tree = third.tree;
-        watchdog.progress();
-        drop(watchdog);
         let next = farm.mount_as("v", &format!("mnt-v-next-{round}"), "commit=0.2", None);
         assert_eq!(read_tree(next.path()), tree);
         mounts.push(next);

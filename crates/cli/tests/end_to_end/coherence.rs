@@ -17,7 +17,6 @@ use crate::calls;
 use crate::farm::{Farm, Mount, rounds, seed, wait_until};
 use crate::kinds::{KINDS, Kind};
 use crate::model::Random;
-use crate::watchdog::Watchdog;
 
 /// Everything that can be seen of a file, save its access time.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -256,7 +255,6 @@ impl Round<'_> {
 
 /// The rounds, each with some kind of change.
 fn run_rounds(mounts: &[Mount], count: usize, seed: u64, mut enter: impl FnMut(&str)) {
-    let watchdog = Watchdog::over(mounts);
     let mut random = Random::new(seed);
     let mut pick = |end: usize| random.below(end as u64) as usize;
     for dir in 0..4 {
@@ -286,7 +284,6 @@ fn run_rounds(mounts: &[Mount], count: usize, seed: u64, mut enter: impl FnMut(&
             fs::remove_dir(mounts[pick(mounts.len())].join(&round.dir)).unwrap();
         }
         assert!(missed.len() < 5, "seed {seed}: {}", missed.join("\n"));
-        watchdog.progress();
     }
     assert!(missed.is_empty(), "seed {seed}: {}", missed.join("\n"));
 }
@@ -376,7 +373,6 @@ const RACES: &[Race] = &[
 #[test]
 fn of_simultaneous_exclusive_changes_exactly_one_wins() {
     let (_farm, mounts) = Farm::shared(4);
-    let watchdog = Watchdog::over(&mounts);
     fs::create_dir(mounts[0].join("dir")).unwrap();
     let dirs: Vec<PathBuf> = mounts.iter().map(|mount| mount.join("dir")).collect();
     for round in 0..rounds(15, 500) {
@@ -398,7 +394,6 @@ fn of_simultaneous_exclusive_changes_exactly_one_wins() {
             let views = views(|| dirs.iter().map(|dir| view(dir, &["a"], None)).collect());
             assert!(views.iter().all(|view| *view == views[0]), "{}: {views:#?}", race.name);
             clear(&dirs[(round + 1) % dirs.len()]);
-            watchdog.progress();
         }
     }
 }

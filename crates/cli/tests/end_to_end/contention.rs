@@ -11,7 +11,6 @@ use serde_json::Value;
 
 use crate::farm::{Farm, Mount, number, python, rounds, run, seed, sh};
 use crate::model::Random;
-use crate::watchdog::Watchdog;
 
 /// Makes, links, renames and removes names of its own, moves tokens that all move, and makes and removes names
 /// that all do. Prints what is left of its own and how often it made and removed each of the common ones.
@@ -180,14 +179,12 @@ impl Changers {
 
 fn one_directory(count: usize, each: usize, changes: usize) {
     let (_farm, mounts) = Farm::shared(count);
-    let _watchdog = Watchdog::over(&mounts);
     Changers::start(&mounts, "dir", each, changes).check(&mounts);
 }
 
 #[test]
 fn names_are_dropped_one_by_one_while_hosts_contend() {
     let (_farm, mounts) = Farm::shared(3);
-    let _watchdog = Watchdog::over(&mounts);
     Changers::start(&mounts, "dir", 4, rounds(200, 1500)).check(&mounts);
     for mount in &mounts {
         // All at once only in the moment when several hosts begin to change what they all have looked at.
@@ -200,7 +197,6 @@ fn names_are_dropped_one_by_one_while_hosts_contend() {
 fn names_are_dropped_one_by_one_while_others_wait_for_what_one_host_makes() {
     const OBJECTS: usize = 200;
     let (_farm, mounts) = Farm::shared(3);
-    let _watchdog = Watchdog::over(&mounts);
     let dirs: Vec<PathBuf> = mounts.iter().map(|mount| mount.path().join("dir")).collect();
     fs::create_dir(&dirs[0]).unwrap();
     std::thread::scope(|scope| {
@@ -261,7 +257,6 @@ fn directories(top: &Path) -> BTreeMap<String, PathBuf> {
 #[test]
 fn directories_moved_into_each_other_by_all_stay_one_tree() {
     let (farm, mounts) = Farm::shared(4);
-    let watchdog = Watchdog::over(&mounts);
     let names: Vec<String> = (0..7).map(|at| format!("d{at}")).collect();
     names.iter().for_each(|name| fs::create_dir(mounts[0].join(name)).unwrap());
     let moved: usize = std::thread::scope(|scope| {
@@ -302,7 +297,6 @@ fn directories_moved_into_each_other_by_all_stay_one_tree() {
         assert_eq!(below(mount), below(&mounts[0]));
         assert_eq!(below(mount).len(), names.len(), "one is in no other: {:?}", below(mount));
     }
-    drop(watchdog);
     mounts.into_iter().for_each(Mount::unmount);
     let said = run(&mut farm.volume(["check", "v"]));
     assert!(said.contains("is sound"), "{said}");
@@ -325,7 +319,6 @@ for at in range(lines):
 #[test]
 fn lines_appended_on_eight_mounts_are_there_once_and_whole() {
     let (_farm, mounts) = Farm::shared(8);
-    let _watchdog = Watchdog::over(&mounts);
     let (workers, lines) = (24, rounds(40, 1000));
     let start = |at: usize| {
         let mut command = python(APPENDER);
@@ -392,7 +385,6 @@ fn an_append_is_whole_however_long_its_process_is_kept_from_going_on() {
         return println!("skipped: no control group for processor time can be made here");
     };
     let (_farm, mounts) = Farm::shared(2);
-    let watchdog = Watchdog::over(&mounts);
     let script = r#"
 import os, sys, time
 path, me, pause = sys.argv[1], sys.argv[2], float(sys.argv[3])
@@ -420,7 +412,6 @@ while time.monotonic() < end:
     for writer in &mut writers {
         assert!(writer.wait().unwrap().success(), "a process has failed, see above");
     }
-    drop(watchdog);
     let text = fs::read_to_string(mounts[1].join("log")).unwrap();
     let torn = text.lines().find(|line| *line != "a".repeat(2999) && *line != "b".repeat(2999));
     assert!(
@@ -449,7 +440,6 @@ for job in range(jobs):
 
 fn claimed_once(way: &str) {
     let (_farm, mounts) = Farm::shared(4);
-    let _watchdog = Watchdog::over(&mounts);
     let jobs = rounds(150, 3000);
     run(&mut sh(&format!(
         "cd '{}'; mkdir jobs taken; cd jobs; for job in $(seq 0 {}); do {}; done",
@@ -481,7 +471,6 @@ fn claimed_once(way: &str) {
 #[test]
 fn what_hosts_rename_one_after_the_other_is_found_by_each() {
     let (_farm, mounts) = Farm::shared(2);
-    let _watchdog = Watchdog::over(&mounts);
     run(sh("mkdir -p a b a/dir-0 && touch a/file-0 a/dir-0/inner && ln -s dir-0 a/link-0")
         .current_dir(mounts[0].path()));
     for round in 0..rounds(40, 1000) {

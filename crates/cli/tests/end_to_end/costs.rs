@@ -8,7 +8,6 @@ use serde_json::Value;
 use crate::caching::{PASS, lookups, tree};
 use crate::calls;
 use crate::farm::{Farm, Mount, number, rounds, run, sh, wait_until};
-use crate::watchdog::Watchdog;
 
 /// Messages to the server about the tree: no keep-alives, no acknowledgements of what others did, and no questions of
 /// statfs, whose answer others have changed.
@@ -47,7 +46,6 @@ fn what_is_made_in_a_shared_directory_leaves_memory() {
     const FILES: usize = 1200;
     let path = |n: usize, file: usize| format!("dir-{}/{n}-{file}", file % 40);
     let (farm, mounts) = Farm::shared_with(2, "inodes=1000,commit=1", &[]);
-    let _watchdog = Watchdog::over(&mounts);
     for dir in 0..40 {
         fs::create_dir(mounts[0].join(&format!("dir-{dir}"))).unwrap();
         fs::read_dir(mounts[1].join(&format!("dir-{dir}"))).unwrap().count();
@@ -82,7 +80,6 @@ fn what_is_made_in_a_shared_directory_leaves_memory() {
 #[test]
 fn a_second_pass_sends_nothing_on_any_mount_of_a_shared_tree() {
     let (_farm, mounts) = Farm::shared(rounds(8, 30));
-    let _watchdog = Watchdog::over(&mounts);
     tree(mounts[0].path(), 1200);
     mounts[0].sync();
     pass_on(&mounts);
@@ -107,7 +104,6 @@ fn a_second_pass_sends_nothing_on_any_mount_of_a_shared_tree() {
 #[test]
 fn a_tree_is_unchanged_for_the_others_while_one_changes_another() {
     let (_farm, mounts) = Farm::shared(8);
-    let _watchdog = Watchdog::over(&mounts);
     tree(mounts[0].path(), 400);
     pass_on(&mounts);
     let before = all(&mounts[1..]);
@@ -176,7 +172,6 @@ fn work(before: &Value, after: &Value, hold: &str) -> (u64, u64) {
 fn what_others_have_made_is_read_and_removed_without_asking_them() {
     const FILES: usize = 200;
     let (farm, mounts) = Farm::shared_with(5, "commit=1", &[]);
-    let _watchdog = Watchdog::over(&mounts);
     let other = &mounts[4];
     fs::create_dir(mounts[0].join("dir")).unwrap();
     let path = |file: usize| format!("dir/{file}");
@@ -206,7 +201,6 @@ fn what_others_have_made_is_read_and_removed_without_asking_them() {
 #[test]
 fn a_create_in_a_directory_that_eight_mounts_change_is_one_request() {
     let (_farm, mounts) = Farm::shared_with(8, "commit=3600", &[]);
-    let _watchdog = Watchdog::over(&mounts);
     fs::create_dir(mounts[0].join("dir")).unwrap();
     let create = |mount: &Mount, name: String| {
         let path = mount.join("dir").join(name);

@@ -12,7 +12,6 @@ use crate::crash::{History, disturbed};
 use crate::crash_points_versions::VERSIONING;
 use crate::farm::{Farm, Mount, noise, rounds, run, seed, wait_until};
 use crate::model::{Random, Tree, find_prefix, read_tree};
-use crate::watchdog::Watchdog;
 use crate::workers::Work;
 
 /// The variable that chooses a point.
@@ -148,8 +147,7 @@ pub(crate) fn left(farm: &Farm, before: &Tree, history: &History) -> Tree {
 /// Lets two hosts work in a folder of their own, `die` the server meanwhile, and starts another one. Nothing is lost.
 fn working(farm: &mut Farm, folder: &str, seed: u64, die: impl FnOnce(&mut Farm)) {
     let mounts: [Mount; 2] = [0, 1].map(|at| farm.mount_as("v", &format!("mnt-{at}"), "commit=0.2", None));
-    let watchdog = Watchdog::over(&mounts);
-    let work = Work::new(&mounts, folder, &watchdog);
+    let work = Work::new(&mounts, folder);
     work.run(seed, |_| {
         die(farm);
         farm.set_env(&[]);

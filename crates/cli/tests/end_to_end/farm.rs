@@ -23,6 +23,7 @@ pub(crate) fn hayloft<I: AsRef<std::ffi::OsStr>>(args: impl IntoIterator<Item = 
 
 /// The same, on the network of a host of [`crate::net::Net`].
 fn hayloft_at<I: AsRef<std::ffi::OsStr>>(host: Option<&str>, args: impl IntoIterator<Item = I>) -> Command {
+    crate::watchdog::watch();
     let mut command = Command::new(if host.is_some() { "nsenter" } else { HAYLOFT });
     if let Some(host) = host {
         command.arg(format!("--net=/run/netns/{host}")).arg(HAYLOFT);

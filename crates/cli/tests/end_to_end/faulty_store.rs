@@ -8,7 +8,6 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use crate::farm::{Farm, Mount, rounds, run, seed};
-use crate::watchdog::Watchdog;
 use crate::workers::{Work, leave, of_all};
 
 /// How a store misbehaves: of a thousand operations.
@@ -39,11 +38,10 @@ fn misbehaving(plans: &[(&str, &str)]) {
     farm.set_env(&[("HAYLOFT_STORE_FAULTS", file.display().to_string())]);
     farm.start_server();
     let mounts: [Mount; 2] = [0, 1].map(|at| farm.mount_as("v", &format!("mnt-{at}"), "commit=0.3", None));
-    let watchdog = Watchdog::over(&mounts);
     let each = Duration::from_secs(rounds(8, 225) as u64);
     for (number, (name, plan)) in plans.iter().enumerate() {
         let folder = format!("work-{number}");
-        let work = Work::new(&mounts, &folder, &watchdog);
+        let work = Work::new(&mounts, &folder);
         let until = Instant::now() + each;
         work.run(seed() + number as u64, |over| {
             while Instant::now() < until && !over.load(Ordering::SeqCst) {

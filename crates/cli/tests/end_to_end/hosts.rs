@@ -8,7 +8,6 @@ use crate::farm::{Farm, Mount, run, sh, wait_until};
 use crate::model::Random;
 use crate::net::{Net, SERVER};
 use crate::server_loss::write_program;
-use crate::watchdog::Watchdog;
 
 /// Longer than anything here takes.
 const PATIENCE: Duration = Duration::from_secs(240);
@@ -70,7 +69,6 @@ fn all_is_built(mounts: &[Mount]) {
 #[test]
 fn a_host_that_returns_within_its_lease_goes_on_building() {
     let (net, _farm, mounts) = network(3, "60", "commit=0.2");
-    let _watchdog = Watchdog::over(&mounts);
     let mut builds = builds(&mounts);
     compiles(&mounts[2], 2);
     for _ in 0..3 {
@@ -89,7 +87,6 @@ fn a_host_that_returns_within_its_lease_goes_on_building() {
 #[test]
 fn a_host_that_is_cut_off_blocks_while_the_others_go_on_and_tells_what_it_could_not_send() {
     let (net, _farm, mounts) = network(3, "2", "commit=3600");
-    let _watchdog = Watchdog::over(&mounts);
     let (lost, others) = (&mounts[2], &mounts[..2]);
     fs::create_dir(lost.join("dir")).unwrap();
     fs::write(lost.join("dir/sent"), b"sent").unwrap();
@@ -215,7 +212,6 @@ fn a_host_that_is_heard_but_gives_nothing_back_is_ended_and_shows_nothing_old() 
 #[test]
 fn two_hosts_that_were_cut_off_from_each_others_directories_agree_afterwards() {
     let (net, _farm, mounts) = network(2, "60", "commit=0.2");
-    let _watchdog = Watchdog::over(&mounts);
     fs::create_dir(mounts[0].join("dir")).unwrap();
     // Both write into one directory, and lose their networks in turn.
     let write = "for at in $(seq 150); do echo $at > $NAME-$at; mv $NAME-$at $NAME.$at; done";

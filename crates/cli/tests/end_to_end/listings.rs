@@ -8,7 +8,6 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use crate::calls;
 use crate::farm::{Farm, Mount, rounds, seed};
 use crate::model::Random;
-use crate::watchdog::Watchdog;
 
 /// Names that are there all the time, however often they are replaced.
 const LASTING: u64 = 150;
@@ -48,7 +47,6 @@ fn times(dir: &Path, bytes: usize) -> HashMap<Vec<u8>, u32> {
 }
 
 fn listings_while_names_are_replaced(mounts: &[Mount], replacers: usize, listings: usize) {
-    let _watchdog = Watchdog::over(mounts);
     let dir = |at: usize| mounts[at % mounts.len()].join("dir");
     fs::create_dir(dir(0)).unwrap();
     (0..LASTING).for_each(|at| drop(File::create(dir(0).join(format!("stays-{at}"))).unwrap()));

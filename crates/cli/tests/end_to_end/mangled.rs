@@ -6,7 +6,6 @@ use std::time::{Duration, Instant};
 
 use crate::farm::{Farm, number, rounds, run, seed};
 use crate::mangler::Mangler;
-use crate::watchdog::Watchdog;
 use crate::workers::{Work, leave, of_all};
 
 #[test]
@@ -15,8 +14,7 @@ fn what_a_network_does_to_bytes_does_nothing_to_data() {
     farm.create("v");
     let mangler = Mangler::before(&farm.address, seed());
     let mounts = [0, 1].map(|at| farm.mount_through(&mangler.address, "v", &format!("mnt-{at}")));
-    let watchdog = Watchdog::over(&mounts);
-    let work = Work::new(&mounts, "", &watchdog);
+    let work = Work::new(&mounts, "");
     let until = Instant::now() + Duration::from_secs(rounds(40, 30 * 60) as u64);
     mangler.set_active(true);
     work.run(seed(), |over| {

@@ -10,7 +10,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use crate::caching::{PASS, lookups, tree};
 use crate::costs::messages;
 use crate::farm::{Farm, Mount, rounds, run, sh};
-use crate::watchdog::Watchdog;
 
 /// Makes and removes names of its own in a directory, until told to end.
 fn keep_busy(dir: &Path, me: usize, over: &AtomicBool) {
@@ -45,7 +44,6 @@ fn look(dir: &Path, way: usize) -> io::Result<()> {
 #[test]
 fn a_directory_moved_between_busy_parents_is_found_at_once() {
     let (_farm, mounts) = Farm::shared(2);
-    let _watchdog = Watchdog::over(&mounts);
     let parents = ["one", "two"];
     parents.iter().for_each(|parent| fs::create_dir(mounts[0].join(parent)).unwrap());
     fs::create_dir_all(mounts[0].join("one/dir/sub/below")).unwrap();
@@ -89,7 +87,6 @@ fn a_directory_moved_between_busy_parents_is_found_at_once() {
 #[test]
 fn who_works_in_a_moved_directory_and_who_finds_it_there_see_each_other() {
     let (_farm, mounts) = Farm::shared(2);
-    let _watchdog = Watchdog::over(&mounts);
     let here = |path: &str| mounts[1].join(path);
     for parent in ["one", "two"] {
         fs::create_dir(mounts[0].join(parent)).unwrap();
@@ -142,7 +139,6 @@ fn who_works_in_a_moved_directory_and_who_finds_it_there_see_each_other() {
 #[test]
 fn a_tree_that_others_have_moved_is_found_whole_and_costs_nothing_when_it_is_known() {
     let (_farm, mounts) = Farm::shared(2);
-    let _watchdog = Watchdog::over(&mounts);
     for parent in ["one", "two"] {
         fs::create_dir(mounts[0].join(parent)).unwrap();
     }
@@ -174,7 +170,6 @@ fn a_tree_that_others_have_moved_is_found_whole_and_costs_nothing_when_it_is_kno
 #[test]
 fn working_directories_below_what_others_move_go_on() {
     let (_farm, mounts): (Farm, Vec<Mount>) = Farm::shared(2);
-    let _watchdog = Watchdog::over(&mounts);
     fs::create_dir_all(mounts[0].join("one/dir/sub")).unwrap();
     fs::create_dir(mounts[0].join("two")).unwrap();
     // The second move leads into what the kernel of the other host has above it.

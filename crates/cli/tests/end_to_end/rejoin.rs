@@ -11,7 +11,6 @@ use crate::hosts::network;
 use crate::net::{Net, SERVER};
 use crate::root_box::RootBox;
 use crate::space::SmallDisk;
-use crate::watchdog::Watchdog;
 
 const PATIENCE: Duration = Duration::from_secs(120);
 
@@ -78,7 +77,6 @@ fn cut_off(net: &Net, at: usize, mount: &Mount, meanwhile: impl FnOnce()) {
 #[test]
 fn a_clean_host_goes_on_without_an_error_after_its_session_was_ended() {
     let (net, _farm, mounts) = network(2, "2", "commit=0.2");
-    let _watchdog = Watchdog::over(&mounts);
     let (here, lost) = (&mounts[0], &mounts[1]);
     fs::create_dir(lost.join("dir")).unwrap();
     for name in ["kept", "changed", "removed"] {
@@ -151,7 +149,6 @@ fn a_root_over_a_clean_mount_goes_on_after_its_session_was_ended() {
 #[test]
 fn what_an_ended_session_has_not_sent_is_told_once_and_the_mount_goes_on() {
     let (net, _farm, mounts) = network(2, "2", "commit=3600");
-    let _watchdog = Watchdog::over(&mounts);
     let (here, lost) = (&mounts[0], &mounts[1]);
     fs::create_dir(lost.join("dir")).unwrap();
     fs::write(lost.join("dir/file"), b"sent").unwrap();
@@ -183,7 +180,6 @@ fn what_an_ended_session_has_not_sent_is_told_once_and_the_mount_goes_on() {
 #[test]
 fn what_an_ended_session_has_not_sent_is_applied_if_others_have_only_looked() {
     let (net, farm, mounts) = network(2, "2", "commit=3600");
-    let _watchdog = Watchdog::over(&mounts);
     let (here, lost) = (&mounts[0], &mounts[1]);
     run(sh("mkdir dir gone other mine; echo sent >dir/file; echo old >gone/name; echo twice >dir/a; ln dir/a other/a; \
             seq 200000 >dir/large; mkdir -p deep/er; echo moved >deep/er/file")
@@ -224,7 +220,6 @@ fn what_an_ended_session_has_not_sent_is_applied_if_others_have_only_looked() {
 #[test]
 fn who_comes_back_after_a_restart_of_the_server_has_what_was_not_sent_kept() {
     let (net, mut farm, mounts) = network(2, "2", "commit=3600");
-    let _watchdog = Watchdog::over(&mounts);
     let (here, lost) = (&mounts[0], &mounts[1]);
     fs::create_dir(lost.join("dir")).unwrap();
     lost.sync();
@@ -248,7 +243,6 @@ fn what_a_server_has_lost_is_told_by_name_to_who_could_not_bring_it_back() {
     let mut farm = Farm::at(Some(&net.server()), &format!("{SERVER}:7440"), Some(&store), &server_args);
     farm.create("v");
     let mounts = [0, 1].map(|at| farm.mount_as("v", &format!("mnt-{at}"), "commit=0.1", Some(&net.host(at))));
-    let _watchdog = Watchdog::over(&mounts);
     let (here, lost) = (&mounts[0], &mounts[1]);
     fs::create_dir(lost.join("own")).unwrap();
     lost.sync();
@@ -306,7 +300,6 @@ fn a_lost_lock_is_told_to_who_relies_on_it() {
 #[test]
 fn a_change_that_was_asked_for_when_the_session_ended_is_done_once() {
     let (net, _farm, mounts) = network(2, "2", "commit=0.2");
-    let _watchdog = Watchdog::over(&mounts);
     fs::create_dir(mounts[0].join("dir")).unwrap();
     // Both change one directory all the time, so that it is done by the server.
     let write = "for at in $(seq 400); do mkdir dir/$NAME-$at; echo $at >dir/$NAME.$at; mv dir/$NAME.$at dir/$NAME=$at; done";

@@ -9,7 +9,6 @@ use crate::contention::Changers;
 use crate::crash::write;
 use crate::farm::{Farm, Mount, rounds, run, sh};
 use crate::model::{Random, Tree, find_prefix, read_tree};
-use crate::watchdog::Watchdog;
 
 /// A program of 60 sources with a Makefile; it prints the sum of what they return.
 pub(crate) fn write_program(dir: &std::path::Path) {
@@ -77,7 +76,6 @@ fn a_server_that_stops_in_order_is_missed_for_a_moment_only() {
 #[test]
 fn eight_busy_mounts_outlive_their_server() {
     let (mut farm, mounts) = Farm::shared_with(8, "commit=0.2", &[]);
-    let watchdog = Watchdog::over(&mounts);
     // Each has a folder of its own, and two processes in one that is everybody's.
     let tops: Vec<_> =
         mounts.iter().enumerate().map(|(at, mount)| mount.join(&format!("own-{at}"))).collect();
@@ -101,7 +99,6 @@ fn eight_busy_mounts_outlive_their_server() {
             kills += 1;
             std::thread::sleep(Duration::from_millis(random.below(400)));
             farm.start_server();
-            watchdog.progress();
         }
         stop.store(true, Ordering::Relaxed);
         writers.into_iter().map(|writer| writer.join().unwrap()).collect()
@@ -119,7 +116,6 @@ fn eight_busy_mounts_outlive_their_server() {
             );
         }
     }
-    drop(watchdog);
     mounts.into_iter().for_each(crate::farm::Mount::unmount);
     let said = run(&mut farm.volume(["check", "v", "--content"]));
     assert!(said.contains("is sound"), "{said}");
@@ -160,7 +156,6 @@ fn there(dir: &Path, names: &[String]) -> Vec<bool> {
 #[test]
 fn what_was_answered_outlives_a_server_that_is_killed_at_once() {
     let (mut farm, mounts) = Farm::shared_with(2, "commit=0.2", &[]);
-    let watchdog = Watchdog::over(&mounts);
     fs::create_dir(mounts[0].join("dir")).unwrap();
     let mut random = Random::new(crate::farm::seed());
     for round in 0..rounds(12, 300) {
@@ -191,9 +186,7 @@ fn what_was_answered_outlives_a_server_that_is_killed_at_once() {
             let left = names.filter(|name| name.as_ref().unwrap().path().extension().is_some()).count();
             assert_eq!(left, 0, "round {round}");
         }
-        watchdog.progress();
     }
-    drop(watchdog);
     mounts.into_iter().for_each(Mount::unmount);
     let said = run(&mut farm.volume(["check", "v", "--content"]));
     assert!(said.contains("is sound"), "{said}");

@@ -7,7 +7,6 @@ use std::time::Duration;
 
 use crate::calls;
 use crate::farm::{Farm, noise, python, rounds, run, wait_until};
-use crate::watchdog::Watchdog;
 
 /// Bytes in use, as statfs says.
 fn used(path: &std::path::Path) -> u64 {
@@ -137,7 +136,6 @@ fn readdir_goes_on_while_other_mounts_change_the_directory() {
 fn a_file_that_another_host_has_removed_gets_no_new_name() {
     let (_farm, mounts) = Farm::shared(2);
     let (here, there) = (&mounts[0], &mounts[1]);
-    let _watchdog = Watchdog::over(&mounts);
     fs::create_dir(here.join("dir")).unwrap();
     for round in 0..rounds(10, 100) {
         // Names in the directory are changed by the server, or by their owner.
@@ -194,7 +192,6 @@ for at in range(rounds):
 #[test]
 fn a_link_and_a_removal_at_the_same_time_leave_a_name_or_none_for_ever() {
     let (_farm, mounts) = Farm::shared(2);
-    let _watchdog = Watchdog::over(&mounts);
     let times = rounds(100, 2000).to_string();
     let start = |script, at: usize| python(script).arg(mounts[at].path()).arg(&times).spawn().unwrap();
     let mut children = [start(LINKER, 0), start(REMOVER, 1)];

@@ -6,7 +6,6 @@ use std::process::{Child, ChildStdin, ChildStdout, Stdio};
 use std::time::Duration;
 
 use crate::farm::{Farm, Mount, python, rounds, wait_until};
-use crate::watchdog::Watchdog;
 
 /// Adds to a number that it reads first: without the lock some additions get lost.
 const COUNTER: &str = r#"
@@ -25,7 +24,6 @@ for at in range(times):
 
 fn count(kind: &str) {
     let (_farm, mounts) = Farm::shared(4);
-    let _watchdog = Watchdog::over(&mounts);
     fs::write(mounts[0].join("number"), "0\n").unwrap();
     let (workers, times) = (12, rounds(15, 500));
     let start = |at: usize| {
@@ -139,7 +137,6 @@ fn with_files(count: usize, lease: &str) -> (Farm, Vec<Mount>) {
 #[test]
 fn locks_of_two_mounts_conflict_as_on_one_host() {
     let (_farm, mounts) = with_files(3, "10");
-    let _watchdog = Watchdog::over(&mounts);
     let mut holders: Vec<Holder> = mounts.iter().map(Holder::new).collect();
     let [one, two, three] = holders.as_mut_slice() else { unreachable!() };
     // flock.
@@ -167,7 +164,6 @@ fn locks_of_two_mounts_conflict_as_on_one_host() {
 #[test]
 fn a_lock_is_handed_to_who_waits_for_it_on_another_mount() {
     let (_farm, mounts) = with_files(3, "10");
-    let _watchdog = Watchdog::over(&mounts);
     for (take, give) in [("flock", "unflock"), ("lock 0 0", "unlock 0 0")] {
         let mut holders: Vec<Holder> = mounts.iter().map(Holder::new).collect();
         let [one, two, three] = holders.as_mut_slice() else { unreachable!() };
@@ -190,7 +186,6 @@ fn a_lock_is_handed_to_who_waits_for_it_on_another_mount() {
 #[test]
 fn a_deadlock_between_mounts_is_refused() {
     let (_farm, mounts) = with_files(2, "10");
-    let _watchdog = Watchdog::over(&mounts);
     let (mut one, mut two) = (Holder::new(&mounts[0]), Holder::new(&mounts[1]));
     assert_eq!((one.ask("lock 0 1"), two.ask("lock-other 0 1")), ("ok".into(), "ok".into()));
     one.tell("lock-other 0 1");
@@ -204,7 +199,6 @@ fn a_deadlock_between_mounts_is_refused() {
 fn locks_of_a_killed_mount_are_free_after_its_lease() {
     let (_farm, mut mounts) = with_files(3, "2");
     let last = mounts.pop().unwrap();
-    let _watchdog = Watchdog::over(&mounts);
     let mut lost = Holder::new(&last);
     let (mut one, mut two) = (Holder::new(&mounts[0]), Holder::new(&mounts[1]));
     assert_eq!((lost.ask("flock"), lost.ask("lock 0 0")), ("ok".into(), "ok".into()));

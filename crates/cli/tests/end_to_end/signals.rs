@@ -7,7 +7,6 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use crate::farm::{Farm, Mount, kill, python, rounds, run, sh, wait_until};
-use crate::watchdog::Watchdog;
 
 /// Does all kinds of calls in a folder, for so many seconds, while a timer sends a signal with a handler (SA_RESTART)
 /// every 0.7 ms. Says how many signals there were, and fails when a call does.
@@ -79,7 +78,6 @@ fn compile(farm: &Farm) -> PathBuf {
 #[test]
 fn handled_signals_disturb_no_call_even_while_the_server_is_away() {
     let (mut farm, mounts) = Farm::shared_with(2, "commit=0.2", &[]);
-    let _watchdog = Watchdog::over(&mounts);
     let program = compile(&farm);
     // One works alone in its folder, and two share one, where each change is a request.
     let dirs = ["alone", "shared"].map(|name| mounts[0].join(name));
@@ -152,7 +150,6 @@ fn a_killed_program_is_gone_at_once_while_the_server_is_away() {
     hear_sigquit();
     for signal in [libc::SIGKILL, libc::SIGTERM, libc::SIGQUIT] {
         let (farm, mounts) = Farm::shared_with(3, "commit=0.2", &[]);
-        let _watchdog = Watchdog::over(&mounts);
         let there = &mounts[1];
         fs::write(there.join("large"), crate::farm::noise(3, 8 << 20)).unwrap();
         run(sh("mkdir shared unknown; touch unknown/a shared/gone shared/old held").current_dir(there.path()));

@@ -8,7 +8,6 @@ use std::time::Duration;
 
 use crate::calls::{self, errno};
 use crate::farm::{Farm, Mount, noise, number, run, sh, wait_until};
-use crate::watchdog::Watchdog;
 
 /// A small ext4 file system in a file, for a store that can be full.
 pub(crate) struct SmallDisk {
@@ -159,7 +158,6 @@ fn nobody_but_the_writer_waits(mounts: &[Mount], full: &str) {
 #[test]
 fn a_used_up_quota_holds_up_nobody_but_the_writer() {
     let (farm, mounts) = Farm::shared(2);
-    let _watchdog = Watchdog::over(&mounts);
     fs::create_dir(mounts[0].join("work")).unwrap();
     write_durably(&mounts[0].join("work/old"), b"older").unwrap();
     promptly("ls -l work", &mounts[1]);
@@ -179,7 +177,6 @@ fn a_used_up_quota_holds_up_nobody_but_the_writer() {
 #[test]
 fn a_used_up_quota_of_inodes_holds_up_nobody_either() {
     let (farm, mounts) = Farm::shared(2);
-    let _watchdog = Watchdog::over(&mounts);
     fs::create_dir_all(mounts[0].join("work/mine")).unwrap();
     fs::write(mounts[0].join("work/mine/first"), b"x").unwrap();
     mounts[0].sync();
@@ -201,7 +198,6 @@ fn a_full_store_holds_up_nobody_but_the_writer() {
     let farm = Farm::with(Some(&disk.path().join("store")), &["--reserve", "24M"]);
     farm.create("v");
     let mounts = farm.mounts("v", 2, "commit=1");
-    let _watchdog = Watchdog::over(&mounts);
     fs::create_dir(mounts[0].join("work")).unwrap();
     write_durably(&mounts[0].join("work/old"), b"older").unwrap();
     promptly("ls -l work", &mounts[1]);
@@ -233,7 +229,6 @@ fn what_no_room_is_left_for_is_kept_on_its_host_when_others_need_the_files() {
     farm.create("v");
     // Also where many other mounts share this host's memory.
     let mounts = farm.mounts("v", 2, "commit=3600,dirty=256M");
-    let _watchdog = Watchdog::over(&mounts);
     let (one, two) = (&mounts[0], &mounts[1]);
     fs::create_dir(one.join("work")).unwrap();
     let old = noise(1, 1 << 20);

@@ -7,7 +7,6 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
 use crate::farm::{Farm, Mount, number, run, sh, wait_until};
-use crate::watchdog::Watchdog;
 
 /// So many files are made by each host.
 const FILES: usize = 300;
@@ -63,7 +62,6 @@ fn until_split(farm: &Farm, dirs: &[PathBuf]) {
 #[test]
 fn what_all_hosts_make_at_once_is_there_on_all_of_them() {
     let (farm, mounts) = Farm::shared(4);
-    let _watchdog = Watchdog::over(&mounts);
     let dirs = dirs(&mounts);
     let made = all_compile(&dirs, FILES);
     assert!(splits(&farm) > 0);
@@ -82,7 +80,6 @@ fn what_all_hosts_make_at_once_is_there_on_all_of_them() {
 #[test]
 fn one_message_is_enough_for_a_file_that_is_made_renamed_and_removed() {
     let (farm, mounts) = Farm::shared(3);
-    let _watchdog = Watchdog::over(&mounts);
     let dirs = dirs(&mounts);
     until_split(&farm, &dirs);
     let asked = || number(&mounts[0].stats(), "server.requests.total");
@@ -104,7 +101,6 @@ fn one_message_is_enough_for_a_file_that_is_made_renamed_and_removed() {
 #[test]
 fn names_are_seen_by_others_when_the_call_has_returned() {
     let (farm, mounts) = Farm::shared(3);
-    let _watchdog = Watchdog::over(&mounts);
     let dirs = dirs(&mounts);
     until_split(&farm, &dirs);
     for n in 0..60 {
@@ -127,7 +123,6 @@ fn names_are_seen_by_others_when_the_call_has_returned() {
 #[test]
 fn what_is_more_than_files_is_done_as_in_any_directory() {
     let (farm, mounts) = Farm::shared(2);
-    let _watchdog = Watchdog::over(&mounts);
     let dirs = dirs(&mounts);
     type Step<'a> = &'a dyn Fn(&Path, &Path);
     let steps: [Step<'_>; 8] = [
@@ -182,7 +177,6 @@ fn what_is_more_than_files_is_done_as_in_any_directory() {
 #[test]
 fn times_of_a_split_directory_are_of_now_and_stay_when_it_is_whole() {
     let (farm, mounts) = Farm::shared(2);
-    let _watchdog = Watchdog::over(&mounts);
     let dirs = dirs(&mounts);
     until_split(&farm, &dirs);
     let modified = |dir: &Path| fs::metadata(dir).unwrap().modified().unwrap();
@@ -215,7 +209,6 @@ fn times_of_a_split_directory_are_of_now_and_stay_when_it_is_whole() {
 #[test]
 fn a_server_that_is_killed_under_hosts_that_make_files_loses_none() {
     let (mut farm, mounts) = Farm::shared(3);
-    let _watchdog = Watchdog::over(&mounts);
     let dirs = dirs(&mounts);
     until_split(&farm, &dirs);
     std::thread::scope(|scope| {

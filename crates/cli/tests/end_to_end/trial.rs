@@ -132,6 +132,13 @@ fn signals_end_it_and_nothing_is_left() {
 }
 
 #[test]
+fn what_a_command_leaves_behind_for_a_moment_is_waited_for() {
+    let dir = folder();
+    run(&mut trial(dir.path(), &["--", "sh", "-c", "sleep 0.7 </dev/null >/dev/null 2>&1 &"]));
+    assert_nothing_left(dir.path());
+}
+
+#[test]
 fn kill_9_ends_its_processes_too() {
     let dir = folder();
     let mut child = endless(dir.path());

@@ -16,7 +16,6 @@ use std::time::{Duration, Instant};
 use crate::calls;
 use crate::farm::{Farm, Mount, kill, number, rounds, seed};
 use crate::model::Random;
-use crate::watchdog::Watchdog;
 
 /// Names that change. The first ones are of files, or absent; the others of directories.
 const NAMES: [&str; 6] = ["file-a", "file-b", "file-c", "dir-a", "dir-b", "dir-c"];
@@ -285,7 +284,6 @@ fn never_goes_back(lookers: usize, count: usize) {
     let farm = Farm::with(Some(store.path()), &[]);
     farm.create("v");
     let mounts = farm.mounts("v", 2, "");
-    let watchdog = Watchdog::over(&mounts);
     let mut random = Random::new(seed() + lookers as u64);
     let (mut kinds, mut first, mut rounds_back, mut rounds_late) = (BTreeMap::new(), None, 0, 0);
     // Whoever gets no processor while it has the lock of the directory keeps the kernel from letting go of names in time,
@@ -303,7 +301,6 @@ fn never_goes_back(lookers: usize, count: usize) {
             *kinds.entry((WAYS[before], WAYS[after])).or_insert(0) += 1;
             first.get_or_insert(text);
         }
-        watchdog.progress();
     }
     println!("names were late in {rounds_late} of {count} rounds");
     assert!(rounds_late < count / 2, "the kernel is told too late in {rounds_late} of {count} rounds");
@@ -328,7 +325,6 @@ fn what_is_said_to_be_there_is_there() {
     let farm = Farm::with(Some(store.path()), &[]);
     farm.create("v");
     let mounts = farm.mounts("v", 2, "");
-    let watchdog = Watchdog::over(&mounts);
     let mut random = Random::new(seed());
     let (mut told, mut lost, count) = (0, Vec::new(), rounds(150, 5000));
     // How long the other's call takes, so that both meet.
@@ -373,7 +369,6 @@ fn what_is_said_to_be_there_is_there() {
             }
         }
         fs::remove_dir_all(&dirs[0]).unwrap();
-        watchdog.progress();
     }
     assert!(told > 0);
     assert!(lost.is_empty(), "{} of {told} (of {count}) are not there: {lost:?}", lost.len());
@@ -384,7 +379,6 @@ fn what_is_said_to_be_there_is_there() {
 #[test]
 fn what_one_host_sees_every_other_sees_that_looks_later() {
     let (_farm, mounts) = Farm::shared_with(4, "", &["--lease", "30"]);
-    let _watchdog = Watchdog::over(&mounts);
     let [maker, looker, lister, late] = &mounts[..] else { unreachable!() };
     fs::create_dir(maker.join("shared")).unwrap();
     for (at, mount) in mounts.iter().enumerate() {

@@ -12,7 +12,6 @@ use std::time::{Duration, Instant};
 use crate::calls;
 use crate::farm::{Farm, Mount, number, rounds, seed};
 use crate::model::Random;
-use crate::watchdog::Watchdog;
 
 /// What is waited for in vain is waited for 30 seconds.
 const HANG: Duration = Duration::from_secs(15);
@@ -40,7 +39,6 @@ fn links_that_are_replaced_while_others_follow_them_hold_nobody_up() {
     let farm = Farm::with(Some(store.path()), &[]);
     farm.create("v");
     let mounts = farm.mounts("v", 4, "");
-    let _watchdog = Watchdog::over(&mounts);
     fs::create_dir(mounts[0].join("shared")).unwrap();
     (0..3).for_each(|at| fs::write(mounts[0].join(&format!("shared/target-{at}")), b"text").unwrap());
     (0..4).for_each(|at| fs::create_dir(mounts[at].join(&format!("own-{at}"))).unwrap());
@@ -121,7 +119,6 @@ fn shared_directory() -> (tempfile::TempDir, Farm, Vec<Mount>) {
 #[test]
 fn attributes_are_new_however_soon_another_mount_changes_what_was_just_made() {
     let (_store, _farm, mounts) = shared_directory();
-    let _watchdog = Watchdog::over(&mounts);
     let files = rounds(1500, 40_000);
     let path = |mount: usize, at: usize| mounts[mount].join(&format!("shared/{at}"));
     let ((made, is_made), (changed, is_changed)) = (channel(), channel());
@@ -174,7 +171,6 @@ fn attributes_are_new_however_soon_another_mount_changes_what_was_just_made() {
 #[test]
 fn attributes_are_new_although_their_maker_gets_no_processor_meanwhile() {
     let (_store, _farm, mounts) = shared_directory();
-    let _watchdog = Watchdog::over(&mounts);
     let asked = || number(&mounts[0].stats(), "fuse.requests.CREATE");
     let (over, mut unseen) = (AtomicBool::new(false), Vec::new());
     let processors = std::thread::available_parallelism().unwrap().get();

@@ -11,7 +11,6 @@ use std::time::Duration;
 
 use crate::farm::{Mount, hayloft, noise, number};
 use crate::model::Random;
-use crate::watchdog::Watchdog;
 
 /// Files that a directory has at most: older ones are removed.
 const KEPT: usize = 60;
@@ -46,13 +45,12 @@ pub(crate) struct Counts {
     pub missing: AtomicUsize,
 }
 
-pub(crate) struct Work<'a> {
+pub(crate) struct Work {
     /// The folders to work in: of each mount the same one.
     mounts: [PathBuf; 2],
     known: Known,
     pub counts: Counts,
     pub over: AtomicBool,
-    watchdog: &'a Watchdog,
 }
 
 /// A call that failed since its batch did not get through in so many attempts, or found no room: whoever waits is told.
@@ -65,16 +63,16 @@ fn is_gone(error: &io::Error) -> bool {
     error.kind() == io::ErrorKind::NotFound || error.raw_os_error() == Some(libc::ESTALE)
 }
 
-impl<'a> Work<'a> {
+impl Work {
     /// In a folder of this name, which is made in two mounts.
-    pub(crate) fn new(mounts: &[Mount], folder: &str, watchdog: &'a Watchdog) -> Work<'a> {
+    pub(crate) fn new(mounts: &[Mount], folder: &str) -> Work {
         let tops = [0, 1].map(|at| mounts[at].join(folder));
         for dir in ["both", "own-0", "own-1"] {
             fs::create_dir_all(tops[0].join(dir)).unwrap();
         }
         mounts[0].sync();
         let (known, counts, over) = (Known::default(), Counts::default(), AtomicBool::new(false));
-        Work { mounts: tops, known, counts, over, watchdog }
+        Work { mounts: tops, known, counts, over }
     }
 
     /// Lets both hosts work until `meanwhile` returns, or one of them has failed.
@@ -140,7 +138,6 @@ impl<'a> Work<'a> {
                     Err(error) => panic!("{path} is removed: {error}"),
                 }
             }
-            self.watchdog.progress();
         }
     }
 
@@ -199,7 +196,6 @@ impl<'a> Work<'a> {
                 }
                 Err(error) => panic!("{path} cannot be read: {error}"),
             }
-            self.watchdog.progress();
         }
     }
 }
@@ -220,7 +216,7 @@ pub(crate) fn of_all(mounts: &[Mount], key: &str) -> u64 {
 }
 
 /// When one fails, the others stop.
-fn stopping(work: &Work<'_>, run: impl FnOnce()) {
+fn stopping(work: &Work, run: impl FnOnce()) {
     struct Stop<'a>(&'a AtomicBool);
     impl Drop for Stop<'_> {
         fn drop(&mut self) {
