@@ -19,7 +19,7 @@ packages=(
     build-essential pkg-config git ca-certificates curl
     fuse3 bindfs util-linux procps e2fsprogs
     iproute2 attr acl libacl1-dev rsync sqlite3 python3 python3-venv tar xz-utils bzip2 dpkg-dev
-    uidmap faketime postgresql stress-ng
+    uidmap faketime openssh-client postgresql stress-ng
     nats-server cmake ninja-build
     mmdebstrap dnf createrepo-c erofs-utils squashfs-tools
 )

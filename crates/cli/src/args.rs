@@ -7,8 +7,8 @@ use clap::{Args, Parser, Subcommand};
 use crate::farm::args::{FarmArgs, MakeArgs, TaskArgs};
 use crate::roots::root_args::{RootArgs, RunArgs};
 use crate::server::cert_args::CertArgs;
-use crate::server::versions_args::{DiffArgs, ForkArgs, PromoteArgs, RollbackArgs, SnapshotArgs};
 use crate::units::parse_size;
+use crate::versions::args::{DiffArgs, ForkArgs, PromoteArgs, RollbackArgs, SnapshotArgs, VerifyArgs};
 
 const ABOUT: &str = "Mounted trees for build farms: many hosts share one tree at local speed.";
 
@@ -79,6 +79,8 @@ Examples:
     Promote(PromoteArgs),
     /// Tell what differs between two versions of a tree
     Diff(DiffArgs),
+    /// Prove that a tree is what it was, or what another one is, by its content
+    Verify(VerifyArgs),
     /// Leave a mount: wait until the store has everything, then unmount
     Umount(UmountArgs),
     /// Wait until the store has everything written so far on a mount

@@ -71,6 +71,8 @@ pub(crate) struct MountConfig {
     pub cache_dir: Option<PathBuf>,
     /// Folder for the logs of detached mounts.
     pub log_dir: Option<PathBuf>,
+    /// Who may have signed snapshots: others are not mounted. The format of ssh-keygen's allowed_signers.
+    pub trusted_keys: Option<PathBuf>,
 }
 
 /// The table `[run]`.
@@ -157,6 +159,7 @@ impl Config {
                 options: self.mount.options.or(below.mount.options),
                 cache_dir: self.mount.cache_dir.or(below.mount.cache_dir),
                 log_dir: self.mount.log_dir.or(below.mount.log_dir),
+                trusted_keys: self.mount.trusted_keys.or(below.mount.trusted_keys),
             },
             run: RunConfig {
                 layers: self.run.layers.or(below.run.layers),

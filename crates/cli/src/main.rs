@@ -17,6 +17,7 @@ mod signals;
 mod sys;
 mod trial;
 mod units;
+mod versions;
 
 use std::ffi::OsString;
 use std::process::ExitCode;
@@ -30,7 +31,8 @@ use crate::farm::args::FarmVerb;
 use crate::farm::{agent, make, status, task};
 use crate::mounts::{helper, mount, sync, umount};
 use crate::roots::{root, run as run_root};
-use crate::server::{cert, clients, diff, serve, stats, versions, volume};
+use crate::server::{cert, clients, serve, stats, volume};
+use crate::versions::{commands, diff, verify};
 
 fn main() -> ExitCode {
     let argv: Vec<OsString> = std::env::args_os().collect();
@@ -80,11 +82,12 @@ fn run(cli: Cli) -> anyhow::Result<u8> {
     match cli.verb {
         Verb::Serve(args) => serve::run(args, &config()?),
         Verb::Volume(args) => volume::run(args, &config()?),
-        Verb::Snapshot(args) => versions::snapshot(args, &config()?),
-        Verb::Fork(args) => versions::fork(args, &config()?),
-        Verb::Rollback(args) => versions::rollback(args, &config()?),
-        Verb::Promote(args) => versions::promote(args, &config()?),
+        Verb::Snapshot(args) => commands::snapshot(args, &config()?),
+        Verb::Fork(args) => commands::fork(args, &config()?),
+        Verb::Rollback(args) => commands::rollback(args, &config()?),
+        Verb::Promote(args) => commands::promote(args, &config()?),
         Verb::Diff(args) => diff::run(&args, &config()?),
+        Verb::Verify(args) => verify::run(&args, &config()?),
         Verb::Scrub(args) => volume::scrub(args, &config()?),
         Verb::Mount(args) => mount::run(args, &config()?),
         Verb::Umount(args) => umount::run(&args),

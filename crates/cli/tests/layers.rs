@@ -6,11 +6,12 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// A crate, and the crates of this workspace that it may use.
-const MAY_USE: [(&str, &[&str]); 16] = [
+const MAY_USE: [(&str, &[&str]); 17] = [
     ("hayloft-crash", &[]),
     ("hayloft-memory", &[]),
     ("hayloft-model", &[]),
     ("hayloft-process", &[]),
+    ("hayloft-tree", &[]),
     ("hayloft-wire", &["hayloft-model"]),
     ("hayloft-store", &["hayloft-crash", "hayloft-model"]),
     ("hayloft-transport", &[]),
@@ -23,6 +24,7 @@ const MAY_USE: [(&str, &[&str]); 16] = [
             "hayloft-wire",
             "hayloft-store",
             "hayloft-transport",
+            "hayloft-tree",
         ],
     ),
     ("hayloft-sim", &["hayloft-model"]),
@@ -58,6 +60,7 @@ const MAY_USE: [(&str, &[&str]); 16] = [
             "hayloft-layer",
             "hayloft-root",
             "hayloft-farm",
+            "hayloft-tree",
         ],
     ),
 ];

@@ -125,6 +125,7 @@ fn described(body: &Body) -> Option<Value> {
         Body::Fork(asked) => json!({"act": "fork", "volume": asked.name, "of": shown(&asked.of)}),
         Body::Rollback(asked) => json!({"act": "rollback", "to": shown(&asked.to)}),
         Body::Promote(asked) => json!({"act": "promote", "volume": asked.fork}),
+        Body::SignSnapshot(asked) => json!({"act": "sign", "of": shown(&asked.of), "tree": asked.tree}),
         Body::EvictClient(evict) => {
             json!({"act": "evict", "volume": evict.volume, "session": format!("{:016x}", evict.session)})
         }

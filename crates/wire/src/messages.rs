@@ -19,7 +19,7 @@ pub struct ClientMessage {
     /// What is said.
     #[prost(
         oneof = "client_message::Body",
-        tags = "2,3,4,5,6,7,8,9,10,11,12,13,14,15,16,17,18,19,20,21,22,23,24,25,26,27,28,29,30,31,32,33,34,35,36,37,38,39,40,41,42,43,44,45"
+        tags = "2,3,4,5,6,7,8,9,10,11,12,13,14,15,16,17,18,19,20,21,22,23,24,25,26,27,28,29,30,31,32,33,34,35,36,37,38,39,40,41,42,43,44,45,46,47"
     )]
     pub body: Option<client_message::Body>,
 }
@@ -152,6 +152,10 @@ pub mod client_message {
         Promote(Promote),
         #[prost(message, tag = "45")]
         Diff(Diff),
+        #[prost(message, tag = "46")]
+        NameTree(NameTree),
+        #[prost(message, tag = "47")]
+        SignSnapshot(SignSnapshot),
     }
 }
 
@@ -164,7 +168,7 @@ pub struct ServerMessage {
     /// What is said.
     #[prost(
         oneof = "server_message::Body",
-        tags = "2,3,4,5,6,7,8,9,10,11,12,13,14,15,20,21,22,23,24,25,26,27,28,29"
+        tags = "2,3,4,5,6,7,8,9,10,11,12,13,14,15,20,21,22,23,24,25,26,27,28,29,30"
     )]
     pub body: Option<server_message::Body>,
     /// To a session: how far the volume's history is durable, see [`Welcome::opening`].
@@ -257,5 +261,8 @@ pub mod server_message {
         /// Answers `Diff`, in one or several parts.
         #[prost(message, tag = "29")]
         Differences(Differences),
+        /// Answers `NameTree`.
+        #[prost(message, tag = "30")]
+        Named(Named),
     }
 }

@@ -103,6 +103,49 @@ pub struct SnapshotInfo {
     /// How often it is mounted.
     #[prost(uint64, tag = "7")]
     pub mounts: u64,
+    /// Its name by content, `tree1-` and 64 digits; empty: nobody has asked for it.
+    #[prost(string, tag = "8")]
+    pub tree: String,
+    /// Signatures of that name, in the format of ssh-keygen(1), armoured.
+    #[prost(string, repeated, tag = "9")]
+    pub signatures: Vec<String>,
+}
+
+/// Wants the name by content of a version; answered by [`Named`]. With a snapshot it is entered.
+#[derive(Clone, PartialEq, Message)]
+pub struct NameTree {
+    #[prost(message, optional, tag = "1")]
+    pub of: Option<Version>,
+    /// Of a snapshot that has a name already: from all rows, whatever is known.
+    #[prost(bool, tag = "2")]
+    pub anew: bool,
+}
+
+/// The name by content of a version.
+#[derive(Clone, PartialEq, Message)]
+pub struct Named {
+    /// As it was worked out.
+    #[prost(string, tag = "1")]
+    pub tree: String,
+    /// The snapshot as it is entered, with the name that it was given first; nothing of a volume as it is now.
+    #[prost(message, optional, tag = "2")]
+    pub snapshot: Option<SnapshotInfo>,
+    /// Rows that were read for it.
+    #[prost(uint64, tag = "3")]
+    pub rows_read: u64,
+}
+
+/// Adds a signature of a snapshot's name; answered by [`Snapshots`] with it.
+#[derive(Clone, PartialEq, Message)]
+pub struct SignSnapshot {
+    #[prost(message, optional, tag = "1")]
+    pub of: Option<Version>,
+    /// The name that was signed.
+    #[prost(string, tag = "2")]
+    pub tree: String,
+    /// See [`SnapshotInfo::signatures`].
+    #[prost(string, tag = "3")]
+    pub signature: String,
 }
 
 /// Wants what differs between two versions, in parts; answered by [`Differences`].

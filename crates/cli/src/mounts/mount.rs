@@ -14,6 +14,8 @@ use anyhow::Context;
 use hayloft_mount::control::{self, ControlError};
 use hayloft_mount::{Mount, MountConfig, MountError, MountOptions, Stopper};
 use hayloft_transport::Dial;
+use hayloft_wire::client_message::Body as Ask;
+use hayloft_wire::{ListSnapshots, Version};
 
 use crate::args::MountArgs;
 use crate::config::Config;
@@ -21,8 +23,11 @@ use crate::dial;
 use crate::exit::{Exit, exit_of, failure};
 use crate::mountinfo;
 use crate::mounts::umount;
+use crate::server::admin::Admin;
 use crate::signals;
 use crate::sys;
+use crate::versions::commands;
+use crate::versions::signatures::Signers;
 
 /// A mount as asked for, checked.
 struct Plan {
@@ -84,9 +89,13 @@ fn plan(args: MountArgs, config: &Config) -> anyhow::Result<Plan> {
         }
         _ => true,
     });
-    if volume.contains('@') {
-        // A snapshot.
+    if let Some((of, snapshot)) = volume.split_once('@') {
         given.push("ro");
+        if let Some(keys) = &config.mount.trusted_keys {
+            let version = Version { volume: of.to_owned(), snapshot: snapshot.to_owned() };
+            let ask = Ask::ListSnapshots(ListSnapshots { of: Some(version) });
+            Signers::read(keys)?.require(&commands::one(&mut Admin::connect_as(&dial, &server)?, ask)?)?;
+        }
     }
     let options = given.join(",");
     MountOptions::parse(&options).map_err(|error| failure(Exit::Usage, error.to_string()))?;

@@ -4,7 +4,7 @@ use std::io;
 use std::time::Duration;
 
 use bytes::BytesMut;
-use hayloft_transport::{ConnectError, Receiving, Sending};
+use hayloft_transport::{ConnectError, Dial, Receiving, Sending};
 use hayloft_wire::{
     ClientMessage, Failed, FailureCode, ServerMessage, client_message,
     frame::{self, Opener, Sealer},
@@ -36,6 +36,14 @@ impl Admin {
     /// # Errors
     /// With [`Exit::Unreachable`] when nobody answers there, [`Exit::Usage`] when it is no address.
     pub(crate) fn connect(server: &str) -> anyhow::Result<Admin> {
+        Admin::connect_as(&crate::dial::ours(), server)
+    }
+
+    /// As [`Admin::connect`], with other credentials than those of the command line.
+    ///
+    /// # Errors
+    /// As there.
+    pub(crate) fn connect_as(dial: &Dial, server: &str) -> anyhow::Result<Admin> {
         let failed = |error: ConnectError| match error {
             ConnectError::Address(error) if error.kind() == io::ErrorKind::InvalidInput => failure(
                 Exit::Usage,
@@ -59,7 +67,7 @@ impl Admin {
                 failure(Exit::Denied, format!("no connection to {server}: {}", refused.message()))
             }
         };
-        let (sending, receiving) = crate::dial::ours().connect(server, CONNECT_TIMEOUT).map_err(failed)?;
+        let (sending, receiving) = dial.connect(server, CONNECT_TIMEOUT).map_err(failed)?;
         let server = server.to_owned();
         Ok(Admin {
             server,

@@ -34,6 +34,7 @@ mod mangler;
 mod memory;
 mod model;
 mod moves;
+mod names;
 mod net;
 mod place;
 mod posix_dirs;

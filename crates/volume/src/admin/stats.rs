@@ -78,6 +78,8 @@ pub(crate) fn type_of(body: &Body) -> &'static str {
         Body::Rollback(_) => "ROLLBACK",
         Body::Promote(_) => "PROMOTE",
         Body::Diff(_) => "DIFF",
+        Body::NameTree(_) => "NAME_TREE",
+        Body::SignSnapshot(_) => "SIGN_SNAPSHOT",
     }
 }
 

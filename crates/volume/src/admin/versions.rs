@@ -6,7 +6,8 @@ use hayloft_transport::Peer;
 use hayloft_wire::client_message::Body;
 use hayloft_wire::server_message::Body as Answer;
 use hayloft_wire::{
-    CreateSnapshot, Diff, Differences, Done, Fork, Promote, Rollback, Snapshots, Version, VolumeInfo,
+    CreateSnapshot, Diff, Differences, Done, Fork, NameTree, Named, Promote, Rollback, SignSnapshot,
+    Snapshots, Version, VolumeInfo,
 };
 
 use crate::database::family::{self, Snapshot};
@@ -16,7 +17,7 @@ use crate::rights::{Right, denied};
 use crate::server::Shared;
 use crate::versions::diff::Found;
 use crate::versions::snapshot::{self, Wanted};
-use crate::versions::{check_name, diff, fork, leftovers, replace};
+use crate::versions::{check_name, diff, fork, leftovers, naming, replace};
 
 /// What a request is about, and the right on it that is needed; `None` for requests that are not about versions.
 pub(super) fn needed(body: &Body) -> Option<(&str, Right)> {
@@ -31,6 +32,8 @@ pub(super) fn needed(body: &Body) -> Option<(&str, Right)> {
         Body::Rollback(asked) => (of(&asked.to), Right::Admin),
         Body::Promote(asked) => (&asked.fork, Right::Admin),
         Body::Diff(asked) => (of(&asked.from), Right::Read),
+        Body::NameTree(asked) => (of(&asked.of), Right::Read),
+        Body::SignSnapshot(asked) => (of(&asked.of), Right::Admin),
         _ => return None,
     })
 }
@@ -93,6 +96,19 @@ pub(super) async fn perform(shared: &Arc<Shared>, peer: &Peer, body: Body) -> Re
             }
             let Found { differences, rows_read } = diff::diff(shared, (&from, &to), &below, &by).await?;
             Ok(Answer::Differences(Differences { differences, more: false, rows_read }))
+        }
+        Body::NameTree(NameTree { of, anew }) => {
+            let of = version(of)?;
+            let naming::Named { snapshot, name, rows_read } = naming::name(shared, &of, &by, anew).await?;
+            let snapshot = match of.snapshot.is_empty() {
+                true => None,
+                false => Some(snapshot::info(shared, &snapshot).await),
+            };
+            Ok(Answer::Named(Named { tree: name.to_string(), snapshot, rows_read }))
+        }
+        Body::SignSnapshot(SignSnapshot { of, tree, signature }) => {
+            let name = tree.parse().map_err(VolumeError::Invalid)?;
+            told(shared, vec![naming::sign(shared, &version(of)?, name, &signature).await?]).await
         }
         _ => Err(VolumeError::Invalid("not a request about versions")),
     }

@@ -26,7 +26,7 @@ use crate::error::VolumeError;
 const RETRIES: u32 = 4;
 
 /// A snapshot, as the store has it.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Snapshot {
     pub(crate) volume: String,
     pub(crate) name: String,
@@ -45,6 +45,12 @@ pub(crate) struct Snapshot {
     /// It is being deleted: what is left of it goes when that is asked again.
     #[serde(default)]
     pub(crate) deleting: bool,
+    /// Its name by content, once somebody has asked for it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) tree: Option<String>,
+    /// Signatures of that name.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) signatures: Vec<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) checksum: Option<String>,
 }
@@ -68,6 +74,11 @@ impl Snapshot {
     /// As people write it.
     pub(crate) fn shown(&self) -> String {
         format!("{}@{}", self.volume, self.name)
+    }
+
+    /// One that nothing is known of but where its rows are.
+    pub(crate) fn at(database: &str, checkpoint: Uuid) -> Snapshot {
+        Snapshot { database: database.to_owned(), checkpoint: Some(checkpoint), ..Snapshot::default() }
     }
 
     fn json(&self) -> Vec<u8> {
@@ -313,9 +324,9 @@ mod tests {
             by: "uid:0".to_owned(),
             bytes: 9,
             inodes: 3,
-            view: None,
-            deleting: false,
-            checksum: None,
+            tree: Some("tree1-00".to_owned()),
+            signatures: vec!["-----BEGIN".to_owned()],
+            ..Snapshot::default()
         };
         let json = snapshot.json();
         assert_eq!(Snapshot::parse(&json), Some(snapshot));

@@ -28,6 +28,7 @@ use tokio::sync::Notify;
 use crate::database::tables::{self, SessionRow};
 use crate::database::{self, Db};
 use crate::error::VolumeError;
+use crate::order::Ordered;
 use crate::replies::Replies;
 use crate::session::ended::End;
 use crate::session::numbers::FIRST_NUMBERS;
@@ -157,7 +158,7 @@ impl Volume {
         }
         let replaced = SessionId(hello.replaces);
         self.await_changes(replaced).await?;
-        let _turn = self.turn.lock().await;
+        let turn = self.turn.lock().await;
         let db = self.db()?;
         self.check_history(hello.opening, hello.mark)?;
         let owner = Owner::new(peer, &hello.token);
@@ -180,7 +181,7 @@ impl Volume {
         if hello.takes_over != hello.session && self.is_proved_dead(other, &hello.host_id, &owner.peer) {
             self.end_session(&db, other, End::Lost).await?;
         }
-        let inos = self.begin(&db, id, hello, owner).await?;
+        let (inos, place) = self.begin(&db, id, hello, owner).await?;
         let row = db.get(tables::inode(Ino::ROOT)).await?.ok_or(VolumeError::NoInode(Ino::ROOT))?;
         let root = database::decode::<InodeRowMessage>(row, "inode")?;
         self.sharing.lock().join(id, hello.read_only);
@@ -217,7 +218,11 @@ impl Volume {
             features: agreed.features,
             needs: Spoken::ours().needs,
         };
-        Ok(Begun { welcome, heard, worked, mark: self.shared_mark() })
+        let begun = Begun { welcome, heard, worked, mark: self.shared_mark() };
+        // Sessions that begin at once become durable at once.
+        drop(turn);
+        self.durable(&place).await?;
+        Ok(begun)
     }
 
     /// The session has said what it owns: from now on it is served.
@@ -308,7 +313,7 @@ impl Volume {
 
     /// Ends a session, connected or not, as an administrator wants: its mount does not go on.
     pub(crate) async fn evict(self: &Arc<Self>, session: SessionId) -> Result<(), VolumeError> {
-        self.evict_if(session, End::ByHand, |_| true).await
+        self.evict_if(session, End::ByHand, |_| true).await.map(drop)
     }
 
     /// Ends a session if it has to go still when it is its turn.
@@ -317,14 +322,16 @@ impl Volume {
         session: SessionId,
         end: End,
         has_to_go: impl FnOnce(&Volume) -> bool,
-    ) -> Result<(), VolumeError> {
+    ) -> Result<bool, VolumeError> {
         let _turn = self.turn.lock().await;
         if !has_to_go(self) {
-            return Ok(());
+            return Ok(false);
         }
         let db = self.db()?;
         self.sharing.lock().counts.evictions += 1;
-        self.end_session(&db, session, end).await
+        let was_there = self.state.lock().sessions.contains_key(&session);
+        self.end_session(&db, session, end).await?;
+        Ok(was_there)
     }
 
     /// `Busy` while any session is connected or within its lease.
@@ -389,14 +396,14 @@ impl Volume {
         }
     }
 
-    /// Makes the session's row durable, together with numbers for it.
+    /// Writes the session's row, together with numbers for it; it counts when that is durable.
     async fn begin(
         self: &Arc<Self>,
         db: &Db,
         id: SessionId,
         hello: &Hello,
         owner: Owner,
-    ) -> Result<InoRange, VolumeError> {
+    ) -> Result<(InoRange, Ordered), VolumeError> {
         let (session_row, volume_row, range) = {
             let mut state = self.state.lock();
             let last_sequence = state.sessions.get(&id).map_or(0, |session| session.row.last_sequence);
@@ -419,12 +426,12 @@ impl Volume {
         let mut batch = WriteBatch::new();
         batch.put(tables::session(id), session_row.encode_to_vec());
         batch.put(tables::VOLUME, volume_row.encode_to_vec());
-        self.write(db, batch).await?;
+        let place = self.order(db, batch).await?;
         let mut state = self.state.lock();
         let now_ms = self.shared.uptime_ms();
         let session = state.sessions.entry(id).or_insert_with(|| Session::found(&session_row, now_ms));
         session.row = session_row;
-        Ok(range)
+        Ok((range, place))
     }
 
     /// The client leaves.

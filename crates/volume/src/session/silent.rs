@@ -12,8 +12,13 @@ use crate::volume::Volume;
 
 impl Volume {
     /// Ends sessions that somebody waits for and that have been silent for their lease, or have not done for as long
-    /// what they were told.
+    /// what they were told. Who gets what one of them has had may be as silent: then it is that one's turn at once.
     pub(crate) async fn end_silent(self: &Arc<Self>) {
+        while self.end_some_silent().await {}
+    }
+
+    /// Whether there was one.
+    async fn end_some_silent(self: &Arc<Self>) -> bool {
         let waited_for = {
             let sharing = self.sharing.lock();
             let mut waited_for = sharing.grants.waited_for();
@@ -32,6 +37,7 @@ impl Volume {
             _ => None,
         };
         let all: HashSet<SessionId> = waited_for.iter().copied().chain(needed).collect();
+        let mut any = false;
         for session in all.into_iter().filter(|session| why_of(self, *session).is_some()) {
             let has_to_go = |volume: &Volume| {
                 let why = why_of(volume, session);
@@ -40,10 +46,14 @@ impl Volume {
                 }
                 why.is_some()
             };
-            if let Err(error) = self.evict_if(session, End::Lost, has_to_go).await {
-                tracing::warn!(volume = self.name, %session, %error, "a session cannot be ended yet");
+            match self.evict_if(session, End::Lost, has_to_go).await {
+                Ok(ended) => any |= ended,
+                Err(error) => {
+                    tracing::warn!(volume = self.name, %session, %error, "a session cannot be ended yet");
+                }
             }
         }
+        any
     }
 
     /// Whether a session does not do what it was told, for its lease: see [`Stream::is_stuck`].

@@ -16,6 +16,7 @@ use crate::database::tables::PackId;
 use crate::database::{self, Db, homes, registry};
 use crate::error::VolumeError;
 use crate::server::Shared;
+use crate::versions::naming;
 
 /// How long to wait before a family is looked at again of which not all could be found out: at first, and at most.
 const AGAIN_MIN: Duration = Duration::from_millis(500);
@@ -81,6 +82,9 @@ async fn reclaim(shared: &Arc<Shared>, family: &str) -> Result<bool, VolumeError
         let mut members = family::members(&shared.store, family).await?;
         let living = shared.living(family).await?;
         let snapshots = family::snapshots(&shared.store, family).await?;
+        if snapshots.is_empty() {
+            naming::forget(shared, family).await?;
+        }
         let views: HashSet<&String> =
             snapshots.iter().filter_map(|snapshot| snapshot.view.as_ref()).collect();
         members.retain(|id| !views.contains(id));

@@ -5,8 +5,11 @@ pub(crate) mod clone;
 pub(crate) mod diff;
 pub(crate) mod fork;
 pub(crate) mod leftovers;
+pub(crate) mod naming;
+mod point;
 pub(crate) mod replace;
 pub(crate) mod snapshot;
+mod tables;
 pub(crate) mod view;
 
 use crate::error::VolumeError;

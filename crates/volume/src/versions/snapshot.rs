@@ -74,15 +74,10 @@ pub(crate) async fn begin(
         volume: volume.name.clone(),
         name: wanted.name.to_owned(),
         database: volume.id.clone(),
-        checkpoint: None,
         created_nanos: shared.now().as_nanos() as i64,
         note: wanted.note.to_owned(),
         by: wanted.by.to_owned(),
-        bytes: 0,
-        inodes: 0,
-        view: None,
-        deleting: false,
-        checksum: None,
+        ..Snapshot::default()
     };
     let family = volume.homes.first().to_owned();
     family::create(&shared.store, &family, &snapshot).await?;
@@ -220,6 +215,8 @@ pub(crate) async fn info(shared: &Shared, snapshot: &Snapshot) -> SnapshotInfo {
         bytes: snapshot.bytes,
         inodes: snapshot.inodes,
         mounts: view::mounts(shared, snapshot).await,
+        tree: snapshot.tree.clone().unwrap_or_default(),
+        signatures: snapshot.signatures.clone(),
     }
 }
 

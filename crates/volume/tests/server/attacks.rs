@@ -9,8 +9,8 @@ use hayloft_wire::server_message::Body as Answer;
 use hayloft_wire::{
     Acquire, AllocateInos, Bury, ChangeRequest, CheckVolume, Claim, CreateSnapshot, CreateVolume,
     DeleteSnapshot, DeleteVolume, Diff, EvictClient, FailureCode, Fork, GrantMessage, Hello, ListClients,
-    ListSnapshots, ListVolumes, LockKind, LockMessage, LockRequest, ObjectMessage, Promote, Rollback,
-    SetQuota, SetRights, ShowVolume, StatsRequest, SweepVolume, Version,
+    ListSnapshots, ListVolumes, LockKind, LockMessage, LockRequest, NameTree, ObjectMessage, Promote,
+    Rollback, SetQuota, SetRights, ShowVolume, SignSnapshot, StatsRequest, SweepVolume, Version,
 };
 use rustix::process::{Uid, geteuid};
 use rustix::thread::set_thread_res_uid;
@@ -68,6 +68,11 @@ fn administration() -> Vec<Ask> {
         Ask::Fork(Fork { of: version(), name: "mine".into(), as_stored: true }),
         Ask::Rollback(Rollback { to: version(), ..Rollback::default() }),
         Ask::Promote(Promote { fork: name(), ..Promote::default() }),
+        Ask::SignSnapshot(SignSnapshot {
+            of: version(),
+            tree: format!("tree1-{:064}", 0),
+            signature: "mine".into(),
+        }),
         Ask::CheckVolume(CheckVolume { name: name(), content: true, ..CheckVolume::default() }),
     ]
 }
@@ -91,6 +96,8 @@ fn a_user_without_a_right_can_do_nothing_and_sees_nothing() {
     );
     let version = || Some(Version { volume: name.clone(), snapshot: String::new() });
     let ask = Ask::ListSnapshots(ListSnapshots { of: version() });
+    assert_eq!(refusal(&mut stranger, ask), FailureCode::Denied);
+    let ask = Ask::NameTree(NameTree { of: version(), anew: true });
     assert_eq!(refusal(&mut stranger, ask), FailureCode::Denied);
     let ask = Ask::Diff(Diff { from: version(), to: version(), ..Diff::default() });
     assert_eq!(refusal(&mut stranger, ask), FailureCode::Denied);

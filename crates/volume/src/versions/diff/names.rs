@@ -11,7 +11,8 @@ use crate::database;
 use crate::database::small::SmallPlace;
 use crate::database::tables;
 use crate::error::VolumeError;
-use crate::versions::diff::tables::{Changed, Pair, Tables};
+use crate::versions::diff::changed::{Changed, Pair};
+use crate::versions::tables::Tables;
 
 /// How deep directories may lie: a circle of parents, which only damage can make, ends here.
 const DEPTH_MAX: usize = 4096;

@@ -3,9 +3,8 @@
 use std::io::{self, BufWriter, Write};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Component, Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Command;
 
-use anyhow::Context;
 use hayloft_wire::client_message::Body as Ask;
 use hayloft_wire::server_message::Body as Answer;
 use hayloft_wire::{Diff, Difference, Version, difference};
@@ -13,10 +12,10 @@ use serde_json::{Value, json};
 
 use crate::config::{Config, DEFAULT_SERVER};
 use crate::exit::{Exit, failure};
-use crate::mounts::umount;
 use crate::server::admin::Admin;
-use crate::server::versions_args::DiffArgs;
 use crate::units::{show_count, show_size};
+use crate::versions::args::DiffArgs;
+use crate::versions::mounted::Mounted;
 
 /// What has changed, with the words for it.
 const BITS: [(u32, &str); 6] = [
@@ -114,7 +113,7 @@ pub(crate) fn run(args: &DiffArgs, config: &Config) -> anyhow::Result<u8> {
 }
 
 /// A path on a line: what would end it, or change a terminal, is escaped.
-fn shown(path: &[u8]) -> String {
+pub(super) fn shown(path: &[u8]) -> String {
     match path {
         [] => ".".to_owned(),
         path if path.iter().any(|byte| *byte < b' ' || *byte == 127)
@@ -175,45 +174,6 @@ fn stat(out: &mut impl Write, found: &[Difference]) -> io::Result<()> {
     Ok(())
 }
 
-/// A version that is mounted while this lives.
-struct Mounted {
-    dir: tempfile::TempDir,
-    label: String,
-}
-
-impl Mounted {
-    fn new(server: &str, version: &Version) -> anyhow::Result<Mounted> {
-        let dir = tempfile::Builder::new().prefix("hayloft-diff-").tempdir()?;
-        let label = match version.snapshot.as_str() {
-            "" => version.volume.clone(),
-            snapshot => format!("{}@{snapshot}", version.volume),
-        };
-        let own = std::env::current_exe().context("cannot find the hayloft program")?;
-        let mounted = Command::new(own)
-            .args(["mount", "-o", "ro"])
-            .arg(format!("{server}/{label}"))
-            .arg(dir.path())
-            .stdout(Stdio::null())
-            .status()
-            .context("cannot start hayloft mount")?;
-        if !mounted.success() {
-            return Err(failure(
-                Exit::Failed,
-                format!("{label} cannot be mounted, so its files cannot be compared"),
-            ));
-        }
-        Ok(Mounted { dir, label })
-    }
-}
-
-impl Drop for Mounted {
-    fn drop(&mut self) {
-        if let Err(error) = umount::leave(self.dir.path(), None) {
-            eprintln!("hayloft: {error:#}");
-        }
-    }
-}
-
 /// Text files as diff(1) shows them; all else in a line.
 fn patch(out: &mut impl Write, found: &[Difference], sides: &[Mounted; 2]) -> anyhow::Result<()> {
     let is_file = |mode: u32| mode & 0o170_000 == 0o100_000;
@@ -231,7 +191,7 @@ fn patch(out: &mut impl Write, found: &[Difference], sides: &[Mounted; 2]) -> an
             let name = path.map(|path| Path::new(std::ffi::OsStr::from_bytes(path)));
             match name {
                 Some(name) => {
-                    (sides[at].dir.path().join(name), format!("{}/{}", sides[at].label, name.display()))
+                    (sides[at].path().join(name), format!("{}/{}", sides[at].label(), name.display()))
                 }
                 None => ("/dev/null".into(), "/dev/null".to_owned()),
             }

@@ -9,19 +9,20 @@ use serde_json::{Value, json};
 
 use crate::config::{Config, DEFAULT_SERVER};
 use crate::server::admin::Admin;
-use crate::server::versions_args::{
-    ForkArgs, PromoteArgs, PruneArgs, RollbackArgs, ServerArgs, SnapshotArgs, SnapshotVerb,
-};
 use crate::server::volume;
 use crate::units::{show_count, show_size, show_utc};
+use crate::versions::args::{
+    ForkArgs, PromoteArgs, PruneArgs, RollbackArgs, ServerArgs, SnapshotArgs, SnapshotVerb,
+};
+use crate::versions::signatures;
 
-fn connect(at: &ServerArgs, config: &Config) -> anyhow::Result<Admin> {
+pub(super) fn connect(at: &ServerArgs, config: &Config) -> anyhow::Result<Admin> {
     let server = at.server.as_ref().or(config.server.as_ref());
     Admin::connect(server.map_or(DEFAULT_SERVER, String::as_str))
 }
 
 /// As people write it.
-fn shown(version: &Version) -> String {
+pub(super) fn shown(version: &Version) -> String {
     match version.snapshot.as_str() {
         "" => version.volume.clone(),
         snapshot => format!("{}@{snapshot}", version.volume),
@@ -39,7 +40,7 @@ fn snapshots(admin: &mut Admin, ask: Ask) -> anyhow::Result<Vec<SnapshotInfo>> {
     }
 }
 
-fn one(admin: &mut Admin, ask: Ask) -> anyhow::Result<SnapshotInfo> {
+pub(crate) fn one(admin: &mut Admin, ask: Ask) -> anyhow::Result<SnapshotInfo> {
     let mut found = snapshots(admin, ask)?;
     if found.len() == 1 { Ok(found.remove(0)) } else { Err(admin.unexpected()) }
 }
@@ -56,6 +57,8 @@ fn to_json(info: &SnapshotInfo) -> Value {
         "bytes": info.bytes,
         "inodes": info.inodes,
         "mounts": info.mounts,
+        "tree": (!info.tree.is_empty()).then_some(&info.tree),
+        "signatures": info.signatures,
     })
 }
 
@@ -86,6 +89,11 @@ pub(crate) fn snapshot(args: SnapshotArgs, config: &Config) -> anyhow::Result<u8
         SnapshotVerb::Show(args) => {
             let ask = Ask::ListSnapshots(ListSnapshots { of: Some(args.snapshot) });
             show(&one(&mut admin, ask)?, json);
+        }
+        SnapshotVerb::Sign(args) => {
+            let signed = signatures::sign(&mut admin, &args)?;
+            let said = format!("signed {}: {}", name_of(&signed), signed.tree);
+            say(json, to_json(&signed), &said);
         }
         SnapshotVerb::Delete(args) => {
             let name = shown(&args.snapshot);
@@ -179,6 +187,10 @@ fn show(info: &SnapshotInfo, json: bool) {
     println!("{:12} {}", "by", info.by);
     if !info.note.is_empty() {
         println!("{:12} {}", "note", info.note);
+    }
+    if !info.tree.is_empty() {
+        println!("{:12} {}", "tree", info.tree);
+        println!("{:12} {}", "signatures", info.signatures.len());
     }
     println!("{:12} {}", "size", show_size(info.bytes));
     println!("{:12} {}", "inodes", show_count(info.inodes));

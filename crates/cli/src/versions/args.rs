@@ -1,11 +1,11 @@
-//! The command lines of `hayloft snapshot`, `fork`, `rollback`, `promote` and `diff`.
+//! The command lines of `hayloft snapshot`, `fork`, `rollback`, `promote`, `diff` and `verify`.
 
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
 use hayloft_wire::Version;
 
-use crate::server::retention::Keep;
+use crate::versions::retention::Keep;
 
 /// Where the server is, and how to answer.
 #[derive(Debug, Args)]
@@ -61,6 +61,14 @@ Examples:
 Examples:
   hayloft snapshot show builds@monday")]
     Show(VersionArgs),
+    /// Sign a snapshot's name by content with a key of ssh-keygen(1)
+    #[command(after_help = "\
+The name is worked out by the server (see `hayloft verify`) and signed here, by ssh-keygen, so keys with a passphrase, of an agent and
+of hardware work. Who mounts snapshots can ask for a signature: trusted_keys in the table [mount] of the configuration.
+
+Examples:
+  hayloft snapshot sign builds@monday --key ~/.ssh/id_ed25519")]
+    Sign(SignArgs),
     /// Delete a snapshot; what only it has had goes soon after (refused while it is mounted)
     #[command(after_help = "\
 Examples:
@@ -117,6 +125,17 @@ pub(crate) struct CreateSnapshotArgs {
     /// Take what the server has: do not ask hosts for what they have not shipped
     #[arg(long)]
     pub as_stored: bool,
+}
+
+/// A snapshot to sign.
+#[derive(Debug, Args)]
+pub(crate) struct SignArgs {
+    /// The snapshot
+    #[arg(value_name = "VOLUME@NAME", value_parser = parse_snapshot)]
+    pub snapshot: Version,
+    /// The private key, or the public one of a key that an agent holds
+    #[arg(long, value_name = "FILE")]
+    pub key: PathBuf,
 }
 
 /// `hayloft fork`.
@@ -212,8 +231,39 @@ pub(crate) struct DiffArgs {
     pub at: ServerArgs,
 }
 
+/// `hayloft verify`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+The name by content of a tree (tree1-...) covers names, modes, owners, extended attributes and contents, not times. The same tree has the
+same name everywhere; docs/versions.md says how it is computed.
+
+Of VOLUME@NAME the server works it out from all rows, and it must be the one that the snapshot was given first. With --deep, and of a
+folder (anything with a slash, or `.`), every byte is read here. Exit code 10: it is not what it should be.
+
+Examples:
+  hayloft verify builds@monday
+  hayloft verify builds@monday --deep --signers /etc/hayloft/allowed_signers
+  hayloft verify /srv/root --against builds@monday       (lists what differs)
+  hayloft verify . --against tree1-e94eb87541ce2fcbf7d0e523423e9a62ca9ac90a17b4697c08f08940c1d3f2bf")]
+pub(crate) struct VerifyArgs {
+    /// The folder, or the version
+    #[arg(value_name = "DIR|VOLUME[@NAME]")]
+    pub what: String,
+    /// What it has to be: a name by content, or a version
+    #[arg(long, value_name = "tree1-...|VOLUME[@NAME]")]
+    pub against: Option<String>,
+    /// Read every byte here, through a mount
+    #[arg(long)]
+    pub deep: bool,
+    /// Require a signature by one of these keys (the format of ssh-keygen's allowed_signers)
+    #[arg(long, value_name = "FILE")]
+    pub signers: Option<PathBuf>,
+    #[command(flatten)]
+    pub at: ServerArgs,
+}
+
 /// `VOLUME` or `VOLUME@NAME`.
-fn parse_version(text: &str) -> Result<Version, String> {
+pub(super) fn parse_version(text: &str) -> Result<Version, String> {
     let (volume, snapshot) = text.split_once('@').unwrap_or((text, ""));
     if volume.is_empty() || text.contains('/') || text.ends_with('@') {
         return Err("write VOLUME or VOLUME@NAME, and where the server is with --server HOST:PORT".to_owned());

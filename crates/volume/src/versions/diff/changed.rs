@@ -5,14 +5,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use bytes::Bytes;
 use futures::stream::{self, StreamExt, TryStreamExt};
 use hayloft_model::Ino;
-use hayloft_store::Store;
 use hayloft_wire::{DentryRow, InodeRowMessage};
-use slatedb::config::ScanOptions;
-use slatedb::{DbIterator, DbReader, SstReader, WalReader};
+use slatedb::SstReader;
 
 use crate::database;
 use crate::database::tables;
 use crate::error::VolumeError;
+use crate::versions::tables::Tables;
 
 /// Rows that are looked up at a time.
 const LOOKUPS: usize = 16;
@@ -23,81 +22,18 @@ const TABLES: [u8; 3] = [tables::INODES, tables::DENTRIES, tables::PAGES];
 /// To look a row up costs as much as to read about so many in their order.
 const LOOKUP_COST: u64 = 4;
 
-/// One version of a database.
-pub(super) struct Tables {
-    reader: DbReader,
-    store: Store,
-    id: String,
-}
-
-impl Tables {
-    pub(super) fn new(reader: DbReader, store: Store, id: &str) -> Tables {
-        Tables { reader, store, id: id.to_owned() }
-    }
-
-    pub(super) async fn close(self) {
-        let _ = self.reader.close().await;
-    }
-
-    /// The table files, with where each is, and their bytes.
-    fn files(&self) -> BTreeMap<ulid::Ulid, (String, u64)> {
-        let manifest = self.reader.manifest();
-        let mut elsewhere = BTreeMap::new();
-        for other in manifest.external_dbs() {
-            elsewhere.extend(other.sst_ids.iter().map(|id| (id.value(), other.path.clone())));
-        }
-        let own = database::path(&self.id);
-        let views = manifest.all_sst_views();
-        let file = |id: ulid::Ulid, bytes: u64| {
-            let path = elsewhere.get(&id).unwrap_or(&own).clone();
-            (id, (path, bytes))
-        };
-        views.map(|view| file(view.sst.id.value(), view.estimate_size())).collect()
-    }
-
-    /// The keys of rows that may be in the log only.
-    async fn log_keys(&self, keys: &mut BTreeSet<Bytes>) -> Result<u64, VolumeError> {
-        let manifest = self.reader.manifest();
-        let reader = WalReader::new(database::path(&self.id), self.store.objects());
-        let mut read = 0;
-        for number in manifest.replay_after_wal_id() + 1..manifest.next_wal_sst_id() {
-            let mut rows = reader.get(number).iterator().await?;
-            while let Some(row) = rows.next().await? {
-                read += 1;
-                add(row.key, keys);
-            }
-        }
-        Ok(read)
-    }
-
-    pub(super) async fn get(&self, key: &[u8]) -> Result<Option<Bytes>, VolumeError> {
-        Ok(self.reader.get(key).await?)
-    }
-
-    pub(super) async fn inode(&self, ino: Ino) -> Result<Option<InodeRowMessage>, VolumeError> {
-        let row = self.get(&tables::inode(ino)).await?;
-        row.map(|row| database::decode(row, "inode")).transpose()
-    }
-
-    /// All rows whose keys begin so.
-    pub(super) async fn scan(&self, prefix: &[u8]) -> Result<DbIterator, VolumeError> {
-        let options = ScanOptions::new().with_read_ahead_bytes(1 << 20);
-        Ok(self.reader.scan_prefix_with_options(prefix, .., &options).await?)
-    }
-}
-
 /// A row before and after.
-pub(super) type Pair<T> = (Option<T>, Option<T>);
+pub(in crate::versions) type Pair<T> = (Option<T>, Option<T>);
 
 /// Rows that differ.
 #[derive(Default)]
-pub(super) struct Changed {
-    pub(super) inodes: BTreeMap<Ino, Pair<InodeRowMessage>>,
+pub(in crate::versions) struct Changed {
+    pub(in crate::versions) inodes: BTreeMap<Ino, Pair<InodeRowMessage>>,
     /// By directory and name: where it leads.
-    pub(super) names: BTreeMap<(Ino, Bytes), Pair<Ino>>,
+    pub(in crate::versions) names: BTreeMap<(Ino, Bytes), Pair<Ino>>,
     /// Files of which blocks beyond the first page differ.
-    pub(super) pages: BTreeSet<Ino>,
-    pub(super) rows_read: u64,
+    pub(in crate::versions) pages: BTreeSet<Ino>,
+    pub(in crate::versions) rows_read: u64,
 }
 
 impl Changed {
@@ -133,7 +69,7 @@ fn add(key: Bytes, keys: &mut BTreeSet<Bytes>) {
 }
 
 /// Finds the rows that differ.
-pub(super) async fn changed(old: &Tables, new: &Tables) -> Result<Changed, VolumeError> {
+pub(in crate::versions) async fn changed(old: &Tables, new: &Tables) -> Result<Changed, VolumeError> {
     let (before, after) = (old.files(), new.files());
     let alone = |files: &BTreeMap<ulid::Ulid, (String, u64)>,
                  others: &BTreeMap<ulid::Ulid, (String, u64)>| {
@@ -150,7 +86,7 @@ pub(super) async fn changed(old: &Tables, new: &Tables) -> Result<Changed, Volum
     let mut changed = Changed::default();
     let mut keys = BTreeSet::new();
     for (id, path, _) in differ {
-        let file = SstReader::new(path, old.store.objects(), None, None).open(id).await?;
+        let file = SstReader::new(path, old.store().objects(), None, None).open(id).await?;
         for block in 0..file.index().await?.len() {
             let rows = file.read_block(block).await?;
             changed.rows_read += rows.len() as u64;
@@ -158,7 +94,9 @@ pub(super) async fn changed(old: &Tables, new: &Tables) -> Result<Changed, Volum
         }
     }
     for side in [old, new] {
-        changed.rows_read += side.log_keys(&mut keys).await?;
+        let mut logged = BTreeSet::new();
+        changed.rows_read += side.log_keys(&mut logged).await?;
+        logged.into_iter().for_each(|key| add(key, &mut keys));
     }
     let looked_up = stream::iter(keys).map(|key| async move {
         let rows = tokio::try_join!(old.get(&key), new.get(&key))?;

@@ -1,0 +1,10 @@
+//! Trees of files by their content: the name that a tree has (a Merkle root over names, modes, owners, extended attributes and
+//! contents), worked out from a folder, and what differs between two of them. The server works the same name out from its rows.
+
+mod compare;
+pub mod name;
+mod walk;
+
+pub use compare::{Difference, How, compare};
+pub use name::{Attributes, Body, Node, PIECE, TreeName};
+pub use walk::{Entry, Progress, WalkError, Walked, walk};

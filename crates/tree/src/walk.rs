@@ -1,0 +1,486 @@
+//! Reads a folder with all that is in it, by several threads, and works out its name.
+
+use std::collections::HashMap;
+use std::ffi::{CString, OsStr};
+use std::fs::File;
+use std::io::{self, Read};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Condvar, Mutex};
+
+use rustix::fs::{self, AtFlags, Mode, OFlags, ResolveFlags, Statx, StatxAttributes, StatxFlags};
+use rustix::io::Errno;
+
+use crate::name::{self, Attributes, Body, Kind, Node, PIECE, Pieces, TreeName};
+
+/// Files that one thread takes at a time.
+const FILES_AT_A_TIME: usize = 64;
+
+/// Threads that read: on a mount each waits for others most of the time.
+const THREADS: usize = 8;
+
+/// Something in a tree.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Entry {
+    /// Where it is, relative to the top, which is empty.
+    pub path: Vec<u8>,
+    /// What it is beside its content.
+    pub attributes: Attributes,
+    /// What it holds; of a directory nothing: its entries have paths of their own.
+    pub body: Body,
+    /// The hash of all of it, and of a directory of all that is in it.
+    pub node: Node,
+}
+
+/// A tree that was read.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Walked {
+    /// By path; the first one is the top.
+    pub entries: Vec<Entry>,
+    /// The tree's name.
+    pub name: TreeName,
+}
+
+/// How far a walk has come.
+#[derive(Default, Debug)]
+pub struct Progress {
+    /// Files, directories and all else that was read.
+    pub entries: AtomicU64,
+    /// Bytes of files that were read.
+    pub bytes: AtomicU64,
+}
+
+/// Why a tree has no name.
+#[derive(Debug, thiserror::Error)]
+pub enum WalkError {
+    /// Something cannot be read.
+    #[error("cannot read {}: {source}", path.display())]
+    Io {
+        /// What.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// A file got shorter or longer while it was read.
+    #[error("{} changed while it was read: verify a snapshot, or when nobody writes", .0.display())]
+    Changed(PathBuf),
+    /// Something else is mounted below.
+    #[error("{} is a mount point: what is mounted there does not belong to the tree; unmount it first", .0.display())]
+    Mounted(PathBuf),
+}
+
+enum Job {
+    Directory(Vec<u8>),
+    /// Names in a directory.
+    Files(Vec<u8>, Vec<Vec<u8>>),
+}
+
+struct Queue {
+    jobs: Vec<Job>,
+    /// Jobs that are worked on, which may bring others.
+    working: usize,
+}
+
+struct Walk<'a> {
+    top: &'a Path,
+    fd: OwnedFd,
+    queue: Mutex<Queue>,
+    changed: Condvar,
+    found: Mutex<Result<Vec<Entry>, WalkError>>,
+    progress: &'a Progress,
+}
+
+/// Reads the folder with all that is in it.
+///
+/// # Errors
+/// Something cannot be read, changes meanwhile, or is a mount point; it is no folder.
+pub fn walk(top: &Path, progress: &Progress) -> Result<Walked, WalkError> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let fd = fs::open(top, flags, Mode::empty())
+        .map_err(|error| WalkError::Io { path: top.to_owned(), source: error.into() })?;
+    let walk = Walk {
+        top,
+        fd,
+        queue: Mutex::new(Queue { jobs: vec![Job::Directory(Vec::new())], working: 0 }),
+        changed: Condvar::new(),
+        found: Mutex::new(Ok(Vec::new())),
+        progress,
+    };
+    std::thread::scope(|scope| {
+        for _ in 0..THREADS {
+            scope.spawn(|| walk.work());
+        }
+    });
+    let entries = walk.found.into_inner().unwrap_or_else(|poisoned| poisoned.into_inner())?;
+    Ok(named(entries))
+}
+
+/// Works out the nodes of directories, from those of what is in them.
+pub(crate) fn named(mut entries: Vec<Entry>) -> Walked {
+    entries.sort_unstable_by(|a, b| a.path.cmp(&b.path));
+    let mut children: HashMap<Vec<u8>, Vec<(Vec<u8>, Node)>> = HashMap::new();
+    // What is in a directory comes after it.
+    for entry in entries.iter_mut().rev() {
+        if Kind::of(entry.attributes.mode) == Kind::Directory {
+            let mut inside = children.remove(&entry.path).unwrap_or_default();
+            inside.sort_unstable();
+            entry.node = name::node(&entry.attributes, &Body::Directory(inside));
+        }
+        if !entry.path.is_empty() {
+            let (dir, name) = split(&entry.path);
+            children.entry(dir.to_vec()).or_default().push((name.to_vec(), entry.node));
+        }
+    }
+    let name = TreeName(entries.first().map_or([0; 32], |top| top.node));
+    Walked { entries, name }
+}
+
+/// The directory, and the name in it.
+fn split(path: &[u8]) -> (&[u8], &[u8]) {
+    match path.iter().rposition(|byte| *byte == b'/') {
+        Some(at) => (&path[..at], &path[at + 1..]),
+        None => (&[], path),
+    }
+}
+
+fn joined(dir: &[u8], name: &[u8]) -> Vec<u8> {
+    let separator: &[u8] = if dir.is_empty() { b"" } else { b"/" };
+    [dir, separator, name].concat()
+}
+
+impl Walk<'_> {
+    fn shown(&self, path: &[u8]) -> PathBuf {
+        if path.is_empty() { self.top.to_owned() } else { self.top.join(OsStr::from_bytes(path)) }
+    }
+
+    fn failed(&self, path: &[u8], error: Errno) -> WalkError {
+        WalkError::Io { path: self.shown(path), source: error.into() }
+    }
+
+    fn work(&self) {
+        while let Some(job) = self.next() {
+            let done = match job {
+                Job::Directory(path) => self.directory(&path),
+                Job::Files(dir, names) => self.files(&dir, &names),
+            };
+            match done {
+                Ok((entries, jobs)) => {
+                    if let Ok(found) =
+                        &mut *self.found.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+                    {
+                        found.extend(entries);
+                    }
+                    self.done(jobs);
+                }
+                Err(error) => {
+                    let mut found = self.found.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+                    if found.is_ok() {
+                        *found = Err(error);
+                    }
+                    drop(found);
+                    self.queue().jobs.clear();
+                    self.done(Vec::new());
+                }
+            }
+        }
+    }
+
+    fn queue(&self) -> std::sync::MutexGuard<'_, Queue> {
+        self.queue.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    fn next(&self) -> Option<Job> {
+        let mut queue = self.queue();
+        loop {
+            if let Some(job) = queue.jobs.pop() {
+                queue.working += 1;
+                return Some(job);
+            }
+            if queue.working == 0 {
+                return None;
+            }
+            queue = self.changed.wait(queue).unwrap_or_else(|poisoned| poisoned.into_inner());
+        }
+    }
+
+    fn done(&self, jobs: Vec<Job>) {
+        let mut queue = self.queue();
+        queue.working -= 1;
+        let is_over = self.found.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).is_err();
+        if !is_over {
+            queue.jobs.extend(jobs);
+        }
+        self.changed.notify_all();
+    }
+
+    fn open(&self, path: &[u8]) -> Result<OwnedFd, WalkError> {
+        if path.is_empty() {
+            return self.fd.try_clone().map_err(|source| WalkError::Io { path: self.top.to_owned(), source });
+        }
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
+        fs::openat2(&self.fd, path, flags, Mode::empty(), resolve).map_err(|error| self.failed(path, error))
+    }
+
+    fn directory(&self, path: &[u8]) -> Result<(Vec<Entry>, Vec<Job>), WalkError> {
+        let fd = self.open(path)?;
+        let stat = self.stat(&fd, b"", path)?;
+        let own = Entry {
+            path: path.to_vec(),
+            attributes: attributes(&stat, self.xattrs(fd.as_fd(), None, path)?),
+            body: Body::Nothing,
+            node: [0; 32],
+        };
+        self.progress.entries.fetch_add(1, Relaxed);
+        let (mut jobs, mut files) = (Vec::new(), Vec::new());
+        let read = || fs::Dir::read_from(&fd).map_err(|error| self.failed(path, error));
+        for found in read()? {
+            let found = found.map_err(|error| self.failed(path, error))?;
+            let name = found.file_name().to_bytes();
+            if name == b"." || name == b".." {
+                continue;
+            }
+            let is_directory = match found.file_type() {
+                fs::FileType::Directory => true,
+                fs::FileType::Unknown => {
+                    Kind::of(self.stat(&fd, name, path)?.stx_mode.into()) == Kind::Directory
+                }
+                _ => false,
+            };
+            if is_directory {
+                jobs.push(Job::Directory(joined(path, name)));
+            } else {
+                files.push(name.to_vec());
+            }
+        }
+        while files.len() > FILES_AT_A_TIME {
+            let some = files.split_off(files.len() - FILES_AT_A_TIME);
+            jobs.push(Job::Files(path.to_vec(), some));
+        }
+        if !files.is_empty() {
+            jobs.push(Job::Files(path.to_vec(), files));
+        }
+        Ok((vec![own], jobs))
+    }
+
+    /// What statx(2) says of a name in a directory, or of that itself.
+    fn stat(&self, dir: &OwnedFd, name: &[u8], path: &[u8]) -> Result<Statx, WalkError> {
+        let flags = if name.is_empty() { AtFlags::EMPTY_PATH } else { AtFlags::SYMLINK_NOFOLLOW };
+        let of = || if name.is_empty() { path.to_vec() } else { joined(path, name) };
+        let stat = fs::statx(dir, name, flags, StatxFlags::BASIC_STATS)
+            .map_err(|error| self.failed(&of(), error))?;
+        let of = of();
+        if stat.stx_attributes.contains(StatxAttributes::MOUNT_ROOT) && !of.is_empty() {
+            return Err(WalkError::Mounted(self.shown(&of)));
+        }
+        Ok(stat)
+    }
+
+    fn files(&self, dir: &[u8], names: &[Vec<u8>]) -> Result<(Vec<Entry>, Vec<Job>), WalkError> {
+        let fd = self.open(dir)?;
+        let mut entries = Vec::with_capacity(names.len());
+        for name in names {
+            let path = joined(dir, name);
+            let stat = self.stat(&fd, name, dir)?;
+            let (body, xattrs) = match Kind::of(stat.stx_mode.into()) {
+                Kind::File => self.file(&fd, name, &path)?,
+                Kind::Link => {
+                    let target = fs::readlinkat(&fd, name.as_slice(), Vec::new());
+                    let target = target.map_err(|error| self.failed(&path, error))?;
+                    (Body::Link(target.into_bytes()), self.xattrs(fd.as_fd(), Some(name), &path)?)
+                }
+                Kind::Special => (Body::Nothing, self.xattrs(fd.as_fd(), Some(name), &path)?),
+                // It was none when the directory was read.
+                Kind::Directory => return Err(WalkError::Changed(self.shown(&path))),
+            };
+            let attributes = attributes(&stat, xattrs);
+            let node = name::node(&attributes, &body);
+            self.progress.entries.fetch_add(1, Relaxed);
+            entries.push(Entry { path, attributes, body, node });
+        }
+        Ok((entries, Vec::new()))
+    }
+
+    fn file(&self, dir: &OwnedFd, name: &[u8], path: &[u8]) -> Result<(Body, Xattrs), WalkError> {
+        // Without waiting, should it have become a fifo.
+        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        let fd = fs::openat(dir, name, flags, Mode::empty()).map_err(|error| self.failed(path, error))?;
+        let xattrs = self.xattrs(fd.as_fd(), None, path)?;
+        let mut file = File::from(fd);
+        let io = |source| WalkError::Io { path: self.shown(path), source };
+        let size = file.metadata().map_err(io)?.len();
+        let (mut pieces, mut read) = (Pieces::default(), 0);
+        let mut piece = vec![0; size.clamp(1, PIECE) as usize];
+        loop {
+            let mut filled = 0;
+            while filled < piece.len() {
+                match file.read(&mut piece[filled..]) {
+                    Ok(0) => break,
+                    Ok(some) => filled += some,
+                    Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                    Err(error) => return Err(io(error)),
+                }
+            }
+            if filled == 0 {
+                break;
+            }
+            pieces.push(&name::hash(&piece[..filled]));
+            read += filled as u64;
+            self.progress.bytes.fetch_add(filled as u64, Relaxed);
+            if read >= size {
+                // Whether it has grown.
+                let more = file.read(&mut [0]).map_err(io)?;
+                if more > 0 {
+                    return Err(WalkError::Changed(self.shown(path)));
+                }
+                break;
+            }
+        }
+        match read == size {
+            true => Ok((Body::File { size, content: pieces.finish() }, xattrs)),
+            false => Err(WalkError::Changed(self.shown(path))),
+        }
+    }
+
+    /// Extended attributes of what is open, or of a name in a directory that is.
+    fn xattrs(
+        &self,
+        fd: std::os::fd::BorrowedFd<'_>,
+        name: Option<&[u8]>,
+        path: &[u8],
+    ) -> Result<Xattrs, WalkError> {
+        // Links and devices cannot be opened for it; the name is looked for in the directory that is open.
+        let by_path = name.map(|name| {
+            let begin = format!("/proc/self/fd/{}/", fd.as_raw_fd()).into_bytes();
+            CString::new([begin, name.to_vec()].concat()).unwrap_or_default()
+        });
+        let list = |buffer: &mut [u8]| match &by_path {
+            Some(path) => fs::llistxattr(path.as_c_str(), buffer),
+            None => fs::flistxattr(fd, buffer),
+        };
+        let Some(names) = read_whole(list, 1024).map_err(|error| self.failed(path, error))? else {
+            return Ok(Vec::new());
+        };
+        let mut xattrs = Vec::new();
+        for name in names.split(|byte| *byte == 0).filter(|name| !name.is_empty() && name::counts(name)) {
+            let get = |buffer: &mut [u8]| match &by_path {
+                Some(path) => fs::lgetxattr(path.as_c_str(), name, buffer),
+                None => fs::fgetxattr(fd, name, buffer),
+            };
+            match read_whole(get, 256) {
+                Ok(value) => xattrs.push((name.to_vec(), value.unwrap_or_default())),
+                Err(Errno::NODATA) => {}
+                Err(error) => return Err(self.failed(path, error)),
+            }
+        }
+        xattrs.sort_unstable();
+        Ok(xattrs)
+    }
+}
+
+type Xattrs = Vec<(Vec<u8>, Vec<u8>)>;
+
+/// Reads with a larger buffer until it is large enough; `None` where there is nothing of the kind.
+fn read_whole(
+    mut read: impl FnMut(&mut [u8]) -> Result<usize, Errno>,
+    first: usize,
+) -> Result<Option<Vec<u8>>, Errno> {
+    let mut buffer = vec![0; first];
+    loop {
+        match read(&mut buffer) {
+            Ok(len) => {
+                buffer.truncate(len);
+                return Ok(Some(buffer));
+            }
+            Err(Errno::RANGE) => buffer.resize(buffer.len() * 8, 0),
+            Err(Errno::OPNOTSUPP) => return Ok(None),
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+fn attributes(stat: &Statx, xattrs: Xattrs) -> Attributes {
+    Attributes {
+        mode: stat.stx_mode.into(),
+        uid: stat.stx_uid,
+        gid: stat.stx_gid,
+        rdev: fs::makedev(stat.stx_rdev_major, stat.stx_rdev_minor),
+        xattrs,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::os::unix::fs::{PermissionsExt, symlink};
+
+    use super::*;
+
+    fn name(top: &Path) -> TreeName {
+        walk(top, &Progress::default()).unwrap().name
+    }
+
+    fn make(top: &Path) {
+        fs::create_dir_all(top.join("a/b")).unwrap();
+        for at in 0..200 {
+            fs::write(top.join(format!("a/{at}")), vec![at as u8; at * 1000]).unwrap();
+        }
+        fs::write(top.join("a-file"), "").unwrap();
+        symlink("a/7", top.join("link")).unwrap();
+        fs::hard_link(top.join("a/9"), top.join("a/b/nine")).unwrap();
+    }
+
+    #[test]
+    fn the_same_tree_has_the_same_name_and_any_change_another_one() {
+        let [one, two] = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
+        make(one.path());
+        make(two.path());
+        // As if it had been made on another file system, with its own ideas of links and times.
+        fs::remove_file(two.path().join("a/b/nine")).unwrap();
+        fs::copy(two.path().join("a/9"), two.path().join("a/b/nine")).unwrap();
+        let first = name(one.path());
+        assert_eq!(first, name(two.path()));
+        let top = one.path();
+        let back = fs::read(top.join("a/150")).unwrap();
+        let mut changed = back.clone();
+        changed[149_999] ^= 1;
+        type Change<'a> = (&'a dyn Fn(), &'a dyn Fn());
+        let mode = |mode| fs::set_permissions(top.join("a/b"), fs::Permissions::from_mode(mode)).unwrap();
+        let changes: [Change<'_>; 5] = [
+            (&|| fs::write(top.join("a/150"), &changed).unwrap(), &|| {
+                fs::write(top.join("a/150"), &back).unwrap()
+            }),
+            (&|| mode(0o700), &|| mode(0o755)),
+            (&|| fs::write(top.join("a/b/new"), "").unwrap(), &|| {
+                fs::remove_file(top.join("a/b/new")).unwrap()
+            }),
+            (&|| fs::rename(top.join("a-file"), top.join("b-file")).unwrap(), &|| {
+                fs::rename(top.join("b-file"), top.join("a-file")).unwrap()
+            }),
+            (&|| fs::create_dir(top.join("a/b/c")).unwrap(), &|| fs::remove_dir(top.join("a/b/c")).unwrap()),
+        ];
+        for (at, (there, back)) in changes.iter().enumerate() {
+            there();
+            assert_ne!(name(top), first, "change {at}");
+            back();
+            assert_eq!(name(top), first, "change {at} taken back");
+        }
+    }
+
+    #[test]
+    fn holes_are_read_as_zeros() {
+        let [one, two] = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
+        File::create(one.path().join("f")).unwrap().set_len(3 * PIECE + 5).unwrap();
+        fs::write(two.path().join("f"), vec![0; 3 * PIECE as usize + 5]).unwrap();
+        assert_eq!(name(one.path()), name(two.path()));
+    }
+
+    #[test]
+    fn what_is_no_folder_is_named() {
+        let dir = tempfile::tempdir().unwrap();
+        let missing = walk(&dir.path().join("nothing"), &Progress::default()).unwrap_err();
+        assert!(missing.to_string().contains("nothing"), "{missing}");
+    }
+}

@@ -1,0 +1,143 @@
+//! The name by content of a snapshot, see [`hayloft_tree::name`]: worked out from rows, and from what has changed since the last
+//! one that was named.
+
+mod directories;
+mod kept;
+mod nodes;
+
+use std::sync::Arc;
+
+use hayloft_tree::TreeName;
+use hayloft_wire::Version;
+
+use crate::database::family::{self, Snapshot};
+use crate::database::registry;
+use crate::error::VolumeError;
+use crate::server::Shared;
+use crate::versions::naming::kept::Kept;
+use crate::versions::naming::nodes::{Nodes, Reader};
+use crate::versions::point::Point;
+use crate::versions::snapshot;
+use crate::versions::tables::Tables;
+
+/// Most signatures of a snapshot.
+const SIGNATURES_MAX: usize = 16;
+
+/// Most bytes of one.
+const SIGNATURE_MAX: usize = 16 << 10;
+
+/// What was found out.
+pub(crate) struct Named {
+    /// As it is entered; of a volume as it is now, not entered.
+    pub(crate) snapshot: Snapshot,
+    pub(crate) name: TreeName,
+    /// Rows that were read for it.
+    pub(crate) rows_read: u64,
+}
+
+/// Works out the name of a version, and enters it with its snapshot if that has none. `anew`: of one that has a name, from all rows,
+/// whatever is known.
+///
+/// # Errors
+/// There is no such version; content of it is damaged; the store fails.
+pub(crate) async fn name(
+    shared: &Arc<Shared>,
+    of: &Version,
+    by: &str,
+    anew: bool,
+) -> Result<Named, VolumeError> {
+    let point = Point::of(shared, of, by).await?;
+    let anew = anew && point.snapshot.tree.is_some();
+    let named = named(shared, &point.snapshot, anew).await;
+    point.done(shared).await?;
+    let mut named = named?;
+    if !of.snapshot.is_empty() && named.snapshot.tree.is_none() {
+        named.snapshot = change(shared, of, |snapshot| {
+            snapshot.tree.get_or_insert_with(|| named.name.to_string());
+            Ok(())
+        })
+        .await?;
+    }
+    Ok(named)
+}
+
+/// Adds a signature of a snapshot's name; who may sign is for those to know who mount it.
+///
+/// # Errors
+/// It has another name, or none; it has too many signatures.
+pub(crate) async fn sign(
+    shared: &Arc<Shared>,
+    of: &Version,
+    name: TreeName,
+    signature: &str,
+) -> Result<Snapshot, VolumeError> {
+    if signature.is_empty() || signature.len() > SIGNATURE_MAX {
+        return Err(VolumeError::Invalid("no signature: it is empty, or has more than 16 KiB"));
+    }
+    change(shared, of, |snapshot| {
+        if snapshot.tree.as_ref() != Some(&name.to_string()) {
+            return Err(VolumeError::Invalid("what was signed is not the name of this snapshot"));
+        }
+        if snapshot.signatures.iter().any(|known| known == signature) {
+            return Ok(());
+        }
+        if snapshot.signatures.len() >= SIGNATURES_MAX {
+            return Err(VolumeError::Limit { what: "signatures of a snapshot", limit: SIGNATURES_MAX });
+        }
+        snapshot.signatures.push(signature.to_owned());
+        Ok(())
+    })
+    .await
+}
+
+/// Changes the entry of a snapshot, while nobody else does.
+async fn change(
+    shared: &Arc<Shared>,
+    of: &Version,
+    change: impl FnOnce(&mut Snapshot) -> Result<(), VolumeError>,
+) -> Result<Snapshot, VolumeError> {
+    let _structure = shared.structure.lock().await;
+    let entry = registry::read(&shared.store, &of.volume).await?;
+    let place = shared.hold(&format!("{}@{}", of.volume, of.snapshot)).await;
+    let mut found = snapshot::find(shared, &entry, &of.volume, &of.snapshot).await?;
+    change(&mut found)?;
+    family::update(&shared.store, entry.family(), &found).await?;
+    drop(place);
+    Ok(found)
+}
+
+/// Nobody needs any more what is known of the snapshots of a family.
+///
+/// # Errors
+/// The store fails.
+pub(super) async fn forget(shared: &Shared, family: &str) -> Result<(), VolumeError> {
+    Ok(shared.store.delete(&kept::path(family)).await?)
+}
+
+async fn named(shared: &Arc<Shared>, snapshot: &Snapshot, anew: bool) -> Result<Named, VolumeError> {
+    let entry = registry::read(&shared.store, &snapshot.volume).await?;
+    let family = entry.family().to_owned();
+    let tables = Tables::open(shared, snapshot).await?;
+    let named = async {
+        let before = match anew {
+            false => Kept::read(shared, &family).await,
+            true => None,
+        };
+        let reader = Reader::new(&tables, shared, &snapshot.database, &family).await?;
+        let nodes = match before {
+            Some(before) => before.nodes_of(shared, &reader).await?,
+            None => None,
+        };
+        let mut nodes = match nodes {
+            Some(nodes) => nodes,
+            None => Nodes::all(&reader).await?,
+        };
+        let root = directories::root(&reader, &mut nodes).await?;
+        let (name, rows_read) = (TreeName(root), nodes.rows_read);
+        Kept::write(shared, &family, snapshot, nodes).await;
+        Ok(Named { snapshot: snapshot.clone(), name, rows_read })
+    };
+    let named = named.await;
+    tables.close().await;
+    named
+}
