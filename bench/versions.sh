@@ -1,5 +1,5 @@
 #!/bin/bash
-# What snapshots, forks, differences and the way back cost, on a tree of so many files, against a copy of it by cp -a on the local disk. As root.
+# What snapshots, forks, differences, names by content and the way back cost, on a tree of so many files, against a copy of it by cp -a on the local disk. As root.
 #   bench/versions.sh [--smoke] [--files N] [--snapshots N] [--forks N]      (defaults: 100,000 files, 100 snapshots, 20 forks)
 # Prints a line for each: milliseconds in the median and at most, and the ratio of the median to the copy.
 set -euo pipefail
@@ -66,7 +66,7 @@ timed sync -f "$work"
 times=($((times[0] + times[1])))
 copy=$(awk -v ns="${times[0]}" 'BEGIN { print ns / 1e6 }')
 line "cp -a on the local disk, durable"
-rm -rf "$work/copied" "$work/local"
+rm -rf "$work/copied"
 times=()
 for n in 1 2 3 4 5; do timed "$hayloft" snapshot create "base@first-$n"; done
 line "snapshot, nothing unshipped"
@@ -88,6 +88,24 @@ for n in 1 2 3; do timed "$hayloft" diff base@changed-5 base; done
 line "diff, 100 files changed"
 read -r told rows < <("$hayloft" diff base@changed-5 base --json | python3 -c 'import json, sys; it = json.load(sys.stdin); print(len(it["differences"]), it["rows_read"])')
 echo "  $told differences, $rows rows read"
+# Names by content, against a program that hashes every file of the same tree on the local disk.
+hashed() { find "$work/local" -type f -print0 | xargs -0 -P "$(nproc)" -n 500 sha256sum; }
+timed hashed
+line "sha256sum of all files on the local disk"
+"$hayloft" snapshot create base@named-1 >/dev/null
+timed "$hayloft" verify base@named-1
+line "the first name by content"
+python3 "$here/versions.py" change "$work/a" 100 named
+"$hayloft" snapshot create base@named-2 >/dev/null
+timed "$hayloft" verify base@named-2
+line "the next name, 100 files changed"
+timed "$hayloft" verify base@named-2
+line "the same from all rows"
+timed "$hayloft" verify "$work/local"
+line "the name of the local disk's tree, read"
+timed "$hayloft" verify base@named-2 --deep
+line "from all rows, and all read through a mount"
+rm -rf "$work/local"
 for n in 1 2 3; do timed "$hayloft" rollback "base@changed-$n"; done
 line "rollback, two hosts have it mounted"
 create() { for n in $(seq 300); do echo x >"$work/a/$1-$n"; done; sync -f "$work/a"; }

@@ -91,6 +91,8 @@ pub(crate) struct RunConfig {
     pub spill: Option<String>,
     /// How many processes and threads a root may have.
     pub processes: Option<u64>,
+    /// Who may have signed the snapshots that layers are on: others are not run. The format of ssh-keygen's allowed_signers.
+    pub trusted_keys: Option<PathBuf>,
     /// Free memory without which no root starts, a size.
     pub require_free: Option<String>,
 }
@@ -168,6 +170,7 @@ impl Config {
                 memory: self.run.memory.or(below.run.memory),
                 spill: self.run.spill.or(below.run.spill),
                 processes: self.run.processes.or(below.run.processes),
+                trusted_keys: self.run.trusted_keys.or(below.run.trusted_keys),
                 require_free: self.run.require_free.or(below.run.require_free),
             },
             farm: FarmConfig {

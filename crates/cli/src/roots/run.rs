@@ -27,6 +27,7 @@ use crate::server::serve;
 use crate::server::stats;
 use crate::sys;
 use crate::units::parse_size;
+use crate::versions::signatures::Signers;
 
 /// Where swap files are made when nothing says otherwise.
 const DEFAULT_SPILL_DIR: &str = "/var/lib/hayloft/spill";
@@ -276,6 +277,12 @@ fn spec(args: &RunArgs, config: &Config, roots: &Roots) -> anyhow::Result<Spec> 
         layers.push(Layer::Folder { path: "/".into(), identity: None });
         if folders.is_empty() {
             folders.extend(std::env::current_dir());
+        }
+    }
+    if let Some(keys) = &config.trusted_keys {
+        let signers = Signers::read(keys)?;
+        for layer in &layers {
+            signers.require_below(layer.path())?;
         }
     }
     let mut binds = args.binds.clone();

@@ -6,12 +6,15 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 use anyhow::Context;
+use hayloft_layer::mount_over;
 use hayloft_wire::client_message::Body as Ask;
 use hayloft_wire::server_message::Body as Answer;
-use hayloft_wire::{NameTree, SignSnapshot, SnapshotInfo};
+use hayloft_wire::{ListSnapshots, NameTree, SignSnapshot, SnapshotInfo, Version};
 use ssh_key::{PublicKey, SshSig};
 
+use crate::dial;
 use crate::exit::{Exit, failure};
+use crate::mountinfo;
 use crate::server::admin::Admin;
 use crate::versions::args::SignArgs;
 use crate::versions::commands;
@@ -110,6 +113,29 @@ impl Signers {
             signed.iter().any(|signature| key.verify(NAMESPACE, &message(tree), signature).is_ok())
         };
         self.0.iter().find(|(_, key)| has_signed(key)).map(|(who, _)| who.as_str())
+    }
+
+    /// Refuses a path that is not in a mounted snapshot that one of them has signed.
+    ///
+    /// # Errors
+    /// It is none; the server of its mount does not answer.
+    pub(crate) fn require_below(&self, path: &Path) -> anyhow::Result<()> {
+        let path = path.canonicalize().with_context(|| format!("cannot find {}", path.display()))?;
+        let mount = mount_over(mountinfo::all()?, &path, |entry| &entry.mount_point);
+        let source = mount.as_ref().filter(|entry| entry.is_ours()).map(|entry| entry.source.as_str());
+        let version = source.and_then(dial::split_volume).and_then(|(server, name)| {
+            let (volume, snapshot) = name.split_once('@')?;
+            Some((server, Version { volume: volume.to_owned(), snapshot: snapshot.to_owned() }))
+        });
+        let Some((server, version)) = version else {
+            let said = format!(
+                "{} is not in a mounted snapshot, and only signed ones are trusted here (trusted_keys in the configuration)",
+                path.display()
+            );
+            return Err(failure(Exit::Denied, said));
+        };
+        let ask = Ask::ListSnapshots(ListSnapshots { of: Some(version) });
+        self.require(&commands::one(&mut Admin::connect(server)?, ask)?).map(drop)
     }
 
     /// Who has signed a snapshot.

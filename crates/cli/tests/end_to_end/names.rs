@@ -183,6 +183,20 @@ fn only_snapshots_that_trusted_keys_have_signed_are_mounted() {
         dir.display(),
         info["tree"].as_str().unwrap()
     )));
+    // Build roots ask for it as well.
+    fs::write(dir.join("run"), format!("[run]\ntrusted_keys = \"{}\"\n", signers.display())).unwrap();
+    run(hayloft(["mount", &format!("{}/v@one", farm.address)]).arg(&point));
+    let root = |layer: &Path| {
+        let mut command = hayloft(["run", "--layers-dir"]);
+        command.arg(dir.join("layers")).arg("--state-dir").arg(dir.join("state")).arg("--root").arg(layer);
+        command.args(["--root", "/usr", "--", "true"]).env("HAYLOFT_CONFIG", dir.join("run"));
+        command
+    };
+    let (code, said) = run_failing(&mut root(dir));
+    assert!(code == 125 && said.contains("is not in a mounted snapshot"), "{code}: {said}");
+    let (_, said) = run_failing(&mut root(&point));
+    assert!(said.contains("/usr is not in a mounted snapshot"), "the signed one is let in: {said}");
+    run(hayloft(["umount"]).arg(&point));
     // The live volume is no snapshot.
     let mut live = hayloft(["mount", &format!("{}/v", farm.address)]);
     run(live.arg(&point).env("HAYLOFT_CONFIG", dir.join("config")));
