@@ -7,10 +7,11 @@ use crate::farm::{Farm, noise, run};
 use crate::versions::{is_given_back, seen, tree};
 
 /// Points, and the command that passes them.
-pub(crate) const VERSIONING: [(&str, &[&str]); 12] = [
+pub(crate) const VERSIONING: [(&str, &[&str]); 13] = [
     ("snapshot.entered", &["snapshot", "create", "v@new"]),
     ("snapshot.checkpoint", &["snapshot", "create", "v@new"]),
     ("snapshot.marked", &["snapshot", "delete", "v@mounted"]),
+    ("family.second-removed", &["snapshot", "delete", "v@mounted"]),
     ("leftovers.database-deleted", &["snapshot", "delete", "v@mounted"]),
     ("snapshot.checkpoint-deleted", &["snapshot", "delete", "v@mounted"]),
     ("fork.entered", &["fork", "v@kept", "new"]),

@@ -6,7 +6,7 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use crate::farm::{Farm, Mount, run, run_failing, seed, sh, wait_until};
+use crate::farm::{Farm, Mount, noise, run, run_failing, seed, sh, wait_until};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -187,6 +187,43 @@ fn all_hosts_go_back_without_mounting_anew_and_can_go_forward_again() {
     is_sound(&farm, "v");
     let listed = run(&mut farm.ask(["snapshot", "list", "v"]));
     assert_eq!(listed.matches("v@").count(), 3, "{listed}");
+}
+
+/// Without an entry what only the snapshot has would be deleted: it is there twice.
+#[test]
+fn a_snapshot_outlives_one_of_its_entries() {
+    let (mut farm, mount) = Farm::mounted("v");
+    for number in 0..300 {
+        fs::write(mount.join(&format!("file-{number}")), noise(number, 3000)).unwrap();
+    }
+    let was = tree(mount.path());
+    snapshot(&farm, "v@one");
+    run(&mut sh(&format!("rm {}/file-*", mount.path().display())));
+    mount.sync();
+    let store = farm.dir().join("store");
+    let entries = |folder: &str| {
+        let found = run(&mut sh(&format!("find {}/{folder} -type f", store.display())));
+        found.lines().map(PathBuf::from).collect::<Vec<_>>()
+    };
+    let [first, second] = [entries("snapshots"), entries("snapshots-copy")];
+    assert_eq!((first.len(), second.len()), (1, 1));
+    let lost = |path: &Path| fs::remove_file(path).unwrap();
+    // What is lost is written again when the volume is opened; what is damaged stays until it is changed.
+    for lose in
+        [&|| lost(&first[0]), &|| lost(&second[0]), &|| fs::write(&first[0], "{}").unwrap()] as [&dyn Fn(); 3]
+    {
+        lose();
+        run(&mut farm.volume(["sweep", "v"]));
+        assert_eq!(seen(&farm, "v@one", "view"), was);
+        farm.kill_server();
+        farm.start_server();
+        fs::write(mount.join("wakes"), "").unwrap();
+        mount.sync();
+    }
+    run(&mut farm.ask(["snapshot", "delete", "v@one"]));
+    let (code, said) = run_failing(&mut farm.ask(["snapshot", "show", "v@one"]));
+    assert_eq!(code, 4, "{said}");
+    assert_eq!((entries("snapshots").len(), entries("snapshots-copy").len()), (0, 0));
 }
 
 #[test]

@@ -5,7 +5,7 @@
 //! All of a family are members under the id of the first: `families/FIRST/ID`. A member that no name leads to any more, since
 //! its volume was deleted or has got another database, stays as long as somebody needs something of it.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 
 use hayloft_store::{Store, StoreError};
@@ -55,20 +55,24 @@ pub(crate) struct Snapshot {
     pub(crate) checksum: Option<String>,
 }
 
-fn folder(family: &str) -> String {
-    format!("snapshots/{family}")
-}
+/// Entries are kept twice: without one, what only its snapshot needs would be deleted. The second counts only where the first is
+/// lost or damaged; it is written last and removed first.
+const FOLDERS: [&str; 2] = ["snapshots", "snapshots-copy"];
 
 /// Names are not in paths, which an encrypted store does not hide.
-fn path(store: &Store, family: &str, volume: &str, name: &str) -> String {
+fn key(store: &Store, volume: &str, name: &str) -> String {
     let mut hasher = store.note_hasher();
     hasher.update(format!("{volume}@{name}").as_bytes());
-    format!("{}/{}", folder(family), &hasher.finalize().to_hex()[..32])
+    hasher.finalize().to_hex()[..32].to_owned()
+}
+
+fn paths(family: &str, key: &str) -> [String; 2] {
+    FOLDERS.map(|folder| format!("{folder}/{family}/{key}"))
 }
 
 impl Snapshot {
-    fn path(&self, store: &Store, family: &str) -> String {
-        path(store, family, &self.volume, &self.name)
+    fn paths(&self, store: &Store, family: &str) -> [String; 2] {
+        paths(family, &key(store, &self.volume, &self.name))
     }
 
     /// As people write it.
@@ -107,20 +111,65 @@ async fn read_at(store: &Store, path: &str) -> Result<Option<Snapshot>, VolumeEr
     }
 }
 
-/// Enters a snapshot; of two of one name one succeeds.
+/// The first of two entries, or the second where that is lost or damaged.
+async fn read_one(store: &Store, [first, second]: &[String; 2]) -> Result<Option<Snapshot>, VolumeError> {
+    let error = match read_at(store, first).await {
+        Ok(Some(found)) => return Ok(Some(found)),
+        Ok(None) => None,
+        Err(error @ VolumeError::AtRest(_)) => Some(error),
+        Err(error) => return Err(error),
+    };
+    match (read_at(store, second).await, error) {
+        (Ok(Some(found)), error) => {
+            let error = error.map(|error| error.to_string());
+            tracing::error!(
+                snapshot = found.shown(),
+                object = first,
+                error,
+                "the entry of a snapshot is lost or damaged: the second one counts"
+            );
+            Ok(Some(found))
+        }
+        (_, Some(error)) | (Err(error), None) => Err(error),
+        (Ok(None), None) => Ok(None),
+    }
+}
+
+/// Enters a snapshot that is begun; of two of one name one succeeds.
 pub(crate) async fn create(store: &Store, family: &str, snapshot: &Snapshot) -> Result<(), VolumeError> {
-    match store.create(&snapshot.path(store, family), snapshot.json()).await {
+    let [first, _] = snapshot.paths(store, family);
+    match store.create(&first, snapshot.json()).await {
         Err(StoreError::Exists { .. }) => Err(VolumeError::SnapshotExists(snapshot.shown())),
         done => Ok(done?),
     }
 }
 
 pub(crate) async fn update(store: &Store, family: &str, snapshot: &Snapshot) -> Result<(), VolumeError> {
-    Ok(store.put(&snapshot.path(store, family), snapshot.json()).await?)
+    let ([first, second], json) = (snapshot.paths(store, family), snapshot.json());
+    futures::try_join!(store.put(&first, json.clone()), store.put(&second, json.clone()))?;
+    Ok(())
 }
 
 pub(crate) async fn remove(store: &Store, family: &str, snapshot: &Snapshot) -> Result<(), VolumeError> {
-    Ok(store.delete(&snapshot.path(store, family)).await?)
+    let [first, second] = snapshot.paths(store, family);
+    store.delete(&second).await?;
+    hayloft_crash::point("family.second-removed");
+    Ok(store.delete(&first).await?)
+}
+
+/// Where one of two entries of a volume's snapshots is lost, it is written again; those that are being made or deleted have one.
+pub(crate) async fn mend(store: &Store, family: &str, volume: &str) -> Result<(), VolumeError> {
+    let [first, second] =
+        [keys_in(store, FOLDERS[0], family).await?, keys_in(store, FOLDERS[1], family).await?];
+    for key in first.symmetric_difference(&second) {
+        let both = paths(family, key);
+        let is_whole =
+            |found: &Snapshot| found.volume == volume && found.checkpoint.is_some() && !found.deleting;
+        if let Some(found) = read_one(store, &both).await?.filter(is_whole) {
+            update(store, family, &found).await?;
+        }
+    }
+    Ok(())
 }
 
 /// A snapshot that is there, whole or not.
@@ -130,15 +179,27 @@ pub(crate) async fn read(
     volume: &str,
     name: &str,
 ) -> Result<Option<Snapshot>, VolumeError> {
-    read_at(store, &path(store, family, volume, name)).await
+    read_one(store, &paths(family, &key(store, volume, name))).await
+}
+
+/// Of all entries, the last part of their paths.
+async fn keys(store: &Store, family: &str) -> Result<BTreeSet<String>, VolumeError> {
+    let mut keys = keys_in(store, FOLDERS[0], family).await?;
+    keys.extend(keys_in(store, FOLDERS[1], family).await?);
+    Ok(keys)
+}
+
+async fn keys_in(store: &Store, folder: &str, family: &str) -> Result<BTreeSet<String>, VolumeError> {
+    let objects = store.list(&format!("{folder}/{family}")).await?;
+    Ok(objects.iter().filter_map(|object| object.location.filename().map(str::to_owned)).collect())
 }
 
 /// All snapshots of a family, the oldest first.
 pub(crate) async fn snapshots(store: &Store, family: &str) -> Result<Vec<Snapshot>, VolumeError> {
     let mut found = Vec::new();
-    for object in store.list(&folder(family)).await? {
+    for key in keys(store, family).await? {
         // One that is not there any more was deleted just now.
-        found.extend(read_at(store, object.location.as_ref()).await?);
+        found.extend(read_one(store, &paths(family, &key)).await?);
     }
     found.sort_by(|a: &Snapshot, b| (a.created_nanos, &a.name).cmp(&(b.created_nanos, &b.name)));
     Ok(found)

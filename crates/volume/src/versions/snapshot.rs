@@ -225,6 +225,7 @@ pub(crate) async fn forget_begun(shared: &Arc<Shared>, volume: &Volume) -> Resul
     if volume.registered.lock().format < FAMILIES || volume.points.load(Relaxed) > 0 {
         return Ok(());
     }
+    family::mend(&shared.store, volume.homes.first(), &volume.name).await?;
     for snapshot in family::snapshots(&shared.store, volume.homes.first()).await? {
         let is_own = snapshot.database == volume.id && snapshot.volume == volume.name;
         if is_own && snapshot.checkpoint.is_none() {
