@@ -57,7 +57,7 @@ step() { # NAME COMMAND...
     if [ "$status" != 0 ] && [ "${counts#* }" = 0 ]; then counts="${counts% *} 1"; fi
     # shellcheck disable=SC2086
     count "$name" $counts $((SECONDS - start))
-    summary+=("$(sed -nE 's/^passed at the second try: /    at the second try: /p' "$log")")
+    summary+=("$(sed -nE 's/^passed at the second try: /    at the second try: /p; s/^left behind by a test: /    left behind: /p' "$log")")
     if [ "$status" != 0 ]; then
         what_failed "$log" | head -n 100 | cut -c 1-400 | sed 's/^/   | /'
         printf '   FAILED (%s); all of it: %s\n' "$status" "$log"
@@ -72,8 +72,11 @@ step() { # NAME COMMAND...
 patience=$([ "${#large[@]}" = 0 ] && echo 2700 || echo 36000) # seconds
 cargo_tests() {
     local first=$output/first-try.log failed name mended=0 status counts
-    timeout -k 10 "$patience" cargo test --release --workspace --no-fail-fast 2>&1 | tee "$first"
-    status=${PIPESTATUS[0]}
+    # Into a file: the end of a pipe would be waited for as long as a process lives that a test has left behind.
+    timeout -k 10 "$patience" cargo test --release --workspace --no-fail-fast >"$first" 2>&1
+    status=$?
+    cat "$first"
+    left_behind "$first"
     [ "$status" != 0 ] || return 0
     if [ "$status" = 124 ]; then
         printf 'did not end within %s s; these had begun and not ended:\n' "$patience"
@@ -84,16 +87,28 @@ cargo_tests() {
     mapfile -t failed < <(sed -nE 's/^test (.*) \.\.\. FAILED$/\1/p' "$first")
     if [ "${#failed[@]}" = 0 ] || [ "${#failed[@]}" -gt 3 ]; then return "$status"; fi
     for name in "${failed[@]}"; do
-        if timeout -k 10 900 cargo test --release --workspace --no-fail-fast -- --exact "$name" 2>&1 |
-            sed 's/^test result:/second try:/'; [ "${PIPESTATUS[0]}" = 0 ]; then
+        if timeout -k 10 900 cargo test --release --workspace --no-fail-fast -- --exact "$name" >"$first.again" 2>&1; then
             mended=$((mended + 1))
             printf 'passed at the second try: %s\n' "$name"
         fi
+        sed 's/^test result:/second try:/' "$first.again"
+        left_behind "$first.again"
     done
     counts=$(sed -nE 's/^test result: [a-zA-Z]+\. ([0-9]+) passed; ([0-9]+) failed.*/\1 \2/p' "$first" |
         awk '{ p += $1; f += $2 } END { print p, f }')
     printf '%s passed, %s failed\n' $((${counts% *} + mended)) $((${counts#* } - mended))
     [ "$mended" = "${#failed[@]}" ]
+}
+
+# Names and ends the processes that tests have left behind: they still write to the output.
+left_behind() { # FILE
+    local file pid
+    file=$(realpath "$1")
+    find /proc/[0-9]*/fd -maxdepth 1 -lname "$file" 2>/dev/null | cut -d/ -f3 | sort -un | while read -r pid; do
+        [ "$pid" != "$$" ] && [ -r "/proc/$pid/cmdline" ] || continue
+        printf 'left behind by a test: %s\n' "$(tr '\0' ' ' <"/proc/$pid/cmdline")"
+        kill -9 "$pid"
+    done
 }
 
 # What the output of a failed step says of what failed: of cargo's tests all that they printed, else its last lines.

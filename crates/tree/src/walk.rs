@@ -18,8 +18,14 @@ use crate::name::{self, Attributes, Body, Kind, Node, PIECE, Pieces, TreeName};
 /// Files that one thread takes at a time.
 const FILES_AT_A_TIME: usize = 64;
 
-/// Threads that read: on a mount each waits for others most of the time.
-const THREADS: usize = 8;
+/// Threads that read from a mount: more would read in an order in which it cannot read ahead.
+const THREADS_OF_A_MOUNT: usize = 2;
+
+/// Most threads that read from a disk.
+const THREADS_MAX: usize = 8;
+
+/// The file system's number of FUSE, as statfs(2) gives it.
+const FUSE: u64 = 0x6573_5546;
 
 /// Something in a tree.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -108,8 +114,13 @@ pub fn walk(top: &Path, progress: &Progress) -> Result<Walked, WalkError> {
         found: Mutex::new(Ok(Vec::new())),
         progress,
     };
+    let is_mount = fs::fstatfs(&walk.fd).is_ok_and(|stat| stat.f_type as u64 == FUSE);
+    let threads = match is_mount {
+        true => THREADS_OF_A_MOUNT,
+        false => std::thread::available_parallelism().map_or(2, |cores| cores.get().clamp(2, THREADS_MAX)),
+    };
     std::thread::scope(|scope| {
-        for _ in 0..THREADS {
+        for _ in 0..threads {
             scope.spawn(|| walk.work());
         }
     });
@@ -234,7 +245,7 @@ impl Walk<'_> {
             node: [0; 32],
         };
         self.progress.entries.fetch_add(1, Relaxed);
-        let (mut jobs, mut files) = (Vec::new(), Vec::new());
+        let (mut directories, mut files) = (Vec::new(), Vec::new());
         let read = || fs::Dir::read_from(&fd).map_err(|error| self.failed(path, error));
         for found in read()? {
             let found = found.map_err(|error| self.failed(path, error))?;
@@ -250,18 +261,21 @@ impl Walk<'_> {
                 _ => false,
             };
             if is_directory {
-                jobs.push(Job::Directory(joined(path, name)));
+                directories.push((found.ino(), name.to_vec()));
             } else {
-                files.push(name.to_vec());
+                files.push((found.ino(), name.to_vec()));
             }
         }
-        while files.len() > FILES_AT_A_TIME {
-            let some = files.split_off(files.len() - FILES_AT_A_TIME);
-            jobs.push(Job::Files(path.to_vec(), some));
+        // As they were made, most likely: a disk, and a mount that reads ahead, has them in this order. Jobs are taken from the end.
+        for entries in [&mut directories, &mut files] {
+            entries.sort_unstable();
         }
-        if !files.is_empty() {
-            jobs.push(Job::Files(path.to_vec(), files));
-        }
+        let mut jobs: Vec<Job> =
+            directories.iter().rev().map(|(_, name)| Job::Directory(joined(path, name))).collect();
+        let parts = files.chunks(FILES_AT_A_TIME).rev();
+        jobs.extend(
+            parts.map(|part| Job::Files(path.to_vec(), part.iter().map(|(_, name)| name.clone()).collect())),
+        );
         Ok((vec![own], jobs))
     }
 

@@ -19,8 +19,8 @@ use crate::versions::tables::Tables;
 /// What the object begins with.
 const MAGIC: &[u8; 8] = b"hayname1";
 
-/// Larger trees are named from all rows each time: 40 bytes a file.
-const FILES_MAX: usize = 4_000_000;
+/// Larger trees are named from all rows each time: what is kept takes 40 bytes a file, three times while it is used.
+const FILES_MAX: usize = 1_500_000;
 
 /// When so large a part has changed, to work all out is as fast.
 const PART: usize = 3;
@@ -115,9 +115,10 @@ impl Kept {
                 None => drop(nodes.changed.insert(ino, None)),
             }
         }
+        let of_rows: BTreeSet<Ino> = rows.iter().map(|row| Ino(row.ino)).collect();
         for ino in changed.pages {
             if !nodes.changed.contains_key(&ino)
-                && !rows.iter().any(|row| row.ino == ino.0)
+                && !of_rows.contains(&ino)
                 && let Some(row) = reader.tables.inode(ino).await?
             {
                 rows.push(row);
