@@ -108,7 +108,7 @@ fn a_store_that_was_given_stays_without_the_volume() {
 
 /// Starts a trial whose command runs until it is ended.
 fn endless(dir: &Path) -> Child {
-    let script = "touch ../../started; exec sleep 300";
+    let script = "echo $$ >../../beginning; mv ../../beginning ../../started; exec sleep 300";
     let child = trial(dir, &["--", "sh", "-c", script]).stderr(Stdio::piped()).spawn().unwrap();
     let started =
         || fs::read_dir(dir.join("tmp")).unwrap().flatten().any(|work| work.path().join("started").exists());
@@ -142,6 +142,14 @@ fn what_a_command_leaves_behind_for_a_moment_is_waited_for() {
 fn kill_9_ends_its_processes_too() {
     let dir = folder();
     let mut child = endless(dir.path());
+    let command = std::fs::read_to_string(dir.path().join("tmp/started")).or_else(|_| {
+        let works = fs::read_dir(dir.path().join("tmp"))?.flatten();
+        works
+            .map(|work| fs::read_to_string(work.path().join("started")))
+            .find(Result::is_ok)
+            .expect("it has begun")
+    });
+    let command = command.unwrap().trim().parse().expect("the number of a process");
     kill(child.id(), libc::SIGKILL);
     child.wait().unwrap();
     // The command itself is nobody's child now, and holds the mount.
@@ -150,8 +158,5 @@ fn kill_9_ends_its_processes_too() {
     };
     wait_until("the mount is gone", Duration::from_secs(30), || !mounted());
     wait_until("client and server have ended", Duration::from_secs(30), || processes(dir.path()).is_empty());
-    run(&mut sh(&format!(
-        "for p in /proc/[0-9]*; do case $(readlink $p/cwd 2>/dev/null) in {}/tmp*) kill -9 ${{p#/proc/}};; esac; done",
-        dir.path().display()
-    )));
+    kill(command, libc::SIGKILL);
 }
