@@ -8,8 +8,8 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::{Condvar, Mutex};
 
+use parking_lot::{Condvar, Mutex};
 use rustix::fs::{self, AtFlags, Mode, OFlags, ResolveFlags, Statx, StatxAttributes, StatxFlags};
 use rustix::io::Errno;
 
@@ -87,6 +87,7 @@ struct Queue {
     jobs: Vec<Job>,
     /// Jobs that are worked on, which may bring others.
     working: usize,
+    found: Result<Vec<Entry>, WalkError>,
 }
 
 struct Walk<'a> {
@@ -94,7 +95,6 @@ struct Walk<'a> {
     fd: OwnedFd,
     queue: Mutex<Queue>,
     changed: Condvar,
-    found: Mutex<Result<Vec<Entry>, WalkError>>,
     progress: &'a Progress,
 }
 
@@ -109,9 +109,12 @@ pub fn walk(top: &Path, progress: &Progress) -> Result<Walked, WalkError> {
     let walk = Walk {
         top,
         fd,
-        queue: Mutex::new(Queue { jobs: vec![Job::Directory(Vec::new())], working: 0 }),
+        queue: Mutex::new(Queue {
+            jobs: vec![Job::Directory(Vec::new())],
+            working: 0,
+            found: Ok(Vec::new()),
+        }),
         changed: Condvar::new(),
-        found: Mutex::new(Ok(Vec::new())),
         progress,
     };
     let is_mount = fs::fstatfs(&walk.fd).is_ok_and(|stat| stat.f_type as u64 == FUSE);
@@ -124,8 +127,7 @@ pub fn walk(top: &Path, progress: &Progress) -> Result<Walked, WalkError> {
             scope.spawn(|| walk.work());
         }
     });
-    let entries = walk.found.into_inner().unwrap_or_else(|poisoned| poisoned.into_inner())?;
-    Ok(named(entries))
+    walk.queue.into_inner().found.map(named)
 }
 
 /// Works out the nodes of directories, from those of what is in them.
@@ -176,34 +178,12 @@ impl Walk<'_> {
                 Job::Directory(path) => self.directory(&path),
                 Job::Files(dir, names) => self.files(&dir, &names),
             };
-            match done {
-                Ok((entries, jobs)) => {
-                    if let Ok(found) =
-                        &mut *self.found.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
-                    {
-                        found.extend(entries);
-                    }
-                    self.done(jobs);
-                }
-                Err(error) => {
-                    let mut found = self.found.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-                    if found.is_ok() {
-                        *found = Err(error);
-                    }
-                    drop(found);
-                    self.queue().jobs.clear();
-                    self.done(Vec::new());
-                }
-            }
+            self.done(done);
         }
     }
 
-    fn queue(&self) -> std::sync::MutexGuard<'_, Queue> {
-        self.queue.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
-    }
-
     fn next(&self) -> Option<Job> {
-        let mut queue = self.queue();
+        let mut queue = self.queue.lock();
         loop {
             if let Some(job) = queue.jobs.pop() {
                 queue.working += 1;
@@ -212,16 +192,24 @@ impl Walk<'_> {
             if queue.working == 0 {
                 return None;
             }
-            queue = self.changed.wait(queue).unwrap_or_else(|poisoned| poisoned.into_inner());
+            self.changed.wait(&mut queue);
         }
     }
 
-    fn done(&self, jobs: Vec<Job>) {
-        let mut queue = self.queue();
+    fn done(&self, done: Result<(Vec<Entry>, Vec<Job>), WalkError>) {
+        let mut queue = self.queue.lock();
         queue.working -= 1;
-        let is_over = self.found.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).is_err();
-        if !is_over {
-            queue.jobs.extend(jobs);
+        match (&mut queue.found, done) {
+            (Ok(found), Ok((entries, jobs))) => {
+                found.extend(entries);
+                queue.jobs.extend(jobs);
+            }
+            (Ok(_), Err(error)) => {
+                queue.found = Err(error);
+                queue.jobs.clear();
+            }
+            // Another one has failed.
+            (Err(_), _) => {}
         }
         self.changed.notify_all();
     }
@@ -326,31 +314,17 @@ impl Walk<'_> {
         let io = |source| WalkError::Io { path: self.shown(path), source };
         let size = file.metadata().map_err(io)?.len();
         let (mut pieces, mut read) = (Pieces::default(), 0);
-        let mut piece = vec![0; size.clamp(1, PIECE) as usize];
-        loop {
-            let mut filled = 0;
-            while filled < piece.len() {
-                match file.read(&mut piece[filled..]) {
-                    Ok(0) => break,
-                    Ok(some) => filled += some,
-                    Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                    Err(error) => return Err(io(error)),
-                }
-            }
-            if filled == 0 {
+        let mut piece = Vec::with_capacity(size.min(PIECE) as usize);
+        // To its end, should it have grown, but not as long as it grows.
+        while read <= size {
+            piece.clear();
+            let some = file.by_ref().take(PIECE).read_to_end(&mut piece).map_err(io)? as u64;
+            if some == 0 {
                 break;
             }
-            pieces.push(&name::hash(&piece[..filled]));
-            read += filled as u64;
-            self.progress.bytes.fetch_add(filled as u64, Relaxed);
-            if read >= size {
-                // Whether it has grown.
-                let more = file.read(&mut [0]).map_err(io)?;
-                if more > 0 {
-                    return Err(WalkError::Changed(self.shown(path)));
-                }
-                break;
-            }
+            pieces.push(&name::hash(&piece));
+            read += some;
+            self.progress.bytes.fetch_add(some, Relaxed);
         }
         match read == size {
             true => Ok((Body::File { size, content: pieces.finish() }, xattrs)),

@@ -14,8 +14,6 @@ use anyhow::Context;
 use hayloft_mount::control::{self, ControlError};
 use hayloft_mount::{Mount, MountConfig, MountError, MountOptions, Stopper};
 use hayloft_transport::Dial;
-use hayloft_wire::client_message::Body as Ask;
-use hayloft_wire::{ListSnapshots, Version};
 
 use crate::args::MountArgs;
 use crate::config::Config;
@@ -26,7 +24,6 @@ use crate::mounts::umount;
 use crate::server::admin::Admin;
 use crate::signals;
 use crate::sys;
-use crate::versions::commands;
 use crate::versions::signatures::Signers;
 
 /// A mount as asked for, checked.
@@ -89,12 +86,11 @@ fn plan(args: MountArgs, config: &Config) -> anyhow::Result<Plan> {
         }
         _ => true,
     });
-    if let Some((of, snapshot)) = volume.split_once('@') {
+    if volume.contains('@') {
+        // A snapshot.
         given.push("ro");
         if let Some(keys) = &config.mount.trusted_keys {
-            let version = Version { volume: of.to_owned(), snapshot: snapshot.to_owned() };
-            let ask = Ask::ListSnapshots(ListSnapshots { of: Some(version) });
-            Signers::read(keys)?.require(&commands::one(&mut Admin::connect_as(&dial, &server)?, ask)?)?;
+            Signers::read(keys)?.require_of(&mut Admin::connect_as(&dial, &server)?, &volume)?;
         }
     }
     let options = given.join(",");

@@ -272,7 +272,7 @@ pub(super) fn parse_version(text: &str) -> Result<Version, String> {
 }
 
 /// `VOLUME@NAME`.
-fn parse_snapshot(text: &str) -> Result<Version, String> {
+pub(super) fn parse_snapshot(text: &str) -> Result<Version, String> {
     let version = parse_version(text)
         .map_err(|_| "write VOLUME@NAME, and where the server is with --server HOST:PORT")?;
     if version.snapshot.is_empty() {

@@ -40,7 +40,7 @@ fn snapshots(admin: &mut Admin, ask: Ask) -> anyhow::Result<Vec<SnapshotInfo>> {
     }
 }
 
-pub(crate) fn one(admin: &mut Admin, ask: Ask) -> anyhow::Result<SnapshotInfo> {
+pub(super) fn one(admin: &mut Admin, ask: Ask) -> anyhow::Result<SnapshotInfo> {
     let mut found = snapshots(admin, ask)?;
     if found.len() == 1 { Ok(found.remove(0)) } else { Err(admin.unexpected()) }
 }

@@ -9,14 +9,14 @@ use anyhow::Context;
 use hayloft_layer::mount_over;
 use hayloft_wire::client_message::Body as Ask;
 use hayloft_wire::server_message::Body as Answer;
-use hayloft_wire::{ListSnapshots, NameTree, SignSnapshot, SnapshotInfo, Version};
+use hayloft_wire::{ListSnapshots, NameTree, SignSnapshot, SnapshotInfo};
 use ssh_key::{PublicKey, SshSig};
 
 use crate::dial;
 use crate::exit::{Exit, failure};
 use crate::mountinfo;
 use crate::server::admin::Admin;
-use crate::versions::args::SignArgs;
+use crate::versions::args::{SignArgs, parse_snapshot};
 use crate::versions::commands;
 
 /// What the signatures are for: one for something else does not count.
@@ -123,26 +123,32 @@ impl Signers {
         let path = path.canonicalize().with_context(|| format!("cannot find {}", path.display()))?;
         let mount = mount_over(mountinfo::all()?, &path, |entry| &entry.mount_point);
         let source = mount.as_ref().filter(|entry| entry.is_ours()).map(|entry| entry.source.as_str());
-        let version = source.and_then(dial::split_volume).and_then(|(server, name)| {
-            let (volume, snapshot) = name.split_once('@')?;
-            Some((server, Version { volume: volume.to_owned(), snapshot: snapshot.to_owned() }))
-        });
-        let Some((server, version)) = version else {
+        let snapshot = source.and_then(dial::split_volume).filter(|(_, name)| name.contains('@'));
+        let Some((server, name)) = snapshot else {
             let said = format!(
                 "{} is not in a mounted snapshot, and only signed ones are trusted here (trusted_keys in the configuration)",
                 path.display()
             );
             return Err(failure(Exit::Denied, said));
         };
-        let ask = Ask::ListSnapshots(ListSnapshots { of: Some(version) });
-        self.require(&commands::one(&mut Admin::connect(server)?, ask)?).map(drop)
+        self.require_of(&mut Admin::connect(server)?, name)
+    }
+
+    /// Refuses a snapshot, `VOLUME@NAME`, that none of them has signed.
+    ///
+    /// # Errors
+    /// Nobody of them has; it is no name of one; what the server refuses.
+    pub(crate) fn require_of(&self, admin: &mut Admin, name: &str) -> anyhow::Result<()> {
+        let of = parse_snapshot(name).map_err(|said| failure(Exit::Usage, said))?;
+        let info = commands::one(admin, Ask::ListSnapshots(ListSnapshots { of: Some(of) }))?;
+        self.require(&info).map(drop)
     }
 
     /// Who has signed a snapshot.
     ///
     /// # Errors
     /// Nobody of them.
-    pub(crate) fn require(&self, info: &SnapshotInfo) -> anyhow::Result<&str> {
+    pub(super) fn require(&self, info: &SnapshotInfo) -> anyhow::Result<&str> {
         self.signer(&info.tree, &info.signatures).ok_or_else(|| {
             let name = commands::shown(&info.of.clone().unwrap_or_default());
             let why = match info.signatures.is_empty() {

@@ -14,7 +14,7 @@ use crate::versions::snapshot::{self, Wanted};
 pub(super) struct Point {
     pub(super) snapshot: Snapshot,
     /// It was made to be read, and goes afterwards.
-    is_made: bool,
+    pub(super) is_made: bool,
 }
 
 impl Point {

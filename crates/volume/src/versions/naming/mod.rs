@@ -48,7 +48,7 @@ pub(crate) async fn name(
 ) -> Result<Named, VolumeError> {
     let point = Point::of(shared, of, by).await?;
     let anew = anew && point.snapshot.tree.is_some();
-    let named = named(shared, &point.snapshot, anew).await;
+    let named = named(shared, &point, anew).await;
     point.done(shared).await?;
     let mut named = named?;
     if !of.snapshot.is_empty() && named.snapshot.tree.is_none() {
@@ -114,7 +114,8 @@ pub(super) async fn forget(shared: &Shared, family: &str) -> Result<(), VolumeEr
     Ok(shared.store.delete(&kept::path(family)).await?)
 }
 
-async fn named(shared: &Arc<Shared>, snapshot: &Snapshot, anew: bool) -> Result<Named, VolumeError> {
+async fn named(shared: &Arc<Shared>, point: &Point, anew: bool) -> Result<Named, VolumeError> {
+    let snapshot = &point.snapshot;
     let entry = registry::read(&shared.store, &snapshot.volume).await?;
     let family = entry.family().to_owned();
     let tables = Tables::open(shared, snapshot).await?;
@@ -134,7 +135,10 @@ async fn named(shared: &Arc<Shared>, snapshot: &Snapshot, anew: bool) -> Result<
         };
         let root = directories::root(&reader, &mut nodes).await?;
         let (name, rows_read) = (TreeName(root), nodes.rows_read);
-        Kept::write(shared, &family, snapshot, nodes).await;
+        // With one that goes at once nothing can be compared later.
+        if !point.is_made {
+            Kept::write(shared, &family, snapshot, nodes).await;
+        }
         Ok(Named { snapshot: snapshot.clone(), name, rows_read })
     };
     let named = named.await;
