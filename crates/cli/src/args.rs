@@ -7,6 +7,7 @@ use clap::{Args, Parser, Subcommand};
 use crate::farm::args::{FarmArgs, MakeArgs, TaskArgs};
 use crate::roots::root_args::{RootArgs, RunArgs};
 use crate::server::cert_args::CertArgs;
+use crate::transfer::args::{ReceiveArgs, SendArgs};
 use crate::units::parse_size;
 use crate::versions::args::{DiffArgs, ForkArgs, PromoteArgs, RollbackArgs, SnapshotArgs, VerifyArgs};
 
@@ -81,6 +82,10 @@ Examples:
     Diff(DiffArgs),
     /// Prove that a tree is what it was, or what another one is, by its content
     Verify(VerifyArgs),
+    /// Send a version of a tree to a mirror, or to another server
+    Send(SendArgs),
+    /// Receive a version of a tree from a mirror, or from another server
+    Receive(ReceiveArgs),
     /// Leave a mount: wait until the store has everything, then unmount
     Umount(UmountArgs),
     /// Wait until the store has everything written so far on a mount

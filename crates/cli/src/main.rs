@@ -11,10 +11,12 @@ mod farm;
 mod mountinfo;
 mod mounts;
 mod notify;
+mod progress;
 mod roots;
 mod server;
 mod signals;
 mod sys;
+mod transfer;
 mod trial;
 mod units;
 mod versions;
@@ -32,6 +34,7 @@ use crate::farm::{agent, make, status, task};
 use crate::mounts::{helper, mount, sync, umount};
 use crate::roots::{root, run as run_root};
 use crate::server::{cert, clients, serve, stats, volume};
+use crate::transfer::{receive, send};
 use crate::versions::{commands, diff, verify};
 
 fn main() -> ExitCode {
@@ -88,6 +91,8 @@ fn run(cli: Cli) -> anyhow::Result<u8> {
         Verb::Promote(args) => commands::promote(args, &config()?),
         Verb::Diff(args) => diff::run(&args, &config()?),
         Verb::Verify(args) => verify::run(&args, &config()?),
+        Verb::Send(args) => send::run(&args, &config()?),
+        Verb::Receive(args) => receive::run(&args, &config()?),
         Verb::Scrub(args) => volume::scrub(args, &config()?),
         Verb::Mount(args) => mount::run(args, &config()?),
         Verb::Umount(args) => umount::run(&args),

@@ -6,12 +6,13 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// A crate, and the crates of this workspace that it may use.
-const MAY_USE: [(&str, &[&str]); 17] = [
+const MAY_USE: [(&str, &[&str]); 18] = [
     ("hayloft-crash", &[]),
     ("hayloft-memory", &[]),
     ("hayloft-model", &[]),
     ("hayloft-process", &[]),
     ("hayloft-tree", &[]),
+    ("hayloft-transfer", &["hayloft-tree"]),
     ("hayloft-wire", &["hayloft-model"]),
     ("hayloft-store", &["hayloft-crash", "hayloft-model"]),
     ("hayloft-transport", &[]),
@@ -60,6 +61,7 @@ const MAY_USE: [(&str, &[&str]); 17] = [
             "hayloft-layer",
             "hayloft-root",
             "hayloft-farm",
+            "hayloft-transfer",
             "hayloft-tree",
         ],
     ),

@@ -6,5 +6,5 @@ pub mod name;
 mod walk;
 
 pub use compare::{Difference, How, compare};
-pub use name::{Attributes, Body, Node, PIECE, TreeName};
-pub use walk::{Entry, Progress, WalkError, Walked, walk};
+pub use name::{Attributes, Body, Kind, Node, PIECE, Pieces, TreeName};
+pub use walk::{Contents, Entry, Found, Progress, WalkError, Walked, named, walk, walk_with};

@@ -6,6 +6,7 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -38,6 +39,54 @@ pub struct Entry {
     pub body: Body,
     /// The hash of all of it, and of a directory of all that is in it.
     pub node: Node,
+    /// When it was modified: seconds since 1970, nanoseconds. Does not count for the name.
+    pub modified: (i64, u32),
+    /// Its inode number if it has several names, else 0. Does not count for the name.
+    pub linked: u64,
+}
+
+/// A file that a walk has come to.
+#[derive(Debug)]
+pub struct Found<'a> {
+    /// Where it is, relative to the top.
+    pub path: &'a [u8],
+    /// Bytes.
+    pub size: u64,
+    /// Its inode number.
+    pub inode: u64,
+    /// When its inode was changed: seconds since 1970, nanoseconds.
+    pub changed: (i64, u32),
+}
+
+/// How a walk learns the content of a file.
+pub trait Contents: Sync {
+    /// The number of bytes, and the hash of the content, see [`Pieces`].
+    ///
+    /// # Errors
+    /// The file cannot be read.
+    fn of(&self, found: &Found<'_>, file: &mut dyn Read) -> io::Result<(u64, [u8; 32])>;
+}
+
+/// Reads each file from its begin to its end.
+#[derive(Debug)]
+struct Whole;
+
+impl Contents for Whole {
+    fn of(&self, found: &Found<'_>, file: &mut dyn Read) -> io::Result<(u64, [u8; 32])> {
+        let (mut pieces, mut read) = (Pieces::default(), 0);
+        let mut piece = Vec::with_capacity(found.size.min(PIECE) as usize);
+        // To its end, should it have grown, but not as long as it grows.
+        while read <= found.size {
+            piece.clear();
+            let some = Read::take(&mut *file, PIECE).read_to_end(&mut piece)? as u64;
+            if some == 0 {
+                break;
+            }
+            pieces.push(&name::hash(&piece));
+            read += some;
+        }
+        Ok((read, pieces.finish()))
+    }
 }
 
 /// A tree that was read.
@@ -91,6 +140,7 @@ struct Queue {
 }
 
 struct Walk<'a> {
+    contents: &'a dyn Contents,
     top: &'a Path,
     fd: OwnedFd,
     queue: Mutex<Queue>,
@@ -103,10 +153,19 @@ struct Walk<'a> {
 /// # Errors
 /// Something cannot be read, changes meanwhile, or is a mount point; it is no folder.
 pub fn walk(top: &Path, progress: &Progress) -> Result<Walked, WalkError> {
+    walk_with(top, &Whole, progress)
+}
+
+/// As [`walk`], with another way to learn what is in files.
+///
+/// # Errors
+/// As [`walk`].
+pub fn walk_with(top: &Path, contents: &dyn Contents, progress: &Progress) -> Result<Walked, WalkError> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let fd = fs::open(top, flags, Mode::empty())
         .map_err(|error| WalkError::Io { path: top.to_owned(), source: error.into() })?;
     let walk = Walk {
+        contents,
         top,
         fd,
         queue: Mutex::new(Queue {
@@ -130,8 +189,8 @@ pub fn walk(top: &Path, progress: &Progress) -> Result<Walked, WalkError> {
     walk.queue.into_inner().found.map(named)
 }
 
-/// Works out the nodes of directories, from those of what is in them.
-pub(crate) fn named(mut entries: Vec<Entry>) -> Walked {
+/// Works out the nodes of directories, from those of what is in them, and the order.
+pub fn named(mut entries: Vec<Entry>) -> Walked {
     entries.sort_unstable_by(|a, b| a.path.cmp(&b.path));
     let mut children: HashMap<Vec<u8>, Vec<(Vec<u8>, Node)>> = HashMap::new();
     // What is in a directory comes after it.
@@ -231,6 +290,8 @@ impl Walk<'_> {
             attributes: attributes(&stat, self.xattrs(fd.as_fd(), None, path)?),
             body: Body::Nothing,
             node: [0; 32],
+            modified: (stat.stx_mtime.tv_sec, stat.stx_mtime.tv_nsec),
+            linked: 0,
         };
         self.progress.entries.fetch_add(1, Relaxed);
         let (mut directories, mut files) = (Vec::new(), Vec::new());
@@ -300,7 +361,9 @@ impl Walk<'_> {
             let attributes = attributes(&stat, xattrs);
             let node = name::node(&attributes, &body);
             self.progress.entries.fetch_add(1, Relaxed);
-            entries.push(Entry { path, attributes, body, node });
+            let modified = (stat.stx_mtime.tv_sec, stat.stx_mtime.tv_nsec);
+            let linked = if stat.stx_nlink > 1 { stat.stx_ino } else { 0 };
+            entries.push(Entry { path, attributes, body, node, modified, linked });
         }
         Ok((entries, Vec::new()))
     }
@@ -312,22 +375,14 @@ impl Walk<'_> {
         let xattrs = self.xattrs(fd.as_fd(), None, path)?;
         let mut file = File::from(fd);
         let io = |source| WalkError::Io { path: self.shown(path), source };
-        let size = file.metadata().map_err(io)?.len();
-        let (mut pieces, mut read) = (Pieces::default(), 0);
-        let mut piece = Vec::with_capacity(size.min(PIECE) as usize);
-        // To its end, should it have grown, but not as long as it grows.
-        while read <= size {
-            piece.clear();
-            let some = file.by_ref().take(PIECE).read_to_end(&mut piece).map_err(io)? as u64;
-            if some == 0 {
-                break;
-            }
-            pieces.push(&name::hash(&piece));
-            read += some;
-            self.progress.bytes.fetch_add(some, Relaxed);
-        }
+        let stat = file.metadata().map_err(io)?;
+        let size = stat.len();
+        let changed = (stat.ctime(), stat.ctime_nsec() as u32);
+        let found = Found { path, size, inode: stat.ino(), changed };
+        let (read, content) = self.contents.of(&found, &mut file).map_err(io)?;
+        self.progress.bytes.fetch_add(read, Relaxed);
         match read == size {
-            true => Ok((Body::File { size, content: pieces.finish() }, xattrs)),
+            true => Ok((Body::File { size, content }, xattrs)),
             false => Err(WalkError::Changed(self.shown(path))),
         }
     }

@@ -78,6 +78,9 @@ pub(crate) struct PublicationArgs {
     /// Publish a layer: changes alone, removals marked as overlayfs does, in place of what is there
     #[arg(long)]
     pub as_layer: bool,
+    /// Make a snapshot of the volume when it is published: `hayloft rollback` goes back to it
+    #[arg(long, value_name = "NAME")]
+    pub snapshot: Option<String>,
 }
 
 /// `hayloft root publish`.
@@ -90,6 +93,7 @@ removed there, and all else stays. Whoever looks there sees all of it or nothing
 Examples:
   hayloft root publish build7 /mnt/builds:nightly
   hayloft root publish build7 farm1:7440/builds:nightly/7 --only /build/out
+  hayloft root publish build7 /mnt/builds:nightly --snapshot nightly-7   (a point to go back to: builds@nightly-7)
   hayloft root publish build7 /mnt/layers:with-deps --as-layer")]
 pub(crate) struct RootPublishArgs {
     /// The root

@@ -11,6 +11,8 @@ use hayloft_layer::{
     Durable, Form, LayerError, PublishOptions, Published, Target, mount_over, mounted_below, publish,
 };
 use hayloft_root::{RootInfo, Roots};
+use hayloft_wire::client_message::Body as Ask;
+use hayloft_wire::{CreateSnapshot, ListSnapshots, Version};
 
 use crate::dial;
 use crate::exit::{Exit, exit_of, failure};
@@ -23,6 +25,8 @@ use crate::roots::stop;
 use crate::server::admin::Admin;
 use crate::server::volume::show_volume;
 use crate::units::{show_count, show_size};
+use crate::versions::args::parse_snapshot;
+use crate::versions::commands;
 
 /// Between two looks whether a mount is there.
 const MOUNT_POLL: Duration = Duration::from_millis(5);
@@ -67,6 +71,7 @@ pub(crate) fn publish_root(
     // In the volume there may be other mounts.
     let target = Target::open(place.path(), &destination.path).map_err(as_failure)?;
     let ours = hayloft_mount_of(&target.parent().map_err(as_failure)?)?;
+    let point = what.snapshot.as_deref().map(|name| Point::new(ours.as_ref(), name)).transpose()?;
     let flush = |_: &Path| match &ours {
         Some(entry) => {
             sync::flush(&entry.mount_point, None).map_err(|error| io::Error::other(format!("{error:#}")))
@@ -91,6 +96,9 @@ pub(crate) fn publish_root(
         _ if stop::is_asked() => stop::stopped("before it was published"),
         error => as_failure(error),
     })?;
+    if let Some(point) = point {
+        point.make(destination)?;
+    }
     place.leave()?;
     warn_of_losses(&published);
     Ok(published)
@@ -103,6 +111,50 @@ fn warn_of_losses(published: &Published) {
         parts.iter().filter(|(count, _)| *count > 0).map(|(count, of)| format!("{count} {of}")).collect();
     if !lost.is_empty() {
         eprintln!("hayloft: not kept, without root rights or on that file system: {}", lost.join(", "));
+    }
+}
+
+/// A snapshot that a publication is to be followed by.
+struct Point {
+    server: String,
+    of: Version,
+}
+
+impl Point {
+    /// # Errors
+    /// The target is in no volume; there is such a snapshot already.
+    fn new(mount: Option<&MountEntry>, name: &str) -> anyhow::Result<Point> {
+        let source = mount.map(MountEntry::volume);
+        let found = source.as_deref().and_then(dial::split_volume);
+        let (server, volume) = found.ok_or_else(|| {
+            failure(
+                Exit::Usage,
+                "--snapshot: what is published to is in no Hayloft volume, so it has no snapshots",
+            )
+        })?;
+        let of = parse_snapshot(&format!("{volume}@{name}")).map_err(|_| {
+            failure(Exit::Usage, format!("--snapshot '{name}': that is no name of a snapshot"))
+        })?;
+        let ask = Ask::ListSnapshots(ListSnapshots { of: Some(of.clone()) });
+        if commands::one(&mut Admin::connect(server)?, ask).is_ok() {
+            let said = format!("there is a snapshot {} already: choose another name", commands::shown(&of));
+            return Err(failure(Exit::Exists, said));
+        }
+        Ok(Point { server: server.to_owned(), of })
+    }
+
+    fn make(self, published: &Destination) -> anyhow::Result<()> {
+        let note = format!("published to {}", published.path.display());
+        let ask = CreateSnapshot { of: Some(self.of.clone()), note, as_stored: false };
+        let made = Admin::connect(&self.server)
+            .and_then(|mut admin| commands::one(&mut admin, Ask::CreateSnapshot(ask)));
+        made.map(drop).map_err(|error| {
+            let shown = commands::shown(&self.of);
+            failure(
+                exit_of(&error),
+                format!("{published} is published, but there is no snapshot {shown}: {error:#}"),
+            )
+        })
     }
 }
 

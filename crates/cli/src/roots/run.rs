@@ -95,8 +95,12 @@ fn run_in_root(args: &RunArgs, config: &Config, config_file: Option<&Path>) -> a
         // A root without a name gets one that begins like this.
         let unnamed = format!("run-{:x}", std::process::id());
         Destination::parse(to, args.name.as_deref().unwrap_or(&unnamed))?.check()?;
-    } else if args.publication.as_layer || !args.publication.only.is_empty() {
-        return Err(failure(Exit::Usage, "--only and --as-layer say what is published: add --publish"));
+    } else if args.publication.as_layer
+        || !args.publication.only.is_empty()
+        || args.publication.snapshot.is_some()
+    {
+        let said = "--only, --as-layer and --snapshot say what is published, and how: add --publish";
+        return Err(failure(Exit::Usage, said));
     }
     let (spec, before, mut running) = start(args, config, &roots)?;
     // Until the command has ended signals are its own.

@@ -263,7 +263,7 @@ pub(crate) struct VerifyArgs {
 }
 
 /// `VOLUME` or `VOLUME@NAME`.
-pub(super) fn parse_version(text: &str) -> Result<Version, String> {
+pub(crate) fn parse_version(text: &str) -> Result<Version, String> {
     let (volume, snapshot) = text.split_once('@').unwrap_or((text, ""));
     if volume.is_empty() || text.contains('/') || text.ends_with('@') {
         return Err("write VOLUME or VOLUME@NAME, and where the server is with --server HOST:PORT".to_owned());
@@ -272,7 +272,7 @@ pub(super) fn parse_version(text: &str) -> Result<Version, String> {
 }
 
 /// `VOLUME@NAME`.
-pub(super) fn parse_snapshot(text: &str) -> Result<Version, String> {
+pub(crate) fn parse_snapshot(text: &str) -> Result<Version, String> {
     let version = parse_version(text)
         .map_err(|_| "write VOLUME@NAME, and where the server is with --server HOST:PORT")?;
     if version.snapshot.is_empty() {

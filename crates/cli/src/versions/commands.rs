@@ -22,7 +22,7 @@ pub(super) fn connect(at: &ServerArgs, config: &Config) -> anyhow::Result<Admin>
 }
 
 /// As people write it.
-pub(super) fn shown(version: &Version) -> String {
+pub(crate) fn shown(version: &Version) -> String {
     match version.snapshot.as_str() {
         "" => version.volume.clone(),
         snapshot => format!("{}@{snapshot}", version.volume),
@@ -40,7 +40,7 @@ fn snapshots(admin: &mut Admin, ask: Ask) -> anyhow::Result<Vec<SnapshotInfo>> {
     }
 }
 
-pub(super) fn one(admin: &mut Admin, ask: Ask) -> anyhow::Result<SnapshotInfo> {
+pub(crate) fn one(admin: &mut Admin, ask: Ask) -> anyhow::Result<SnapshotInfo> {
     let mut found = snapshots(admin, ask)?;
     if found.len() == 1 { Ok(found.remove(0)) } else { Err(admin.unexpected()) }
 }
@@ -107,7 +107,10 @@ pub(crate) fn snapshot(args: SnapshotArgs, config: &Config) -> anyhow::Result<u8
 }
 
 /// The snapshots of a volume, the oldest first.
-fn all(admin: &mut Admin, volume: &str) -> anyhow::Result<Vec<SnapshotInfo>> {
+///
+/// # Errors
+/// As [`snapshot`].
+pub(crate) fn all(admin: &mut Admin, volume: &str) -> anyhow::Result<Vec<SnapshotInfo>> {
     let of = Version { volume: volume.to_owned(), snapshot: String::new() };
     snapshots(admin, Ask::ListSnapshots(ListSnapshots { of: Some(of) }))
 }

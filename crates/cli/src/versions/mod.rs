@@ -3,7 +3,7 @@
 pub(crate) mod args;
 pub(crate) mod commands;
 pub(crate) mod diff;
-mod mounted;
+pub(crate) mod mounted;
 pub(crate) mod retention;
 pub(crate) mod signatures;
 pub(crate) mod verify;

@@ -1,50 +1,87 @@
-//! A version that is mounted to be read.
+//! A version that is mounted for as long as a command needs it.
 
+use std::io::{BufRead, BufReader, Read, Seek};
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 
 use anyhow::Context;
 use hayloft_wire::Version;
 
 use crate::exit::{Exit, failure};
 use crate::mounts::umount;
+use crate::sys;
 use crate::versions::commands;
 
 /// A version that is mounted while this lives.
-pub(super) struct Mounted {
+pub(crate) struct Mounted {
     dir: tempfile::TempDir,
     label: String,
+    client: Child,
+    is_left: bool,
 }
 
 impl Mounted {
     /// Mounts it, read-only, in a folder of its own.
     ///
     /// # Errors
-    /// It cannot be mounted, which the mount has said.
-    pub(super) fn new(server: &str, version: &Version) -> anyhow::Result<Mounted> {
+    /// It cannot be mounted.
+    pub(crate) fn new(server: &str, version: &Version) -> anyhow::Result<Mounted> {
+        Mounted::with(server, version, "ro")
+    }
+
+    /// As [`Mounted::new`], to be written; device and setuid files are made as they are.
+    ///
+    /// # Errors
+    /// As there.
+    pub(crate) fn writable(server: &str, version: &Version) -> anyhow::Result<Mounted> {
+        Mounted::with(server, version, "rw")
+    }
+
+    /// Leaves it: everything is in the store then.
+    ///
+    /// # Errors
+    /// It is not.
+    pub(crate) fn leave(mut self) -> anyhow::Result<()> {
+        self.is_left = true;
+        umount::leave(self.dir.path(), None)?;
+        self.client.wait()?;
+        Ok(())
+    }
+
+    fn with(server: &str, version: &Version, options: &str) -> anyhow::Result<Mounted> {
         let dir = tempfile::Builder::new().prefix("hayloft-version-").tempdir()?;
         let label = commands::shown(version);
         let own = std::env::current_exe().context("cannot find the hayloft program")?;
-        let mounted = Command::new(own)
-            .args(["mount", "-o", "ro"])
+        let mut log = tempfile::tempfile()?;
+        let mut command = Command::new(own);
+        command
+            .args(["mount", "--foreground", "--die-with-parent", "-o", options])
             .arg(format!("{server}/{label}"))
             .arg(dir.path())
-            .stdout(Stdio::null())
-            .status()
-            .context("cannot start hayloft mount")?;
-        if !mounted.success() {
-            return Err(failure(
-                Exit::Failed,
-                format!("{label} cannot be mounted, so its files cannot be read"),
-            ));
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(log.try_clone()?);
+        // Ctrl-C is for this command; when that ends, the mount is left in order.
+        let mut client = sys::in_own_session(&mut command).spawn().context("cannot start hayloft mount")?;
+        let mut line = String::new();
+        if let Some(stdout) = client.stdout.take() {
+            BufReader::new(stdout).read_line(&mut line)?;
         }
-        Ok(Mounted { dir, label })
+        if line.is_empty() {
+            client.wait()?;
+            let mut said = String::new();
+            log.rewind()?;
+            log.read_to_string(&mut said)?;
+            let why = said.lines().rev().find_map(|line| line.strip_prefix("hayloft: ")).unwrap_or(&said);
+            return Err(failure(Exit::Failed, format!("{label} cannot be mounted: {why}")));
+        }
+        Ok(Mounted { dir, label, client, is_left: false })
     }
 }
 
 impl Mounted {
     /// Where it is.
-    pub(super) fn path(&self) -> &Path {
+    pub(crate) fn path(&self) -> &Path {
         self.dir.path()
     }
 
@@ -56,8 +93,13 @@ impl Mounted {
 
 impl Drop for Mounted {
     fn drop(&mut self) {
+        if self.is_left {
+            return;
+        }
         if let Err(error) = umount::leave(self.dir.path(), None) {
             eprintln!("hayloft: {error:#}");
+            return;
         }
+        let _ = self.client.wait();
     }
 }

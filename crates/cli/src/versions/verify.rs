@@ -1,9 +1,7 @@
 //! `hayloft verify`.
 
-use std::io::{self, IsTerminal};
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::time::Duration;
+use std::sync::atomic::Ordering::Relaxed;
 
 use hayloft_tree::{How, Progress, TreeName, Walked};
 use hayloft_wire::client_message::Body as Ask;
@@ -13,6 +11,7 @@ use serde_json::json;
 
 use crate::config::{Config, DEFAULT_SERVER};
 use crate::exit::{Exit, failure};
+use crate::progress;
 use crate::server::admin::Admin;
 use crate::units::{show_count, show_size};
 use crate::versions::args::{VerifyArgs, parse_version};
@@ -62,25 +61,13 @@ fn parse(tree: &str) -> anyhow::Result<TreeName> {
 
 /// Reads a folder; on a terminal it is seen how far that has come.
 fn read(folder: &Path) -> anyhow::Result<Walked> {
-    let (progress, over) = (Progress::default(), AtomicBool::new(false));
-    let shown = || {
+    let progress = Progress::default();
+    let text = || {
         let (entries, bytes) = (progress.entries.load(Relaxed), progress.bytes.load(Relaxed));
-        format!("\r{} files, {} read ", show_count(entries), show_size(bytes))
+        format!("{} files, {} read", show_count(entries), show_size(bytes))
     };
-    std::thread::scope(|scope| {
-        if io::stderr().is_terminal() {
-            scope.spawn(|| {
-                while !over.load(Relaxed) {
-                    eprint!("{}", shown());
-                    std::thread::sleep(Duration::from_millis(200));
-                }
-                eprint!("\r\x1b[K");
-            });
-        }
-        let walked = hayloft_tree::walk(folder, &progress);
-        over.store(true, Relaxed);
-        walked.map_err(|error| failure(Exit::Failed, error.to_string()))
-    })
+    let walked = progress::shown(text, || hayloft_tree::walk(folder, &progress));
+    walked.map_err(|error| failure(Exit::Failed, error.to_string()))
 }
 
 /// Runs the command.

@@ -67,6 +67,7 @@ mod tasks_make;
 mod tasks_record;
 mod tasks_roots;
 mod torn;
+mod transfer;
 mod trial;
 mod unsent;
 mod users;

@@ -310,6 +310,36 @@ fn a_volume_gets_what_was_changed() {
 }
 
 #[test]
+fn each_publication_is_a_point_that_one_can_go_back_to() {
+    let layers = Layers::new();
+    let (farm, mount) = Farm::mounted("v");
+    let source = format!("{}/v", farm.address);
+    for (name, to) in
+        [("one", format!("{}:nightly", mount.path().display())), ("two", format!("{source}:nightly"))]
+    {
+        run(&mut layers.run(
+            &["--publish", &to, "--only", "/out", "--snapshot", name],
+            &format!("mkdir /out; echo {name} >/out/{name}"),
+        ));
+    }
+    let has = |name: &str| mount.join(&format!("nightly/out/{name}")).exists();
+    assert!(has("one") && has("two"));
+    run(&mut farm.ask(["rollback", "v@one"]));
+    assert!(has("one") && !has("two"));
+    run(&mut farm.ask(["rollback", "v@two"]));
+    assert!(has("one") && has("two"));
+    let to = format!("{}:nightly", mount.path().display());
+    let (_, said) = run_failing(&mut layers.run(&["--publish", &to, "--snapshot", "two"], "mkdir /x"));
+    assert!(said.contains("there is a snapshot v@two already"), "{said}");
+    let to = format!("{}:out", layers.dir().display());
+    let (_, said) = run_failing(&mut layers.run(&["--publish", &to, "--snapshot", "three"], "mkdir /x"));
+    assert!(said.contains("in no Hayloft volume"), "{said}");
+    assert!(!layers.dir().join("out").exists());
+    let (_, said) = run_failing(&mut layers.run(&["--snapshot", "three"], "mkdir /x"));
+    assert!(said.contains("add --publish"), "{said}");
+}
+
+#[test]
 fn a_mount_in_the_volume_is_flushed() {
     let layers = Layers::new();
     let farm = Farm::new();

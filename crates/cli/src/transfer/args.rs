@@ -1,0 +1,83 @@
+//! The command lines of `hayloft send` and `hayloft receive`.
+
+use std::path::PathBuf;
+
+use clap::Args;
+use hayloft_wire::Version;
+
+use crate::versions::args::{ServerArgs, parse_snapshot, parse_version};
+
+/// `hayloft send`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+A mirror is a folder of packs of some MiB that never change, and a record of each version. Any web server makes it a mirror for all: copy it, or
+let --to be its folder. Only chunks that the mirror does not have are added. Without --to the same goes to standard output, as a tar archive.
+
+Examples:
+  hayloft send builds@monday --to /srv/www/mirror
+  hayloft send builds@tuesday --since builds@monday | ssh far hayloft receive - builds
+  hayloft send /srv/root --as base@12.1 --to /srv/www/mirror")]
+pub(crate) struct SendArgs {
+    /// What to send: a snapshot, or a folder (anything with a slash, or `.`)
+    #[arg(value_name = "VOLUME@NAME|DIR")]
+    pub what: String,
+    /// Add it to the mirror in this folder, which is made if need be
+    #[arg(long, value_name = "DIR")]
+    pub to: Option<PathBuf>,
+    /// Send nothing that this snapshot has: the receiver has it
+    #[arg(long, value_name = "VOLUME@NAME", value_parser = parse_snapshot, conflicts_with = "to")]
+    pub since: Option<Version>,
+    /// What it is called there [default: as here]
+    #[arg(long = "as", value_name = "VOLUME@NAME", value_parser = parse_snapshot)]
+    pub name: Option<Version>,
+    /// For people [default: the note of the snapshot]
+    #[arg(long, value_name = "TEXT")]
+    pub note: Option<String>,
+    /// Where this host keeps what it knows of trees [default: /var/cache/hayloft/transfer, of users ~/.cache/hayloft/transfer]
+    #[arg(long, value_name = "DIR")]
+    pub cache: Option<PathBuf>,
+    #[command(flatten)]
+    pub at: ServerArgs,
+}
+
+/// `hayloft receive`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+The volume gets the version's tree at once, on all hosts that have it mounted, and a snapshot of the same name; what it was is kept as another one.
+A volume that is not there is made. Only chunks that this host lacks are asked for: those of snapshots that were sent from or received on this
+host are found, and those of --seed. What has come is verified against the version's name by content before anybody sees it. After a cut the
+same command goes on where it was.
+
+Examples:
+  hayloft receive https://mirror.example.org/farm builds             (the latest version)
+  hayloft receive https://mirror.example.org/farm builds@monday --signers /etc/hayloft/allowed_signers
+  hayloft receive /media/disk/mirror builds@monday --into /srv/root  (a folder instead of a volume)
+  ssh far hayloft send builds@tuesday --since builds@monday | hayloft receive -")]
+pub(crate) struct ReceiveArgs {
+    /// The mirror: its address, or its folder; `-`: a stream of hayloft send
+    #[arg(value_name = "URL|DIR|-")]
+    pub from: String,
+    /// The version as the mirror names it; of a stream it is known
+    #[arg(value_name = "VOLUME[@NAME]", value_parser = parse_version)]
+    pub version: Option<Version>,
+    /// The volume that gets it [default: the one of the same name]
+    #[arg(long, value_name = "VOLUME", conflicts_with = "into")]
+    pub volume: Option<String>,
+    /// Make this folder what the version is, instead of a volume; it must be empty, or not there
+    #[arg(long, value_name = "DIR")]
+    pub into: Option<PathBuf>,
+    /// Chunks are looked for in this snapshot or folder, too; may be given several times
+    #[arg(long, value_name = "VOLUME@NAME|DIR")]
+    pub seed: Vec<String>,
+    /// Require a signature by one of these keys (the format of ssh-keygen's allowed_signers)
+    #[arg(long, value_name = "FILE")]
+    pub signers: Option<PathBuf>,
+    /// Replace what the volume has, also if that is not what was received last; it is kept as a snapshot
+    #[arg(long, conflicts_with = "into")]
+    pub force: bool,
+    /// Where this host keeps what it knows of trees, and what has come [default: /var/cache/hayloft/transfer, of users ~/.cache/hayloft/transfer]
+    #[arg(long, value_name = "DIR")]
+    pub cache: Option<PathBuf>,
+    #[command(flatten)]
+    pub at: ServerArgs,
+}

@@ -1,0 +1,441 @@
+//! `hayloft receive`.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::Context;
+use hayloft_transfer::{Cache, Folder, LATEST, Manifest, Received, Record, Source, Tree};
+use hayloft_wire::client_message::Body as Ask;
+use hayloft_wire::server_message::Body as Answer;
+use hayloft_wire::{
+    CreateSnapshot, CreateVolume, DeleteSnapshot, Diff, Fork, ListVolumes, Promote, SignSnapshot,
+    SnapshotInfo, Version,
+};
+use serde_json::json;
+
+use crate::config::{Config, DEFAULT_SERVER};
+use crate::exit::{Exit, exit_of, failure};
+use crate::progress;
+use crate::server::admin::Admin;
+use crate::server::volume;
+use crate::sys;
+use crate::transfer::args::ReceiveArgs;
+use crate::transfer::send::is_folder;
+use crate::transfer::{Share, cache, failed, manifest_of, name, named, read};
+use crate::units::{show_count, show_size};
+use crate::versions::args::parse_snapshot;
+use crate::versions::commands;
+use crate::versions::mounted::Mounted;
+use crate::versions::signatures::Signers;
+
+/// What is received, from where, and what this host keeps.
+struct Transfer<'a> {
+    args: &'a ReceiveArgs,
+    server: &'a str,
+    source: Source,
+    record: Record,
+    cache: Cache,
+}
+
+/// Trees in which chunks are looked for, with the mounts that they need.
+#[derive(Default)]
+struct Seeds {
+    trees: Vec<Tree>,
+    mounts: Vec<Mounted>,
+}
+
+impl Seeds {
+    fn mount(&mut self, server: &str, of: &Version, manifest: Manifest) -> anyhow::Result<()> {
+        let mounted = Mounted::new(server, of)?;
+        self.trees.push(Tree { manifest, folder: mounted.path().to_owned() });
+        self.mounts.push(mounted);
+        Ok(())
+    }
+}
+
+/// Runs the command.
+///
+/// # Errors
+/// A version that is not there, is damaged, or not signed; a volume that others have changed; what the server refuses.
+pub(crate) fn run(args: &ReceiveArgs, config: &Config) -> anyhow::Result<u8> {
+    let server = args.at.server.as_ref().or(config.server.as_ref());
+    let server = server.map_or(DEFAULT_SERVER, String::as_str);
+    let cache = cache(args.cache.as_ref())?;
+    let spool;
+    let (source, record) = match (&args.version, args.from.as_str()) {
+        (asked, "-") => {
+            spool = tempfile::Builder::new().prefix("hayloft-stream-").tempdir_in("/var/tmp")?;
+            let record = Folder::new(spool.path()).and_then(|folder| folder.unpack(io::stdin().lock()));
+            let record = record.map_err(failed)?;
+            let is_asked = |asked: &Version| {
+                asked.volume == record.volume && ["", &record.snapshot].contains(&asked.snapshot.as_str())
+            };
+            if let Some(asked) = asked.as_ref().filter(|asked| !is_asked(asked)) {
+                let said = format!(
+                    "the stream is {}@{}, not {}: name the volume that gets it with --volume",
+                    record.volume,
+                    record.snapshot,
+                    commands::shown(asked)
+                );
+                return Err(failure(Exit::Usage, said));
+            }
+            (Source::new(&spool.path().to_string_lossy()), record)
+        }
+        (None, _) => return Err(failure(Exit::Usage, "which version? write VOLUME, or VOLUME@NAME")),
+        (Some(asked), from) => {
+            let source = Source::new(from);
+            let snapshot = if asked.snapshot.is_empty() { LATEST } else { &asked.snapshot };
+            let record = source.record(&asked.volume, snapshot).map_err(failed)?;
+            (source, record)
+        }
+    };
+    if let Some(signers) = &args.signers {
+        let signers = Signers::read(signers)?;
+        signers.signer(&record.tree, &record.signatures).ok_or_else(|| {
+            let said = format!(
+                "{}@{}: none of its signatures is of a key in {}",
+                record.volume,
+                record.snapshot,
+                args.signers.as_deref().unwrap_or(Path::new("")).display()
+            );
+            failure(Exit::Denied, said)
+        })?;
+    }
+    let transfer = Transfer { args, server, source, record, cache };
+    match &args.into {
+        Some(folder) => transfer.to_folder(folder),
+        None => transfer.to_volume(),
+    }
+}
+
+impl Transfer<'_> {
+    /// The seeds that were named, then what else this host has of the server's volumes.
+    fn seeds(&self, seeds: &mut Seeds) -> anyhow::Result<()> {
+        for seed in &self.args.seed {
+            if is_folder(seed) {
+                let folder = PathBuf::from(seed);
+                seeds.trees.push(Tree { manifest: read(&folder, None)?, folder });
+            } else {
+                let of = parse_snapshot(seed).map_err(|said| failure(Exit::Usage, said))?;
+                let mut admin = Admin::connect(self.server)?;
+                let (_, manifest) = manifest_of(&mut admin, self.server, &of, &self.cache)?;
+                seeds.mount(self.server, &of, manifest)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The newest snapshot of each of the server's volumes that this host knows the manifest of.
+    fn others(&self, admin: &mut Admin, but: &str, seeds: &mut Seeds) -> anyhow::Result<()> {
+        let Answer::Volumes(list) = admin.ask(Ask::ListVolumes(ListVolumes {}))? else {
+            return Err(admin.unexpected());
+        };
+        for volume in list.volumes.iter().filter(|volume| volume.name != but) {
+            let found = commands::all(admin, &volume.name)?;
+            if let Some((info, manifest)) = found.iter().rev().find_map(|info| self.kept(info)) {
+                seeds.mount(self.server, &info.of.clone().unwrap_or_default(), manifest)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn kept<'i>(&self, info: &'i SnapshotInfo) -> Option<(&'i SnapshotInfo, Manifest)> {
+        let tree = info.tree.parse().ok()?;
+        Some((info, self.cache.get(&tree)?))
+    }
+
+    /// Brings what none of the seeds has.
+    fn fetch(&self, seeds: &Seeds) -> anyhow::Result<Received> {
+        let like: Vec<&Manifest> = seeds.trees.iter().map(|tree| &tree.manifest).collect();
+        let manifest =
+            hayloft_transfer::manifest(&self.source, &self.record, &self.cache, &like).map_err(failed)?;
+        let share = Share::default();
+        let text = || {
+            let (done, all, percent) = share.get();
+            format!("{percent:3} %  {} of {} received", show_size(done), show_size(all))
+        };
+        let report = |done, all| share.set(done, all);
+        let fetch = || {
+            hayloft_transfer::fetch(&self.source, &self.record, manifest, &seeds.trees, &self.cache, &report)
+        };
+        progress::shown(text, fetch).map_err(failed)
+    }
+
+    fn apply(
+        &self,
+        received: &Received,
+        folder: &Path,
+        is: Option<&Manifest>,
+        seeds: &Seeds,
+    ) -> anyhow::Result<()> {
+        let share = Share::default();
+        let text = || {
+            let (done, all, percent) = share.get();
+            format!("{percent:3} %  {} of {} files made", show_count(done), show_count(all))
+        };
+        let report = |done, all| share.set(done, all);
+        progress::shown(text, || received.apply(folder, is, &seeds.trees, &report)).map_err(failed)
+    }
+
+    fn to_folder(&self, folder: &Path) -> anyhow::Result<u8> {
+        std::fs::create_dir_all(folder)
+            .map_err(|error| failure(Exit::Failed, format!("cannot make {}: {error}", folder.display())))?;
+        let mut entries = std::fs::read_dir(folder)
+            .map_err(|error| failure(Exit::Failed, format!("cannot read {}: {error}", folder.display())))?;
+        if entries.next().is_some() {
+            let said = format!(
+                "{} is not empty: name another folder, and this one with --seed if it has much of it",
+                folder.display()
+            );
+            return Err(failure(Exit::Exists, said));
+        }
+        let mut seeds = Seeds::default();
+        self.seeds(&mut seeds)?;
+        // Without a server there are no others.
+        if let Ok(mut admin) = Admin::connect(self.server) {
+            self.others(&mut admin, "", &mut seeds)?;
+        }
+        let received = self.fetch(&seeds)?;
+        self.apply(&received, folder, None, &seeds)?;
+        let now = read(folder, None)?;
+        self.check(&now.tree.to_string(), folder.display())?;
+        self.say(&received, &folder.display().to_string(), None)?;
+        received.forget();
+        Ok(0)
+    }
+
+    fn check(&self, tree: &str, what: impl std::fmt::Display) -> anyhow::Result<()> {
+        if tree == self.record.tree {
+            return Ok(());
+        }
+        let said =
+            format!("{what} is {tree}, and has to be {}: what came is not what was sent", self.record.tree);
+        Err(failure(Exit::Damaged, said))
+    }
+
+    fn to_volume(&self) -> anyhow::Result<u8> {
+        let volume = self.args.volume.clone().unwrap_or_else(|| self.record.volume.clone());
+        let mut admin = Admin::connect(self.server)?;
+        let answer = admin.ask(Ask::ListVolumes(ListVolumes {}))?;
+        let Answer::Volumes(list) = answer else { return Err(admin.unexpected()) };
+        let has = |name: &str| list.volumes.iter().any(|info| info.name == name);
+        let version = |snapshot: &str| Version { volume: volume.clone(), snapshot: snapshot.to_owned() };
+        let of = version(&self.record.snapshot);
+        let snapshots = if has(&volume) { commands::all(&mut admin, &volume)? } else { Vec::new() };
+        if snapshots.iter().any(|info| info.of.as_ref() == Some(&of)) {
+            return self.is_here(&mut admin, &of);
+        }
+        let newest = snapshots.last().and_then(|info| info.of.clone());
+        if has(&volume) && !self.args.force {
+            let refused = match &newest {
+                Some(newest) => refuse_changed(&mut admin, newest),
+                None => refuse_filled(&mut admin, &volume),
+            };
+            if let Err(refused) = refused {
+                // All was done but the snapshot by a command that was killed.
+                if name(&mut admin, &version(""))?.to_string() != self.record.tree {
+                    return Err(refused);
+                }
+                self.keep(&mut admin, &of)?;
+                eprintln!("{} is here already", commands::shown(&of));
+                return Ok(0);
+            }
+        }
+        let mut seeds = Seeds::default();
+        let mut base = None;
+        if let Some(newest) = &newest {
+            let (_, manifest) = manifest_of(&mut admin, self.server, newest, &self.cache)?;
+            seeds.mount(self.server, newest, manifest.clone())?;
+            base = Some(manifest);
+        }
+        self.seeds(&mut seeds)?;
+        self.others(&mut admin, &volume, &mut seeds)?;
+        // First what can be interrupted, and goes on later.
+        let received = self.fetch(&seeds)?;
+        let is_new = !has(&volume);
+        if is_new {
+            let (uid, gid) = sys::user_and_group();
+            let create =
+                CreateVolume { name: volume.clone(), mode: 0o755, uid, gid, ..CreateVolume::default() };
+            admin.ask(Ask::CreateVolume(create))?;
+        }
+        let incoming = format!("{volume}.incoming");
+        if has(&incoming) {
+            delete_left(&mut admin, &incoming)?;
+        }
+        let begin = newest.clone().unwrap_or_else(|| version(""));
+        let kept = self.put(&mut admin, &incoming, &begin, &received, base, &seeds).inspect_err(|_| {
+            let Ok(mut admin) = Admin::connect(self.server) else { return };
+            let _ = delete_left(&mut admin, &incoming);
+            if is_new {
+                let _ = volume::delete_volume(&mut admin, &volume, false);
+            }
+        })?;
+        self.cache.put(&received.manifest).map_err(failed)?;
+        self.keep(&mut admin, &of)?;
+        // What it was has a name already, or is nothing.
+        let kept_as = kept.of.clone().unwrap_or_default();
+        let is_known = match &newest {
+            Some(newest) => differences(&mut admin, newest, &kept_as)? == 0,
+            None => is_new,
+        };
+        if is_known {
+            admin.ask(Ask::DeleteSnapshot(DeleteSnapshot { of: Some(kept_as) }))?;
+        }
+        self.say(&received, &commands::shown(&of), (!is_known).then_some(&kept))?;
+        received.forget();
+        Ok(0)
+    }
+
+    /// A snapshot of this name is there.
+    fn is_here(&self, admin: &mut Admin, of: &Version) -> anyhow::Result<u8> {
+        let (_, tree) = named(admin, of)?;
+        let shown = commands::shown(of);
+        if tree.to_string() != self.record.tree {
+            let said = format!("there is a {shown} that is another tree ({tree}): delete it first");
+            return Err(failure(Exit::Exists, said));
+        }
+        eprintln!("{shown} is here already");
+        Ok(0)
+    }
+
+    /// Makes the snapshot of what the volume is now, with the signatures that came with it.
+    fn keep(&self, admin: &mut Admin, of: &Version) -> anyhow::Result<()> {
+        let made = CreateSnapshot { of: Some(of.clone()), note: self.record.note.clone(), as_stored: true };
+        commands::one(admin, Ask::CreateSnapshot(made))?;
+        let (_, tree) = named(admin, of)?;
+        if let Err(other) = self.check(&tree.to_string(), commands::shown(of)) {
+            admin.ask(Ask::DeleteSnapshot(DeleteSnapshot { of: Some(of.clone()) }))?;
+            return Err(other.context(format!("{} was written to in the moment it was received", of.volume)));
+        }
+        for signature in &self.record.signatures {
+            let (tree, signature) = (self.record.tree.clone(), signature.clone());
+            commands::one(admin, Ask::SignSnapshot(SignSnapshot { of: Some(of.clone()), tree, signature }))?;
+        }
+        Ok(())
+    }
+
+    /// Makes a fork what was received, and puts it in the volume's place; the snapshot of what that was.
+    fn put(
+        &self,
+        admin: &mut Admin,
+        incoming: &str,
+        of: &Version,
+        received: &Received,
+        base: Option<Manifest>,
+        seeds: &Seeds,
+    ) -> anyhow::Result<SnapshotInfo> {
+        admin.ask(Ask::Fork(Fork { of: Some(of.clone()), name: incoming.to_owned(), as_stored: false }))?;
+        let fork = Version { volume: incoming.to_owned(), snapshot: String::new() };
+        let mounted = Mounted::writable(self.server, &fork)?;
+        let is = match (base, self.args.force) {
+            (Some(base), _) => Some(base),
+            // All that is there goes.
+            (None, true) => Some(read(mounted.path(), None)?),
+            // A host may have brought something only now.
+            (None, false) if std::fs::read_dir(mounted.path())?.next().is_some() => {
+                return Err(filled(&of.volume));
+            }
+            (None, false) => None,
+        };
+        self.apply(received, mounted.path(), is.as_ref(), seeds)?;
+        mounted.leave().context("what was received is not in the store")?;
+        self.check(&name(admin, &fork)?.to_string(), "what was received")?;
+        if !self.args.force && !of.snapshot.is_empty() {
+            refuse_changed(admin, of)?;
+        }
+        let promote = Promote { fork: incoming.to_owned(), keep_as: String::new() };
+        commands::one(admin, Ask::Promote(promote))
+    }
+
+    fn say(&self, received: &Received, what: &str, kept: Option<&SnapshotInfo>) -> anyhow::Result<()> {
+        let kept = kept.map(|kept| commands::shown(&kept.of.clone().unwrap_or_default()));
+        if self.args.at.json {
+            println!(
+                "{}",
+                json!({
+                    "received": what,
+                    "tree": self.record.tree,
+                    "entries": self.record.entries,
+                    "had_bytes": received.had,
+                    "lacked_bytes": received.lacked,
+                    "web_bytes": self.source.received(),
+                    "kept": kept,
+                })
+            );
+            return Ok(());
+        }
+        println!(
+            "received {what}: {} files, {} of chunks were here, {} came; {}",
+            show_count(self.record.entries),
+            show_size(received.had),
+            show_size(received.lacked),
+            self.record.tree
+        );
+        if let Some(kept) = kept {
+            println!("what it was is {kept}");
+        }
+        Ok(())
+    }
+}
+
+/// In how many paths two versions differ.
+fn differences(admin: &mut Admin, from: &Version, to: &Version) -> anyhow::Result<u64> {
+    let diff = Diff { from: Some(from.clone()), to: Some(to.clone()), below: Vec::new().into() };
+    let mut answer = admin.ask(Ask::Diff(diff))?;
+    let mut count = 0;
+    loop {
+        let Answer::Differences(part) = answer else { return Err(admin.unexpected()) };
+        count += part.differences.len() as u64;
+        if !part.more {
+            return Ok(count);
+        }
+        answer = admin.next_part()?;
+    }
+}
+
+/// Refuses a volume that has files.
+fn refuse_filled(admin: &mut Admin, name: &str) -> anyhow::Result<()> {
+    let used = volume::show_volume(admin, name)?.status.map_or(0, |status| status.used_inodes);
+    if used == 0 { Ok(()) } else { Err(filled(name)) }
+}
+
+fn filled(name: &str) -> anyhow::Error {
+    let said = format!(
+        "{name} has files, and no snapshot: receive into another volume (--volume), or replace what it has (--force)"
+    );
+    failure(Exit::Exists, said)
+}
+
+/// Refuses a volume that is not what its newest snapshot is.
+fn refuse_changed(admin: &mut Admin, newest: &Version) -> anyhow::Result<()> {
+    let now = Version { volume: newest.volume.clone(), snapshot: String::new() };
+    let count = differences(admin, newest, &now)?;
+    if count == 0 {
+        return Ok(());
+    }
+    let said = format!(
+        "{} differs from {} in {} paths (see `hayloft diff {1}`): make a snapshot of it, receive into another volume (--volume), \
+         or replace it (--force; what it is will be kept as a snapshot)",
+        newest.volume,
+        commands::shown(newest),
+        show_count(count)
+    );
+    Err(failure(Exit::Exists, said))
+}
+
+/// Deletes what a command has left behind that was killed; its mount goes by itself.
+fn delete_left(admin: &mut Admin, incoming: &str) -> anyhow::Result<()> {
+    const TRIES: u32 = 100;
+    let mut tried = 0;
+    loop {
+        match volume::delete_volume(admin, incoming, false) {
+            Err(error) if exit_of(&error) == Exit::Busy && tried < TRIES => {
+                tried += 1;
+                std::thread::sleep(Duration::from_millis(100));
+            }
+            done => return done,
+        }
+    }
+}

@@ -1,0 +1,290 @@
+//! `hayloft send` and `hayloft receive`: by mirrors, behind web servers, as streams.
+
+use std::fs;
+use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use serde_json::Value;
+
+use crate::farm::{Farm, Mount, hayloft, noise, run, run_failing, sh};
+
+/// What a command says that fails with this code.
+fn failing(code: i32, command: &mut Command) -> String {
+    let (found, said) = run_failing(command);
+    assert_eq!(found, code, "{command:?}: {said}");
+    said
+}
+
+fn fill(top: &Path) {
+    fs::create_dir_all(top.join("dir/deep")).unwrap();
+    for at in 0..200 {
+        fs::write(top.join(format!("dir/{at}")), noise(at, at as usize * 41)).unwrap();
+    }
+    fs::write(top.join("large"), noise(3, 4_000_000)).unwrap();
+    symlink("dir/7", top.join("link")).unwrap();
+    fs::hard_link(top.join("dir/9"), top.join("dir/deep/nine")).unwrap();
+    fs::set_permissions(top.join("dir/8"), fs::Permissions::from_mode(0o4755)).unwrap();
+    std::os::unix::fs::chown(top.join("dir/10"), Some(1234), Some(99)).unwrap();
+    run(&mut sh(&format!(
+        "cd {}; mkfifo fifo; mknod null c 1 3; setfattr -n user.note -v x dir/11",
+        top.display()
+    )));
+}
+
+/// A farm with a volume, a mirror and a cache of its own.
+struct Side {
+    farm: Farm,
+    cache: PathBuf,
+}
+
+impl Side {
+    fn new() -> Side {
+        let farm = Farm::new();
+        let cache = farm.dir().join("cache");
+        Side { farm, cache }
+    }
+
+    fn ask<const N: usize>(&self, args: [&str; N]) -> Command {
+        let mut command = self.farm.ask(args);
+        command.arg("--cache").arg(&self.cache);
+        command
+    }
+
+    fn snapshot(&self, name: &str) {
+        run(&mut self.farm.ask(["snapshot", "create", name]));
+    }
+
+    fn tree(&self, of: &str) -> String {
+        run(&mut self.farm.ask(["verify", of])).lines().next().unwrap().to_owned()
+    }
+
+    fn send(&self, what: &str, mirror: &Path) -> Value {
+        let told = run(self.ask(["send", what, "--json"]).arg("--to").arg(mirror));
+        serde_json::from_str(&told).unwrap()
+    }
+
+    fn receive(&self, from: &Path, what: &str) -> Value {
+        let told = run(self.ask(["receive", "--json"]).arg(from).arg(what));
+        serde_json::from_str(&told).unwrap()
+    }
+
+    fn mount(&self, volume: &str) -> Mount {
+        self.farm.mount(volume, "")
+    }
+}
+
+#[test]
+fn versions_go_by_a_mirror_and_all_hosts_see_them_at_once() {
+    let (here, there) = (Side::new(), Side::new());
+    run(&mut here.farm.ask(["volume", "create", "v"]));
+    let mirror = here.farm.dir().join("mirror");
+    let mount = here.mount("v");
+    fill(mount.path());
+    here.snapshot("v@one");
+    here.send("v@one", &mirror);
+    let first = there.receive(&mirror, "v");
+    assert_eq!(first["received"], "v@one");
+    assert_eq!(there.tree("v@one"), here.tree("v@one"));
+    run(&mut there.farm.ask(["verify", "v", "--deep", "--against", &here.tree("v@one")]));
+    // A host that has it mounted is given the next one, and what it was is kept.
+    let far = there.mount("v");
+    assert_eq!(
+        fs::metadata(far.join("dir/9")).unwrap().ino(),
+        fs::metadata(far.join("dir/deep/nine")).unwrap().ino()
+    );
+    assert_eq!(
+        fs::metadata(far.join("dir/5")).unwrap().modified().unwrap(),
+        fs::metadata(mount.join("dir/5")).unwrap().modified().unwrap()
+    );
+    let mut large = fs::read(mount.join("large")).unwrap();
+    large.insert(2_000_000, 1);
+    fs::write(mount.join("large"), large).unwrap();
+    fs::rename(mount.join("dir/deep"), mount.join("moved")).unwrap();
+    fs::write(mount.join("dir/new"), "new").unwrap();
+    fs::remove_file(mount.join("dir/1")).unwrap();
+    here.snapshot("v@two");
+    let sent = here.send("v@two", &mirror);
+    assert!(sent["new_chunks"].as_u64().unwrap() < 10, "{sent}");
+    let second = there.receive(&mirror, "v");
+    assert!(second["lacked_bytes"].as_u64().unwrap() < 200_000, "{second}");
+    assert_eq!(fs::read(far.join("dir/new")).unwrap(), b"new");
+    assert!(!far.join("dir/1").exists() && far.join("moved/nine").exists());
+    assert_eq!(there.tree("v@two"), here.tree("v@two"));
+    // What it was has a name already.
+    assert!(second["kept"].is_null(), "{second}");
+    run(&mut there.farm.ask(["rollback", "v@one", "--keep-as", "again"]));
+    assert!(far.join("dir/1").exists());
+    run(&mut there.farm.ask(["rollback", "v@two"]));
+    // What is here already is said to be, and an older one is one as well.
+    run(there.ask(["receive"]).arg(&mirror).arg("v@two"));
+    run(there.ask(["receive", "--volume", "w"]).arg(&mirror).arg("v@one"));
+    assert_eq!(there.tree("w@one"), here.tree("v@one"));
+    // It came from the other volume: nothing was lacking.
+    let third = run(there.ask(["receive", "--json", "--volume", "x"]).arg(&mirror).arg("v@one"));
+    let third: Value = serde_json::from_str(&third).unwrap();
+    assert_eq!(third["lacked_bytes"], 0, "{third}");
+}
+
+#[test]
+fn what_others_have_changed_is_not_replaced() {
+    let (here, there) = (Side::new(), Side::new());
+    let mirror = here.farm.dir().join("mirror");
+    run(&mut here.farm.ask(["volume", "create", "v"]));
+    let mount = here.mount("v");
+    fs::write(mount.join("a"), "1").unwrap();
+    here.snapshot("v@one");
+    here.send("v@one", &mirror);
+    there.receive(&mirror, "v");
+    let far = there.mount("v");
+    fs::write(far.join("own"), "work").unwrap();
+    fs::write(mount.join("a"), "2").unwrap();
+    here.snapshot("v@two");
+    here.send("v@two", &mirror);
+    let said = failing(9, there.ask(["receive"]).arg(&mirror).arg("v"));
+    assert!(said.contains("differs from v@one in 1 paths"), "{said}");
+    assert_eq!(fs::read(far.join("own")).unwrap(), b"work");
+    let told = run(there.ask(["receive", "--force", "--json"]).arg(&mirror).arg("v"));
+    let told: Value = serde_json::from_str(&told).unwrap();
+    assert!(!far.join("own").exists());
+    let old = there.mount(told["kept"].as_str().unwrap());
+    assert_eq!(fs::read(old.join("own")).unwrap(), b"work");
+    // A volume that has files and no snapshot is somebody's.
+    run(&mut there.farm.ask(["volume", "create", "mine"]));
+    let mine = there.mount("mine");
+    fs::write(mine.join("own"), "work").unwrap();
+    run(hayloft(["sync"]).arg(mine.path()));
+    let said = failing(9, there.ask(["receive", "--volume", "mine"]).arg(&mirror).arg("v"));
+    assert!(said.contains("no snapshot"), "{said}");
+    run(there.ask(["receive", "--volume", "mine", "--force"]).arg(&mirror).arg("v"));
+    assert_eq!(there.tree("mine@two"), here.tree("v@two"));
+    let volumes = run(&mut there.farm.ask(["volume", "list"]));
+    assert!(!volumes.contains("incoming"), "{volumes}");
+}
+
+#[test]
+fn a_stream_brings_what_the_other_side_lacks() {
+    let (here, there) = (Side::new(), Side::new());
+    run(&mut here.farm.ask(["volume", "create", "v"]));
+    let mount = here.mount("v");
+    fill(mount.path());
+    here.snapshot("v@one");
+    fs::write(mount.join("more"), noise(9, 100_000)).unwrap();
+    here.snapshot("v@two");
+    let pipe = |send: &mut Command, receive: &mut Command| {
+        let mut sending = send.stdout(Stdio::piped()).spawn().unwrap();
+        let told = run(receive.stdin(sending.stdout.take().unwrap()));
+        assert!(sending.wait().unwrap().success());
+        told
+    };
+    // The receiver has nothing yet.
+    let mut sending = here.ask(["send", "v@two", "--since", "v@one"]).stdout(Stdio::piped()).spawn().unwrap();
+    let said = failing(1, there.ask(["receive", "-"]).stdin(sending.stdout.take().unwrap()));
+    sending.wait().unwrap();
+    assert!(said.contains("--since"), "{said}");
+    assert_eq!(run(&mut there.farm.ask(["volume", "list", "--json"])).trim(), "[]");
+    pipe(&mut here.ask(["send", "v@one"]), &mut there.ask(["receive", "-", "v"]));
+    pipe(&mut here.ask(["send", "v@two", "--since", "v@one"]), &mut there.ask(["receive", "-"]));
+    assert_eq!(there.tree("v@two"), here.tree("v@two"));
+    // Folders are sent and made, too.
+    let local = here.farm.dir().join("local");
+    run(Command::new("cp").arg("-a").arg(mount.path()).arg(&local));
+    let copy = there.farm.dir().join("copy");
+    let mut send = here.ask(["send", "--as", "x@1"]);
+    send.arg(&local);
+    let told = pipe(&mut send, there.ask(["receive", "--json", "-"]).arg("--into").arg(&copy));
+    let told: Value = serde_json::from_str(&told).unwrap();
+    assert_eq!(told["tree"], here.tree("v@two"));
+    assert_eq!(told["lacked_bytes"], 0, "its chunks are in a volume of this host: {told}");
+    run(&mut there.farm.ask(["verify", "v@two", "--against", told["tree"].as_str().unwrap()]));
+}
+
+#[test]
+fn only_what_trusted_keys_have_signed_is_received() {
+    let (here, there) = (Side::new(), Side::new());
+    run(&mut here.farm.ask(["volume", "create", "v"]));
+    let mount = here.mount("v");
+    fs::write(mount.join("a"), "1").unwrap();
+    let (mirror, key) = (here.farm.dir().join("mirror"), here.farm.dir().join("key"));
+    run(Command::new("ssh-keygen").args(["-q", "-t", "ed25519", "-N", "", "-f"]).arg(&key));
+    let public = fs::read_to_string(key.with_extension("pub")).unwrap();
+    let signers = here.farm.dir().join("signers");
+    fs::write(&signers, format!("release {public}")).unwrap();
+    here.snapshot("v@one");
+    here.send("v@one", &mirror);
+    let receive = || {
+        let mut command = there.ask(["receive"]);
+        command.arg("--signers").arg(&signers).arg(&mirror).arg("v");
+        command
+    };
+    let said = failing(6, &mut receive());
+    assert!(said.contains("none of its signatures"), "{said}");
+    here.snapshot("v@two");
+    run(here.farm.ask(["snapshot", "sign", "v@two"]).arg("--key").arg(&key));
+    here.send("v@two", &mirror);
+    run(&mut receive());
+    // The signature came with it, and counts at this server.
+    run(there.farm.ask(["verify", "v@two"]).arg("--signers").arg(&signers));
+}
+
+#[test]
+fn what_is_wrong_is_said_in_words() {
+    let side = Side::new();
+    run(&mut side.farm.ask(["volume", "create", "v"]));
+    let dir = side.farm.dir().to_owned();
+    let cases: [(i32, Vec<&str>, &str); 7] = [
+        (4, vec!["receive", "nowhere", "v"], "has no version v"),
+        (3, vec!["receive", "http://127.0.0.1:1/m", "v"], "http://127.0.0.1:1/m/versions/v/latest.json"),
+        (2, vec!["receive", "nowhere"], "which version"),
+        (4, vec!["send", "v@nothing", "--to", "mirror"], "nothing"),
+        (2, vec!["send", "./x", "--to", "mirror"], "--as VOLUME@NAME"),
+        (1, vec!["send", "./x", "--as", "v@1", "--to", "mirror"], "x"),
+        (2, vec!["send", "v", "--to", "mirror"], "a snapshot is missing"),
+    ];
+    for (code, args, what) in cases {
+        let mut command = side.ask([args[0]]);
+        command.args(&args[1..]).current_dir(&dir);
+        let said = failing(code, &mut command);
+        assert!(said.contains(what), "{args:?}: {said}");
+    }
+    // What is no mirror is not made one.
+    let said = failing(9, side.ask(["send", "./cache", "--as", "v@1", "--to", "."]).current_dir(&dir));
+    assert!(said.contains("no mirror"), "{said}");
+}
+
+/// Whatever a receiver is killed at, hosts see the old tree or the new one, and the same command brings the new one.
+#[test]
+fn a_receiver_that_is_killed_goes_on() {
+    let (here, there) = (Side::new(), Side::new());
+    run(&mut here.farm.ask(["volume", "create", "v"]));
+    let mirror = here.farm.dir().join("mirror");
+    let mount = here.mount("v");
+    fill(mount.path());
+    here.snapshot("v@0");
+    here.send("v@0", &mirror);
+    there.receive(&mirror, "v");
+    let far = there.mount("v");
+    let mut before = here.tree("v@0");
+    for round in 1..=12 {
+        for at in 0..100 {
+            fs::write(mount.join(&format!("dir/{at}")), noise(round * 1000 + at, 3000)).unwrap();
+        }
+        let name = format!("v@{round}");
+        here.snapshot(&name);
+        here.send(&name, &mirror);
+        let mut killed = there.ask(["receive"]);
+        killed.arg(&mirror).arg("v").stdout(Stdio::null()).stderr(Stdio::null());
+        let mut killed = killed.spawn().unwrap();
+        std::thread::sleep(std::time::Duration::from_millis(round * 40));
+        killed.kill().unwrap();
+        killed.wait().unwrap();
+        let (seen, after) = (there.tree("v"), here.tree(&name));
+        assert!([&before, &after].contains(&&seen), "round {round}: {seen}");
+        run(there.ask(["receive"]).arg(&mirror).arg("v"));
+        assert_eq!(there.tree("v"), after);
+        assert_eq!(fs::read(far.join("dir/7")).unwrap(), noise(round * 1000 + 7, 3000));
+        before = after;
+    }
+    let volumes = run(&mut there.farm.ask(["volume", "list"]));
+    assert!(!volumes.contains("incoming"), "{volumes}");
+}

@@ -1,0 +1,358 @@
+//! Makes a folder what a manifest says, by what differs from what it is.
+
+use std::collections::{HashMap, HashSet};
+use std::ffi::{CString, OsStr};
+use std::fs::File;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
+
+use hayloft_tree::Kind;
+use parking_lot::Mutex;
+use rustix::fs::{
+    self as sys, AtFlags, FileType, Gid, Mode, OFlags, ResolveFlags, Timespec, Timestamps, Uid, XattrFlags,
+};
+use rustix::io::Errno;
+
+use crate::chunk::ChunkId;
+use crate::error::TransferError;
+use crate::fetch::{Fetched, FrameReader};
+use crate::manifest::{Entry, Manifest};
+use crate::receive::Tree;
+
+/// Where a chunk is in trees that are here: which tree, which file, where in it.
+pub(crate) type Places<'a> = HashMap<ChunkId, (usize, &'a Entry, u64)>;
+
+pub(crate) fn places(seeds: &[Tree]) -> Places<'_> {
+    let mut places = HashMap::new();
+    for (at, seed) in seeds.iter().enumerate() {
+        for entry in &seed.manifest.entries {
+            for (id, offset, _) in entry.pieces() {
+                places.entry(id).or_insert((at, entry, offset));
+            }
+        }
+    }
+    places
+}
+
+/// A tree that chunks are read from.
+pub(crate) struct Seed {
+    top: OwnedFd,
+    folder: PathBuf,
+}
+
+impl Seed {
+    pub(crate) fn open(folder: &Path) -> Result<Seed, TransferError> {
+        let top = sys::open(folder, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
+            .map_err(|error| TransferError::io(format!("cannot open {}", folder.display()))(error.into()))?;
+        Ok(Seed { top, folder: folder.to_owned() })
+    }
+}
+
+/// Where the chunks are.
+pub(crate) struct Contents<'a> {
+    pub(crate) fetched: &'a Fetched,
+    pub(crate) seeded: Places<'a>,
+    pub(crate) seeds: &'a [Seed],
+}
+
+/// Reads chunks, for one thread.
+struct Reader<'a> {
+    contents: &'a Contents<'a>,
+    frames: FrameReader<'a>,
+    /// The file of a seed that was read last.
+    open: Option<(usize, &'a [u8], File)>,
+    buffer: Vec<u8>,
+}
+
+impl<'a> Reader<'a> {
+    fn read(&mut self, id: &ChunkId, len: u32) -> Result<&[u8], TransferError> {
+        if let Some(&(at, entry, offset)) = self.contents.seeded.get(id) {
+            let seed = &self.contents.seeds[at];
+            let path = seed.folder.join(OsStr::from_bytes(&entry.path));
+            let failed = || TransferError::io(format!("cannot read {}", path.display()));
+            let is_open = |open: &(usize, &[u8], File)| open.0 == at && open.1 == entry.path.as_slice();
+            if !self.open.as_ref().is_some_and(is_open) {
+                let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+                let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
+                let name = OsStr::from_bytes(&entry.path);
+                let fd = sys::openat2(&seed.top, name, flags, Mode::empty(), resolve)
+                    .map_err(|error| failed()(error.into()))?;
+                self.open = Some((at, &entry.path, File::from(fd)));
+            }
+            self.buffer.resize(len as usize, 0);
+            if let Some((_, _, file)) = &self.open {
+                file.read_exact_at(&mut self.buffer, offset).map_err(failed())?;
+            }
+            return match ChunkId::of(&self.buffer) == *id {
+                true => Ok(&self.buffer),
+                false => Err(TransferError::Lacking(format!("{} has changed meanwhile", path.display()))),
+            };
+        }
+        match self.frames.read(id)? {
+            Some(chunk) => Ok(chunk),
+            None => Err(TransferError::Lacking(format!("chunk {id} did not come"))),
+        }
+    }
+}
+
+struct Apply<'a> {
+    folder: &'a Path,
+    top: OwnedFd,
+    contents: &'a Contents<'a>,
+}
+
+/// What lies where now, and is to be replaced, gets this name until it is whole.
+const INCOMING: &[u8] = b".hayloft-incoming";
+
+fn split(path: &[u8]) -> (&[u8], &[u8]) {
+    match path.iter().rposition(|byte| *byte == b'/') {
+        Some(at) => (&path[..at], &path[at + 1..]),
+        None => (&path[..0], path),
+    }
+}
+
+/// Whether both are the same but for what only a host knows, and for the times of a directory.
+fn is_same(one: &Entry, other: &Entry) -> bool {
+    let plain = |entry: &Entry| Entry { inode: 0, changed_seconds: 0, changed_nanos: 0, ..entry.clone() };
+    plain(one) == plain(other)
+}
+
+/// Whether both have the same content, or lead to the same place, and are no directories.
+fn has_same_body(one: &Entry, other: &Entry) -> bool {
+    one.kind() == other.kind()
+        && one.mode & !0o7777 == other.mode & !0o7777
+        && (one.size, &one.chunks, &one.target, one.rdev)
+            == (other.size, &other.chunks, &other.target, other.rdev)
+        && one.same_as == other.same_as
+}
+
+/// Makes the folder what `wanted` says; `is` is what it is now.
+pub(crate) fn apply(
+    folder: &Path,
+    is: Option<&Manifest>,
+    wanted: &Manifest,
+    contents: &Contents<'_>,
+    progress: &(dyn Fn(u64, u64) + Sync),
+) -> Result<(), TransferError> {
+    let top = sys::open(folder, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
+        .map_err(|error| TransferError::io(format!("cannot open {}", folder.display()))(error.into()))?;
+    let apply = Apply { folder, top, contents };
+    let there: HashMap<&[u8], &Entry> =
+        is.map_or(&[][..], |is| &is.entries).iter().map(|entry| (entry.path.as_slice(), entry)).collect();
+    let wanted_kinds: HashMap<&[u8], Kind> =
+        wanted.entries.iter().map(|entry| (entry.path.as_slice(), entry.kind())).collect();
+    // Directories in which something happens get their times again.
+    let mut touched: HashSet<&[u8]> = HashSet::new();
+    for entry in is.map_or(&[][..], |is| &is.entries).iter().rev().filter(|entry| !entry.path.is_empty()) {
+        let kind = wanted_kinds.get(entry.path.as_slice());
+        let is_directory = entry.kind() == Kind::Directory;
+        if kind.is_none_or(|kind| (*kind == Kind::Directory) != is_directory) {
+            let flags = if is_directory { AtFlags::REMOVEDIR } else { AtFlags::empty() };
+            let (dir, name) = split(&entry.path);
+            sys::unlinkat(apply.open(dir)?, name, flags).map_err(apply.failed(entry))?;
+            touched.insert(dir);
+        }
+    }
+    // Whose content or links are made anew: their other names have to follow.
+    let mut anew: HashSet<&[u8]> = HashSet::new();
+    let (mut files, mut links) = (Vec::new(), Vec::new());
+    for entry in &wanted.entries {
+        let old = there
+            .get(entry.path.as_slice())
+            .filter(|old| (old.kind() == Kind::Directory) == (entry.kind() == Kind::Directory));
+        let follows = !entry.same_as.is_empty() && anew.contains(entry.same_as.as_slice());
+        match old {
+            Some(old) if is_same(old, entry) && !follows => continue,
+            Some(old) if entry.kind() != Kind::Directory && has_same_body(old, entry) && !follows => {
+                if entry.same_as.is_empty() {
+                    apply.describe(entry, &entry.path)?;
+                }
+                continue;
+            }
+            _ => {}
+        }
+        let (dir, name) = split(&entry.path);
+        if entry.kind() == Kind::Directory {
+            if old.is_none() && !entry.path.is_empty() {
+                sys::mkdirat(apply.open(dir)?, name, Mode::from_raw_mode(0o700))
+                    .map_err(apply.failed(entry))?;
+                touched.insert(dir);
+            }
+            touched.insert(&entry.path);
+            continue;
+        }
+        touched.insert(dir);
+        anew.insert(&entry.path);
+        if entry.same_as.is_empty() {
+            files.push((entry, old.is_some()))
+        } else {
+            links.push((entry, old.is_some()))
+        }
+    }
+    apply.make_all(&files, progress)?;
+    for (entry, is_there) in links {
+        let (dir, name) = split(&entry.path);
+        let (first_dir, first) = split(&entry.same_as);
+        let dir = apply.open(dir)?;
+        if is_there {
+            sys::unlinkat(&dir, name, AtFlags::empty()).map_err(apply.failed(entry))?;
+        }
+        sys::linkat(apply.open(first_dir)?, first, &dir, name, AtFlags::empty())
+            .map_err(apply.failed(entry))?;
+    }
+    // What is in a directory comes behind it.
+    for entry in wanted.entries.iter().rev() {
+        if entry.kind() == Kind::Directory && touched.contains(entry.path.as_slice()) {
+            apply.describe(entry, &entry.path)?;
+        }
+    }
+    sys::syncfs(&apply.top)
+        .map_err(|error| TransferError::io(format!("cannot write {}", folder.display()))(error.into()))
+}
+
+impl<'a> Apply<'a> {
+    fn failed(&self, entry: &Entry) -> impl FnOnce(Errno) -> TransferError {
+        let path = self.folder.join(OsStr::from_bytes(&entry.path));
+        move |error| TransferError::io(format!("cannot write {}", path.display()))(error.into())
+    }
+
+    fn open(&self, path: &[u8]) -> Result<OwnedFd, TransferError> {
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
+        let of: &[u8] = if path.is_empty() { b"." } else { path };
+        sys::openat2(&self.top, of, flags, Mode::empty(), resolve).map_err(|error| {
+            let path = self.folder.join(OsStr::from_bytes(path));
+            TransferError::io(format!("cannot open {}", path.display()))(error.into())
+        })
+    }
+
+    fn make_all(
+        &self,
+        files: &[(&'a Entry, bool)],
+        progress: &(dyn Fn(u64, u64) + Sync),
+    ) -> Result<(), TransferError> {
+        const AT_A_TIME: usize = 32;
+        let parts: Vec<_> = files.chunks(AT_A_TIME).collect();
+        let (next, done, result) = (AtomicUsize::new(0), AtomicU64::new(0), Mutex::new(Ok(())));
+        let threads = std::thread::available_parallelism().map_or(2, |cores| cores.get().clamp(2, 8));
+        std::thread::scope(|scope| {
+            for _ in 0..threads.min(parts.len()) {
+                scope.spawn(|| {
+                    let frames = FrameReader::new(self.contents.fetched);
+                    let mut reader =
+                        Reader { contents: self.contents, frames, open: None, buffer: Vec::new() };
+                    while let Some(part) = parts.get(next.fetch_add(1, Relaxed)) {
+                        for (entry, is_there) in *part {
+                            if let Err(error) = self.make(entry, *is_there, &mut reader) {
+                                *result.lock() = Err(error);
+                                next.store(parts.len(), Relaxed);
+                                return;
+                            }
+                        }
+                        let made = done.fetch_add(part.len() as u64, Relaxed) + part.len() as u64;
+                        progress(made, files.len() as u64);
+                    }
+                });
+            }
+        });
+        result.into_inner()
+    }
+
+    /// Makes a file, in place of another one.
+    fn make(&self, entry: &'a Entry, is_there: bool, reader: &mut Reader<'a>) -> Result<(), TransferError> {
+        let (dir, name) = split(&entry.path);
+        let fd = self.open(dir)?;
+        // Under its own name at once if nothing is there.
+        let incoming = [INCOMING, format!("-{:?}", std::thread::current().id()).as_bytes()].concat();
+        let under: &[u8] = if is_there { &incoming } else { name };
+        let failed = || self.failed(entry);
+        match entry.kind() {
+            Kind::File => {
+                let flags =
+                    OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+                let file = sys::openat(&fd, under, flags, Mode::from_raw_mode(0o600)).map_err(failed())?;
+                let file = File::from(file);
+                let mut end_is_hole = false;
+                for (id, offset, len) in entry.pieces() {
+                    let chunk = reader.read(&id, len)?;
+                    // Holes stay holes.
+                    end_is_hole = chunk.iter().all(|byte| *byte == 0);
+                    if !end_is_hole {
+                        let written = file.write_all_at(chunk, offset);
+                        written
+                            .map_err(|error| failed()(Errno::from_io_error(&error).unwrap_or(Errno::IO)))?;
+                    }
+                }
+                if end_is_hole {
+                    sys::ftruncate(&file, entry.size).map_err(failed())?;
+                }
+            }
+            Kind::Link => sys::symlinkat(entry.target.as_slice(), &fd, under).map_err(failed())?,
+            Kind::Special | Kind::Directory => {
+                let kind = FileType::from_raw_mode(entry.mode);
+                sys::mknodat(&fd, under, kind, Mode::from_raw_mode(0o600), entry.rdev).map_err(failed())?;
+            }
+        }
+        let separator: &[u8] = if dir.is_empty() { b"" } else { b"/" };
+        self.describe(entry, &[dir, separator, under].concat())?;
+        if is_there {
+            sys::renameat(&fd, under, &fd, name).map_err(failed())?;
+        }
+        Ok(())
+    }
+
+    /// Gives what lies at a path the owner, mode, extended attributes and times of an entry.
+    fn describe(&self, entry: &Entry, path: &[u8]) -> Result<(), TransferError> {
+        let failed = || self.failed(entry);
+        let (dir, name) = split(path);
+        let fd = self.open(dir)?;
+        let name: &[u8] = if name.is_empty() { b"." } else { name };
+        sys::chownat(
+            &fd,
+            name,
+            Some(Uid::from_raw(entry.uid)),
+            Some(Gid::from_raw(entry.gid)),
+            AtFlags::SYMLINK_NOFOLLOW,
+        )
+        .map_err(failed())?;
+        self.set_xattrs(&fd, name, entry)?;
+        if entry.kind() != Kind::Link {
+            // After the owner: that takes set-user-ID bits away.
+            sys::chmodat(&fd, name, Mode::from_raw_mode(entry.mode & 0o7777), AtFlags::empty())
+                .map_err(failed())?;
+        }
+        let modified = Timespec { tv_sec: entry.modified_seconds, tv_nsec: entry.modified_nanos.into() };
+        let times = Timestamps { last_access: modified, last_modification: modified };
+        sys::utimensat(&fd, name, &times, AtFlags::SYMLINK_NOFOLLOW).map_err(failed())
+    }
+
+    fn set_xattrs(&self, dir: &OwnedFd, name: &[u8], entry: &Entry) -> Result<(), TransferError> {
+        use std::os::fd::AsRawFd;
+        let path = [format!("/proc/self/fd/{}/", dir.as_fd().as_raw_fd()).as_bytes(), name].concat();
+        let path = CString::new(path).unwrap_or_default();
+        let mut names = vec![0; 65536];
+        let there = match sys::llistxattr(path.as_c_str(), &mut names) {
+            Ok(len) => &names[..len],
+            Err(Errno::OPNOTSUPP) => &[],
+            Err(error) => return Err(self.failed(entry)(error)),
+        };
+        for old in
+            there.split(|byte| *byte == 0).filter(|old| !old.is_empty() && hayloft_tree::name::counts(old))
+        {
+            if !entry.xattrs.iter().any(|xattr| xattr.name == old) {
+                match sys::lremovexattr(path.as_c_str(), old) {
+                    Ok(()) | Err(Errno::NODATA) => {}
+                    Err(error) => return Err(self.failed(entry)(error)),
+                }
+            }
+        }
+        for xattr in &entry.xattrs {
+            sys::lsetxattr(path.as_c_str(), xattr.name.as_slice(), &xattr.value, XattrFlags::empty())
+                .map_err(self.failed(entry))?;
+        }
+        Ok(())
+    }
+}

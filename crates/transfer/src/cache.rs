@@ -1,0 +1,81 @@
+//! Manifests that a host keeps: of what it has sent and received. With them it knows which chunks it has without reading files.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
+
+use hayloft_tree::TreeName;
+
+use crate::error::TransferError;
+use crate::manifest::Manifest;
+
+/// So many bytes of manifests are kept; those that were not used for the longest time go.
+const KEPT: u64 = 1 << 30;
+
+/// A folder of manifests. It may be deleted at any time: then files are read again.
+#[derive(Clone, Debug)]
+pub struct Cache(PathBuf);
+
+impl Cache {
+    /// In this folder, which is made.
+    ///
+    /// # Errors
+    /// It cannot be made.
+    pub fn new(folder: &Path) -> Result<Cache, TransferError> {
+        fs::create_dir_all(folder).map_err(TransferError::io(format!("cannot make {}", folder.display())))?;
+        Ok(Cache(folder.to_owned()))
+    }
+
+    /// Where it is.
+    pub(crate) fn folder(&self) -> &Path {
+        &self.0
+    }
+
+    fn path(&self, tree: &TreeName) -> PathBuf {
+        self.0.join(tree.to_string())
+    }
+
+    /// The manifest of a tree, if it is kept, and is what it should be.
+    pub fn get(&self, tree: &TreeName) -> Option<Manifest> {
+        let path = self.path(tree);
+        let bytes = zstd::decode_all(fs::File::open(&path).ok()?).ok()?;
+        let manifest = Manifest::from_bytes(&bytes).ok().filter(|manifest| manifest.tree == *tree)?;
+        // The time says when it was last used.
+        let _ =
+            fs::File::options().write(true).open(&path).and_then(|file| file.set_modified(SystemTime::now()));
+        Some(manifest)
+    }
+
+    /// Keeps one.
+    ///
+    /// # Errors
+    /// There is no room.
+    pub fn put(&self, manifest: &Manifest) -> Result<(), TransferError> {
+        let failed = || TransferError::io(format!("cannot write in {}", self.0.display()));
+        let bytes = zstd::bulk::compress(&manifest.to_kept_bytes(), 3).map_err(failed())?;
+        let file = tempfile::Builder::new().prefix(".new-").tempfile_in(&self.0).map_err(failed())?;
+        fs::write(file.path(), bytes).map_err(failed())?;
+        file.persist(self.path(&manifest.tree)).map_err(|error| failed()(error.error))?;
+        self.shrink().map_err(failed())
+    }
+
+    fn shrink(&self) -> std::io::Result<()> {
+        let mut kept = Vec::new();
+        for found in fs::read_dir(&self.0)? {
+            let found = found?;
+            let stat = found.metadata()?;
+            if stat.is_file() && found.file_name().to_string_lossy().starts_with("tree1-") {
+                kept.push((stat.modified()?, stat.len(), found.path()));
+            }
+        }
+        kept.sort_unstable_by(|a, b| b.cmp(a));
+        let mut sum = 0;
+        for (_, len, path) in kept {
+            sum += len;
+            if sum > KEPT {
+                fs::remove_file(path)?;
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,273 @@
+//! Brings chunks that a host lacks, frame by frame. What a web server has sent is kept in a file, so that nothing is sent twice
+//! after a cut.
+
+use std::collections::{HashMap, HashSet};
+use std::fs::File;
+use std::io::{Read, Seek, SeekFrom, Write};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+
+use parking_lot::Mutex;
+use prost::Message;
+
+use crate::chunk::ChunkId;
+use crate::error::TransferError;
+use crate::mirror::{PackRef, Source};
+use crate::pack::{self, FrameInfo};
+
+/// A web server is asked for so many bytes at once, at most.
+const RANGE: u64 = 1 << 20;
+/// So many requests are under way at once.
+const REQUESTS: usize = 4;
+
+/// Where the bytes of a frame are.
+#[derive(Debug)]
+struct Place {
+    file: Arc<File>,
+    offset: u64,
+    info: FrameInfo,
+}
+
+/// Frames that are here.
+#[derive(Default, Debug)]
+pub(crate) struct Fetched {
+    frames: Vec<Place>,
+    /// The frame, where the chunk begins in it, and its length.
+    chunks: HashMap<ChunkId, (usize, u32, u32)>,
+}
+
+impl Fetched {
+    fn add(&mut self, file: &Arc<File>, offset: u64, info: FrameInfo) {
+        let mut at = 0;
+        for (id, len) in info.ids().zip(&info.lengths) {
+            self.chunks.entry(id).or_insert((self.frames.len(), at, *len));
+            at += len;
+        }
+        self.frames.push(Place { file: Arc::clone(file), offset, info });
+    }
+
+    pub(crate) fn has(&self, id: &ChunkId) -> bool {
+        self.chunks.contains_key(id)
+    }
+}
+
+/// Reads chunks of frames; the last frame is kept, since its chunks are mostly wanted one after the other.
+pub(crate) struct FrameReader<'a> {
+    fetched: &'a Fetched,
+    open: Option<(usize, Vec<u8>)>,
+}
+
+impl<'a> FrameReader<'a> {
+    pub(crate) fn new(fetched: &'a Fetched) -> FrameReader<'a> {
+        FrameReader { fetched, open: None }
+    }
+
+    /// The bytes of a chunk; `None` if it is not here.
+    ///
+    /// # Errors
+    /// The frame cannot be read, or is damaged.
+    pub(crate) fn read(&mut self, id: &ChunkId) -> Result<Option<&[u8]>, TransferError> {
+        let Some(&(frame, at, len)) = self.fetched.chunks.get(id) else { return Ok(None) };
+        if self.open.as_ref().is_none_or(|(open, _)| *open != frame) {
+            let place = &self.fetched.frames[frame];
+            let mut bytes = vec![0; place.info.length as usize];
+            place
+                .file
+                .read_exact_at(&mut bytes, place.offset)
+                .map_err(TransferError::io("cannot read a frame of a pack"))?;
+            self.open = Some((frame, pack::open_frame(&place.info, &bytes)?));
+        }
+        let chunk = self.open.as_ref().and_then(|(_, bytes)| bytes.get(at as usize..(at + len) as usize));
+        Ok(chunk)
+    }
+}
+
+/// A file of frames that have come, one after the other, each with what is in it before it.
+struct Spool {
+    file: Arc<File>,
+    len: u64,
+}
+
+impl Spool {
+    /// Opens it with what is there already; what was cut off goes.
+    fn open(path: &Path, fetched: &mut Fetched) -> std::io::Result<Spool> {
+        let file = File::options().read(true).write(true).create(true).truncate(false).open(path)?;
+        let mut bytes = std::io::BufReader::new(file.try_clone()?);
+        let file = Arc::new(file);
+        let size = file.metadata()?.len();
+        let mut at = 0;
+        loop {
+            let mut len = [0; 4];
+            if at + 4 > size || bytes.read_exact(&mut len).is_err() {
+                break;
+            }
+            let len = u32::from_le_bytes(len);
+            let mut info = vec![0; len.min(1 << 20) as usize];
+            if bytes.read_exact(&mut info).is_err() {
+                break;
+            }
+            let Ok(info) = FrameInfo::decode(info.as_slice()) else { break };
+            let (offset, frame) = (at + 4 + u64::from(len), info.length);
+            let mut frame = vec![0; frame.min(1 << 20) as usize];
+            if bytes.read_exact(&mut frame).is_err() || pack::open_frame(&info, &frame).is_err() {
+                break;
+            }
+            at = offset + frame.len() as u64;
+            fetched.add(&file, offset, info);
+        }
+        file.set_len(at)?;
+        Ok(Spool { file, len: at })
+    }
+
+    fn add(&mut self, info: FrameInfo, frame: &[u8], fetched: &mut Fetched) -> std::io::Result<()> {
+        let encoded = info.encode_to_vec();
+        let mut bytes = (encoded.len() as u32).to_le_bytes().to_vec();
+        bytes.extend_from_slice(&encoded);
+        let offset = self.len + bytes.len() as u64;
+        bytes.extend_from_slice(frame);
+        let mut file = &*self.file;
+        file.seek(SeekFrom::Start(self.len))?;
+        file.write_all(&bytes)?;
+        self.len += bytes.len() as u64;
+        fetched.add(&self.file, offset, info);
+        Ok(())
+    }
+}
+
+/// The indexes of packs, asked for as they are needed.
+pub(crate) struct Packs<'a> {
+    source: &'a Source,
+    packs: &'a [PackRef],
+    /// As many as were read, in the order of the packs.
+    read: Vec<Vec<(u64, FrameInfo)>>,
+}
+
+impl<'a> Packs<'a> {
+    pub(crate) fn new(source: &'a Source, packs: &'a [PackRef]) -> Packs<'a> {
+        Packs { source, packs, read: Vec::new() }
+    }
+
+    /// For each pack the frames that have something of what is wanted.
+    fn find(&mut self, mut wanted: HashSet<ChunkId>) -> Result<Vec<(usize, u64, FrameInfo)>, TransferError> {
+        let mut found = Vec::new();
+        for at in 0..self.packs.len() {
+            if wanted.is_empty() {
+                break;
+            }
+            if self.read.len() == at {
+                let pack = &self.packs[at];
+                if pack.index > pack.size {
+                    return Err(TransferError::Damaged("the record of a version".to_owned()));
+                }
+                let index = self.source.read(pack, pack.size - pack.index, pack.index)?;
+                self.read.push(pack::open_index(pack, &index)?);
+            }
+            for (offset, info) in &self.read[at] {
+                let mut has = false;
+                for id in info.ids() {
+                    has |= wanted.remove(&id);
+                }
+                if has {
+                    found.push((at, *offset, info.clone()));
+                }
+            }
+        }
+        match wanted.iter().next() {
+            None => Ok(found),
+            Some(id) => Err(TransferError::Lacking(format!(
+                "{} chunks are neither in the packs of this version nor here (chunk {id}): if it was sent with --since, \
+                 receive that version first",
+                wanted.len()
+            ))),
+        }
+    }
+
+    /// Brings what is wanted and not here yet. From a web server it goes into `spool`.
+    ///
+    /// # Errors
+    /// A chunk is nowhere; the source cannot be read; there is no room.
+    pub(crate) fn fetch(
+        &mut self,
+        wanted: impl Iterator<Item = ChunkId>,
+        fetched: &mut Fetched,
+        spool: &Path,
+        progress: &(dyn Fn(u64, u64) + Sync),
+    ) -> Result<(), TransferError> {
+        let failed = || TransferError::io(format!("cannot write {}", spool.display()));
+        let mut file = None;
+        if !self.source.is_folder() {
+            file = Some(Spool::open(spool, fetched).map_err(failed())?);
+        }
+        let wanted: HashSet<ChunkId> = wanted.filter(|id| !fetched.has(id)).collect();
+        let frames = self.find(wanted)?;
+        let Some(file) = file else {
+            let Source::Folder(folder) = self.source else { return Ok(()) };
+            let mut open: HashMap<usize, Arc<File>> = HashMap::new();
+            for (at, offset, info) in frames {
+                let file = match open.get(&at) {
+                    Some(file) => Arc::clone(file),
+                    None => {
+                        let path = folder.join("packs").join(self.packs[at].name.to_string());
+                        let file = File::open(&path)
+                            .map_err(TransferError::io(format!("cannot read {}", path.display())))?;
+                        let file = Arc::new(file);
+                        open.insert(at, Arc::clone(&file));
+                        file
+                    }
+                };
+                fetched.add(&file, offset, info);
+            }
+            return Ok(());
+        };
+        // Frames that lie together come with one request.
+        let mut ranges: Vec<(usize, u64, u64, Vec<FrameInfo>)> = Vec::new();
+        for (at, offset, info) in frames {
+            let len = u64::from(info.length);
+            match ranges.last_mut() {
+                Some((last, begin, size, infos))
+                    if *last == at && *begin + *size == offset && *size + len <= RANGE =>
+                {
+                    *size += len;
+                    infos.push(info);
+                }
+                _ => ranges.push((at, offset, len, vec![info])),
+            }
+        }
+        let total = ranges.iter().map(|(_, _, len, _)| len).sum();
+        let (next, state) = (AtomicUsize::new(0), Mutex::new((file, fetched, Ok(()), 0)));
+        let one = |(at, begin, len, infos): &(usize, u64, u64, Vec<FrameInfo>)| {
+            let bytes = self.source.read(&self.packs[*at], *begin, *len)?;
+            let mut rest = bytes.as_slice();
+            for info in infos {
+                let (frame, later) = rest.split_at(info.length as usize);
+                pack::open_frame(info, frame)?;
+                rest = later;
+                let (file, fetched, _, done) = &mut *state.lock();
+                file.add(info.clone(), frame, fetched).map_err(failed())?;
+                *done += u64::from(info.length);
+                progress(*done, total);
+            }
+            Ok(())
+        };
+        std::thread::scope(|scope| {
+            for _ in 0..REQUESTS.min(ranges.len()) {
+                scope.spawn(|| {
+                    while let Some(range) = ranges.get(next.fetch_add(1, Relaxed)) {
+                        if let Err(error) = one(range) {
+                            state.lock().2 = Err(error);
+                            next.store(ranges.len(), Relaxed);
+                        }
+                    }
+                });
+            }
+        });
+        state.into_inner().2
+    }
+}
+
+/// Where what has come of a tree is kept until it is there as a whole.
+pub(crate) fn spool_path(cache: &Path, tree: &str) -> PathBuf {
+    cache.join(format!("incoming-{tree}"))
+}

@@ -1,0 +1,22 @@
+//! Trees from one server to another one, and by way of mirrors: folders of a few large files that never change, behind any web
+//! server. Only chunks that the receiver lacks travel. Receives paths; mounts nothing.
+
+mod apply;
+mod cache;
+pub mod chunk;
+mod error;
+mod fetch;
+mod manifest;
+mod mirror;
+mod pack;
+mod receive;
+mod send;
+#[cfg(test)]
+mod tests;
+
+pub use cache::Cache;
+pub use error::TransferError;
+pub use manifest::Manifest;
+pub use mirror::{Folder, LATEST, PackRef, Record, Sink, Source, Tar};
+pub use receive::{Received, Tree, fetch, manifest};
+pub use send::{Sent, Version, send};

@@ -1,0 +1,360 @@
+//! The manifest of a tree: all that is in it but the bytes of files, of which it has the chunks' names.
+
+use std::collections::HashMap;
+use std::io::{self, Read};
+use std::path::Path;
+
+use hayloft_tree::{Attributes, Body, Contents, Found, Kind, PIECE, Pieces, Progress, TreeName, WalkError};
+use parking_lot::Mutex;
+use prost::Message;
+
+use crate::chunk::{self, ChunkId};
+use crate::error::TransferError;
+
+/// An extended attribute.
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct Xattr {
+    #[prost(bytes = "vec", tag = "1")]
+    pub name: Vec<u8>,
+    #[prost(bytes = "vec", tag = "2")]
+    pub value: Vec<u8>,
+}
+
+/// Something in a tree; docs/transfer.md says what each field means.
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct Entry {
+    #[prost(bytes = "vec", tag = "1")]
+    pub path: Vec<u8>,
+    #[prost(uint32, tag = "2")]
+    pub mode: u32,
+    #[prost(uint32, tag = "3")]
+    pub uid: u32,
+    #[prost(uint32, tag = "4")]
+    pub gid: u32,
+    #[prost(uint64, tag = "5")]
+    pub rdev: u64,
+    #[prost(sint64, tag = "6")]
+    pub modified_seconds: i64,
+    #[prost(uint32, tag = "7")]
+    pub modified_nanos: u32,
+    #[prost(message, repeated, tag = "8")]
+    pub xattrs: Vec<Xattr>,
+    #[prost(uint64, tag = "9")]
+    pub size: u64,
+    /// The hash of the content, of files with more than one piece; of others it is that of the only chunk's name.
+    #[prost(bytes = "vec", tag = "10")]
+    pub content: Vec<u8>,
+    /// The chunks' names, one after the other.
+    #[prost(bytes = "vec", tag = "11")]
+    pub chunks: Vec<u8>,
+    #[prost(uint32, repeated, tag = "12")]
+    pub lengths: Vec<u32>,
+    /// Where a symbolic link leads.
+    #[prost(bytes = "vec", tag = "13")]
+    pub target: Vec<u8>,
+    /// An earlier path that is the same file.
+    #[prost(bytes = "vec", tag = "14")]
+    pub same_as: Vec<u8>,
+    /// Only in a manifest that a host keeps: by these it knows a file again that has not changed.
+    #[prost(uint64, tag = "15")]
+    pub inode: u64,
+    #[prost(sint64, tag = "16")]
+    pub changed_seconds: i64,
+    #[prost(uint32, tag = "17")]
+    pub changed_nanos: u32,
+}
+
+impl Entry {
+    pub(crate) fn kind(&self) -> Kind {
+        Kind::of(self.mode)
+    }
+
+    /// Its chunks: name, where in the file it begins, length.
+    pub(crate) fn pieces(&self) -> impl Iterator<Item = (ChunkId, u64, u32)> + '_ {
+        ChunkId::all(&self.chunks).zip(&self.lengths).scan(0, |at, (id, len)| {
+            let begin = *at;
+            *at += u64::from(*len);
+            Some((id, begin, *len))
+        })
+    }
+
+    fn content_hash(&self) -> [u8; 32] {
+        let mut pieces = Pieces::default();
+        match <[u8; 32]>::try_from(self.content.as_slice()) {
+            Ok(content) => content,
+            Err(_) => {
+                for id in ChunkId::all(&self.chunks) {
+                    pieces.push(&id.0);
+                }
+                pieces.finish()
+            }
+        }
+    }
+
+    fn to_tree(&self) -> hayloft_tree::Entry {
+        let attributes = Attributes {
+            mode: self.mode,
+            uid: self.uid,
+            gid: self.gid,
+            rdev: self.rdev,
+            xattrs: self.xattrs.iter().map(|xattr| (xattr.name.clone(), xattr.value.clone())).collect(),
+        };
+        let body = match self.kind() {
+            Kind::File => Body::File { size: self.size, content: self.content_hash() },
+            Kind::Link => Body::Link(self.target.clone()),
+            Kind::Directory | Kind::Special => Body::Nothing,
+        };
+        let node = hayloft_tree::name::node(&attributes, &body);
+        let modified = (self.modified_seconds, self.modified_nanos);
+        hayloft_tree::Entry { path: self.path.clone(), attributes, body, node, modified, linked: 0 }
+    }
+}
+
+/// The manifest of a tree.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Manifest {
+    /// By path; the first one is the top.
+    pub(crate) entries: Vec<Entry>,
+    /// The tree's name, as it follows from the entries.
+    pub tree: TreeName,
+}
+
+/// What is known of a file: where its chunks are cut, and the hash of its content.
+#[derive(Clone, Default)]
+struct Cut {
+    content: [u8; 32],
+    chunks: Vec<u8>,
+    lengths: Vec<u32>,
+    inode: u64,
+    changed: (i64, u32),
+}
+
+/// Cuts the files of a walk, but for those that a manifest of the same tree's earlier state knows.
+struct Cutter<'a> {
+    known: HashMap<&'a [u8], &'a Entry>,
+    cuts: Mutex<HashMap<Vec<u8>, Cut>>,
+}
+
+/// Computes the hash of a content while that is read for something else.
+struct Hashed<'a> {
+    read: &'a mut dyn Read,
+    left: u64,
+    len: u64,
+    piece: blake3::Hasher,
+    in_piece: u64,
+    pieces: Pieces,
+}
+
+impl Hashed<'_> {
+    fn end_piece(&mut self) {
+        self.pieces.push(self.piece.finalize().as_bytes());
+        self.piece.reset();
+        self.in_piece = 0;
+    }
+}
+
+impl Read for Hashed<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let most = buffer.len().min(usize::try_from(self.left).unwrap_or(usize::MAX));
+        let some = self.read.read(&mut buffer[..most])?;
+        self.left -= some as u64;
+        self.len += some as u64;
+        let mut rest = &buffer[..some];
+        while !rest.is_empty() {
+            let (now, later) = rest.split_at(rest.len().min((PIECE - self.in_piece) as usize));
+            self.piece.update(now);
+            self.in_piece += now.len() as u64;
+            rest = later;
+            if self.in_piece == PIECE {
+                self.end_piece();
+            }
+        }
+        Ok(some)
+    }
+}
+
+impl Contents for Cutter<'_> {
+    fn of(&self, found: &Found<'_>, file: &mut dyn Read) -> io::Result<(u64, [u8; 32])> {
+        let is_same = |entry: &&&Entry| {
+            entry.inode == found.inode
+                && entry.size == found.size
+                && (entry.changed_seconds, entry.changed_nanos) == found.changed
+        };
+        let mut cut = Cut { inode: found.inode, changed: found.changed, ..Cut::default() };
+        let mut size = found.size;
+        if let Some(entry) = self.known.get(found.path).filter(is_same) {
+            cut.content = entry.content_hash();
+            cut.chunks = entry.chunks.clone();
+            cut.lengths = entry.lengths.clone();
+        } else {
+            let (piece, pieces) = (blake3::Hasher::new(), Pieces::default());
+            // One byte more, so that it is seen if the file has grown.
+            let mut read = Hashed { read: file, left: found.size + 1, len: 0, piece, in_piece: 0, pieces };
+            chunk::cut(&mut read, |chunk| {
+                cut.chunks.extend_from_slice(&ChunkId::of(chunk).0);
+                cut.lengths.push(chunk.len() as u32);
+            })?;
+            if read.in_piece > 0 {
+                read.end_piece();
+            }
+            (size, cut.content) = (read.len, read.pieces.finish());
+        }
+        let content = cut.content;
+        self.cuts.lock().insert(found.path.to_vec(), cut);
+        Ok((size, content))
+    }
+}
+
+impl Manifest {
+    /// Reads a folder. Files that `known` has under the same path, inode number and time of change are not read again, so it
+    /// must be of an earlier state of the same folder.
+    ///
+    /// # Errors
+    /// As [`hayloft_tree::walk`].
+    pub fn of_folder(
+        top: &Path,
+        known: Option<&Manifest>,
+        progress: &Progress,
+    ) -> Result<Manifest, WalkError> {
+        let known = known.map_or(&[][..], |known| &known.entries);
+        let known = known.iter().filter(|entry| entry.inode != 0);
+        let known = known.map(|entry| (entry.path.as_slice(), entry)).collect();
+        let cutter = Cutter { known, cuts: Mutex::default() };
+        let walked = hayloft_tree::walk_with(top, &cutter, progress)?;
+        let mut cuts = cutter.cuts.into_inner();
+        let mut first_names: HashMap<u64, Vec<u8>> = HashMap::new();
+        let entries = walked.entries.into_iter().map(|found| {
+            let cut = cuts.remove(&found.path).unwrap_or_default();
+            let mut same_as = Vec::new();
+            if found.linked != 0 {
+                match first_names.get(&found.linked) {
+                    Some(first) => same_as.clone_from(first),
+                    None => drop(first_names.insert(found.linked, found.path.clone())),
+                }
+            }
+            let (size, target) = match found.body {
+                Body::File { size, .. } => (size, Vec::new()),
+                Body::Link(target) => (0, target),
+                Body::Directory(_) | Body::Nothing => (0, Vec::new()),
+            };
+            let is_file = Kind::of(found.attributes.mode) == Kind::File;
+            let is_derived = cut.lengths.len() <= 1;
+            let of = found.attributes;
+            Entry {
+                path: found.path,
+                mode: of.mode,
+                uid: of.uid,
+                gid: of.gid,
+                rdev: if Kind::of(of.mode) == Kind::Special { of.rdev } else { 0 },
+                modified_seconds: found.modified.0,
+                modified_nanos: found.modified.1,
+                xattrs: of.xattrs.into_iter().map(|(name, value)| Xattr { name, value }).collect(),
+                size,
+                content: if is_file && !is_derived { cut.content.to_vec() } else { Vec::new() },
+                chunks: cut.chunks,
+                lengths: cut.lengths,
+                target,
+                same_as,
+                inode: cut.inode,
+                changed_seconds: cut.changed.0,
+                changed_nanos: cut.changed.1,
+            }
+        });
+        Ok(Manifest { entries: entries.collect(), tree: walked.name })
+    }
+
+    /// As it is sent: without what only this host knows.
+    pub(crate) fn to_bytes(&self) -> Vec<u8> {
+        self.encode(|entry| Entry { inode: 0, changed_seconds: 0, changed_nanos: 0, ..entry.clone() })
+    }
+
+    /// As a host keeps it.
+    pub(crate) fn to_kept_bytes(&self) -> Vec<u8> {
+        self.encode(Entry::clone)
+    }
+
+    fn encode(&self, of: impl Fn(&Entry) -> Entry) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        for entry in &self.entries {
+            let encoded = of(entry).encode_length_delimited_to_vec();
+            bytes.extend_from_slice(&encoded);
+        }
+        bytes
+    }
+
+    /// Reads one, and works out the tree's name.
+    ///
+    /// # Errors
+    /// It is damaged, or nobody's honest manifest: paths lead elsewhere, or sizes do not agree.
+    pub(crate) fn from_bytes(mut bytes: &[u8]) -> Result<Manifest, TransferError> {
+        let mut entries: Vec<Entry> = Vec::new();
+        while !bytes.is_empty() {
+            let entry = Entry::decode_length_delimited(&mut bytes)
+                .map_err(|error| TransferError::Damaged(format!("the manifest: {error}")))?;
+            entries.push(entry);
+        }
+        check(&entries)?;
+        let named = hayloft_tree::named(entries.iter().map(Entry::to_tree).collect());
+        Ok(Manifest { entries, tree: named.name })
+    }
+
+    /// Files, directories and all else.
+    pub fn len(&self) -> u64 {
+        self.entries.len() as u64
+    }
+
+    /// Whether there is nothing, not even a top.
+    pub fn is_empty(&self) -> bool {
+        self.entries.is_empty()
+    }
+
+    /// Bytes of all files.
+    pub fn bytes(&self) -> u64 {
+        self.entries.iter().filter(|entry| entry.same_as.is_empty()).map(|entry| entry.size).sum()
+    }
+}
+
+/// Whatever a stranger writes into a manifest, nothing outside of the folder is touched: paths are in order, have no `..`, and what
+/// they lie in are directories of the manifest.
+fn check(entries: &[Entry]) -> Result<(), TransferError> {
+    let wrong = |entry: &Entry, what: &str| {
+        Err(TransferError::Damaged(format!("the manifest: {}: {what}", String::from_utf8_lossy(&entry.path))))
+    };
+    let Some(top) = entries.first().filter(|top| top.path.is_empty() && top.kind() == Kind::Directory) else {
+        return Err(TransferError::Damaged("the manifest has no top directory".to_owned()));
+    };
+    let mut kinds: HashMap<&[u8], Kind> = HashMap::from([(top.path.as_slice(), Kind::Directory)]);
+    for pair in entries.windows(2) {
+        let entry = &pair[1];
+        if pair[0].path >= entry.path {
+            return wrong(entry, "paths are not in order");
+        }
+        let (dir, name) = match entry.path.iter().rposition(|byte| *byte == b'/') {
+            Some(at) => (&entry.path[..at], &entry.path[at + 1..]),
+            None => (&entry.path[..0], &entry.path[..]),
+        };
+        if matches!(name, b"" | b"." | b"..") || name.len() > 255 || name.contains(&0) {
+            return wrong(entry, "that is no name of a file");
+        }
+        if kinds.get(dir) != Some(&Kind::Directory) {
+            return wrong(entry, "it lies in no directory");
+        }
+        if entry.chunks.len() != entry.lengths.len() * 32 {
+            return wrong(entry, "chunks and lengths do not agree");
+        }
+        let is_file = entry.kind() == Kind::File;
+        let sum: u64 = entry.lengths.iter().map(|len| u64::from(*len)).sum();
+        let too_long = entry.lengths.iter().any(|len| *len as usize > chunk::LONGEST);
+        if too_long || sum != if is_file { entry.size } else { 0 } {
+            return wrong(entry, "chunks do not have its size");
+        }
+        if !entry.same_as.is_empty() && kinds.get(entry.same_as.as_slice()) != Some(&entry.kind()) {
+            return wrong(entry, "it is the same as something that is not there");
+        }
+        if entry.target.contains(&0) || (entry.kind() == Kind::Link && entry.target.is_empty()) {
+            return wrong(entry, "it leads nowhere");
+        }
+        kinds.insert(&entry.path, entry.kind());
+    }
+    Ok(())
+}

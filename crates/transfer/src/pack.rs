@@ -1,0 +1,195 @@
+//! Packs: files of some MiB that never change. Chunks lie in frames, each compressed as a whole, and the index at the end is found
+//! by its length.
+
+use std::fs::File;
+use std::io::{self, Write};
+use std::path::Path;
+
+use prost::Message;
+use tempfile::NamedTempFile;
+
+use crate::chunk::ChunkId;
+use crate::error::TransferError;
+use crate::mirror::PackRef;
+
+/// A frame is full at so many bytes: what was new together is compressed together, and read together.
+pub(crate) const FRAME: usize = 128 * 1024;
+/// A pack is full at so many bytes.
+pub(crate) const PACK: u64 = 8 << 20;
+/// How well frames are compressed.
+const LEVEL: i32 = 3;
+/// More than a frame can have.
+const FRAME_MOST: usize = FRAME + 2 * crate::chunk::LONGEST;
+/// What a pack begins with.
+const BEGIN: &[u8; 16] = b"hayloft-pack-1\0\0";
+
+/// What the index says of a frame, in the order of the frames.
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct FrameInfo {
+    /// Bytes of it, compressed.
+    #[prost(uint32, tag = "1")]
+    pub length: u32,
+    /// The names of its chunks.
+    #[prost(bytes = "vec", tag = "2")]
+    pub chunks: Vec<u8>,
+    /// Their lengths.
+    #[prost(uint32, repeated, tag = "3")]
+    pub lengths: Vec<u32>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct Index {
+    #[prost(message, repeated, tag = "1")]
+    frames: Vec<FrameInfo>,
+}
+
+impl FrameInfo {
+    pub(crate) fn ids(&self) -> impl Iterator<Item = ChunkId> + '_ {
+        ChunkId::all(&self.chunks)
+    }
+}
+
+/// Chunks that are compressed together.
+#[derive(Default)]
+pub(crate) struct Frame {
+    bytes: Vec<u8>,
+    info: FrameInfo,
+}
+
+impl Frame {
+    pub(crate) fn push(&mut self, id: ChunkId, chunk: &[u8]) {
+        self.bytes.extend_from_slice(chunk);
+        self.info.chunks.extend_from_slice(&id.0);
+        self.info.lengths.push(chunk.len() as u32);
+    }
+
+    pub(crate) fn is_full(&self) -> bool {
+        self.bytes.len() >= FRAME
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.bytes.is_empty()
+    }
+
+    /// Compressed, with what the index says of it.
+    pub(crate) fn finish(self) -> io::Result<(FrameInfo, Vec<u8>)> {
+        let bytes = zstd::bulk::compress(&self.bytes, LEVEL)?;
+        Ok((FrameInfo { length: bytes.len() as u32, ..self.info }, bytes))
+    }
+}
+
+/// Takes a frame apart, and checks each chunk against its name.
+///
+/// # Errors
+/// It is damaged.
+pub(crate) fn open_frame(info: &FrameInfo, bytes: &[u8]) -> Result<Vec<u8>, TransferError> {
+    let damaged = || TransferError::Damaged("a frame of a pack".to_owned());
+    let whole = zstd::bulk::decompress(bytes, FRAME_MOST).map_err(|_| damaged())?;
+    let mut rest = whole.as_slice();
+    for (id, len) in info.ids().zip(&info.lengths) {
+        let (chunk, later) = rest.split_at_checked(*len as usize).ok_or_else(damaged)?;
+        if ChunkId::of(chunk) != id {
+            return Err(damaged());
+        }
+        rest = later;
+    }
+    Ok(whole)
+}
+
+/// A pack that is being written.
+pub(crate) struct PackWriter {
+    file: NamedTempFile,
+    hasher: blake3::Hasher,
+    len: u64,
+    index: Index,
+}
+
+impl PackWriter {
+    /// In a folder, under a name of its own until it is finished.
+    pub(crate) fn new(folder: &Path) -> io::Result<PackWriter> {
+        let file = tempfile::Builder::new().prefix(".pack-").tempfile_in(folder)?;
+        let hasher = blake3::Hasher::new();
+        let mut writer = PackWriter { file, hasher, len: 0, index: Index { frames: Vec::new() } };
+        writer.write(BEGIN)?;
+        Ok(writer)
+    }
+
+    fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
+        self.file.write_all(bytes)?;
+        self.hasher.update(bytes);
+        self.len += bytes.len() as u64;
+        Ok(())
+    }
+
+    pub(crate) fn push(&mut self, info: FrameInfo, bytes: &[u8]) -> io::Result<()> {
+        self.write(bytes)?;
+        self.index.frames.push(info);
+        Ok(())
+    }
+
+    pub(crate) fn is_full(&self) -> bool {
+        self.len >= PACK
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.index.frames.is_empty()
+    }
+
+    /// Writes the index; the file is in the disk's hands then, and has no other name yet.
+    pub(crate) fn finish(mut self) -> io::Result<(PackRef, NamedTempFile)> {
+        let index = zstd::bulk::compress(&self.index.encode_to_vec(), LEVEL)?;
+        self.write(&index)?;
+        self.write(&(index.len() as u32).to_le_bytes())?;
+        self.file.as_file().sync_all()?;
+        let name = ChunkId(*self.hasher.finalize().as_bytes());
+        Ok((PackRef { name, size: self.len, index: index.len() as u64 + 4 }, self.file))
+    }
+}
+
+/// Reads an index: the end of a pack, of [`PackRef::index`] bytes.
+///
+/// # Errors
+/// It is damaged.
+pub(crate) fn open_index(pack: &PackRef, bytes: &[u8]) -> Result<Vec<(u64, FrameInfo)>, TransferError> {
+    let damaged = || TransferError::Damaged(format!("the index of pack {}", pack.name));
+    let (index, _) = bytes.split_last_chunk::<4>().ok_or_else(damaged)?;
+    // An honest one is shorter than what it is of.
+    let most = usize::try_from(pack.size).unwrap_or(usize::MAX).min(64 << 20) + 1024;
+    let index = zstd::bulk::decompress(index, most).map_err(|_| damaged())?;
+    let index = Index::decode(index.as_slice()).map_err(|_| damaged())?;
+    let mut at = BEGIN.len() as u64;
+    let mut frames = Vec::with_capacity(index.frames.len());
+    for frame in index.frames {
+        let begin = at;
+        at += u64::from(frame.length);
+        if frame.chunks.len() != frame.lengths.len() * 32 {
+            return Err(damaged());
+        }
+        frames.push((begin, frame));
+    }
+    match at + pack.index == pack.size {
+        true => Ok(frames),
+        false => Err(damaged()),
+    }
+}
+
+/// What a pack in a folder says of itself.
+///
+/// # Errors
+/// It cannot be read, or is damaged.
+pub(crate) fn describe(name: ChunkId, path: &Path) -> Result<PackRef, TransferError> {
+    use std::os::unix::fs::FileExt;
+    let failed = || TransferError::io(format!("cannot read {}", path.display()));
+    let file = File::open(path).map_err(failed())?;
+    let size = file.metadata().map_err(failed())?.len();
+    let mut len = [0; 4];
+    if size < BEGIN.len() as u64 + 4 {
+        return Err(TransferError::Damaged(path.display().to_string()));
+    }
+    file.read_exact_at(&mut len, size - 4).map_err(failed())?;
+    let index = u64::from(u32::from_le_bytes(len)) + 4;
+    match index + BEGIN.len() as u64 <= size {
+        true => Ok(PackRef { name, size, index }),
+        false => Err(TransferError::Damaged(path.display().to_string())),
+    }
+}

@@ -1,0 +1,133 @@
+//! Receives a version: what this host lacks is brought, then a folder is made what the version is.
+
+use std::collections::HashMap;
+use std::path::PathBuf;
+
+use crate::apply::{self, Contents, Seed};
+use crate::cache::Cache;
+use crate::chunk::ChunkId;
+use crate::error::TransferError;
+use crate::fetch::{self, Fetched, FrameReader, Packs};
+use crate::manifest::Manifest;
+use crate::mirror::{Record, Source};
+
+/// A tree that this host has, with the folder in which its files can be read.
+pub struct Tree {
+    /// What it is.
+    pub manifest: Manifest,
+    /// Where it is. It must not change while something is received.
+    pub folder: PathBuf,
+}
+
+/// A version that has come as a whole.
+pub struct Received {
+    /// What it is.
+    pub manifest: Manifest,
+    fetched: Fetched,
+    spool: PathBuf,
+    /// Bytes of chunks that were here already.
+    pub had: u64,
+    /// Bytes of chunks that had to come, before compression.
+    pub lacked: u64,
+}
+
+/// Brings a version's manifest. Of the trees in the cache nothing has to come again.
+///
+/// # Errors
+/// The source cannot be read, or the manifest is not of the tree that the record names.
+pub fn manifest(
+    source: &Source,
+    record: &Record,
+    cache: &Cache,
+    like: &[&Manifest],
+) -> Result<Manifest, TransferError> {
+    let tree = record.tree_name()?;
+    if let Some(manifest) = cache.get(&tree) {
+        return Ok(manifest);
+    }
+    let mut have: HashMap<ChunkId, Vec<u8>> = HashMap::new();
+    for manifest in like {
+        crate::chunk::cut(&mut manifest.to_bytes().as_slice(), |chunk| {
+            have.insert(ChunkId::of(chunk), chunk.to_vec());
+        })
+        .map_err(TransferError::io("cannot cut a manifest"))?;
+    }
+    let mut fetched = Fetched::default();
+    let spool = fetch::spool_path(cache.folder(), &format!("manifest-{tree}"));
+    let wanted = record.manifest.iter().filter(|id| !have.contains_key(id)).copied();
+    Packs::new(source, &record.packs).fetch(wanted, &mut fetched, &spool, &|_, _| {})?;
+    let (mut bytes, mut reader) = (Vec::new(), FrameReader::new(&fetched));
+    for id in &record.manifest {
+        match have.get(id) {
+            Some(chunk) => bytes.extend_from_slice(chunk),
+            None => {
+                let chunk = reader.read(id)?;
+                bytes.extend_from_slice(
+                    chunk.ok_or_else(|| TransferError::Lacking(format!("chunk {id} did not come")))?,
+                );
+            }
+        }
+    }
+    let manifest = Manifest::from_bytes(&bytes)?;
+    if manifest.tree != tree {
+        let said =
+            format!("the manifest of {}@{} is that of {}", record.volume, record.snapshot, manifest.tree);
+        return Err(TransferError::Damaged(said));
+    }
+    let _ = std::fs::remove_file(spool);
+    Ok(manifest)
+}
+
+/// Brings what none of `seeds` has.
+///
+/// # Errors
+/// The source cannot be read; a chunk is nowhere; there is no room.
+pub fn fetch(
+    source: &Source,
+    record: &Record,
+    manifest: Manifest,
+    seeds: &[Tree],
+    cache: &Cache,
+    progress: &(dyn Fn(u64, u64) + Sync),
+) -> Result<Received, TransferError> {
+    let seeded = apply::places(seeds);
+    let mut lacking: HashMap<ChunkId, u32> = HashMap::new();
+    let (mut had, mut lacked) = (0, 0);
+    for entry in &manifest.entries {
+        for (id, _, len) in entry.pieces() {
+            if seeded.contains_key(&id) {
+                had += u64::from(len);
+            } else if lacking.insert(id, len).is_none() {
+                lacked += u64::from(len);
+            }
+        }
+    }
+    let mut fetched = Fetched::default();
+    let spool = fetch::spool_path(cache.folder(), &record.tree);
+    let wanted = lacking.into_keys();
+    Packs::new(source, &record.packs).fetch(wanted, &mut fetched, &spool, progress)?;
+    Ok(Received { manifest, fetched, spool, had, lacked })
+}
+
+impl Received {
+    /// Makes a folder what the version is. `is` is what the folder is now: nothing, or one of `seeds`' trees.
+    ///
+    /// # Errors
+    /// The folder cannot be written, or a seed is not what it was.
+    pub fn apply(
+        &self,
+        folder: &std::path::Path,
+        is: Option<&Manifest>,
+        seeds: &[Tree],
+        progress: &(dyn Fn(u64, u64) + Sync),
+    ) -> Result<(), TransferError> {
+        let opened = seeds.iter().map(|tree| Seed::open(&tree.folder)).collect::<Result<Vec<_>, _>>()?;
+        let contents = Contents { fetched: &self.fetched, seeded: apply::places(seeds), seeds: &opened };
+        apply::apply(folder, is, &self.manifest, &contents, progress)
+    }
+
+    /// Lets go of what has come: it is in the folder now.
+    pub fn forget(self) {
+        let _ = std::fs::remove_file(self.spool);
+    }
+}

@@ -1,0 +1,380 @@
+use std::fs::{self, File};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, symlink};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use hayloft_tree::Progress;
+use tempfile::{TempDir, tempdir};
+
+use crate::*;
+
+/// Bytes that do not compress, and are others for each seed.
+fn noise(seed: u64, len: usize) -> Vec<u8> {
+    let mut bytes = vec![0; len];
+    blake3::Hasher::new().update(&seed.to_le_bytes()).finalize_xof().fill(&mut bytes);
+    bytes
+}
+
+fn make(top: &Path) {
+    fs::create_dir_all(top.join("dir/deep")).unwrap();
+    fs::create_dir(top.join("empty")).unwrap();
+    for at in 0..150 {
+        fs::write(top.join(format!("dir/{at}")), noise(at, at as usize * 37)).unwrap();
+    }
+    fs::write(top.join("large"), noise(1000, 3_000_000)).unwrap();
+    fs::write(top.join("no bytes"), "").unwrap();
+    File::create(top.join("holes")).unwrap().set_len(5_000_000).unwrap();
+    symlink("dir/7", top.join("link")).unwrap();
+    fs::hard_link(top.join("dir/9"), top.join("dir/deep/nine")).unwrap();
+    fs::set_permissions(top.join("dir/8"), fs::Permissions::from_mode(0o4755)).unwrap();
+    fs::set_permissions(top.join("empty"), fs::Permissions::from_mode(0o1777)).unwrap();
+}
+
+fn read(top: &Path) -> Manifest {
+    Manifest::of_folder(top, None, &Progress::default()).unwrap()
+}
+
+fn version<'a>(manifest: &'a Manifest, folder: &'a Path, snapshot: &'a str) -> Version<'a> {
+    Version { volume: "v", snapshot, created_nanos: 1, note: "", signatures: &[], manifest, folder }
+}
+
+fn send_folder(folder: &Path, mirror: &Path, snapshot: &str) -> (Manifest, Sent) {
+    let manifest = read(folder);
+    let mut sink = Folder::new(mirror).unwrap();
+    let sent = send(&version(&manifest, folder, snapshot), None, &mut sink, &|_, _| {}).unwrap();
+    (manifest, sent)
+}
+
+/// Receives a version into a folder that is what `is` says, and checks that it is what was sent then.
+fn receive_into(source: &Source, snapshot: &str, folder: &Path, seeds: &[Tree], cache: &Cache) -> Received {
+    let record = source.record("v", snapshot).unwrap();
+    let like: Vec<&Manifest> = seeds.iter().map(|seed| &seed.manifest).collect();
+    let wanted = manifest(source, &record, cache, &like).unwrap();
+    let received = fetch(source, &record, wanted, seeds, cache, &|_, _| {}).unwrap();
+    let is = (fs::read_dir(folder).unwrap().count() > 0).then(|| read(folder));
+    received.apply(folder, is.as_ref(), seeds, &|_, _| {}).unwrap();
+    assert_eq!(read(folder).to_bytes(), received.manifest.to_bytes(), "{snapshot}");
+    assert_eq!(record.tree, received.manifest.tree.to_string());
+    received
+}
+
+fn cache() -> (TempDir, Cache) {
+    let dir = tempdir().unwrap();
+    let cache = Cache::new(&dir.path().join("cache")).unwrap();
+    (dir, cache)
+}
+
+fn source(path: &Path) -> Source {
+    Source::new(path.to_str().unwrap())
+}
+
+#[test]
+fn a_tree_comes_back_with_all_that_it_has() {
+    let [from, to, mirror] = [(); 3].map(|()| tempdir().unwrap());
+    make(from.path());
+    send_folder(from.path(), mirror.path(), "one");
+    let (_dir, cache) = cache();
+    receive_into(&source(mirror.path()), "one", to.path(), &[], &cache);
+    let stat = |top: &Path, name: &str| fs::metadata(top.join(name)).unwrap();
+    assert_eq!(stat(to.path(), "dir/9").ino(), stat(to.path(), "dir/deep/nine").ino());
+    assert_eq!(stat(to.path(), "dir").mtime_nsec(), stat(from.path(), "dir").mtime_nsec());
+    assert_eq!(stat(to.path(), "dir/8").mode() & 0o7777, 0o4755);
+    assert!(stat(to.path(), "holes").blocks() < 100, "holes have been filled");
+}
+
+#[test]
+fn a_version_that_is_there_costs_nothing_and_an_inserted_byte_a_few_chunks() {
+    let [from, mirror] = [(); 2].map(|()| tempdir().unwrap());
+    make(from.path());
+    let (_, first) = send_folder(from.path(), mirror.path(), "one");
+    let (_, again) = send_folder(from.path(), mirror.path(), "again");
+    assert_eq!((again.packs, again.new_chunks), (0, 0));
+    let mut bytes = fs::read(from.path().join("large")).unwrap();
+    bytes.insert(1_500_000, 1);
+    fs::write(from.path().join("large"), bytes).unwrap();
+    let (_, second) = send_folder(from.path(), mirror.path(), "two");
+    assert!((1..=2).contains(&second.new_chunks), "{second:?}");
+    assert!(second.bytes < first.bytes / 20, "{second:?} after {first:?}");
+    assert_eq!(source(mirror.path()).record("v", LATEST).unwrap().snapshot, "two");
+}
+
+/// Any change, from and to anything, seeds or none.
+#[test]
+fn a_folder_becomes_what_was_sent_whatever_it_was() {
+    type Change = fn(&Path);
+    let changes: [Change; 12] = [
+        |top| fs::remove_dir_all(top.join("dir/deep")).unwrap(),
+        |top| fs::rename(top.join("dir"), top.join("renamed")).unwrap(),
+        |top| {
+            fs::remove_file(top.join("link")).unwrap();
+            fs::create_dir(top.join("link")).unwrap();
+            fs::write(top.join("link/in"), "x").unwrap();
+        },
+        |top| {
+            fs::remove_dir(top.join("empty")).unwrap();
+            symlink("/", top.join("empty")).unwrap();
+        },
+        |top| fs::write(top.join("renamed/9"), "two names have it").unwrap(),
+        |top| fs::hard_link(top.join("renamed/9"), top.join("nine")).unwrap(),
+        |top| {
+            // Another file under the name, with the same bytes.
+            fs::copy(top.join("renamed/9"), top.join("copy")).unwrap();
+            fs::rename(top.join("copy"), top.join("nine")).unwrap();
+        },
+        |top| fs::set_permissions(top.join("renamed/10"), fs::Permissions::from_mode(0o600)).unwrap(),
+        |top| {
+            let file = File::options().write(true).open(top.join("large")).unwrap();
+            file.write_all_at(b"middle", 1_000_000).unwrap();
+            file.set_len(2_000_000).unwrap();
+        },
+        |top| fs::remove_dir_all(top.join("link")).unwrap(),
+        |top| symlink("elsewhere", top.join("link")).unwrap(),
+        |top| fs::set_permissions(top, fs::Permissions::from_mode(0o711)).unwrap(),
+    ];
+    let [from, to, mirror, copies] = [(); 4].map(|()| tempdir().unwrap());
+    make(from.path());
+    send_folder(from.path(), mirror.path(), "v0");
+    let (_dir, cache) = cache();
+    let source = source(mirror.path());
+    receive_into(&source, "v0", to.path(), &[], &cache);
+    for (at, change) in changes.iter().enumerate() {
+        change(from.path());
+        let name = format!("v{}", at + 1);
+        send_folder(from.path(), mirror.path(), &name);
+        // What the folder was, as a snapshot has it.
+        let copy = copies.path().join(&name);
+        let done = std::process::Command::new("cp").arg("-a").arg(to.path()).arg(&copy).status().unwrap();
+        assert!(done.success());
+        let seeds = [Tree { manifest: read(&copy), folder: copy }];
+        let received = receive_into(&source, &name, to.path(), &seeds, &cache);
+        assert!(received.lacked < 100_000, "{name}: {} bytes", received.lacked);
+    }
+    // All the way back at once, and from the first to the last.
+    for (begin, end) in [("v12", "v0"), ("v0", "v12"), ("v5", "v3"), ("v2", "v9")] {
+        let there = tempdir().unwrap();
+        receive_into(&source, begin, there.path(), &[], &cache);
+        receive_into(&source, end, there.path(), &[], &cache);
+    }
+}
+
+#[test]
+fn a_stream_has_what_the_other_side_lacks() {
+    let [from, to, mirror, spool] = [(); 4].map(|()| tempdir().unwrap());
+    make(from.path());
+    let (first, _) = send_folder(from.path(), mirror.path(), "one");
+    let (_dir, cache) = cache();
+    receive_into(&source(mirror.path()), "one", to.path(), &[], &cache);
+    fs::write(from.path().join("new"), noise(5000, 100_000)).unwrap();
+    let second = read(from.path());
+    let mut stream = Vec::new();
+    send(
+        &version(&second, from.path(), "two"),
+        Some(&first),
+        &mut Tar::new(&mut stream).unwrap(),
+        &|_, _| {},
+    )
+    .unwrap();
+    assert!(stream.len() < 200_000, "{}", stream.len());
+    let record = Folder::new(spool.path()).unwrap().unpack(stream.as_slice()).unwrap();
+    assert_eq!(record.snapshot, "two");
+    let source = source(spool.path());
+    // Whoever lacks the version that it builds on is told.
+    let wanted = manifest(&source, &record, &cache, &[]).unwrap();
+    let error = fetch(&source, &record, wanted, &[], &cache, &|_, _| {}).err().unwrap();
+    assert!(error.to_string().contains("--since"), "{error}");
+    let copy = tempdir().unwrap();
+    assert!(
+        std::process::Command::new("cp")
+            .arg("-aT")
+            .arg(to.path())
+            .arg(copy.path())
+            .status()
+            .unwrap()
+            .success()
+    );
+    let seeds = [Tree { manifest: read(copy.path()), folder: copy.path().to_owned() }];
+    receive_into(&source, "two", to.path(), &seeds, &cache);
+    // Cut anywhere, or changed, it is refused.
+    // The last KiB only says that nothing follows.
+    for len in (0..stream.len() - 2048).step_by(stream.len() / 37) {
+        let spool = tempdir().unwrap();
+        Folder::new(spool.path()).unwrap().unpack(&stream[..len]).unwrap_err();
+    }
+}
+
+/// A web server that knows ranges or not, and cuts connections once it has sent so many bytes.
+struct Server {
+    at: String,
+    sent: Arc<AtomicU64>,
+    most: Arc<AtomicU64>,
+}
+
+fn serve(folder: PathBuf, ranges: bool) -> Server {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let at = format!("http://{}/", listener.local_addr().unwrap());
+    let (sent, most) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(u64::MAX)));
+    let server = Server { at, sent: Arc::clone(&sent), most: Arc::clone(&most) };
+    std::thread::spawn(move || {
+        for stream in listener.incoming() {
+            let (folder, sent, most) = (folder.clone(), Arc::clone(&sent), Arc::clone(&most));
+            std::thread::spawn(move || answer(stream.unwrap(), &folder, ranges, &sent, &most));
+        }
+    });
+    server
+}
+
+fn answer(stream: TcpStream, folder: &Path, ranges: bool, sent: &AtomicU64, most: &AtomicU64) {
+    let mut read = BufReader::new(stream.try_clone().unwrap());
+    let (mut line, mut range) = (String::new(), None);
+    read.read_line(&mut line).unwrap();
+    let path = line.split(' ').nth(1).unwrap().trim_start_matches('/').to_owned();
+    loop {
+        line.clear();
+        if read.read_line(&mut line).unwrap() == 0 || line.trim().is_empty() {
+            break;
+        }
+        if let Some(asked) = line.to_lowercase().strip_prefix("range: bytes=").filter(|_| ranges) {
+            let (begin, end) = asked.trim().split_once('-').unwrap();
+            range = Some((begin.parse::<usize>().unwrap(), end.parse::<usize>().unwrap() + 1));
+        }
+    }
+    let mut stream = stream;
+    let Ok(bytes) = fs::read(folder.join(path)) else {
+        let _ = stream.write_all(b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\nConnection: close\r\n\r\n");
+        return;
+    };
+    let (status, body) = match range {
+        Some((begin, end)) => ("206 Partial Content", &bytes[begin..end]),
+        None => ("200 OK", &bytes[..]),
+    };
+    let head = format!("HTTP/1.1 {status}\r\nContent-Length: {}\r\nConnection: close\r\n\r\n", body.len());
+    let left = most.load(Relaxed);
+    let some = body.len().min(usize::try_from(left).unwrap_or(usize::MAX));
+    most.store(left - some as u64, Relaxed);
+    let _ = stream.write_all(head.as_bytes()).and_then(|()| stream.write_all(&body[..some]));
+    sent.fetch_add(some as u64, Relaxed);
+}
+
+#[test]
+fn a_web_server_is_a_mirror_with_ranges_or_without() {
+    let [from, mirror] = [(); 2].map(|()| tempdir().unwrap());
+    make(from.path());
+    let (_, sent) = send_folder(from.path(), mirror.path(), "one");
+    for ranges in [true, false] {
+        let server = serve(mirror.path().to_owned(), ranges);
+        let to = tempdir().unwrap();
+        let (_dir, cache) = cache();
+        let source = Source::new(&server.at);
+        receive_into(&source, "one", to.path(), &[], &cache).forget();
+        if ranges {
+            assert!(source.received() < sent.bytes + 50_000, "{} of {}", source.received(), sent.bytes);
+        }
+        let error = source.record("v", "other").unwrap_err();
+        assert!(error.to_string().contains("has no version v@other"), "{error}");
+    }
+}
+
+#[test]
+fn what_has_come_before_a_cut_does_not_come_again() {
+    let [from, mirror] = [(); 2].map(|()| tempdir().unwrap());
+    fs::write(from.path().join("f"), noise(1, 20_000_000)).unwrap();
+    send_folder(from.path(), mirror.path(), "one");
+    let server = serve(mirror.path().to_owned(), true);
+    let (_dir, cache) = cache();
+    let source = Source::new(&server.at);
+    let record = source.record("v", "one").unwrap();
+    let wanted = manifest(&source, &record, &cache, &[]).unwrap();
+    server.most.store(15_000_000, Relaxed);
+    let error = fetch(&source, &record, wanted.clone(), &[], &cache, &|_, _| {}).err().unwrap();
+    assert!(error.to_string().contains("packs/"), "{error}");
+    server.most.store(u64::MAX, Relaxed);
+    let before = server.sent.load(Relaxed);
+    let to = tempdir().unwrap();
+    let received = fetch(&source, &record, wanted, &[], &cache, &|_, _| {}).unwrap();
+    let again = server.sent.load(Relaxed) - before;
+    received.apply(to.path(), None, &[], &|_, _| {}).unwrap();
+    assert_eq!(read(to.path()).tree, read(from.path()).tree);
+    assert!((5_000_000..9_000_000).contains(&again), "{again}");
+}
+
+#[test]
+fn manifests_that_lead_elsewhere_are_refused() {
+    let from = tempdir().unwrap();
+    make(from.path());
+    let good = read(from.path());
+    Manifest::from_bytes(&good.to_bytes()).unwrap();
+    type Harm = fn(&mut crate::manifest::Entry);
+    let harms: [(&str, Harm); 9] = [
+        ("no name", |entry| entry.path = b"zz/..".to_vec()),
+        ("no directory", |entry| entry.path = b"zz/x".to_vec()),
+        ("no directory", |entry| entry.path = b"zlink/x".to_vec()),
+        ("no name", |entry| entry.path = b"zlink/".to_vec()),
+        ("order", |entry| entry.path = b"/etc/passwd".to_vec()),
+        ("not have its size", |entry| entry.size = 5),
+        ("do not agree", |entry| entry.chunks = vec![0; 31]),
+        ("not there", |entry| entry.same_as = b"nothing".to_vec()),
+        ("not have its size", |entry| {
+            entry.chunks = vec![0; 32];
+            entry.lengths = vec![u32::MAX];
+            entry.size = u64::from(u32::MAX);
+        }),
+    ];
+    for (what, harm) in harms {
+        let mut bad = good.clone();
+        let mut link = bad.entries.last().unwrap().clone();
+        link.path = b"zlink".to_vec();
+        link.mode = 0o120_777;
+        link.target = b"/etc".to_vec();
+        let mut entry = bad.entries.iter().find(|entry| entry.path == b"no bytes").unwrap().clone();
+        entry.path = b"zzz".to_vec();
+        bad.entries.extend([link, entry]);
+        Manifest::from_bytes(&bad.to_bytes()).unwrap();
+        harm(bad.entries.last_mut().unwrap());
+        let error = Manifest::from_bytes(&bad.to_bytes()).unwrap_err().to_string();
+        assert!(error.contains(what), "{what}: {error}");
+    }
+}
+
+#[test]
+fn damage_anywhere_in_a_mirror_is_found_before_anything_is_done() {
+    let [from, mirror] = [(); 2].map(|()| tempdir().unwrap());
+    make(from.path());
+    let (_, sent) = send_folder(from.path(), mirror.path(), "one");
+    assert_eq!(sent.packs, 1);
+    let pack = fs::read_dir(mirror.path().join("packs")).unwrap().next().unwrap().unwrap().path();
+    let good = fs::read(&pack).unwrap();
+    let source = source(mirror.path());
+    for at in (16..good.len()).step_by(good.len() / 101) {
+        let mut bad = good.clone();
+        bad[at] ^= 0x40;
+        fs::write(&pack, &bad).unwrap();
+        let to = tempdir().unwrap();
+        let (_dir, cache) = cache();
+        let done = source.record("v", "one").and_then(|record| {
+            let wanted = manifest(&source, &record, &cache, &[])?;
+            fetch(&source, &record, wanted, &[], &cache, &|_, _| {})?.apply(to.path(), None, &[], &|_, _| {})
+        });
+        // A bit that means nothing to the decompressor may be another one.
+        if done.is_ok() {
+            assert_eq!(read(to.path()).tree, read(from.path()).tree, "at {at}");
+        }
+    }
+}
+
+#[test]
+fn what_has_not_changed_is_not_read_again() {
+    let from = tempdir().unwrap();
+    make(from.path());
+    let first = read(from.path());
+    fs::write(from.path().join("dir/3"), "new").unwrap();
+    let progress = Progress::default();
+    let second = Manifest::of_folder(from.path(), Some(&first), &progress).unwrap();
+    assert_eq!(second.to_bytes(), read(from.path()).to_bytes());
+    assert_ne!(first.tree, second.tree);
+    let mut kept = Vec::new();
+    File::open(from.path().join("dir/3")).unwrap().read_to_end(&mut kept).unwrap();
+    assert_eq!(kept, b"new");
+}
