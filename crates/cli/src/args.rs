@@ -7,7 +7,7 @@ use clap::{Args, Parser, Subcommand};
 use crate::farm::args::{FarmArgs, MakeArgs, TaskArgs};
 use crate::roots::root_args::{RootArgs, RunArgs};
 use crate::server::cert_args::CertArgs;
-use crate::transfer::args::{ReceiveArgs, SendArgs};
+use crate::transfer::args::{MergeArgs, ReceiveArgs, SendArgs};
 use crate::units::parse_size;
 use crate::versions::args::{DiffArgs, ForkArgs, PromoteArgs, RollbackArgs, SnapshotArgs, VerifyArgs};
 
@@ -78,6 +78,8 @@ Examples:
     Rollback(RollbackArgs),
     /// Put a fork in the place of the volume that it was made of
     Promote(PromoteArgs),
+    /// Do to the volume that a fork was made of what was changed in the fork
+    Merge(MergeArgs),
     /// Tell what differs between two versions of a tree
     Diff(DiffArgs),
     /// Prove that a tree is what it was, or what another one is, by its content

@@ -34,7 +34,7 @@ use crate::farm::{agent, make, status, task};
 use crate::mounts::{helper, mount, sync, umount};
 use crate::roots::{root, run as run_root};
 use crate::server::{cert, clients, serve, stats, volume};
-use crate::transfer::{receive, send};
+use crate::transfer::{merge, receive, send};
 use crate::versions::{commands, diff, verify};
 
 fn main() -> ExitCode {
@@ -89,6 +89,7 @@ fn run(cli: Cli) -> anyhow::Result<u8> {
         Verb::Fork(args) => commands::fork(args, &config()?),
         Verb::Rollback(args) => commands::rollback(args, &config()?),
         Verb::Promote(args) => commands::promote(args, &config()?),
+        Verb::Merge(args) => merge::run(&args, &config()?),
         Verb::Diff(args) => diff::run(&args, &config()?),
         Verb::Verify(args) => verify::run(&args, &config()?),
         Verb::Send(args) => send::run(&args, &config()?),

@@ -91,7 +91,7 @@ impl Entry {
         }
     }
 
-    fn to_tree(&self) -> hayloft_tree::Entry {
+    pub(crate) fn to_tree(&self) -> hayloft_tree::Entry {
         let attributes = Attributes {
             mode: self.mode,
             uid: self.uid,

@@ -1,7 +1,7 @@
 //! Receives a version: what this host lacks is brought, then a folder is made what the version is.
 
 use std::collections::HashMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use crate::apply::{self, Contents, Seed};
 use crate::cache::Cache;
@@ -109,6 +109,33 @@ pub fn fetch(
     Ok(Received { manifest, fetched, spool, had, lacked })
 }
 
+/// Makes a folder what `wanted` says, of what the seeds have.
+///
+/// # Errors
+/// The folder cannot be written; none of the seeds has a chunk, or one is not what it was.
+pub fn make(
+    folder: &Path,
+    is: &Manifest,
+    wanted: &Manifest,
+    seeds: &[Tree],
+    progress: &(dyn Fn(u64, u64) + Sync),
+) -> Result<(), TransferError> {
+    apply_from(&Fetched::default(), folder, Some(is), wanted, seeds, progress)
+}
+
+fn apply_from(
+    fetched: &Fetched,
+    folder: &Path,
+    is: Option<&Manifest>,
+    wanted: &Manifest,
+    seeds: &[Tree],
+    progress: &(dyn Fn(u64, u64) + Sync),
+) -> Result<(), TransferError> {
+    let opened = seeds.iter().map(|tree| Seed::open(&tree.folder)).collect::<Result<Vec<_>, _>>()?;
+    let contents = Contents { fetched, seeded: apply::places(seeds), seeds: &opened };
+    apply::apply(folder, is, wanted, &contents, progress)
+}
+
 impl Received {
     /// Makes a folder what the version is. `is` is what the folder is now: nothing, or one of `seeds`' trees.
     ///
@@ -116,14 +143,12 @@ impl Received {
     /// The folder cannot be written, or a seed is not what it was.
     pub fn apply(
         &self,
-        folder: &std::path::Path,
+        folder: &Path,
         is: Option<&Manifest>,
         seeds: &[Tree],
         progress: &(dyn Fn(u64, u64) + Sync),
     ) -> Result<(), TransferError> {
-        let opened = seeds.iter().map(|tree| Seed::open(&tree.folder)).collect::<Result<Vec<_>, _>>()?;
-        let contents = Contents { fetched: &self.fetched, seeded: apply::places(seeds), seeds: &opened };
-        apply::apply(folder, is, &self.manifest, &contents, progress)
+        apply_from(&self.fetched, folder, is, &self.manifest, seeds, progress)
     }
 
     /// Lets go of what has come: it is in the folder now.

@@ -1,4 +1,4 @@
-//! The command lines of `hayloft send` and `hayloft receive`.
+//! The command lines of `hayloft send`, `receive` and `merge`.
 
 use std::path::PathBuf;
 
@@ -76,6 +76,31 @@ pub(crate) struct ReceiveArgs {
     #[arg(long, conflicts_with = "into")]
     pub force: bool,
     /// Where this host keeps what it knows of trees, and what has come [default: /var/cache/hayloft/transfer, of users ~/.cache/hayloft/transfer]
+    #[arg(long, value_name = "DIR")]
+    pub cache: Option<PathBuf>,
+    #[command(flatten)]
+    pub at: ServerArgs,
+}
+
+/// `hayloft merge`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+What was changed in the fork since it was made is done to the volume as well, all of it at once and on all hosts. Both may have changed
+different paths; a path that both have changed, each in another way, is named, and nothing is done then. Times alone are no change. What
+the volume was is kept as a snapshot; the fork stays as it is.
+
+What both began as has to be a snapshot that is still there: the one that the fork was made of, or --base.
+
+Examples:
+  hayloft fork builds@monday fix; ...; hayloft merge fix
+  hayloft merge fix --base builds@monday")]
+pub(crate) struct MergeArgs {
+    /// The fork
+    pub fork: String,
+    /// What the fork and the volume both began as [default: the snapshot that the fork was made of]
+    #[arg(long, value_name = "VOLUME@NAME", value_parser = parse_snapshot)]
+    pub base: Option<Version>,
+    /// Where this host keeps what it knows of trees [default: /var/cache/hayloft/transfer, of users ~/.cache/hayloft/transfer]
     #[arg(long, value_name = "DIR")]
     pub cache: Option<PathBuf>,
     #[command(flatten)]

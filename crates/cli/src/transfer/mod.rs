@@ -1,7 +1,9 @@
-//! Versions of trees from one server to another one: `hayloft send` and `hayloft receive`.
+//! Trees that are made what a manifest says: `hayloft send`, `hayloft receive`, and `hayloft merge`.
 
 pub(crate) mod args;
+pub(crate) mod merge;
 pub(crate) mod receive;
+mod replace;
 pub(crate) mod send;
 
 use std::io::ErrorKind;
@@ -100,24 +102,26 @@ fn read(folder: &Path, known: Option<&Manifest>) -> anyhow::Result<Manifest> {
     read.map_err(|error| failure(Exit::Failed, error.to_string()))
 }
 
-/// A snapshot's manifest: as it is kept here, or read through a mount. Of older ones that are kept what has not changed is taken.
+/// A snapshot's manifest: as it is kept here, or read through a mount. What has not changed is taken from `like`, of the same
+/// family, or from an older snapshot's that is kept.
 fn manifest_of(
     admin: &mut Admin,
     server: &str,
     of: &Version,
     cache: &Cache,
+    like: Option<&Manifest>,
 ) -> anyhow::Result<(SnapshotInfo, Manifest)> {
     let (info, tree) = named(admin, of)?;
     if let Some(manifest) = cache.get(&tree) {
         return Ok((info, manifest));
     }
     let mounted = Mounted::new(server, of)?;
-    let mut known = None;
+    let mut known = like.cloned();
     for older in commands::all(admin, &of.volume)?.iter().rev() {
-        known = older.tree.parse().ok().and_then(|tree| cache.get(&tree));
         if known.is_some() {
             break;
         }
+        known = older.tree.parse().ok().and_then(|tree| cache.get(&tree));
     }
     let mut manifest = read(mounted.path(), known.as_ref())?;
     if manifest.tree != tree && known.is_some() {

@@ -2,25 +2,23 @@
 
 use std::io;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
-use anyhow::Context;
 use hayloft_transfer::{Cache, Folder, LATEST, Manifest, Received, Record, Source, Tree};
 use hayloft_wire::client_message::Body as Ask;
 use hayloft_wire::server_message::Body as Answer;
 use hayloft_wire::{
-    CreateSnapshot, CreateVolume, DeleteSnapshot, Diff, Fork, ListVolumes, Promote, SignSnapshot,
-    SnapshotInfo, Version,
+    CreateSnapshot, CreateVolume, DeleteSnapshot, ListVolumes, SignSnapshot, SnapshotInfo, Version,
 };
 use serde_json::json;
 
 use crate::config::{Config, DEFAULT_SERVER};
-use crate::exit::{Exit, exit_of, failure};
+use crate::exit::{Exit, failure};
 use crate::progress;
 use crate::server::admin::Admin;
 use crate::server::volume;
 use crate::sys;
 use crate::transfer::args::ReceiveArgs;
+use crate::transfer::replace;
 use crate::transfer::send::is_folder;
 use crate::transfer::{Share, cache, failed, manifest_of, name, named, read};
 use crate::units::{show_count, show_size};
@@ -119,7 +117,7 @@ impl Transfer<'_> {
             } else {
                 let of = parse_snapshot(seed).map_err(|said| failure(Exit::Usage, said))?;
                 let mut admin = Admin::connect(self.server)?;
-                let (_, manifest) = manifest_of(&mut admin, self.server, &of, &self.cache)?;
+                let (_, manifest) = manifest_of(&mut admin, self.server, &of, &self.cache, None)?;
                 seeds.mount(self.server, &of, manifest)?;
             }
         }
@@ -245,7 +243,7 @@ impl Transfer<'_> {
         let mut seeds = Seeds::default();
         let mut base = None;
         if let Some(newest) = &newest {
-            let (_, manifest) = manifest_of(&mut admin, self.server, newest, &self.cache)?;
+            let (_, manifest) = manifest_of(&mut admin, self.server, newest, &self.cache, None)?;
             seeds.mount(self.server, newest, manifest.clone())?;
             base = Some(manifest);
         }
@@ -260,24 +258,35 @@ impl Transfer<'_> {
                 CreateVolume { name: volume.clone(), mode: 0o755, uid, gid, ..CreateVolume::default() };
             admin.ask(Ask::CreateVolume(create))?;
         }
-        let incoming = format!("{volume}.incoming");
-        if has(&incoming) {
-            delete_left(&mut admin, &incoming)?;
-        }
         let begin = newest.clone().unwrap_or_else(|| version(""));
-        let kept = self.put(&mut admin, &incoming, &begin, &received, base, &seeds).inspect_err(|_| {
-            let Ok(mut admin) = Admin::connect(self.server) else { return };
-            let _ = delete_left(&mut admin, &incoming);
-            if is_new {
-                let _ = volume::delete_volume(&mut admin, &volume, false);
-            }
-        })?;
+        let make = |folder: &Path| {
+            let is = match (base, self.args.force) {
+                (Some(base), _) => Some(base),
+                // All that is there goes.
+                (None, true) => Some(read(folder, None)?),
+                // A host may have brought something only now.
+                (None, false) if std::fs::read_dir(folder)?.next().is_some() => return Err(filled(&volume)),
+                (None, false) => None,
+            };
+            self.apply(&received, folder, is.as_ref(), &seeds)
+        };
+        let still = |admin: &mut Admin| match &newest {
+            Some(newest) if !self.args.force => refuse_changed(admin, newest),
+            _ => Ok(()),
+        };
+        let tree = received.manifest.tree;
+        let kept =
+            replace::replace(&mut admin, self.server, &begin, tree, make, still).inspect_err(|_| {
+                if is_new && let Ok(mut admin) = Admin::connect(self.server) {
+                    let _ = volume::delete_volume(&mut admin, &volume, false);
+                }
+            })?;
         self.cache.put(&received.manifest).map_err(failed)?;
         self.keep(&mut admin, &of)?;
         // What it was has a name already, or is nothing.
         let kept_as = kept.of.clone().unwrap_or_default();
         let is_known = match &newest {
-            Some(newest) => differences(&mut admin, newest, &kept_as)? == 0,
+            Some(newest) => replace::differences(&mut admin, newest, &kept_as)? == 0,
             None => is_new,
         };
         if is_known {
@@ -316,39 +325,6 @@ impl Transfer<'_> {
         Ok(())
     }
 
-    /// Makes a fork what was received, and puts it in the volume's place; the snapshot of what that was.
-    fn put(
-        &self,
-        admin: &mut Admin,
-        incoming: &str,
-        of: &Version,
-        received: &Received,
-        base: Option<Manifest>,
-        seeds: &Seeds,
-    ) -> anyhow::Result<SnapshotInfo> {
-        admin.ask(Ask::Fork(Fork { of: Some(of.clone()), name: incoming.to_owned(), as_stored: false }))?;
-        let fork = Version { volume: incoming.to_owned(), snapshot: String::new() };
-        let mounted = Mounted::writable(self.server, &fork)?;
-        let is = match (base, self.args.force) {
-            (Some(base), _) => Some(base),
-            // All that is there goes.
-            (None, true) => Some(read(mounted.path(), None)?),
-            // A host may have brought something only now.
-            (None, false) if std::fs::read_dir(mounted.path())?.next().is_some() => {
-                return Err(filled(&of.volume));
-            }
-            (None, false) => None,
-        };
-        self.apply(received, mounted.path(), is.as_ref(), seeds)?;
-        mounted.leave().context("what was received is not in the store")?;
-        self.check(&name(admin, &fork)?.to_string(), "what was received")?;
-        if !self.args.force && !of.snapshot.is_empty() {
-            refuse_changed(admin, of)?;
-        }
-        let promote = Promote { fork: incoming.to_owned(), keep_as: String::new() };
-        commands::one(admin, Ask::Promote(promote))
-    }
-
     fn say(&self, received: &Received, what: &str, kept: Option<&SnapshotInfo>) -> anyhow::Result<()> {
         let kept = kept.map(|kept| commands::shown(&kept.of.clone().unwrap_or_default()));
         if self.args.at.json {
@@ -380,21 +356,6 @@ impl Transfer<'_> {
     }
 }
 
-/// In how many paths two versions differ.
-fn differences(admin: &mut Admin, from: &Version, to: &Version) -> anyhow::Result<u64> {
-    let diff = Diff { from: Some(from.clone()), to: Some(to.clone()), below: Vec::new().into() };
-    let mut answer = admin.ask(Ask::Diff(diff))?;
-    let mut count = 0;
-    loop {
-        let Answer::Differences(part) = answer else { return Err(admin.unexpected()) };
-        count += part.differences.len() as u64;
-        if !part.more {
-            return Ok(count);
-        }
-        answer = admin.next_part()?;
-    }
-}
-
 /// Refuses a volume that has files.
 fn refuse_filled(admin: &mut Admin, name: &str) -> anyhow::Result<()> {
     let used = volume::show_volume(admin, name)?.status.map_or(0, |status| status.used_inodes);
@@ -411,7 +372,7 @@ fn filled(name: &str) -> anyhow::Error {
 /// Refuses a volume that is not what its newest snapshot is.
 fn refuse_changed(admin: &mut Admin, newest: &Version) -> anyhow::Result<()> {
     let now = Version { volume: newest.volume.clone(), snapshot: String::new() };
-    let count = differences(admin, newest, &now)?;
+    let count = replace::differences(admin, newest, &now)?;
     if count == 0 {
         return Ok(());
     }
@@ -423,19 +384,4 @@ fn refuse_changed(admin: &mut Admin, newest: &Version) -> anyhow::Result<()> {
         show_count(count)
     );
     Err(failure(Exit::Exists, said))
-}
-
-/// Deletes what a command has left behind that was killed; its mount goes by itself.
-fn delete_left(admin: &mut Admin, incoming: &str) -> anyhow::Result<()> {
-    const TRIES: u32 = 100;
-    let mut tried = 0;
-    loop {
-        match volume::delete_volume(admin, incoming, false) {
-            Err(error) if exit_of(&error) == Exit::Busy && tried < TRIES => {
-                tried += 1;
-                std::thread::sleep(Duration::from_millis(100));
-            }
-            done => return done,
-        }
-    }
 }

@@ -62,7 +62,7 @@ pub(crate) fn run(args: &SendArgs, config: &Config) -> anyhow::Result<u8> {
         let of = parse_snapshot(&args.what).map_err(|said| failure(Exit::Usage, said))?;
         name = args.name.clone().unwrap_or_else(|| of.clone());
         let mut admin = Admin::connect(server)?;
-        let found = manifest_of(&mut admin, server, &of, &cache)?;
+        let found = manifest_of(&mut admin, server, &of, &cache, None)?;
         (info, manifest) = (Some(found.0), found.1);
         tree = Tree::Mounted(Mounted::new(server, &of)?);
     }
@@ -70,7 +70,7 @@ pub(crate) fn run(args: &SendArgs, config: &Config) -> anyhow::Result<u8> {
         None => None,
         Some(of) => {
             let mut admin = Admin::connect(server)?;
-            Some(manifest_of(&mut admin, server, of, &cache)?.1)
+            Some(manifest_of(&mut admin, server, of, &cache, None)?.1)
         }
     };
     let now = || SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |now| now.as_nanos() as i64);

@@ -113,7 +113,7 @@ pub(crate) fn run(args: &DiffArgs, config: &Config) -> anyhow::Result<u8> {
 }
 
 /// A path on a line: what would end it, or change a terminal, is escaped.
-pub(super) fn shown(path: &[u8]) -> String {
+pub(crate) fn shown(path: &[u8]) -> String {
     match path {
         [] => ".".to_owned(),
         path if path.iter().any(|byte| *byte < b' ' || *byte == 127)

@@ -32,6 +32,7 @@ mod locks;
 mod mangled;
 mod mangler;
 mod memory;
+mod merging;
 mod model;
 mod moves;
 mod names;

@@ -265,7 +265,7 @@ fn a_receiver_that_is_killed_goes_on() {
     there.receive(&mirror, "v");
     let far = there.mount("v");
     let mut before = here.tree("v@0");
-    for round in 1..=12 {
+    for round in 1..=8 {
         for at in 0..100 {
             fs::write(mount.join(&format!("dir/{at}")), noise(round * 1000 + at, 3000)).unwrap();
         }
@@ -275,7 +275,7 @@ fn a_receiver_that_is_killed_goes_on() {
         let mut killed = there.ask(["receive"]);
         killed.arg(&mirror).arg("v").stdout(Stdio::null()).stderr(Stdio::null());
         let mut killed = killed.spawn().unwrap();
-        std::thread::sleep(std::time::Duration::from_millis(round * 40));
+        std::thread::sleep(std::time::Duration::from_millis(round * 60));
         killed.kill().unwrap();
         killed.wait().unwrap();
         let (seen, after) = (there.tree("v"), here.tree(&name));
