@@ -65,6 +65,8 @@ struct Reader<'a> {
     /// The file of a seed that was read last.
     open: Option<(usize, &'a [u8], File)>,
     buffer: Vec<u8>,
+    /// The directory in which something was made last.
+    dir: Option<(&'a [u8], OwnedFd)>,
 }
 
 impl<'a> Reader<'a> {
@@ -127,6 +129,11 @@ fn has_same_body(one: &Entry, other: &Entry) -> bool {
         && (one.size, &one.chunks, &one.target, one.rdev)
             == (other.size, &other.chunks, &other.target, other.rdev)
         && one.same_as == other.same_as
+}
+
+fn times(entry: &Entry) -> Timestamps {
+    let modified = Timespec { tv_sec: entry.modified_seconds, tv_nsec: entry.modified_nanos.into() };
+    Timestamps { last_access: modified, last_modification: modified }
 }
 
 /// Makes the folder what `wanted` says; `is` is what it is now.
@@ -243,7 +250,7 @@ impl<'a> Apply<'a> {
                 scope.spawn(|| {
                     let frames = FrameReader::new(self.contents.fetched);
                     let mut reader =
-                        Reader { contents: self.contents, frames, open: None, buffer: Vec::new() };
+                        Reader { contents: self.contents, frames, open: None, buffer: Vec::new(), dir: None };
                     while let Some(part) = parts.get(next.fetch_add(1, Relaxed)) {
                         for (entry, is_there) in *part {
                             if let Err(error) = self.make(entry, *is_there, &mut reader) {
@@ -264,7 +271,23 @@ impl<'a> Apply<'a> {
     /// Makes a file, in place of another one.
     fn make(&self, entry: &'a Entry, is_there: bool, reader: &mut Reader<'a>) -> Result<(), TransferError> {
         let (dir, name) = split(&entry.path);
-        let fd = self.open(dir)?;
+        let fd = match reader.dir.take().filter(|(open, _)| *open == dir) {
+            Some((_, fd)) => fd,
+            None => self.open(dir)?,
+        };
+        let made = self.make_in(&fd, name, entry, is_there, reader);
+        reader.dir = Some((dir, fd));
+        made
+    }
+
+    fn make_in(
+        &self,
+        dir: &OwnedFd,
+        name: &[u8],
+        entry: &'a Entry,
+        is_there: bool,
+        reader: &mut Reader<'a>,
+    ) -> Result<(), TransferError> {
         // Under its own name at once if nothing is there.
         let incoming = [INCOMING, format!("-{:?}", std::thread::current().id()).as_bytes()].concat();
         let under: &[u8] = if is_there { &incoming } else { name };
@@ -273,8 +296,8 @@ impl<'a> Apply<'a> {
             Kind::File => {
                 let flags =
                     OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
-                let file = sys::openat(&fd, under, flags, Mode::from_raw_mode(0o600)).map_err(failed())?;
-                let file = File::from(file);
+                let mode = Mode::from_raw_mode(entry.mode & 0o777);
+                let file = File::from(sys::openat(dir, under, flags, mode).map_err(failed())?);
                 let mut end_is_hole = false;
                 for (id, offset, len) in entry.pieces() {
                     let chunk = reader.read(&id, len)?;
@@ -289,44 +312,67 @@ impl<'a> Apply<'a> {
                 if end_is_hole {
                     sys::ftruncate(&file, entry.size).map_err(failed())?;
                 }
+                self.describe_file(&file, entry)?;
             }
-            Kind::Link => sys::symlinkat(entry.target.as_slice(), &fd, under).map_err(failed())?,
+            Kind::Link => {
+                sys::symlinkat(entry.target.as_slice(), dir, under).map_err(failed())?;
+                self.describe_in(dir, under, entry)?;
+            }
             Kind::Special | Kind::Directory => {
                 let kind = FileType::from_raw_mode(entry.mode);
-                sys::mknodat(&fd, under, kind, Mode::from_raw_mode(0o600), entry.rdev).map_err(failed())?;
+                sys::mknodat(dir, under, kind, Mode::from_raw_mode(0o600), entry.rdev).map_err(failed())?;
+                self.describe_in(dir, under, entry)?;
             }
         }
-        let separator: &[u8] = if dir.is_empty() { b"" } else { b"/" };
-        self.describe(entry, &[dir, separator, under].concat())?;
         if is_there {
-            sys::renameat(&fd, under, &fd, name).map_err(failed())?;
+            sys::renameat(dir, under, dir, name).map_err(failed())?;
         }
         Ok(())
     }
 
+    /// As [`Apply::describe`], of a file that was just made: only what it does not have already.
+    fn describe_file(&self, file: &File, entry: &Entry) -> Result<(), TransferError> {
+        let failed = || self.failed(entry);
+        let stat = sys::fstat(file).map_err(failed())?;
+        if (stat.st_uid, stat.st_gid) != (entry.uid, entry.gid) {
+            let (uid, gid) = (Uid::from_raw(entry.uid), Gid::from_raw(entry.gid));
+            sys::fchown(file, Some(uid), Some(gid)).map_err(failed())?;
+        }
+        for xattr in &entry.xattrs {
+            sys::fsetxattr(file, xattr.name.as_slice(), &xattr.value, XattrFlags::empty())
+                .map_err(failed())?;
+        }
+        // After the owner, and after what was written: both take set-user-ID bits away.
+        if stat.st_mode & 0o7777 != entry.mode & 0o7777 || entry.mode & 0o6000 != 0 {
+            sys::fchmod(file, Mode::from_raw_mode(entry.mode & 0o7777)).map_err(failed())?;
+        }
+        sys::futimens(file, &times(entry)).map_err(failed())
+    }
+
     /// Gives what lies at a path the owner, mode, extended attributes and times of an entry.
     fn describe(&self, entry: &Entry, path: &[u8]) -> Result<(), TransferError> {
-        let failed = || self.failed(entry);
         let (dir, name) = split(path);
         let fd = self.open(dir)?;
-        let name: &[u8] = if name.is_empty() { b"." } else { name };
+        self.describe_in(&fd, if name.is_empty() { b"." } else { name }, entry)
+    }
+
+    fn describe_in(&self, fd: &OwnedFd, name: &[u8], entry: &Entry) -> Result<(), TransferError> {
+        let failed = || self.failed(entry);
         sys::chownat(
-            &fd,
+            fd,
             name,
             Some(Uid::from_raw(entry.uid)),
             Some(Gid::from_raw(entry.gid)),
             AtFlags::SYMLINK_NOFOLLOW,
         )
         .map_err(failed())?;
-        self.set_xattrs(&fd, name, entry)?;
+        self.set_xattrs(fd, name, entry)?;
         if entry.kind() != Kind::Link {
             // After the owner: that takes set-user-ID bits away.
-            sys::chmodat(&fd, name, Mode::from_raw_mode(entry.mode & 0o7777), AtFlags::empty())
+            sys::chmodat(fd, name, Mode::from_raw_mode(entry.mode & 0o7777), AtFlags::empty())
                 .map_err(failed())?;
         }
-        let modified = Timespec { tv_sec: entry.modified_seconds, tv_nsec: entry.modified_nanos.into() };
-        let times = Timestamps { last_access: modified, last_modification: modified };
-        sys::utimensat(&fd, name, &times, AtFlags::SYMLINK_NOFOLLOW).map_err(failed())
+        sys::utimensat(fd, name, &times(entry), AtFlags::SYMLINK_NOFOLLOW).map_err(failed())
     }
 
     fn set_xattrs(&self, dir: &OwnedFd, name: &[u8], entry: &Entry) -> Result<(), TransferError> {

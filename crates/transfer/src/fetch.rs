@@ -14,7 +14,7 @@ use prost::Message;
 
 use crate::chunk::ChunkId;
 use crate::error::TransferError;
-use crate::mirror::{PackRef, Source};
+use crate::mirror::{PackRef, Record, Source};
 use crate::pack::{self, FrameInfo};
 
 /// A web server is asked for so many bytes at once, at most.
@@ -136,8 +136,8 @@ impl Spool {
     }
 }
 
-/// The indexes of packs, asked for as they are needed.
-pub(crate) struct Packs<'a> {
+/// The packs of a version, of which indexes are asked for as they are needed, and once.
+pub struct Packs<'a> {
     source: &'a Source,
     packs: &'a [PackRef],
     /// As many as were read, in the order of the packs.
@@ -145,8 +145,9 @@ pub(crate) struct Packs<'a> {
 }
 
 impl<'a> Packs<'a> {
-    pub(crate) fn new(source: &'a Source, packs: &'a [PackRef]) -> Packs<'a> {
-        Packs { source, packs, read: Vec::new() }
+    /// Those of a version.
+    pub fn new(source: &'a Source, record: &'a Record) -> Packs<'a> {
+        Packs { source, packs: &record.packs, read: Vec::new() }
     }
 
     /// For each pack the frames that have something of what is wanted.

@@ -17,6 +17,7 @@ mod tests;
 
 pub use cache::Cache;
 pub use error::TransferError;
+pub use fetch::Packs;
 pub use manifest::Manifest;
 pub use merge::{Conflict, merge};
 pub use mirror::{Folder, LATEST, PackRef, Record, Sink, Source, Tar};

@@ -266,7 +266,7 @@ impl Web {
 
 /// Where a version is sent to.
 pub trait Sink {
-    /// Packs that are there already, of which chunks need not be sent again.
+    /// Packs that are there already, of which chunks need not be sent again; the newest first.
     ///
     /// # Errors
     /// They cannot be read.
@@ -393,17 +393,19 @@ fn place(file: NamedTempFile, path: &Path) -> Result<(), TransferError> {
 impl Sink for Folder {
     fn packs(&self) -> Result<Vec<PackRef>, TransferError> {
         let failed = || TransferError::io(format!("cannot read {}", self.packs.display()));
+        // The newest first: they have most of what a host lacks.
         let mut packs = Vec::new();
         for found in fs::read_dir(&self.packs).map_err(failed())? {
             let found = found.map_err(failed())?;
             let name = found.file_name().to_string_lossy().into_owned();
             // What is being written has another name.
             if let Ok(name) = ChunkId::try_from(name) {
-                packs.push(crate::pack::describe(name, &found.path())?);
+                let written = found.metadata().and_then(|stat| stat.modified()).map_err(failed())?;
+                packs.push((written, crate::pack::describe(name, &found.path())?));
             }
         }
-        packs.sort_unstable_by_key(|pack| pack.name);
-        Ok(packs)
+        packs.sort_unstable_by_key(|(written, pack)| (std::cmp::Reverse(*written), pack.name));
+        Ok(packs.into_iter().map(|(_, pack)| pack).collect())
     }
 
     fn folder(&self) -> &Path {

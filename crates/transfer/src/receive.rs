@@ -3,13 +3,15 @@
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
+use hayloft_tree::TreeName;
+
 use crate::apply::{self, Contents, Seed};
 use crate::cache::Cache;
 use crate::chunk::ChunkId;
 use crate::error::TransferError;
 use crate::fetch::{self, Fetched, FrameReader, Packs};
 use crate::manifest::Manifest;
-use crate::mirror::{Record, Source};
+use crate::mirror::Record;
 
 /// A tree that this host has, with the folder in which its files can be read.
 pub struct Tree {
@@ -36,7 +38,7 @@ pub struct Received {
 /// # Errors
 /// The source cannot be read, or the manifest is not of the tree that the record names.
 pub fn manifest(
-    source: &Source,
+    packs: &mut Packs<'_>,
     record: &Record,
     cache: &Cache,
     like: &[&Manifest],
@@ -55,7 +57,7 @@ pub fn manifest(
     let mut fetched = Fetched::default();
     let spool = fetch::spool_path(cache.folder(), &format!("manifest-{tree}"));
     let wanted = record.manifest.iter().filter(|id| !have.contains_key(id)).copied();
-    Packs::new(source, &record.packs).fetch(wanted, &mut fetched, &spool, &|_, _| {})?;
+    packs.fetch(wanted, &mut fetched, &spool, &|_, _| {})?;
     let (mut bytes, mut reader) = (Vec::new(), FrameReader::new(&fetched));
     for id in &record.manifest {
         match have.get(id) {
@@ -83,7 +85,7 @@ pub fn manifest(
 /// # Errors
 /// The source cannot be read; a chunk is nowhere; there is no room.
 pub fn fetch(
-    source: &Source,
+    packs: &mut Packs<'_>,
     record: &Record,
     manifest: Manifest,
     seeds: &[Tree],
@@ -105,7 +107,7 @@ pub fn fetch(
     let mut fetched = Fetched::default();
     let spool = fetch::spool_path(cache.folder(), &record.tree);
     let wanted = lacking.into_keys();
-    Packs::new(source, &record.packs).fetch(wanted, &mut fetched, &spool, progress)?;
+    packs.fetch(wanted, &mut fetched, &spool, progress)?;
     Ok(Received { manifest, fetched, spool, had, lacked })
 }
 
@@ -149,6 +151,15 @@ impl Received {
         progress: &(dyn Fn(u64, u64) + Sync),
     ) -> Result<(), TransferError> {
         apply_from(&self.fetched, folder, is, &self.manifest, seeds, progress)
+    }
+
+    /// The name of the tree that a folder is in which this was applied: names and all else are read, but what is in files was verified
+    /// as it was written.
+    ///
+    /// # Errors
+    /// As [`hayloft_tree::walk`].
+    pub fn name_of(&self, folder: &Path) -> Result<TreeName, TransferError> {
+        Ok(self.manifest.name_of_copy(folder)?)
     }
 
     /// Lets go of what has come: it is in the folder now.

@@ -139,7 +139,6 @@ pub fn send(
     let new = std::mem::take(&mut packing.new);
     sent.packs = new.len() as u64;
     sent.bytes = new.iter().map(|pack| pack.size).sum();
-    // The newest first: they have most of what a host lacks.
     let needed: HashSet<usize> =
         all.iter().chain(&manifest_ids).filter_map(|id| pack_of.get(id).copied()).collect();
     let mut old: Vec<usize> = needed.into_iter().collect();

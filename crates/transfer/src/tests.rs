@@ -52,11 +52,13 @@ fn send_folder(folder: &Path, mirror: &Path, snapshot: &str) -> (Manifest, Sent)
 fn receive_into(source: &Source, snapshot: &str, folder: &Path, seeds: &[Tree], cache: &Cache) -> Received {
     let record = source.record("v", snapshot).unwrap();
     let like: Vec<&Manifest> = seeds.iter().map(|seed| &seed.manifest).collect();
-    let wanted = manifest(source, &record, cache, &like).unwrap();
-    let received = fetch(source, &record, wanted, seeds, cache, &|_, _| {}).unwrap();
+    let wanted = manifest(&mut Packs::new(source, &record), &record, cache, &like).unwrap();
+    let received =
+        fetch(&mut Packs::new(source, &record), &record, wanted, seeds, cache, &|_, _| {}).unwrap();
     let is = (fs::read_dir(folder).unwrap().count() > 0).then(|| read(folder));
     received.apply(folder, is.as_ref(), seeds, &|_, _| {}).unwrap();
     assert_eq!(read(folder).to_bytes(), received.manifest.to_bytes(), "{snapshot}");
+    assert_eq!(received.name_of(folder).unwrap(), received.manifest.tree);
     assert_eq!(record.tree, received.manifest.tree.to_string());
     received
 }
@@ -182,8 +184,9 @@ fn a_stream_has_what_the_other_side_lacks() {
     assert_eq!(record.snapshot, "two");
     let source = source(spool.path());
     // Whoever lacks the version that it builds on is told.
-    let wanted = manifest(&source, &record, &cache, &[]).unwrap();
-    let error = fetch(&source, &record, wanted, &[], &cache, &|_, _| {}).err().unwrap();
+    let wanted = manifest(&mut Packs::new(&source, &record), &record, &cache, &[]).unwrap();
+    let error =
+        fetch(&mut Packs::new(&source, &record), &record, wanted, &[], &cache, &|_, _| {}).err().unwrap();
     assert!(error.to_string().contains("--since"), "{error}");
     let copy = tempdir().unwrap();
     assert!(
@@ -203,6 +206,26 @@ fn a_stream_has_what_the_other_side_lacks() {
         let spool = tempdir().unwrap();
         Folder::new(spool.path()).unwrap().unpack(&stream[..len]).unwrap_err();
     }
+}
+
+/// However many versions behind, a receiver asks for few indexes: the newest packs are looked at first.
+#[test]
+fn who_has_missed_versions_does_not_read_all_indexes() {
+    let [from, mirror] = [(); 2].map(|()| tempdir().unwrap());
+    fs::write(from.path().join("large"), noise(1, 40_000_000)).unwrap();
+    let (first, _) = send_folder(from.path(), mirror.path(), "v0");
+    let old = copy(from.path());
+    for version in 1..5 {
+        fs::write(from.path().join("small"), format!("{version}")).unwrap();
+        send_folder(from.path(), mirror.path(), &format!("v{version}"));
+    }
+    let server = serve(mirror.path().to_owned(), true);
+    let (_dir, cache) = cache();
+    let source = Source::new(&server.at);
+    let seeds = [Tree { manifest: first, folder: old.path().to_owned() }];
+    let to = tempdir().unwrap();
+    receive_into(&source, "v4", to.path(), &seeds, &cache);
+    assert!(source.received() < 50_000, "{}", source.received());
 }
 
 /// A web server that knows ranges or not, and cuts connections once it has sent so many bytes.
@@ -286,14 +309,17 @@ fn what_has_come_before_a_cut_does_not_come_again() {
     let (_dir, cache) = cache();
     let source = Source::new(&server.at);
     let record = source.record("v", "one").unwrap();
-    let wanted = manifest(&source, &record, &cache, &[]).unwrap();
+    let wanted = manifest(&mut Packs::new(&source, &record), &record, &cache, &[]).unwrap();
     server.most.store(15_000_000, Relaxed);
-    let error = fetch(&source, &record, wanted.clone(), &[], &cache, &|_, _| {}).err().unwrap();
+    let error = fetch(&mut Packs::new(&source, &record), &record, wanted.clone(), &[], &cache, &|_, _| {})
+        .err()
+        .unwrap();
     assert!(error.to_string().contains("packs/"), "{error}");
     server.most.store(u64::MAX, Relaxed);
     let before = server.sent.load(Relaxed);
     let to = tempdir().unwrap();
-    let received = fetch(&source, &record, wanted, &[], &cache, &|_, _| {}).unwrap();
+    let received =
+        fetch(&mut Packs::new(&source, &record), &record, wanted, &[], &cache, &|_, _| {}).unwrap();
     let again = server.sent.load(Relaxed) - before;
     received.apply(to.path(), None, &[], &|_, _| {}).unwrap();
     assert_eq!(read(to.path()).tree, read(from.path()).tree);
@@ -354,8 +380,13 @@ fn damage_anywhere_in_a_mirror_is_found_before_anything_is_done() {
         let to = tempdir().unwrap();
         let (_dir, cache) = cache();
         let done = source.record("v", "one").and_then(|record| {
-            let wanted = manifest(&source, &record, &cache, &[])?;
-            fetch(&source, &record, wanted, &[], &cache, &|_, _| {})?.apply(to.path(), None, &[], &|_, _| {})
+            let wanted = manifest(&mut Packs::new(&source, &record), &record, &cache, &[])?;
+            fetch(&mut Packs::new(&source, &record), &record, wanted, &[], &cache, &|_, _| {})?.apply(
+                to.path(),
+                None,
+                &[],
+                &|_, _| {},
+            )
         });
         // A bit that means nothing to the decompressor may be another one.
         if done.is_ok() {

@@ -3,7 +3,7 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
-use hayloft_transfer::{Cache, Folder, LATEST, Manifest, Received, Record, Source, Tree};
+use hayloft_transfer::{Cache, Folder, LATEST, Manifest, Packs, Received, Record, Source, Tree};
 use hayloft_wire::client_message::Body as Ask;
 use hayloft_wire::server_message::Body as Answer;
 use hayloft_wire::{
@@ -146,8 +146,9 @@ impl Transfer<'_> {
     /// Brings what none of the seeds has.
     fn fetch(&self, seeds: &Seeds) -> anyhow::Result<Received> {
         let like: Vec<&Manifest> = seeds.trees.iter().map(|tree| &tree.manifest).collect();
+        let mut packs = Packs::new(&self.source, &self.record);
         let manifest =
-            hayloft_transfer::manifest(&self.source, &self.record, &self.cache, &like).map_err(failed)?;
+            hayloft_transfer::manifest(&mut packs, &self.record, &self.cache, &like).map_err(failed)?;
         let share = Share::default();
         let text = || {
             let (done, all, percent) = share.get();
@@ -155,7 +156,7 @@ impl Transfer<'_> {
         };
         let report = |done, all| share.set(done, all);
         let fetch = || {
-            hayloft_transfer::fetch(&self.source, &self.record, manifest, &seeds.trees, &self.cache, &report)
+            hayloft_transfer::fetch(&mut packs, &self.record, manifest, &seeds.trees, &self.cache, &report)
         };
         progress::shown(text, fetch).map_err(failed)
     }
@@ -196,8 +197,8 @@ impl Transfer<'_> {
         }
         let received = self.fetch(&seeds)?;
         self.apply(&received, folder, None, &seeds)?;
-        let now = read(folder, None)?;
-        self.check(&now.tree.to_string(), folder.display())?;
+        let now = received.name_of(folder).map_err(failed)?;
+        self.check(&now.to_string(), folder.display())?;
         self.say(&received, &folder.display().to_string(), None)?;
         received.forget();
         Ok(0)
