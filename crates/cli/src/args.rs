@@ -7,7 +7,7 @@ use clap::{Args, Parser, Subcommand};
 use crate::farm::args::{FarmArgs, MakeArgs, TaskArgs};
 use crate::roots::root_args::{RootArgs, RunArgs};
 use crate::server::cert_args::CertArgs;
-use crate::transfer::args::{MergeArgs, ReceiveArgs, SendArgs};
+use crate::transfer::args::{MergeArgs, PullArgs, ReceiveArgs, SendArgs};
 use crate::units::parse_size;
 use crate::versions::args::{DiffArgs, ForkArgs, PromoteArgs, RollbackArgs, SnapshotArgs, VerifyArgs};
 
@@ -88,6 +88,8 @@ Examples:
     Send(SendArgs),
     /// Receive a version of a tree from a mirror, or from another server
     Receive(ReceiveArgs),
+    /// Receive a snapshot that another server has
+    Pull(PullArgs),
     /// Leave a mount: wait until the store has everything, then unmount
     Umount(UmountArgs),
     /// Wait until the store has everything written so far on a mount

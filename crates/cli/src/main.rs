@@ -94,6 +94,7 @@ fn run(cli: Cli) -> anyhow::Result<u8> {
         Verb::Verify(args) => verify::run(&args, &config()?),
         Verb::Send(args) => send::run(&args, &config()?),
         Verb::Receive(args) => receive::run(&args, &config()?),
+        Verb::Pull(args) => receive::pull(&args, &config()?),
         Verb::Scrub(args) => volume::scrub(args, &config()?),
         Verb::Mount(args) => mount::run(args, &config()?),
         Verb::Umount(args) => umount::run(&args),

@@ -14,6 +14,7 @@ use tempfile::NamedTempFile;
 
 use crate::chunk::ChunkId;
 use crate::error::TransferError;
+use crate::manifest::Manifest;
 
 /// What this program writes and reads.
 const FORMAT: u32 = 1;
@@ -85,9 +86,28 @@ impl Record {
         Ok(record)
     }
 
-    /// One of this format.
-    pub(crate) fn format() -> u32 {
-        FORMAT
+    /// What is known of a version without a mirror: it has no packs.
+    pub fn of(
+        volume: &str,
+        snapshot: &str,
+        manifest: &Manifest,
+        created_nanos: i64,
+        note: &str,
+        signatures: &[String],
+    ) -> Record {
+        Record {
+            format: FORMAT,
+            volume: volume.to_owned(),
+            snapshot: snapshot.to_owned(),
+            tree: manifest.tree.to_string(),
+            created_nanos,
+            note: note.to_owned(),
+            entries: manifest.len(),
+            bytes: manifest.bytes(),
+            signatures: signatures.to_vec(),
+            manifest: Vec::new(),
+            packs: Vec::new(),
+        }
     }
 }
 

@@ -139,6 +139,17 @@ fn apply_from(
 }
 
 impl Received {
+    /// What can be read here, through a mount of another server's: nothing has to be brought before. `seeds` are what is nearer.
+    pub fn here(manifest: Manifest, seeds: &[Tree]) -> Received {
+        let seeded = apply::places(seeds);
+        let chunks: HashMap<ChunkId, u32> =
+            manifest.entries.iter().flat_map(|entry| entry.pieces()).map(|(id, _, len)| (id, len)).collect();
+        let (had, lacked): (Vec<_>, Vec<_>) = chunks.iter().partition(|(id, _)| seeded.contains_key(*id));
+        let sum = |chunks: Vec<(&ChunkId, &u32)>| chunks.iter().map(|(_, len)| u64::from(**len)).sum();
+        let (had, lacked) = (sum(had), sum(lacked));
+        Received { manifest, fetched: Fetched::default(), spool: PathBuf::new(), had, lacked }
+    }
+
     /// Makes a folder what the version is. `is` is what the folder is now: nothing, or one of `seeds`' trees.
     ///
     /// # Errors

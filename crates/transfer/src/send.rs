@@ -144,19 +144,9 @@ pub fn send(
     let mut old: Vec<usize> = needed.into_iter().collect();
     old.sort_unstable();
     let packs = new.into_iter().chain(old.into_iter().map(|at| there[at].clone())).collect();
-    sink.finish(&Record {
-        format: Record::format(),
-        volume: version.volume.to_owned(),
-        snapshot: version.snapshot.to_owned(),
-        tree: version.manifest.tree.to_string(),
-        created_nanos: version.created_nanos,
-        note: version.note.to_owned(),
-        entries: version.manifest.len(),
-        bytes: version.manifest.bytes(),
-        signatures: version.signatures.to_vec(),
-        manifest: manifest_ids,
-        packs,
-    })?;
+    let of = version;
+    let record = Record::of(of.volume, of.snapshot, of.manifest, of.created_nanos, of.note, of.signatures);
+    sink.finish(&Record { manifest: manifest_ids, packs, ..record })?;
     Ok(sent)
 }
 

@@ -1,4 +1,4 @@
-//! The command lines of `hayloft send`, `receive` and `merge`.
+//! The command lines of `hayloft send`, `receive`, `pull` and `merge`.
 
 use std::path::PathBuf;
 
@@ -60,6 +60,14 @@ pub(crate) struct ReceiveArgs {
     /// The version as the mirror names it; of a stream it is known
     #[arg(value_name = "VOLUME[@NAME]", value_parser = parse_version)]
     pub version: Option<Version>,
+    /// Where it goes.
+    #[command(flatten)]
+    pub to: IntoArgs,
+}
+
+/// Where a version that is received goes, and what it has to be.
+#[derive(Debug, Args)]
+pub(crate) struct IntoArgs {
     /// The volume that gets it [default: the one of the same name]
     #[arg(long, value_name = "VOLUME", conflicts_with = "into")]
     pub volume: Option<String>,
@@ -80,6 +88,25 @@ pub(crate) struct ReceiveArgs {
     pub cache: Option<PathBuf>,
     #[command(flatten)]
     pub at: ServerArgs,
+}
+
+/// `hayloft pull`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+As hayloft receive, from a snapshot that another server has, and that may be mounted from here. Files that have not changed since this host
+pulled an older snapshot of that volume are not read; of those that have changed all comes. Where only parts of large files change, or the link is slow,
+hayloft send on the other side, and hayloft receive here, bring less.
+
+Examples:
+  hayloft pull farm2:7440/builds@monday
+  hayloft pull farm2:7440/builds --volume far-builds              (the newest snapshot)")]
+pub(crate) struct PullArgs {
+    /// The snapshot; without @NAME the newest one
+    #[arg(value_name = "HOST:PORT/VOLUME[@NAME]")]
+    pub from: String,
+    /// Where it goes.
+    #[command(flatten)]
+    pub to: IntoArgs,
 }
 
 /// `hayloft merge`.

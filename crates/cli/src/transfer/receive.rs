@@ -1,4 +1,4 @@
-//! `hayloft receive`.
+//! `hayloft receive` and `hayloft pull`.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -12,26 +12,27 @@ use hayloft_wire::{
 use serde_json::json;
 
 use crate::config::{Config, DEFAULT_SERVER};
+use crate::dial;
 use crate::exit::{Exit, failure};
 use crate::progress;
 use crate::server::admin::Admin;
 use crate::server::volume;
 use crate::sys;
-use crate::transfer::args::ReceiveArgs;
+use crate::transfer::args::{IntoArgs, PullArgs, ReceiveArgs};
 use crate::transfer::replace;
 use crate::transfer::send::is_folder;
 use crate::transfer::{Share, cache, failed, manifest_of, name, named, read};
 use crate::units::{show_count, show_size};
-use crate::versions::args::parse_snapshot;
+use crate::versions::args::{parse_snapshot, parse_version};
 use crate::versions::commands;
 use crate::versions::mounted::Mounted;
 use crate::versions::signatures::Signers;
 
 /// What is received, from where, and what this host keeps.
 struct Transfer<'a> {
-    args: &'a ReceiveArgs,
+    args: &'a IntoArgs,
     server: &'a str,
-    source: Source,
+    from: From,
     record: Record,
     cache: Cache,
 }
@@ -52,14 +53,19 @@ impl Seeds {
     }
 }
 
-/// Runs the command.
+/// Where it comes from.
+enum From {
+    Mirror(Source),
+    /// A snapshot of another server, which is mounted.
+    Server(Manifest, Mounted),
+}
+
+/// Runs `hayloft receive`.
 ///
 /// # Errors
 /// A version that is not there, is damaged, or not signed; a volume that others have changed; what the server refuses.
 pub(crate) fn run(args: &ReceiveArgs, config: &Config) -> anyhow::Result<u8> {
-    let server = args.at.server.as_ref().or(config.server.as_ref());
-    let server = server.map_or(DEFAULT_SERVER, String::as_str);
-    let cache = cache(args.cache.as_ref())?;
+    let cache = cache(args.to.cache.as_ref())?;
     let spool;
     let (source, record) = match (&args.version, args.from.as_str()) {
         (asked, "-") => {
@@ -88,19 +94,50 @@ pub(crate) fn run(args: &ReceiveArgs, config: &Config) -> anyhow::Result<u8> {
             (source, record)
         }
     };
-    if let Some(signers) = &args.signers {
-        let signers = Signers::read(signers)?;
-        signers.signer(&record.tree, &record.signatures).ok_or_else(|| {
+    bring(&args.to, config, From::Mirror(source), record, cache)
+}
+
+/// Runs `hayloft pull`.
+///
+/// # Errors
+/// As [`run`].
+pub(crate) fn pull(args: &PullArgs, config: &Config) -> anyhow::Result<u8> {
+    let cache = cache(args.to.cache.as_ref())?;
+    let wrong = || {
+        let said = format!("'{}' names no snapshot: write HOST:PORT/VOLUME@NAME", args.from);
+        failure(Exit::Usage, said)
+    };
+    let (far, name) = dial::split_volume(&args.from).ok_or_else(wrong)?;
+    let mut of = parse_version(name).map_err(|_| wrong())?;
+    let mut admin = Admin::connect(far)?;
+    if of.snapshot.is_empty() {
+        let newest = commands::all(&mut admin, &of.volume)?.pop().and_then(|info| info.of);
+        of = newest.ok_or_else(|| {
             let said = format!(
-                "{}@{}: none of its signatures is of a key in {}",
-                record.volume,
-                record.snapshot,
-                args.signers.as_deref().unwrap_or(Path::new("")).display()
+                "{name} has no snapshot at {far}: `hayloft snapshot create {name}@NAME` there makes one"
             );
+            failure(Exit::NoVolume, said)
+        })?;
+    }
+    let (info, manifest) = manifest_of(&mut admin, far, &of, &cache, None)?;
+    let record =
+        Record::of(&of.volume, &of.snapshot, &manifest, info.created_nanos, &info.note, &info.signatures);
+    let mounted = Mounted::new(far, &of)?;
+    bring(&args.to, config, From::Server(manifest, mounted), record, cache)
+}
+
+fn bring(args: &IntoArgs, config: &Config, from: From, record: Record, cache: Cache) -> anyhow::Result<u8> {
+    let server = args.at.server.as_ref().or(config.server.as_ref());
+    let server = server.map_or(DEFAULT_SERVER, String::as_str);
+    if let Some(path) = &args.signers {
+        let signers = Signers::read(path)?;
+        signers.signer(&record.tree, &record.signatures).ok_or_else(|| {
+            let (volume, snapshot, keys) = (&record.volume, &record.snapshot, path.display());
+            let said = format!("{volume}@{snapshot}: none of its signatures is of a key in {keys}");
             failure(Exit::Denied, said)
         })?;
     }
-    let transfer = Transfer { args, server, source, record, cache };
+    let transfer = Transfer { args, server, from, record, cache };
     match &args.into {
         Some(folder) => transfer.to_folder(folder),
         None => transfer.to_volume(),
@@ -144,9 +181,17 @@ impl Transfer<'_> {
     }
 
     /// Brings what none of the seeds has.
-    fn fetch(&self, seeds: &Seeds) -> anyhow::Result<Received> {
+    fn fetch(&self, seeds: &mut Seeds) -> anyhow::Result<Received> {
+        let source = match &self.from {
+            From::Mirror(source) => source,
+            From::Server(manifest, mounted) => {
+                let received = Received::here(manifest.clone(), &seeds.trees);
+                seeds.trees.push(Tree { manifest: manifest.clone(), folder: mounted.path().to_owned() });
+                return Ok(received);
+            }
+        };
         let like: Vec<&Manifest> = seeds.trees.iter().map(|tree| &tree.manifest).collect();
-        let mut packs = Packs::new(&self.source, &self.record);
+        let mut packs = Packs::new(source, &self.record);
         let manifest =
             hayloft_transfer::manifest(&mut packs, &self.record, &self.cache, &like).map_err(failed)?;
         let share = Share::default();
@@ -195,7 +240,7 @@ impl Transfer<'_> {
         if let Ok(mut admin) = Admin::connect(self.server) {
             self.others(&mut admin, "", &mut seeds)?;
         }
-        let received = self.fetch(&seeds)?;
+        let received = self.fetch(&mut seeds)?;
         self.apply(&received, folder, None, &seeds)?;
         let now = received.name_of(folder).map_err(failed)?;
         self.check(&now.to_string(), folder.display())?;
@@ -251,7 +296,7 @@ impl Transfer<'_> {
         self.seeds(&mut seeds)?;
         self.others(&mut admin, &volume, &mut seeds)?;
         // First what can be interrupted, and goes on later.
-        let received = self.fetch(&seeds)?;
+        let received = self.fetch(&mut seeds)?;
         let is_new = !has(&volume);
         if is_new {
             let (uid, gid) = sys::user_and_group();
@@ -328,6 +373,10 @@ impl Transfer<'_> {
 
     fn say(&self, received: &Received, what: &str, kept: Option<&SnapshotInfo>) -> anyhow::Result<()> {
         let kept = kept.map(|kept| commands::shown(&kept.of.clone().unwrap_or_default()));
+        let web_bytes = match &self.from {
+            From::Mirror(source) => source.received(),
+            From::Server(..) => 0,
+        };
         if self.args.at.json {
             println!(
                 "{}",
@@ -337,7 +386,7 @@ impl Transfer<'_> {
                     "entries": self.record.entries,
                     "had_bytes": received.had,
                     "lacked_bytes": received.lacked,
-                    "web_bytes": self.source.received(),
+                    "web_bytes": web_bytes,
                     "kept": kept,
                 })
             );

@@ -223,3 +223,37 @@ fn damage_is_found() {
     let (_, said) = run_failing(&mut farm.ask(["verify", "v@one"]));
     assert!(said.contains("packs/") && said.contains("damaged"), "{said}");
 }
+
+/// To read a volume as it is, the server makes a snapshot of it. That goes, whatever happens to who asks and to the server.
+#[test]
+fn what_is_made_for_a_request_goes_with_it() {
+    let (mut farm, mount) = Farm::mounted("v");
+    for at in 0..2000 {
+        fs::write(mount.join(&format!("{at}")), noise(at, 3000)).unwrap();
+    }
+    let gone = |farm: &Farm| {
+        let begun = std::time::Instant::now();
+        let list = || run(&mut farm.ask(["snapshot", "list", "v", "--json"]));
+        while list().trim() != "[]" {
+            assert!(begun.elapsed().as_secs() < 20, "{}", list());
+            std::thread::sleep(std::time::Duration::from_millis(50));
+        }
+    };
+    for round in 1..10 {
+        let mut asked = farm.ask(["verify", "v"]).stdout(std::process::Stdio::null()).spawn().unwrap();
+        std::thread::sleep(std::time::Duration::from_millis(round * 8));
+        let _ = asked.kill();
+        asked.wait().unwrap();
+    }
+    gone(&farm);
+    for round in 1..4 {
+        let mut asked = farm.ask(["verify", "v"]).stderr(std::process::Stdio::null()).spawn().unwrap();
+        std::thread::sleep(std::time::Duration::from_millis(round * 25));
+        farm.kill_server();
+        let _ = asked.wait();
+        farm.start_server();
+    }
+    gone(&farm);
+    run(&mut farm.ask(["verify", "v"]));
+    gone(&farm);
+}

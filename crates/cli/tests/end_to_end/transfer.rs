@@ -252,6 +252,33 @@ fn what_is_wrong_is_said_in_words() {
     assert!(said.contains("no mirror"), "{said}");
 }
 
+#[test]
+fn snapshots_of_another_server_are_pulled() {
+    let (here, there) = (Side::new(), Side::new());
+    run(&mut here.farm.ask(["volume", "create", "v"]));
+    let mount = here.mount("v");
+    fill(mount.path());
+    let pull = |what: &str| {
+        let mut command = there.ask(["pull", "--json"]);
+        command.arg(format!("{}/{what}", here.farm.address));
+        command
+    };
+    let said = failing(4, &mut pull("v"));
+    assert!(said.contains("has no snapshot"), "{said}");
+    here.snapshot("v@one");
+    run(&mut pull("v"));
+    assert_eq!(there.tree("v@one"), here.tree("v@one"));
+    fs::write(mount.join("dir/7"), "new").unwrap();
+    here.snapshot("v@two");
+    let far = there.mount("v");
+    let told: Value = serde_json::from_str(&run(&mut pull("v@two"))).unwrap();
+    assert_eq!(told["lacked_bytes"], 3, "{told}");
+    assert_eq!(fs::read(far.join("dir/7")).unwrap(), b"new");
+    assert_eq!(there.tree("v@two"), here.tree("v@two"));
+    let said = failing(2, &mut pull("v/w"));
+    assert!(said.contains("names no snapshot"), "{said}");
+}
+
 /// Whatever a receiver is killed at, hosts see the old tree or the new one, and the same command brings the new one.
 #[test]
 fn a_receiver_that_is_killed_goes_on() {

@@ -42,8 +42,14 @@ fn version(of: Option<Version>) -> Result<Version, VolumeError> {
     of.ok_or(VolumeError::Invalid("of which volume?"))
 }
 
-/// Answers a request about versions.
+/// Answers a request about versions, and does it to its end, should nobody wait for the answer any more.
 pub(super) async fn perform(shared: &Arc<Shared>, peer: &Peer, body: Body) -> Result<Answer, VolumeError> {
+    let (shared, peer) = (Arc::clone(shared), peer.clone());
+    let done = tokio::spawn(async move { perform_all(&shared, &peer, body).await }).await;
+    done.unwrap_or(Err(VolumeError::Invalid("the server has failed in it; its log says why")))
+}
+
+async fn perform_all(shared: &Arc<Shared>, peer: &Peer, body: Body) -> Result<Answer, VolumeError> {
     let by = peer.identity.to_string();
     match body {
         Body::ListSnapshots(asked) => {
@@ -58,7 +64,7 @@ pub(super) async fn perform(shared: &Arc<Shared>, peer: &Peer, body: Body) -> Re
         Body::CreateSnapshot(CreateSnapshot { of, note, as_stored }) => {
             let of = version(of)?;
             let volume = shared.volume(&of.volume).await?;
-            let wanted = Wanted { name: &of.snapshot, note: &note, by: &by, as_stored };
+            let wanted = Wanted { name: &of.snapshot, note: &note, by: &by, as_stored, passing: false };
             let made = snapshot::create(shared, &volume, &wanted).await;
             told(shared, vec![made.inspect_err(|error| volume.note(error))?]).await
         }
@@ -77,13 +83,13 @@ pub(super) async fn perform(shared: &Arc<Shared>, peer: &Peer, body: Body) -> Re
             let to = version(to)?;
             let name = name_of_kept(shared, "before-rollback", &keep_as)?;
             let note = format!("what {} was before it went back to {}", to.volume, to.snapshot);
-            let keep = Wanted { name: &name, note: &note, by: &by, as_stored: false };
+            let keep = Wanted { name: &name, note: &note, by: &by, as_stored: false, passing: false };
             told(shared, vec![replace::rollback(shared, (&to.volume, &to.snapshot), &keep).await?]).await
         }
         Body::Promote(Promote { fork, keep_as }) => {
             let name = name_of_kept(shared, "before-promote", &keep_as)?;
             let note = format!("what the volume was before {fork} took its place");
-            let keep = Wanted { name: &name, note: &note, by: &by, as_stored: false };
+            let keep = Wanted { name: &name, note: &note, by: &by, as_stored: false, passing: false };
             told(shared, vec![replace::promote(shared, &fork, &keep).await?]).await
         }
         Body::Diff(Diff { from, to, below }) => {

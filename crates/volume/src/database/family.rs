@@ -45,6 +45,9 @@ pub(crate) struct Snapshot {
     /// It is being deleted: what is left of it goes when that is asked again.
     #[serde(default)]
     pub(crate) deleting: bool,
+    /// It was made for a request, and goes when that is over; a server that was killed deletes it when it opens the volume again.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub(crate) passing: bool,
     /// Its name by content, once somebody has asked for it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) tree: Option<String>,

@@ -31,7 +31,7 @@ pub(crate) async fn fork(
     }
     // A snapshot of which nobody hears: it is there as long as the fork is not.
     let point = format!("fork-{}", registry::random_id());
-    let wanted = Wanted { name: &point, note: "", by, as_stored };
+    let wanted = Wanted { name: &point, note: "", by, as_stored, passing: true };
     let found = snapshot::create(shared, &origin, &wanted).await?;
     let made = from_snapshot(shared, &origin, &found, name, volume.to_owned()).await;
     let entry = origin.registered.lock().clone();

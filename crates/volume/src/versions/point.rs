@@ -23,7 +23,7 @@ impl Point {
         if of.snapshot.is_empty() {
             let volume = shared.volume(&of.volume).await?;
             let name = format!("now-{}", registry::random_id());
-            let wanted = Wanted { name: &name, note: "", by, as_stored: false };
+            let wanted = Wanted { name: &name, note: "", by, as_stored: false, passing: true };
             let snapshot = snapshot::create(shared, &volume, &wanted).await?;
             return Ok(Point { snapshot, is_made: true });
         }

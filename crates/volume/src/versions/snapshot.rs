@@ -26,6 +26,8 @@ pub(crate) struct Wanted<'a> {
     pub(crate) by: &'a str,
     /// Of what the server has.
     pub(crate) as_stored: bool,
+    /// It goes when the request is over.
+    pub(crate) passing: bool,
 }
 
 /// A snapshot that is entered, and not made yet: nothing that it may need goes.
@@ -77,6 +79,7 @@ pub(crate) async fn begin(
         created_nanos: shared.now().as_nanos() as i64,
         note: wanted.note.to_owned(),
         by: wanted.by.to_owned(),
+        passing: wanted.passing,
         ..Snapshot::default()
     };
     let family = volume.homes.first().to_owned();
@@ -220,7 +223,7 @@ pub(crate) async fn info(shared: &Shared, snapshot: &Snapshot) -> SnapshotInfo {
     }
 }
 
-/// Deletes what a server that was killed has begun of snapshots of a volume. Nobody else can be making one.
+/// Deletes what a server that was killed has begun of snapshots of a volume, and those of requests that were under way. Nobody else can be making one.
 pub(crate) async fn forget_begun(shared: &Arc<Shared>, volume: &Volume) -> Result<(), VolumeError> {
     if volume.registered.lock().format < FAMILIES || volume.points.load(Relaxed) > 0 {
         return Ok(());
@@ -231,6 +234,14 @@ pub(crate) async fn forget_begun(shared: &Arc<Shared>, volume: &Volume) -> Resul
         if is_own && snapshot.checkpoint.is_none() {
             tracing::info!(snapshot = snapshot.shown(), "a snapshot that was not finished is forgotten");
             family::remove(&shared.store, volume.homes.first(), &snapshot).await?;
+        } else if is_own && snapshot.passing {
+            // Whoever deletes it may need what is being opened here.
+            let (shared, entry) = (Arc::clone(shared), volume.registered.lock().clone());
+            tokio::spawn(async move {
+                if let Err(error) = delete(&shared, &entry, &snapshot.volume, &snapshot.name).await {
+                    tracing::warn!(snapshot = snapshot.shown(), %error, "a snapshot that was made for a request stays");
+                }
+            });
         }
     }
     Ok(())
