@@ -64,7 +64,10 @@ impl Cache {
         for found in fs::read_dir(&self.0)? {
             let found = found?;
             let stat = found.metadata()?;
-            if stat.is_file() && found.file_name().to_string_lossy().starts_with("tree1-") {
+            let name = found.file_name();
+            let is_ours =
+                ["tree1-", "incoming-"].iter().any(|begin| name.to_string_lossy().starts_with(begin));
+            if stat.is_file() && is_ours {
                 kept.push((stat.modified()?, stat.len(), found.path()));
             }
         }

@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use parking_lot::Mutex;
 use prost::Message;
+use rustix::fs::{FlockOperation, flock};
 
 use crate::chunk::ChunkId;
 use crate::error::TransferError;
@@ -93,7 +94,11 @@ struct Spool {
 impl Spool {
     /// Opens it with what is there already; what was cut off goes.
     fn open(path: &Path, fetched: &mut Fetched) -> std::io::Result<Spool> {
-        let file = File::options().read(true).write(true).create(true).truncate(false).open(path)?;
+        let mut file = File::options().read(true).write(true).create(true).truncate(false).open(path)?;
+        if flock(&file, FlockOperation::NonBlockingLockExclusive).is_err() {
+            // Another command receives the same.
+            file = tempfile::tempfile_in(path.parent().unwrap_or(Path::new(".")))?;
+        }
         let mut bytes = std::io::BufReader::new(file.try_clone()?);
         let file = Arc::new(file);
         let size = file.metadata()?.len();

@@ -78,7 +78,7 @@ impl Entry {
         })
     }
 
-    fn content_hash(&self) -> [u8; 32] {
+    pub(crate) fn content_hash(&self) -> [u8; 32] {
         let mut pieces = Pieces::default();
         match <[u8; 32]>::try_from(self.content.as_slice()) {
             Ok(content) => content,
@@ -135,22 +135,50 @@ struct Cutter<'a> {
     cuts: Mutex<HashMap<Vec<u8>, Cut>>,
 }
 
-/// Computes the hash of a content while that is read for something else.
-struct Hashed<'a> {
-    read: &'a mut dyn Read,
-    left: u64,
-    len: u64,
+/// Computes the hash of a content from bytes as they come.
+pub(crate) struct Content {
     piece: blake3::Hasher,
     in_piece: u64,
     pieces: Pieces,
 }
 
-impl Hashed<'_> {
+impl Content {
+    pub(crate) fn new() -> Content {
+        Content { piece: blake3::Hasher::new(), in_piece: 0, pieces: Pieces::default() }
+    }
+
+    pub(crate) fn update(&mut self, mut bytes: &[u8]) {
+        while !bytes.is_empty() {
+            let (now, later) = bytes.split_at(bytes.len().min((PIECE - self.in_piece) as usize));
+            self.piece.update(now);
+            self.in_piece += now.len() as u64;
+            bytes = later;
+            if self.in_piece == PIECE {
+                self.end_piece();
+            }
+        }
+    }
+
     fn end_piece(&mut self) {
         self.pieces.push(self.piece.finalize().as_bytes());
         self.piece.reset();
         self.in_piece = 0;
     }
+
+    pub(crate) fn finish(mut self) -> [u8; 32] {
+        if self.in_piece > 0 {
+            self.end_piece();
+        }
+        self.pieces.finish()
+    }
+}
+
+/// Computes the hash of a content while that is read for something else.
+struct Hashed<'a> {
+    read: &'a mut dyn Read,
+    left: u64,
+    len: u64,
+    content: Content,
 }
 
 impl Read for Hashed<'_> {
@@ -159,16 +187,7 @@ impl Read for Hashed<'_> {
         let some = self.read.read(&mut buffer[..most])?;
         self.left -= some as u64;
         self.len += some as u64;
-        let mut rest = &buffer[..some];
-        while !rest.is_empty() {
-            let (now, later) = rest.split_at(rest.len().min((PIECE - self.in_piece) as usize));
-            self.piece.update(now);
-            self.in_piece += now.len() as u64;
-            rest = later;
-            if self.in_piece == PIECE {
-                self.end_piece();
-            }
-        }
+        self.content.update(&buffer[..some]);
         Ok(some)
     }
 }
@@ -187,17 +206,13 @@ impl Contents for Cutter<'_> {
             cut.chunks = entry.chunks.clone();
             cut.lengths = entry.lengths.clone();
         } else {
-            let (piece, pieces) = (blake3::Hasher::new(), Pieces::default());
             // One byte more, so that it is seen if the file has grown.
-            let mut read = Hashed { read: file, left: found.size + 1, len: 0, piece, in_piece: 0, pieces };
+            let mut read = Hashed { read: file, left: found.size + 1, len: 0, content: Content::new() };
             chunk::cut(&mut read, |chunk| {
                 cut.chunks.extend_from_slice(&ChunkId::of(chunk).0);
                 cut.lengths.push(chunk.len() as u32);
             })?;
-            if read.in_piece > 0 {
-                read.end_piece();
-            }
-            (size, cut.content) = (read.len, read.pieces.finish());
+            (size, cut.content) = (read.len, read.content.finish());
         }
         let content = cut.content;
         self.cuts.lock().insert(found.path.to_vec(), cut);
@@ -310,6 +325,10 @@ impl Manifest {
         while !bytes.is_empty() {
             let entry = Entry::decode_length_delimited(&mut bytes)
                 .map_err(|error| TransferError::Damaged(format!("the manifest: {error}")))?;
+            // Now, and not when memory is full of them.
+            if entries.last().is_some_and(|last| last.path >= entry.path) {
+                return Err(TransferError::Damaged("the manifest: paths are not in order".to_owned()));
+            }
             entries.push(entry);
         }
         check(&entries)?;
@@ -343,11 +362,8 @@ fn check(entries: &[Entry]) -> Result<(), TransferError> {
         return Err(TransferError::Damaged("the manifest has no top directory".to_owned()));
     };
     let mut kinds: HashMap<&[u8], Kind> = HashMap::from([(top.path.as_slice(), Kind::Directory)]);
-    for pair in entries.windows(2) {
-        let entry = &pair[1];
-        if pair[0].path >= entry.path {
-            return wrong(entry, "paths are not in order");
-        }
+    let mut firsts: HashMap<&[u8], &Entry> = HashMap::new();
+    for entry in &entries[1..] {
         let (dir, name) = match entry.path.iter().rposition(|byte| *byte == b'/') {
             Some(at) => (&entry.path[..at], &entry.path[at + 1..]),
             None => (&entry.path[..0], &entry.path[..]),
@@ -367,8 +383,15 @@ fn check(entries: &[Entry]) -> Result<(), TransferError> {
         if too_long || sum != if is_file { entry.size } else { 0 } {
             return wrong(entry, "chunks do not have its size");
         }
-        if !entry.same_as.is_empty() && kinds.get(entry.same_as.as_slice()) != Some(&entry.kind()) {
-            return wrong(entry, "it is the same as something that is not there");
+        if entry.same_as.is_empty() {
+            firsts.insert(&entry.path, entry);
+        } else {
+            let of = |entry: &Entry| Entry { path: Vec::new(), same_as: Vec::new(), ..entry.clone() };
+            if entry.kind() == Kind::Directory
+                || firsts.get(entry.same_as.as_slice()).is_none_or(|first| of(first) != of(entry))
+            {
+                return wrong(entry, "it is the same as something that is not there, or is another file");
+            }
         }
         if entry.target.contains(&0) || (entry.kind() == Kind::Link && entry.target.is_empty()) {
             return wrong(entry, "it leads nowhere");

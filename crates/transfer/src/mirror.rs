@@ -20,6 +20,8 @@ use crate::manifest::Manifest;
 const FORMAT: u32 = 1;
 /// How often a web server is asked again that has not answered.
 const TRIES: u32 = 4;
+/// No pack is larger.
+const PACK_MOST: u64 = 64 << 20;
 /// A record is no larger.
 const RECORD_MOST: u64 = 64 << 20;
 /// The name under which the newest version of a volume is found.
@@ -83,7 +85,15 @@ impl Record {
         }
         check_name(&record.volume)?;
         check_name(&record.snapshot)?;
-        Ok(record)
+        let pack_is_fine =
+            |pack: &PackRef| pack.index > 4 && pack.size <= PACK_MOST && pack.index + 16 <= pack.size;
+        let note_is_fine = record.note.len() <= 4096 && !record.note.chars().any(char::is_control);
+        let signatures_are_fine =
+            record.signatures.len() <= 16 && record.signatures.iter().all(|text| text.len() <= 16 << 10);
+        match note_is_fine && signatures_are_fine && record.packs.iter().all(pack_is_fine) {
+            true => Ok(record),
+            false => Err(TransferError::Damaged(format!("{of} has numbers or texts that no version has"))),
+        }
     }
 
     /// What is known of a version without a mirror: it has no packs.
@@ -201,7 +211,11 @@ impl Source {
                 None => return Err(missing(volume, snapshot, &web.base)),
             },
         };
-        Record::parse(&bytes, &of)
+        let record = Record::parse(&bytes, &of)?;
+        match record.volume == volume && (snapshot == LATEST || record.snapshot == snapshot) {
+            true => Ok(record),
+            false => Err(TransferError::Damaged(format!("{of} is of another version"))),
+        }
     }
 
     /// A part of a pack.
@@ -437,6 +451,15 @@ impl Sink for Folder {
     }
 
     fn finish(&mut self, record: &Record) -> Result<(), TransferError> {
+        let there = fs::read(self.path.join(record_path(&record.volume, &record.snapshot)));
+        let there = there.ok().and_then(|bytes| Record::parse(&bytes, "").ok());
+        if there.is_some_and(|there| there.tree != record.tree) {
+            let said = format!(
+                "the mirror has another tree as {}@{}: choose another name (--as)",
+                record.volume, record.snapshot
+            );
+            return Err(TransferError::Exists(said));
+        }
         self.write(record, &record.snapshot)?;
         self.write(record, LATEST)
     }

@@ -153,8 +153,8 @@ impl PackWriter {
 pub(crate) fn open_index(pack: &PackRef, bytes: &[u8]) -> Result<Vec<(u64, FrameInfo)>, TransferError> {
     let damaged = || TransferError::Damaged(format!("the index of pack {}", pack.name));
     let (index, _) = bytes.split_last_chunk::<4>().ok_or_else(damaged)?;
-    // An honest one is shorter than what it is of.
-    let most = usize::try_from(pack.size).unwrap_or(usize::MAX).min(64 << 20) + 1024;
+    // Names do not compress.
+    let most = index.len().saturating_mul(64) + 4096;
     let index = zstd::bulk::decompress(index, most).map_err(|_| damaged())?;
     let index = Index::decode(index.as_slice()).map_err(|_| damaged())?;
     let mut at = BEGIN.len() as u64;
@@ -162,7 +162,11 @@ pub(crate) fn open_index(pack: &PackRef, bytes: &[u8]) -> Result<Vec<(u64, Frame
     for frame in index.frames {
         let begin = at;
         at += u64::from(frame.length);
-        if frame.chunks.len() != frame.lengths.len() * 32 {
+        let is_fine = frame.length as usize <= 2 * FRAME_MOST
+            && !frame.lengths.is_empty()
+            && frame.lengths.iter().all(|len| *len as usize <= crate::chunk::LONGEST)
+            && frame.chunks.len() == frame.lengths.len() * 32;
+        if !is_fine {
             return Err(damaged());
         }
         frames.push((begin, frame));

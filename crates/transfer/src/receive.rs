@@ -33,6 +33,9 @@ pub struct Received {
     pub lacked: u64,
 }
 
+/// A manifest of some ten million files is no larger.
+const MANIFEST_MOST: usize = 2 << 30;
+
 /// Brings a version's manifest. Of the trees in the cache nothing has to come again.
 ///
 /// # Errors
@@ -60,6 +63,9 @@ pub fn manifest(
     packs.fetch(wanted, &mut fetched, &spool, &|_, _| {})?;
     let (mut bytes, mut reader) = (Vec::new(), FrameReader::new(&fetched));
     for id in &record.manifest {
+        if bytes.len() > MANIFEST_MOST {
+            return Err(TransferError::Damaged("the manifest has no end".to_owned()));
+        }
         match have.get(id) {
             Some(chunk) => bytes.extend_from_slice(chunk),
             None => {

@@ -13,7 +13,7 @@ use rustix::fs::{self as sys, Mode, OFlags, ResolveFlags};
 use crate::chunk::{self, ChunkId};
 use crate::error::TransferError;
 use crate::manifest::{Entry, Manifest};
-use crate::mirror::{PackRef, Record, Sink, check_name};
+use crate::mirror::{LATEST, PackRef, Record, Sink, check_name};
 use crate::pack::{self, Frame, FrameInfo, PackWriter};
 
 /// What is sent.
@@ -86,6 +86,11 @@ pub fn send(
 ) -> Result<Sent, TransferError> {
     check_name(version.volume)?;
     check_name(version.snapshot)?;
+    if version.snapshot == LATEST {
+        let said =
+            format!("'{LATEST}' is where a mirror says which version is the newest: choose another name");
+        return Err(TransferError::Exists(said));
+    }
     let there = sink.packs()?;
     let mut pack_of: HashMap<ChunkId, usize> = HashMap::new();
     let source = sink.folder().parent().map(|folder| crate::mirror::Source::Folder(folder.to_owned()));

@@ -601,3 +601,114 @@ fn nothing_is_lost_by_a_merge() {
     }
     assert!(merged_count > 20 && refused > 2, "{merged_count} merged, {refused} refused");
 }
+
+/// A mirror of one version of a folder, whose manifest and record a stranger may change.
+fn forged(forge: impl FnOnce(&mut Manifest, &mut Record)) -> (TempDir, Record) {
+    let [from, mirror] = [(); 2].map(|()| tempdir().unwrap());
+    make(from.path());
+    let (good, _) = send_folder(from.path(), mirror.path(), "one");
+    let mut record = source(mirror.path()).record("v", "one").unwrap();
+    let mut bad = good.clone();
+    forge(&mut bad, &mut record);
+    if bad != good {
+        // Its chunks are in the mirror; the manifest's get a pack.
+        let mut sink = Folder::new(mirror.path()).unwrap();
+        send(&version(&bad, from.path(), "bad"), None, &mut sink, &|_, _| {}).unwrap();
+        let sent = source(mirror.path()).record("v", "bad").unwrap();
+        (record.manifest, record.packs) = (sent.manifest, sent.packs);
+    }
+    fs::write(mirror.path().join("versions/v/one.json"), serde_json::to_vec(&record).unwrap()).unwrap();
+    (mirror, record)
+}
+
+#[test]
+fn files_with_other_chunks_than_their_name_says_are_refused() {
+    let (mirror, honest) = forged(|manifest, _| {
+        let at = |manifest: &Manifest, path: &[u8]| {
+            manifest.entries.iter().position(|entry| entry.path == path).unwrap()
+        };
+        let (one, large) = (at(manifest, b"dir/100"), at(manifest, b"large"));
+        // What the tree's name is computed from stays; chunks of the same lengths are others.
+        let entry = &mut manifest.entries[large];
+        let first = entry.chunks[..32].to_vec();
+        let same = entry.lengths.iter().skip(1).position(|len| *len == entry.lengths[0]);
+        assert!(same.is_none() && entry.lengths.len() > 2);
+        let (len, last) = (entry.lengths.len(), entry.chunks.len() - 32);
+        let moved = entry.chunks[last..].to_vec();
+        entry.chunks.splice(..32, moved);
+        entry.chunks.splice(last.., first);
+        entry.lengths.swap(0, len - 1);
+        let content = manifest.entries[one].content_hash();
+        manifest.entries[one].content = content.to_vec();
+    });
+    let source = source(mirror.path());
+    let (_dir, cache) = cache();
+    let to = tempdir().unwrap();
+    let record = source.record("v", "one").unwrap();
+    assert_eq!(record.tree, honest.tree);
+    let mut packs = Packs::new(&source, &record);
+    let wanted = manifest(&mut packs, &record, &cache, &[]).unwrap();
+    let received = fetch(&mut packs, &record, wanted, &[], &cache, &|_, _| {}).unwrap();
+    let error = received.apply(to.path(), None, &[], &|_, _| {}).unwrap_err();
+    assert!(error.to_string().contains("other chunks than its name"), "{error}");
+}
+
+#[test]
+fn records_that_no_honest_sender_writes_are_refused() {
+    type Forge = fn(&mut Record);
+    let forges: [Forge; 9] = [
+        |record| record.volume = "production".to_owned(),
+        |record| record.snapshot = "two".to_owned(),
+        |record| record.volume = "../v".to_owned(),
+        |record| record.note = "x".repeat(3_000_000),
+        |record| record.note = "\x1b[2J\nv@forged".to_owned(),
+        |record| record.signatures = vec!["x".repeat(100_000)],
+        |record| record.packs[0].index = 1 << 46,
+        |record| (record.packs[0].size, record.packs[0].index) = (1 << 63, 1 << 63),
+        |record| record.packs[0].index = 0,
+    ];
+    for (at, forge) in forges.into_iter().enumerate() {
+        let (mirror, _) = forged(|_, record| forge(record));
+        source(mirror.path()).record("v", "one").map(drop).expect_err(&format!("forgery {at}"));
+    }
+    // The same chunk, again and again, is no manifest.
+    let (mirror, record) = forged(|_, record| record.manifest = vec![record.manifest[0]; 100_000]);
+    let source = source(mirror.path());
+    let (_dir, cache) = cache();
+    manifest(&mut Packs::new(&source, &record), &record, &cache, &[]).unwrap_err();
+}
+
+#[test]
+fn a_name_stands_for_one_tree_and_latest_for_none() {
+    let [from, mirror] = [(); 2].map(|()| tempdir().unwrap());
+    fs::write(from.path().join("a"), "1").unwrap();
+    send_folder(from.path(), mirror.path(), "one");
+    send_folder(from.path(), mirror.path(), "one");
+    fs::write(from.path().join("a"), "2").unwrap();
+    let changed = read(from.path());
+    for (name, what) in [("one", "another tree as v@one"), (LATEST, "choose another name")] {
+        let mut sink = Folder::new(mirror.path()).unwrap();
+        let error = send(&version(&changed, from.path(), name), None, &mut sink, &|_, _| {}).unwrap_err();
+        assert!(error.to_string().contains(what), "{error}");
+    }
+}
+
+/// A default access control list would be given to each file, and none of them is in the tree's name.
+#[test]
+fn what_a_folder_gives_to_new_files_does_not_matter() {
+    let [from, to, mirror] = [(); 3].map(|()| tempdir().unwrap());
+    make(from.path());
+    send_folder(from.path(), mirror.path(), "one");
+    let set = std::process::Command::new("setfattr")
+        .args([
+            "-n",
+            "system.posix_acl_default",
+            "-v",
+            "0x0200000001000700ffffffff02000700fffe000004000500ffffffff10000700ffffffff20000500ffffffff",
+        ])
+        .arg(to.path())
+        .status();
+    assert!(set.unwrap().success());
+    let (_dir, cache) = cache();
+    receive_into(&source(mirror.path()), "one", to.path(), &[], &cache);
+}

@@ -5,7 +5,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use hayloft_transfer::{Cache, Conflict, Manifest, Tree};
 use hayloft_wire::client_message::Body as Ask;
-use hayloft_wire::{CreateSnapshot, DeleteSnapshot, Version};
+use hayloft_wire::{CreateSnapshot, DeleteSnapshot, ListSnapshots, Version};
 use serde_json::json;
 
 use crate::config::{Config, DEFAULT_SERVER};
@@ -44,7 +44,8 @@ pub(crate) fn run(args: &MergeArgs, config: &Config) -> anyhow::Result<u8> {
     let server = args.at.server.as_ref().or(config.server.as_ref());
     let server = server.map_or(DEFAULT_SERVER, String::as_str);
     let mut admin = Admin::connect(server)?;
-    let origin = show_volume(&mut admin, &args.fork)?.origin;
+    let forked = show_volume(&mut admin, &args.fork)?;
+    let origin = forked.origin;
     let base = match &args.base {
         Some(base) => base.clone(),
         None => parse_snapshot(&origin).map_err(|_| {
@@ -58,6 +59,15 @@ pub(crate) fn run(args: &MergeArgs, config: &Config) -> anyhow::Result<u8> {
             failure(Exit::Usage, said)
         })?,
     };
+    let info = commands::one(&mut admin, Ask::ListSnapshots(ListSnapshots { of: Some(base.clone()) }))?;
+    if info.created_nanos.div_euclid(1_000_000_000) > forked.created_secs {
+        let said = format!(
+            "{} was made after {}: it is not what that began as; name a snapshot that is (--base)",
+            commands::shown(&base),
+            args.fork
+        );
+        return Err(failure(Exit::Usage, said));
+    }
     let merge = Merge { server, cache: cache(args.cache.as_ref())?, volume: base.volume.clone() };
     let fork = Version { volume: args.fork.clone(), snapshot: format!("merge-{}", now()) };
     create(&mut admin, &fork, "for hayloft merge")?;
@@ -182,7 +192,7 @@ impl Merge<'_> {
             }
         };
         let kept = replace::replace(admin, self.server, &ours.of, merged.tree, make, rests)?;
-        self.cache.put(&merged).map_err(failed)?;
+        let _ = self.cache.put(&merged);
         Ok(kept.of)
     }
 }

@@ -6,9 +6,7 @@ use std::path::{Path, PathBuf};
 use hayloft_transfer::{Cache, Folder, LATEST, Manifest, Packs, Received, Record, Source, Tree};
 use hayloft_wire::client_message::Body as Ask;
 use hayloft_wire::server_message::Body as Answer;
-use hayloft_wire::{
-    CreateSnapshot, CreateVolume, DeleteSnapshot, ListVolumes, SignSnapshot, SnapshotInfo, Version,
-};
+use hayloft_wire::{CreateSnapshot, DeleteSnapshot, ListVolumes, SignSnapshot, SnapshotInfo, Version};
 use serde_json::json;
 
 use crate::config::{Config, DEFAULT_SERVER};
@@ -17,7 +15,6 @@ use crate::exit::{Exit, failure};
 use crate::progress;
 use crate::server::admin::Admin;
 use crate::server::volume;
-use crate::sys;
 use crate::transfer::args::{IntoArgs, PullArgs, ReceiveArgs};
 use crate::transfer::replace;
 use crate::transfer::send::is_folder;
@@ -167,9 +164,10 @@ impl Transfer<'_> {
             return Err(admin.unexpected());
         };
         for volume in list.volumes.iter().filter(|volume| volume.name != but) {
-            let found = commands::all(admin, &volume.name)?;
+            let found = commands::all(admin, &volume.name).unwrap_or_default();
             if let Some((info, manifest)) = found.iter().rev().find_map(|info| self.kept(info)) {
-                seeds.mount(self.server, &info.of.clone().unwrap_or_default(), manifest)?;
+                // One that goes meanwhile is not needed.
+                let _ = seeds.mount(self.server, &info.of.clone().unwrap_or_default(), manifest);
             }
         }
         Ok(())
@@ -297,12 +295,14 @@ impl Transfer<'_> {
         self.others(&mut admin, &volume, &mut seeds)?;
         // First what can be interrupted, and goes on later.
         let received = self.fetch(&mut seeds)?;
-        let is_new = !has(&volume);
-        if is_new {
-            let (uid, gid) = sys::user_and_group();
-            let create =
-                CreateVolume { name: volume.clone(), mode: 0o755, uid, gid, ..CreateVolume::default() };
-            admin.ask(Ask::CreateVolume(create))?;
+        let tree = received.manifest.tree;
+        if !has(&volume) {
+            let make = |folder: &Path| self.apply(&received, folder, None, &seeds);
+            replace::create(&mut admin, self.server, &volume, tree, make)?;
+            self.keep(&mut admin, &of)?;
+            self.say(&received, &commands::shown(&of), None)?;
+            self.remember(received);
+            return Ok(0);
         }
         let begin = newest.clone().unwrap_or_else(|| version(""));
         let make = |folder: &Path| {
@@ -317,30 +317,32 @@ impl Transfer<'_> {
             self.apply(&received, folder, is.as_ref(), &seeds)
         };
         let still = |admin: &mut Admin| match &newest {
-            Some(newest) if !self.args.force => refuse_changed(admin, newest),
-            _ => Ok(()),
+            _ if self.args.force => Ok(()),
+            Some(newest) => refuse_changed(admin, newest),
+            None => refuse_filled(admin, &volume),
         };
-        let tree = received.manifest.tree;
-        let kept =
-            replace::replace(&mut admin, self.server, &begin, tree, make, still).inspect_err(|_| {
-                if is_new && let Ok(mut admin) = Admin::connect(self.server) {
-                    let _ = volume::delete_volume(&mut admin, &volume, false);
-                }
-            })?;
-        self.cache.put(&received.manifest).map_err(failed)?;
+        let kept = replace::replace(&mut admin, self.server, &begin, tree, make, still)?;
         self.keep(&mut admin, &of)?;
         // What it was has a name already, or is nothing.
         let kept_as = kept.of.clone().unwrap_or_default();
         let is_known = match &newest {
             Some(newest) => replace::differences(&mut admin, newest, &kept_as)? == 0,
-            None => is_new,
+            None => kept.inodes == 0,
         };
         if is_known {
             admin.ask(Ask::DeleteSnapshot(DeleteSnapshot { of: Some(kept_as) }))?;
         }
         self.say(&received, &commands::shown(&of), (!is_known).then_some(&kept))?;
-        received.forget();
+        self.remember(received);
         Ok(0)
+    }
+
+    /// It is in place: what it consists of is found here from now on, and what has come is not needed any more.
+    fn remember(&self, received: Received) {
+        if let Err(error) = self.cache.put(&received.manifest) {
+            eprintln!("hayloft: its chunks will not be found here: {error}");
+        }
+        received.forget();
     }
 
     /// A snapshot of this name is there.
@@ -349,6 +351,14 @@ impl Transfer<'_> {
         let shown = commands::shown(of);
         if tree.to_string() != self.record.tree {
             let said = format!("there is a {shown} that is another tree ({tree}): delete it first");
+            return Err(failure(Exit::Exists, said));
+        }
+        let volume = Version { volume: of.volume.clone(), snapshot: String::new() };
+        if name(admin, &volume)? != tree {
+            let said = format!(
+                "{shown} is here already, but {} is another tree now: `hayloft rollback {shown}` goes back to it",
+                of.volume
+            );
             return Err(failure(Exit::Exists, said));
         }
         eprintln!("{shown} is here already");

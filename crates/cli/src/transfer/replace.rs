@@ -1,20 +1,97 @@
 //! Gives a volume another tree at once: a fork is made what it has to be, and takes the volume's place.
 
+use std::hash::{BuildHasher, RandomState};
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::Context;
 use hayloft_tree::TreeName;
 use hayloft_wire::client_message::Body as Ask;
 use hayloft_wire::server_message::Body as Answer;
-use hayloft_wire::{Diff, Fork, Promote, SnapshotInfo, Version};
+use hayloft_wire::{CreateVolume, Diff, Fork, ListVolumes, Promote, SnapshotInfo, Version, VolumeInfo};
 
 use crate::exit::{Exit, exit_of, failure};
 use crate::server::admin::Admin;
 use crate::server::volume;
+use crate::sys;
 use crate::transfer::name;
 use crate::versions::commands;
 use crate::versions::mounted::Mounted;
+
+/// What is made for the time being has a name that begins so.
+const INCOMING: &str = "incoming-";
+
+/// What was left behind by a command that was killed goes when it is so old.
+const OLD: Duration = Duration::from_secs(600);
+
+/// A volume that is made what another one has to be; nobody else knows its name.
+struct Incoming<'a> {
+    server: &'a str,
+    version: Version,
+}
+
+impl Incoming<'_> {
+    fn new(server: &str) -> Incoming<'_> {
+        let random = RandomState::new().hash_one(std::process::id());
+        let version = Version { volume: format!("{INCOMING}{random:016x}"), snapshot: String::new() };
+        Incoming { server, version }
+    }
+
+    /// Has `make` make it what it has to be, and checks that it is.
+    fn fill(
+        &self,
+        admin: &mut Admin,
+        tree: TreeName,
+        make: impl FnOnce(&Path) -> anyhow::Result<()>,
+    ) -> anyhow::Result<()> {
+        let mounted = Mounted::writable(self.server, &self.version)?;
+        make(mounted.path())?;
+        mounted.leave().context("the new tree is not in the store")?;
+        let found = name(admin, &self.version)?;
+        if found == tree {
+            return Ok(());
+        }
+        let said = format!("the new tree is {found}, and has to be {tree}: what came is not what was sent");
+        Err(failure(Exit::Damaged, said))
+    }
+
+    /// Deletes it. What failed before may have been the connection.
+    fn delete(&self) -> anyhow::Result<()> {
+        const TRIES: u32 = 100;
+        let mut admin = Admin::connect(self.server)?;
+        let mut tried = 0;
+        loop {
+            match volume::delete_volume(&mut admin, &self.version.volume, true) {
+                Err(error) if exit_of(&error) == Exit::Busy && tried < TRIES => {
+                    tried += 1;
+                    std::thread::sleep(Duration::from_millis(100));
+                }
+                done => return done,
+            }
+        }
+    }
+}
+
+/// Deletes what commands have left behind that were killed.
+fn delete_left(admin: &mut Admin) -> anyhow::Result<()> {
+    let Answer::Volumes(list) = admin.ask(Ask::ListVolumes(ListVolumes {}))? else {
+        return Err(admin.unexpected());
+    };
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let is_left = |info: &VolumeInfo| {
+        let random = info.name.strip_prefix(INCOMING).unwrap_or_default();
+        let created = Duration::from_secs(u64::try_from(info.created_secs).unwrap_or(u64::MAX));
+        random.len() == 16
+            && random.bytes().all(|byte| byte.is_ascii_hexdigit())
+            && now.saturating_sub(created) > OLD
+            && info.clients.is_empty()
+    };
+    for info in list.volumes.iter().filter(|info| is_left(info)) {
+        // One that is mounted stays.
+        let _ = volume::delete_volume(admin, &info.name, true);
+    }
+    Ok(())
+}
 
 /// Forks `begin`, has `make` make it what it has to be, and puts it in the volume's place if it is `tree` then and `still` agrees. Returns
 /// the snapshot of what the volume was.
@@ -29,56 +106,39 @@ pub(super) fn replace(
     make: impl FnOnce(&Path) -> anyhow::Result<()>,
     still: impl FnOnce(&mut Admin) -> anyhow::Result<()>,
 ) -> anyhow::Result<SnapshotInfo> {
-    let incoming = format!("{}.incoming", begin.volume);
-    // One that was left behind by a command that was killed.
-    delete(admin, &incoming)?;
-    let replaced = try_to_replace(admin, server, begin, &incoming, tree, make, still);
-    replaced.inspect_err(|_| {
-        // What failed may have been this connection.
-        let _ = Admin::connect(server)
-            .map_err(drop)
-            .and_then(|mut admin| delete(&mut admin, &incoming).map_err(drop));
-    })
+    delete_left(admin)?;
+    let incoming = Incoming::new(server);
+    let name = incoming.version.volume.clone();
+    admin.ask(Ask::Fork(Fork { of: Some(begin.clone()), name: name.clone(), as_stored: false }))?;
+    let replaced = incoming
+        .fill(admin, tree, make)
+        .and_then(|()| still(admin))
+        .and_then(|()| commands::one(admin, Ask::Promote(Promote { fork: name, keep_as: String::new() })));
+    replaced.inspect_err(|_| drop(incoming.delete()))
 }
 
-fn try_to_replace(
+/// Makes a volume that is `tree` from its beginning.
+///
+/// # Errors
+/// What `make` says, what the server refuses: then there is no such volume.
+pub(super) fn create(
     admin: &mut Admin,
     server: &str,
-    begin: &Version,
-    incoming: &str,
+    volume: &str,
     tree: TreeName,
     make: impl FnOnce(&Path) -> anyhow::Result<()>,
-    still: impl FnOnce(&mut Admin) -> anyhow::Result<()>,
-) -> anyhow::Result<SnapshotInfo> {
-    admin.ask(Ask::Fork(Fork { of: Some(begin.clone()), name: incoming.to_owned(), as_stored: false }))?;
-    let fork = Version { volume: incoming.to_owned(), snapshot: String::new() };
-    let mounted = Mounted::writable(server, &fork)?;
-    make(mounted.path())?;
-    mounted.leave().context("the new tree is not in the store")?;
-    let found = name(admin, &fork)?;
-    if found != tree {
-        let said = format!("the new tree is {found}, and has to be {tree}: what came is not what was sent");
-        return Err(failure(Exit::Damaged, said));
-    }
-    still(admin)?;
-    let promote = Promote { fork: incoming.to_owned(), keep_as: String::new() };
-    commands::one(admin, Ask::Promote(promote))
-}
-
-/// Deletes a fork, if it is there. The mount of a command that was killed goes by itself.
-fn delete(admin: &mut Admin, fork: &str) -> anyhow::Result<()> {
-    const TRIES: u32 = 300;
-    let mut tried = 0;
-    loop {
-        match volume::delete_volume(admin, fork, false) {
-            Err(error) if exit_of(&error) == Exit::NoVolume => return Ok(()),
-            Err(error) if exit_of(&error) == Exit::Busy && tried < TRIES => {
-                tried += 1;
-                std::thread::sleep(Duration::from_millis(100));
-            }
-            done => return done,
-        }
-    }
+) -> anyhow::Result<()> {
+    delete_left(admin)?;
+    let incoming = Incoming::new(server);
+    let (uid, gid) = sys::user_and_group();
+    let name = incoming.version.volume.clone();
+    admin.ask(Ask::CreateVolume(CreateVolume { name, mode: 0o755, uid, gid, ..CreateVolume::default() }))?;
+    let created = incoming.fill(admin, tree, make).and_then(|()| {
+        let fork = Fork { of: Some(incoming.version.clone()), name: volume.to_owned(), as_stored: false };
+        admin.ask(Ask::Fork(fork)).map(drop)
+    });
+    let deleted = incoming.delete();
+    created.and(deleted)
 }
 
 /// In how many paths two versions differ.

@@ -43,7 +43,11 @@ impl Mounted {
     /// It is not.
     pub(crate) fn leave(mut self) -> anyhow::Result<()> {
         self.is_left = true;
-        umount::leave(self.dir.path(), None)?;
+        if let Err(error) = umount::leave(self.dir.path(), None) {
+            // What is below must not be removed.
+            self.dir.disable_cleanup(true);
+            return Err(error);
+        }
         self.client.wait()?;
         Ok(())
     }
@@ -98,6 +102,7 @@ impl Drop for Mounted {
         }
         if let Err(error) = umount::leave(self.dir.path(), None) {
             eprintln!("hayloft: {error:#}");
+            self.dir.disable_cleanup(true);
             return;
         }
         let _ = self.client.wait();

@@ -105,13 +105,18 @@ fn what_is_wrong_is_said_in_words() {
     };
     failing(&mut merge(&farm, "v"), 2, "v is no fork");
     failing(&mut merge(&farm, "nothing"), 4, "nothing");
+    run(&mut farm.ask(["snapshot", "create", "v@base"]));
     run(&mut farm.ask(["fork", "v", "live"]));
     failing(&mut merge(&farm, "live"), 2, "--base");
-    run(&mut farm.ask(["snapshot", "create", "v@base"]));
     let mut with_base = merge(&farm, "live");
     with_base.args(["--base", "v@base"]);
     assert!(run(&mut with_base).contains("nothing that v has not"));
     run(&mut farm.ask(["fork", "v@base", "fork"]));
+    run(&mut farm.ask(["snapshot", "delete", "v@base"]));
+    // Another one of that name is not what it began as.
+    std::thread::sleep(std::time::Duration::from_millis(1100));
+    run(&mut farm.ask(["snapshot", "create", "v@base"]));
+    failing(&mut merge(&farm, "fork"), 2, "was made after fork");
     run(&mut farm.ask(["snapshot", "delete", "v@base"]));
     failing(&mut merge(&farm, "fork"), 4, "v@base");
     assert!(!snapshots(&farm, "fork").contains("merge"));

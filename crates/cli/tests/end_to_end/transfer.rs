@@ -118,6 +118,10 @@ fn versions_go_by_a_mirror_and_all_hosts_see_them_at_once() {
     run(&mut there.farm.ask(["rollback", "v@two"]));
     // What is here already is said to be, and an older one is one as well.
     run(there.ask(["receive"]).arg(&mirror).arg("v@two"));
+    run(&mut there.farm.ask(["rollback", "v@one", "--keep-as", "later"]));
+    let said = failing(9, there.ask(["receive"]).arg(&mirror).arg("v@two"));
+    assert!(said.contains("hayloft rollback v@two"), "{said}");
+    run(&mut there.farm.ask(["rollback", "v@two"]));
     run(there.ask(["receive", "--volume", "w"]).arg(&mirror).arg("v@one"));
     assert_eq!(there.tree("w@one"), here.tree("v@one"));
     // It came from the other volume: nothing was lacking.
@@ -158,8 +162,26 @@ fn what_others_have_changed_is_not_replaced() {
     assert!(said.contains("no snapshot"), "{said}");
     run(there.ask(["receive", "--volume", "mine", "--force"]).arg(&mirror).arg("v"));
     assert_eq!(there.tree("mine@two"), here.tree("v@two"));
-    let volumes = run(&mut there.farm.ask(["volume", "list"]));
-    assert!(!volumes.contains("incoming"), "{volumes}");
+    // What is made for the time being is gone, and nobody's volume is taken for it.
+    run(&mut there.farm.ask(["volume", "create", "v.incoming"]));
+    fs::write(mount.join("a"), "3").unwrap();
+    here.snapshot("v@three");
+    here.send("v@three", &mirror);
+    there.receive(&mirror, "v");
+    let volumes = run(&mut there.farm.ask(["volume", "list", "--json"]));
+    let volumes: Value = serde_json::from_str(&volumes).unwrap();
+    let names: Vec<&str> =
+        volumes.as_array().unwrap().iter().map(|info| info["name"].as_str().unwrap()).collect();
+    assert_eq!(names, ["mine", "v", "v.incoming"]);
+    // A mirror keeps what it has under a name.
+    let said = failing(9, side_send(&there, "mine@two", "v@one").arg(&mirror));
+    assert!(said.contains("another tree as v@one"), "{said}");
+}
+
+fn side_send(side: &Side, what: &str, name: &str) -> Command {
+    let mut command = side.ask(["send", what, "--as", name]);
+    command.arg("--to");
+    command
 }
 
 #[test]
@@ -312,6 +334,4 @@ fn a_receiver_that_is_killed_goes_on() {
         assert_eq!(fs::read(far.join("dir/7")).unwrap(), noise(round * 1000 + 7, 3000));
         before = after;
     }
-    let volumes = run(&mut there.farm.ask(["volume", "list"]));
-    assert!(!volumes.contains("incoming"), "{volumes}");
 }
