@@ -22,7 +22,7 @@ Exit codes:
   0  done                          6  not permitted
   1  failed                        7  this machine lacks something (FUSE, a program)
   2  wrong usage or configuration  8  the store is full or the quota used up
-  3  server not reachable          9  a volume of that name exists
+  3  server not reachable          9  it exists, or others have changed it
   4  no such volume               10  a check found damage
   5  in use
 

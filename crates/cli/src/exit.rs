@@ -23,7 +23,7 @@ pub(crate) enum Exit {
     Missing = 7,
     /// The store is full or the quota is used up; a root finds too little memory.
     NoSpace = 8,
-    /// A volume of that name exists.
+    /// What would be replaced is there already: a name, or changes of others.
     Exists = 9,
     /// A check found damage.
     Damaged = 10,

@@ -295,46 +295,60 @@ impl Transfer<'_> {
         self.others(&mut admin, &volume, &mut seeds)?;
         // First what can be interrupted, and goes on later.
         let received = self.fetch(&mut seeds)?;
-        let tree = received.manifest.tree;
         if !has(&volume) {
             let make = |folder: &Path| self.apply(&received, folder, None, &seeds);
-            replace::create(&mut admin, self.server, &volume, tree, make)?;
+            replace::create(&mut admin, self.server, &volume, received.manifest.tree, make)?;
             self.keep(&mut admin, &of)?;
             self.say(&received, &commands::shown(&of), None)?;
-            self.remember(received);
-            return Ok(0);
+        } else {
+            let kept = self.exchange(&mut admin, &volume, newest.as_ref(), base, &received, &seeds)?;
+            self.say(&received, &commands::shown(&of), kept.as_ref())?;
         }
-        let begin = newest.clone().unwrap_or_else(|| version(""));
+        self.remember(received);
+        Ok(0)
+    }
+
+    /// Puts what was received in the place of what a volume has; the snapshot of that, if it has no other name.
+    fn exchange(
+        &self,
+        admin: &mut Admin,
+        volume: &str,
+        newest: Option<&Version>,
+        base: Option<Manifest>,
+        received: &Received,
+        seeds: &Seeds,
+    ) -> anyhow::Result<Option<SnapshotInfo>> {
+        let version = |snapshot: &str| Version { volume: volume.to_owned(), snapshot: snapshot.to_owned() };
+        let begin = newest.cloned().unwrap_or_else(|| version(""));
         let make = |folder: &Path| {
             let is = match (base, self.args.force) {
                 (Some(base), _) => Some(base),
                 // All that is there goes.
                 (None, true) => Some(read(folder, None)?),
                 // A host may have brought something only now.
-                (None, false) if std::fs::read_dir(folder)?.next().is_some() => return Err(filled(&volume)),
+                (None, false) if std::fs::read_dir(folder)?.next().is_some() => return Err(filled(volume)),
                 (None, false) => None,
             };
-            self.apply(&received, folder, is.as_ref(), &seeds)
+            self.apply(received, folder, is.as_ref(), seeds)
         };
-        let still = |admin: &mut Admin| match &newest {
+        let still = |admin: &mut Admin| match newest {
             _ if self.args.force => Ok(()),
             Some(newest) => refuse_changed(admin, newest),
-            None => refuse_filled(admin, &volume),
+            None => refuse_filled(admin, volume),
         };
-        let kept = replace::replace(&mut admin, self.server, &begin, tree, make, still)?;
-        self.keep(&mut admin, &of)?;
+        let kept = replace::replace(admin, self.server, &begin, received.manifest.tree, make, still)?;
+        self.keep(admin, &version(&self.record.snapshot))?;
         // What it was has a name already, or is nothing.
-        let kept_as = kept.of.clone().unwrap_or_default();
-        let is_known = match &newest {
-            Some(newest) => replace::differences(&mut admin, newest, &kept_as)? == 0,
+        let of = kept.of.clone().unwrap_or_default();
+        let is_known = match newest {
+            Some(newest) => replace::differences(admin, newest, &of)? == 0,
             None => kept.inodes == 0,
         };
-        if is_known {
-            admin.ask(Ask::DeleteSnapshot(DeleteSnapshot { of: Some(kept_as) }))?;
+        if !is_known {
+            return Ok(Some(kept));
         }
-        self.say(&received, &commands::shown(&of), (!is_known).then_some(&kept))?;
-        self.remember(received);
-        Ok(0)
+        admin.ask(Ask::DeleteSnapshot(DeleteSnapshot { of: Some(of) }))?;
+        Ok(None)
     }
 
     /// It is in place: what it consists of is found here from now on, and what has come is not needed any more.
@@ -347,7 +361,7 @@ impl Transfer<'_> {
 
     /// A snapshot of this name is there.
     fn is_here(&self, admin: &mut Admin, of: &Version) -> anyhow::Result<u8> {
-        let (_, tree) = named(admin, of)?;
+        let (info, tree) = named(admin, of)?;
         let shown = commands::shown(of);
         if tree.to_string() != self.record.tree {
             let said = format!("there is a {shown} that is another tree ({tree}): delete it first");
@@ -361,6 +375,7 @@ impl Transfer<'_> {
             );
             return Err(failure(Exit::Exists, said));
         }
+        self.sign(admin, of, &info.signatures)?;
         eprintln!("{shown} is here already");
         Ok(0)
     }
@@ -374,7 +389,12 @@ impl Transfer<'_> {
             admin.ask(Ask::DeleteSnapshot(DeleteSnapshot { of: Some(of.clone()) }))?;
             return Err(other.context(format!("{} was written to in the moment it was received", of.volume)));
         }
-        for signature in &self.record.signatures {
+        self.sign(admin, of, &[])
+    }
+
+    /// Gives a snapshot the signatures that came with it.
+    fn sign(&self, admin: &mut Admin, of: &Version, has: &[String]) -> anyhow::Result<()> {
+        for signature in self.record.signatures.iter().filter(|signature| !has.contains(signature)) {
             let (tree, signature) = (self.record.tree.clone(), signature.clone());
             commands::one(admin, Ask::SignSnapshot(SignSnapshot { of: Some(of.clone()), tree, signature }))?;
         }

@@ -301,6 +301,38 @@ fn snapshots_of_another_server_are_pulled() {
     assert!(said.contains("names no snapshot"), "{said}");
 }
 
+/// Two commands on one volume do not meet: each does all of what it has to do, or says why not.
+#[test]
+fn two_that_receive_into_one_volume_leave_one_of_both_trees() {
+    let (here, there) = (Side::new(), Side::new());
+    run(&mut here.farm.ask(["volume", "create", "v"]));
+    let mirror = here.farm.dir().join("mirror");
+    let mount = here.mount("v");
+    fill(mount.path());
+    let versions: Vec<String> = (0..6).map(|at| format!("v@{at}")).collect();
+    for (at, version) in versions.iter().enumerate() {
+        fs::write(mount.join("dir/7"), format!("{at}")).unwrap();
+        here.snapshot(version);
+        here.send(version, &mirror);
+    }
+    for pair in versions.chunks(2) {
+        let both = pair.iter().map(|version| {
+            let mut command = there.ask(["receive"]);
+            command.arg(&mirror).arg(version).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+        });
+        let both: Vec<_> =
+            both.collect::<Vec<_>>().into_iter().map(|child| child.wait_with_output().unwrap()).collect();
+        assert!(both.iter().any(|output| output.status.success()), "{both:?}");
+        let tree = there.tree("v");
+        assert!(pair.iter().any(|version| here.tree(version) == tree), "{both:?}");
+        for (version, output) in pair.iter().zip(&both) {
+            if output.status.success() {
+                assert_eq!(there.tree(version), here.tree(version));
+            }
+        }
+    }
+}
+
 /// Whatever a receiver is killed at, hosts see the old tree or the new one, and the same command brings the new one.
 #[test]
 fn a_receiver_that_is_killed_goes_on() {
