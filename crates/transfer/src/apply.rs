@@ -6,10 +6,10 @@ use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 
-use hayloft_tree::Kind;
+use hayloft_tree::{Kind, split};
 use parking_lot::Mutex;
 use rustix::fs::{
     self as sys, AtFlags, FileType, Gid, Mode, OFlags, ResolveFlags, Timespec, Timestamps, Uid, XattrFlags,
@@ -21,6 +21,7 @@ use crate::error::TransferError;
 use crate::fetch::{Fetched, FrameReader};
 use crate::manifest::{Content, Entry, Manifest};
 use crate::receive::Tree;
+use crate::seed::{Seed, threads};
 
 /// Where a chunk is in trees that are here: which tree, which file, where in it.
 pub(crate) type Places<'a> = HashMap<ChunkId, (usize, &'a Entry, u64)>;
@@ -35,20 +36,6 @@ pub(crate) fn places(seeds: &[Tree]) -> Places<'_> {
         }
     }
     places
-}
-
-/// A tree that chunks are read from.
-pub(crate) struct Seed {
-    top: OwnedFd,
-    folder: PathBuf,
-}
-
-impl Seed {
-    pub(crate) fn open(folder: &Path) -> Result<Seed, TransferError> {
-        let top = sys::open(folder, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
-            .map_err(|error| TransferError::io(format!("cannot open {}", folder.display()))(error.into()))?;
-        Ok(Seed { top, folder: folder.to_owned() })
-    }
 }
 
 /// Where the chunks are.
@@ -73,20 +60,15 @@ impl<'a> Reader<'a> {
     fn read(&mut self, id: &ChunkId, len: u32) -> Result<&[u8], TransferError> {
         if let Some(&(at, entry, offset)) = self.contents.seeded.get(id) {
             let seed = &self.contents.seeds[at];
-            let path = seed.folder.join(OsStr::from_bytes(&entry.path));
-            let failed = || TransferError::io(format!("cannot read {}", path.display()));
             let is_open = |open: &(usize, &[u8], File)| open.0 == at && open.1 == entry.path.as_slice();
             if !self.open.as_ref().is_some_and(is_open) {
-                let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-                let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
-                let name = OsStr::from_bytes(&entry.path);
-                let fd = sys::openat2(&seed.top, name, flags, Mode::empty(), resolve)
-                    .map_err(|error| failed()(error.into()))?;
-                self.open = Some((at, &entry.path, File::from(fd)));
+                self.open = Some((at, &entry.path, seed.file(&entry.path)?));
             }
+            let path = seed.shown(&entry.path);
             self.buffer.resize(len as usize, 0);
             if let Some((_, _, file)) = &self.open {
-                file.read_exact_at(&mut self.buffer, offset).map_err(failed())?;
+                let failed = TransferError::io(format!("cannot read {}", path.display()));
+                file.read_exact_at(&mut self.buffer, offset).map_err(failed)?;
             }
             return match ChunkId::of(&self.buffer) == *id {
                 true => Ok(&self.buffer),
@@ -109,17 +91,9 @@ struct Apply<'a> {
 /// What lies where now, and is to be replaced, gets this name until it is whole.
 const INCOMING: &[u8] = b".hayloft-incoming";
 
-fn split(path: &[u8]) -> (&[u8], &[u8]) {
-    match path.iter().rposition(|byte| *byte == b'/') {
-        Some(at) => (&path[..at], &path[at + 1..]),
-        None => (&path[..0], path),
-    }
-}
-
 /// Whether both are the same but for what only a host knows, and for the times of a directory.
 fn is_same(one: &Entry, other: &Entry) -> bool {
-    let plain = |entry: &Entry| Entry { inode: 0, changed_seconds: 0, changed_nanos: 0, ..entry.clone() };
-    plain(one) == plain(other)
+    one.plain() == other.plain()
 }
 
 /// Whether both have the same content, or lead to the same place, and are no directories.
@@ -248,7 +222,7 @@ impl<'a> Apply<'a> {
         const AT_A_TIME: usize = 32;
         let parts: Vec<_> = files.chunks(AT_A_TIME).collect();
         let (next, done, result) = (AtomicUsize::new(0), AtomicU64::new(0), Mutex::new(Ok(())));
-        let threads = std::thread::available_parallelism().map_or(2, |cores| cores.get().clamp(2, 8));
+        let threads = threads();
         std::thread::scope(|scope| {
             for _ in 0..threads.min(parts.len()) {
                 scope.spawn(|| {

@@ -11,6 +11,7 @@ mod merge;
 mod mirror;
 mod pack;
 mod receive;
+mod seed;
 mod send;
 #[cfg(test)]
 mod tests;

@@ -78,6 +78,11 @@ impl Entry {
         })
     }
 
+    /// Without what only a host knows.
+    pub(crate) fn plain(&self) -> Entry {
+        Entry { inode: 0, changed_seconds: 0, changed_nanos: 0, ..self.clone() }
+    }
+
     pub(crate) fn content_hash(&self) -> [u8; 32] {
         let mut pieces = Pieces::default();
         match <[u8; 32]>::try_from(self.content.as_slice()) {
@@ -299,7 +304,7 @@ impl Manifest {
 
     /// As it is sent: without what only this host knows.
     pub(crate) fn to_bytes(&self) -> Vec<u8> {
-        self.encode(|entry| Entry { inode: 0, changed_seconds: 0, changed_nanos: 0, ..entry.clone() })
+        self.encode(Entry::plain)
     }
 
     /// As a host keeps it.
@@ -364,10 +369,7 @@ fn check(entries: &[Entry]) -> Result<(), TransferError> {
     let mut kinds: HashMap<&[u8], Kind> = HashMap::from([(top.path.as_slice(), Kind::Directory)]);
     let mut firsts: HashMap<&[u8], &Entry> = HashMap::new();
     for entry in &entries[1..] {
-        let (dir, name) = match entry.path.iter().rposition(|byte| *byte == b'/') {
-            Some(at) => (&entry.path[..at], &entry.path[at + 1..]),
-            None => (&entry.path[..0], &entry.path[..]),
-        };
+        let (dir, name) = hayloft_tree::split(&entry.path);
         if matches!(name, b"" | b"." | b"..") || name.len() > 255 || name.contains(&0) {
             return wrong(entry, "that is no name of a file");
         }

@@ -17,14 +17,7 @@ pub struct Conflict {
 
 /// Whether both are the same, but for times, and for what only a host knows.
 fn is_same(one: &Entry, other: &Entry) -> bool {
-    let timeless = |entry: &Entry| Entry {
-        modified_seconds: 0,
-        modified_nanos: 0,
-        inode: 0,
-        changed_seconds: 0,
-        changed_nanos: 0,
-        ..entry.clone()
-    };
+    let timeless = |entry: &Entry| Entry { modified_seconds: 0, modified_nanos: 0, ..entry.plain() };
     timeless(one) == timeless(other)
 }
 
@@ -88,7 +81,7 @@ fn broken(entries: &[Entry]) -> Vec<Conflict> {
         entries.iter().map(|entry| (entry.path.as_slice(), entry)).collect();
     let mut conflicts = Vec::new();
     for entry in entries.iter().filter(|entry| !entry.path.is_empty()) {
-        let dir = entry.path.iter().rposition(|byte| *byte == b'/').map_or(&[][..], |at| &entry.path[..at]);
+        let (dir, _) = hayloft_tree::split(&entry.path);
         let conflict = |why| Conflict { path: entry.path.clone(), why };
         if by_path.get(dir).is_none_or(|dir| dir.kind() != Kind::Directory) {
             conflicts.push(conflict("its folder was removed or replaced on the other side"));

@@ -253,13 +253,11 @@ impl Web {
     fn get(&self, path: &str, range: Option<(u64, u64)>) -> Result<Option<Vec<u8>>, TransferError> {
         let mut tried = 0;
         loop {
-            let error = match self.get_once(path, range) {
+            match self.get_once(path, range) {
                 Ok(got) => return Ok(got),
-                Err((error, true)) if tried + 1 < TRIES => error,
+                Err((_, true)) if tried + 1 < TRIES => tried += 1,
                 Err((error, _)) => return Err(TransferError::Web(error)),
-            };
-            tried += 1;
-            let _ = error;
+            }
             std::thread::sleep(Duration::from_millis(200 << tried));
         }
     }
@@ -300,11 +298,11 @@ impl Web {
 
 /// Where a version is sent to.
 pub trait Sink {
-    /// Packs that are there already, of which chunks need not be sent again; the newest first.
+    /// Packs that are there already with their chunks, which need not be sent again; the newest first.
     ///
     /// # Errors
     /// They cannot be read.
-    fn packs(&self) -> Result<Vec<PackRef>, TransferError>;
+    fn packs(&self) -> Result<Vec<(PackRef, Vec<ChunkId>)>, TransferError>;
 
     /// Where packs are written before they are given to [`Sink::take`].
     fn folder(&self) -> &Path;
@@ -425,7 +423,7 @@ fn place(file: NamedTempFile, path: &Path) -> Result<(), TransferError> {
 }
 
 impl Sink for Folder {
-    fn packs(&self) -> Result<Vec<PackRef>, TransferError> {
+    fn packs(&self) -> Result<Vec<(PackRef, Vec<ChunkId>)>, TransferError> {
         let failed = || TransferError::io(format!("cannot read {}", self.packs.display()));
         // The newest first: they have most of what a host lacks.
         let mut packs = Vec::new();
@@ -438,7 +436,7 @@ impl Sink for Folder {
                 packs.push((written, crate::pack::describe(name, &found.path())?));
             }
         }
-        packs.sort_unstable_by_key(|(written, pack)| (std::cmp::Reverse(*written), pack.name));
+        packs.sort_unstable_by_key(|(written, (pack, _))| (std::cmp::Reverse(*written), pack.name));
         Ok(packs.into_iter().map(|(_, pack)| pack).collect())
     }
 
@@ -490,7 +488,7 @@ impl<W: Write> Tar<W> {
 }
 
 impl<W: Write> Sink for Tar<W> {
-    fn packs(&self) -> Result<Vec<PackRef>, TransferError> {
+    fn packs(&self) -> Result<Vec<(PackRef, Vec<ChunkId>)>, TransferError> {
         Ok(Vec::new())
     }
 

@@ -177,23 +177,28 @@ pub(crate) fn open_index(pack: &PackRef, bytes: &[u8]) -> Result<Vec<(u64, Frame
     }
 }
 
-/// What a pack in a folder says of itself.
+/// What a pack in a folder says of itself, and the chunks that it has.
 ///
 /// # Errors
 /// It cannot be read, or is damaged.
-pub(crate) fn describe(name: ChunkId, path: &Path) -> Result<PackRef, TransferError> {
+pub(crate) fn describe(name: ChunkId, path: &Path) -> Result<(PackRef, Vec<ChunkId>), TransferError> {
     use std::os::unix::fs::FileExt;
     let failed = || TransferError::io(format!("cannot read {}", path.display()));
+    let damaged = || TransferError::Damaged(path.display().to_string());
     let file = File::open(path).map_err(failed())?;
     let size = file.metadata().map_err(failed())?.len();
     let mut len = [0; 4];
     if size < BEGIN.len() as u64 + 4 {
-        return Err(TransferError::Damaged(path.display().to_string()));
+        return Err(damaged());
     }
     file.read_exact_at(&mut len, size - 4).map_err(failed())?;
     let index = u64::from(u32::from_le_bytes(len)) + 4;
-    match index + BEGIN.len() as u64 <= size {
-        true => Ok(PackRef { name, size, index }),
-        false => Err(TransferError::Damaged(path.display().to_string())),
+    if index + BEGIN.len() as u64 > size {
+        return Err(damaged());
     }
+    let pack = PackRef { name, size, index };
+    let mut bytes = vec![0; usize::try_from(index).map_err(|_| damaged())?];
+    file.read_exact_at(&mut bytes, size - index).map_err(failed())?;
+    let frames = open_index(&pack, &bytes)?;
+    Ok((pack, frames.iter().flat_map(|(_, frame)| frame.ids()).collect()))
 }

@@ -5,13 +5,14 @@ use std::path::{Path, PathBuf};
 
 use hayloft_tree::TreeName;
 
-use crate::apply::{self, Contents, Seed};
+use crate::apply::{self, Contents};
 use crate::cache::Cache;
 use crate::chunk::ChunkId;
 use crate::error::TransferError;
 use crate::fetch::{self, Fetched, FrameReader, Packs};
 use crate::manifest::Manifest;
 use crate::mirror::Record;
+use crate::seed::Seed;
 
 /// A tree that this host has, with the folder in which its files can be read.
 pub struct Tree {

@@ -1,20 +1,18 @@
 //! Sends a tree: its manifest, and the chunks that the other side lacks, in packs.
 
 use std::collections::{HashMap, HashSet};
-use std::fs::File;
-use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use parking_lot::Mutex;
-use rustix::fs::{self as sys, Mode, OFlags, ResolveFlags};
 
 use crate::chunk::{self, ChunkId};
 use crate::error::TransferError;
 use crate::manifest::{Entry, Manifest};
 use crate::mirror::{LATEST, PackRef, Record, Sink, check_name};
-use crate::pack::{self, Frame, FrameInfo, PackWriter};
+use crate::pack::{Frame, FrameInfo, PackWriter};
+use crate::seed::{Seed, threads};
 
 /// What is sent.
 pub struct Version<'a> {
@@ -93,15 +91,9 @@ pub fn send(
     }
     let there = sink.packs()?;
     let mut pack_of: HashMap<ChunkId, usize> = HashMap::new();
-    let source = sink.folder().parent().map(|folder| crate::mirror::Source::Folder(folder.to_owned()));
-    for (at, pack) in there.iter().enumerate() {
-        if let Some(source) = &source {
-            let index = source.read(pack, pack.size - pack.index, pack.index)?;
-            for (_, frame) in pack::open_index(pack, &index)? {
-                for id in frame.ids() {
-                    pack_of.entry(id).or_insert(at);
-                }
-            }
+    for (at, (_, chunks)) in there.iter().enumerate() {
+        for id in chunks {
+            pack_of.entry(*id).or_insert(at);
         }
     }
     let since: HashSet<ChunkId> = since.map(chunks_of).unwrap_or_default();
@@ -148,7 +140,7 @@ pub fn send(
         all.iter().chain(&manifest_ids).filter_map(|id| pack_of.get(id).copied()).collect();
     let mut old: Vec<usize> = needed.into_iter().collect();
     old.sort_unstable();
-    let packs = new.into_iter().chain(old.into_iter().map(|at| there[at].clone())).collect();
+    let packs = new.into_iter().chain(old.into_iter().map(|at| there[at].0.clone())).collect();
     let of = version;
     let record = Record::of(of.volume, of.snapshot, of.manifest, of.created_nanos, of.note, of.signatures);
     sink.finish(&Record { manifest: manifest_ids, packs, ..record })?;
@@ -172,22 +164,20 @@ fn pack_files(
     packing: &mut Packing<'_>,
     progress: &(dyn Fn(u64, u64) + Sync),
 ) -> Result<(), TransferError> {
-    let top = sys::open(folder, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
-        .map_err(|error| TransferError::io(format!("cannot open {}", folder.display()))(error.into()))?;
+    let seed = Seed::open(folder)?;
     let (frames, received) = std::sync::mpsc::sync_channel::<Result<(FrameInfo, Vec<u8>), TransferError>>(16);
     let parts: Vec<&[Job<'_>]> = jobs.chunks(FILES_AT_A_TIME).collect();
     let (next, done) = (AtomicUsize::new(0), Mutex::new(0));
-    let threads = std::thread::available_parallelism().map_or(2, |cores| cores.get().clamp(2, 8));
     std::thread::scope(|scope| {
-        for _ in 0..threads {
+        for _ in 0..threads() {
             let frames = frames.clone();
-            let (parts, next, done, top) = (&parts, &next, &done, &top);
+            let (parts, next, done, seed) = (&parts, &next, &done, &seed);
             scope.spawn(move || {
                 let mut frame = Frame::default();
                 let mut work = || -> Result<(), TransferError> {
                     while let Some(part) = parts.get(next.fetch_add(1, Relaxed)) {
                         for (entry, new) in *part {
-                            let read = read_chunks(top, entry, new, &mut |id, chunk| {
+                            let read = read_chunks(seed, entry, new, &mut |id, chunk| {
                                 frame.push(id, chunk);
                                 match frame.is_full() {
                                     true => frames.send(compress(std::mem::take(&mut frame))).is_ok(),
@@ -224,26 +214,21 @@ fn compress(frame: Frame) -> Result<(FrameInfo, Vec<u8>), TransferError> {
 
 /// Gives the chunks of a file to `take`, until that says no.
 fn read_chunks(
-    top: &impl std::os::fd::AsFd,
+    seed: &Seed,
     entry: &Entry,
     chunks: &[(ChunkId, u64, u32)],
     take: &mut dyn FnMut(ChunkId, &[u8]) -> bool,
 ) -> Result<u64, TransferError> {
-    let shown = String::from_utf8_lossy(&entry.path).into_owned();
-    let failed = || TransferError::io(format!("cannot read {shown}"));
-    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-    let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
-    let path = std::ffi::OsStr::from_bytes(&entry.path);
-    let fd =
-        sys::openat2(top, path, flags, Mode::empty(), resolve).map_err(|error| failed()(error.into()))?;
-    let file = File::from(fd);
+    let shown = seed.shown(&entry.path);
+    let failed = || TransferError::io(format!("cannot read {}", shown.display()));
+    let file = seed.file(&entry.path)?;
     let mut buffer = Vec::new();
     let mut read = 0;
     for (id, offset, len) in chunks {
         buffer.resize(*len as usize, 0);
         file.read_exact_at(&mut buffer, *offset).map_err(failed())?;
         if ChunkId::of(&buffer) != *id {
-            let said = format!("{shown} has changed while it was sent: send a snapshot");
+            let said = format!("{} has changed while it was sent: send a snapshot", shown.display());
             return Err(TransferError::Lacking(said));
         }
         read += u64::from(*len);

@@ -7,4 +7,4 @@ mod walk;
 
 pub use compare::{Difference, How, compare};
 pub use name::{Attributes, Body, Kind, Node, PIECE, Pieces, TreeName};
-pub use walk::{Contents, Entry, Found, Progress, WalkError, Walked, named, walk, walk_with};
+pub use walk::{Contents, Entry, Found, Progress, WalkError, Walked, named, split, walk, walk_with};

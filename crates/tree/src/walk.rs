@@ -209,8 +209,8 @@ pub fn named(mut entries: Vec<Entry>) -> Walked {
     Walked { entries, name }
 }
 
-/// The directory, and the name in it.
-fn split(path: &[u8]) -> (&[u8], &[u8]) {
+/// The directory, and the name in it, of a path relative to the top; of the top both are empty.
+pub fn split(path: &[u8]) -> (&[u8], &[u8]) {
     match path.iter().rposition(|byte| *byte == b'/') {
         Some(at) => (&path[..at], &path[at + 1..]),
         None => (&[], path),

@@ -7,6 +7,16 @@ use hayloft_wire::Version;
 
 use crate::versions::args::{ServerArgs, parse_snapshot, parse_version};
 
+/// Which server this host talks to, and what it keeps.
+#[derive(Debug, Args)]
+pub(crate) struct HostArgs {
+    /// Where this host keeps what it knows of trees, and what has come [default: /var/cache/hayloft/transfer, of users ~/.cache/hayloft/transfer]
+    #[arg(long, value_name = "DIR")]
+    pub cache: Option<PathBuf>,
+    #[command(flatten)]
+    pub at: ServerArgs,
+}
+
 /// `hayloft send`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
@@ -33,11 +43,9 @@ pub(crate) struct SendArgs {
     /// For people [default: the note of the snapshot]
     #[arg(long, value_name = "TEXT")]
     pub note: Option<String>,
-    /// Where this host keeps what it knows of trees [default: /var/cache/hayloft/transfer, of users ~/.cache/hayloft/transfer]
-    #[arg(long, value_name = "DIR")]
-    pub cache: Option<PathBuf>,
+    /// Its server, and what it keeps.
     #[command(flatten)]
-    pub at: ServerArgs,
+    pub host: HostArgs,
 }
 
 /// `hayloft receive`.
@@ -83,11 +91,9 @@ pub(crate) struct IntoArgs {
     /// Replace what the volume has, also if that is not what was received last; it is kept as a snapshot
     #[arg(long, conflicts_with = "into")]
     pub force: bool,
-    /// Where this host keeps what it knows of trees, and what has come [default: /var/cache/hayloft/transfer, of users ~/.cache/hayloft/transfer]
-    #[arg(long, value_name = "DIR")]
-    pub cache: Option<PathBuf>,
+    /// Its server, and what it keeps.
     #[command(flatten)]
-    pub at: ServerArgs,
+    pub host: HostArgs,
 }
 
 /// `hayloft pull`.
@@ -127,9 +133,7 @@ pub(crate) struct MergeArgs {
     /// What the fork and the volume both began as [default: the snapshot that the fork was made of]
     #[arg(long, value_name = "VOLUME@NAME", value_parser = parse_snapshot)]
     pub base: Option<Version>,
-    /// Where this host keeps what it knows of trees [default: /var/cache/hayloft/transfer, of users ~/.cache/hayloft/transfer]
-    #[arg(long, value_name = "DIR")]
-    pub cache: Option<PathBuf>,
+    /// Its server, and what it keeps.
     #[command(flatten)]
-    pub at: ServerArgs,
+    pub host: HostArgs,
 }

@@ -8,7 +8,7 @@ use hayloft_wire::client_message::Body as Ask;
 use hayloft_wire::{CreateSnapshot, DeleteSnapshot, ListSnapshots, Version};
 use serde_json::json;
 
-use crate::config::{Config, DEFAULT_SERVER};
+use crate::config::Config;
 use crate::exit::{Exit, exit_of, failure};
 use crate::server::admin::Admin;
 use crate::server::volume::show_volume;
@@ -41,8 +41,7 @@ struct Merge<'a> {
 /// # Errors
 /// Paths that both have changed; no snapshot that both began as; what the server refuses.
 pub(crate) fn run(args: &MergeArgs, config: &Config) -> anyhow::Result<u8> {
-    let server = args.at.server.as_ref().or(config.server.as_ref());
-    let server = server.map_or(DEFAULT_SERVER, String::as_str);
+    let server = args.host.at.server(config);
     let mut admin = Admin::connect(server)?;
     let forked = show_volume(&mut admin, &args.fork)?;
     let origin = forked.origin;
@@ -68,7 +67,7 @@ pub(crate) fn run(args: &MergeArgs, config: &Config) -> anyhow::Result<u8> {
         );
         return Err(failure(Exit::Usage, said));
     }
-    let merge = Merge { server, cache: cache(args.cache.as_ref())?, volume: base.volume.clone() };
+    let merge = Merge { server, cache: cache(args.host.cache.as_ref())?, volume: base.volume.clone() };
     let fork = Version { volume: args.fork.clone(), snapshot: format!("merge-{}", now()) };
     create(&mut admin, &fork, "for hayloft merge")?;
     let merged = merge.run(&mut admin, &base, &fork);
@@ -77,7 +76,7 @@ pub(crate) fn run(args: &MergeArgs, config: &Config) -> anyhow::Result<u8> {
     let kept = merged?;
     deleted?;
     let kept = kept.map(|kept| commands::shown(&kept));
-    match (args.at.json, &kept) {
+    match (args.host.at.json, &kept) {
         (true, _) => println!("{}", json!({ "merged": args.fork, "into": base.volume, "kept": kept })),
         (false, Some(kept)) => println!("merged {} into {}; what that was is {kept}", args.fork, base.volume),
         (false, None) => println!("{} has nothing that {} has not", args.fork, base.volume),

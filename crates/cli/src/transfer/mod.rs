@@ -13,8 +13,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use hayloft_transfer::{Cache, Manifest, TransferError};
 use hayloft_tree::{Progress, TreeName};
 use hayloft_wire::client_message::Body as Ask;
-use hayloft_wire::server_message::Body as Answer;
-use hayloft_wire::{ListSnapshots, NameTree, SnapshotInfo, Version};
+use hayloft_wire::{ListSnapshots, SnapshotInfo, Version};
 
 use crate::exit::{Exit, failure};
 use crate::progress;
@@ -79,16 +78,13 @@ fn named(admin: &mut Admin, of: &Version) -> anyhow::Result<(SnapshotInfo, TreeN
     if info.tree.is_empty() {
         info.tree = name(admin, of)?.to_string();
     }
-    let tree = info.tree.parse().map_err(|said: &str| failure(Exit::Failed, said))?;
+    let tree = commands::parse_tree(&info.tree)?;
     Ok((info, tree))
 }
 
 /// The name by content of a version as it is.
 fn name(admin: &mut Admin, of: &Version) -> anyhow::Result<TreeName> {
-    match admin.ask(Ask::NameTree(NameTree { of: Some(of.clone()), anew: false }))? {
-        Answer::Named(named) => named.tree.parse().map_err(|said: &str| failure(Exit::Failed, said)),
-        _ => Err(admin.unexpected()),
-    }
+    commands::parse_tree(&commands::name_tree(admin, of, false)?.tree)
 }
 
 /// Reads a folder.

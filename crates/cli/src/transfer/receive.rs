@@ -9,7 +9,7 @@ use hayloft_wire::server_message::Body as Answer;
 use hayloft_wire::{CreateSnapshot, DeleteSnapshot, ListVolumes, SignSnapshot, SnapshotInfo, Version};
 use serde_json::json;
 
-use crate::config::{Config, DEFAULT_SERVER};
+use crate::config::Config;
 use crate::dial;
 use crate::exit::{Exit, failure};
 use crate::progress;
@@ -17,10 +17,9 @@ use crate::server::admin::Admin;
 use crate::server::volume;
 use crate::transfer::args::{IntoArgs, PullArgs, ReceiveArgs};
 use crate::transfer::replace;
-use crate::transfer::send::is_folder;
 use crate::transfer::{Share, cache, failed, manifest_of, name, named, read};
 use crate::units::{show_count, show_size};
-use crate::versions::args::{parse_snapshot, parse_version};
+use crate::versions::args::{is_folder, parse_snapshot, parse_version};
 use crate::versions::commands;
 use crate::versions::mounted::Mounted;
 use crate::versions::signatures::Signers;
@@ -62,7 +61,7 @@ enum From {
 /// # Errors
 /// A version that is not there, is damaged, or not signed; a volume that others have changed; what the server refuses.
 pub(crate) fn run(args: &ReceiveArgs, config: &Config) -> anyhow::Result<u8> {
-    let cache = cache(args.to.cache.as_ref())?;
+    let cache = cache(args.to.host.cache.as_ref())?;
     let spool;
     let (source, record) = match (&args.version, args.from.as_str()) {
         (asked, "-") => {
@@ -99,7 +98,7 @@ pub(crate) fn run(args: &ReceiveArgs, config: &Config) -> anyhow::Result<u8> {
 /// # Errors
 /// As [`run`].
 pub(crate) fn pull(args: &PullArgs, config: &Config) -> anyhow::Result<u8> {
-    let cache = cache(args.to.cache.as_ref())?;
+    let cache = cache(args.to.host.cache.as_ref())?;
     let wrong = || {
         let said = format!("'{}' names no snapshot: write HOST:PORT/VOLUME@NAME", args.from);
         failure(Exit::Usage, said)
@@ -124,8 +123,7 @@ pub(crate) fn pull(args: &PullArgs, config: &Config) -> anyhow::Result<u8> {
 }
 
 fn bring(args: &IntoArgs, config: &Config, from: From, record: Record, cache: Cache) -> anyhow::Result<u8> {
-    let server = args.at.server.as_ref().or(config.server.as_ref());
-    let server = server.map_or(DEFAULT_SERVER, String::as_str);
+    let server = args.host.at.server(config);
     if let Some(path) = &args.signers {
         let signers = Signers::read(path)?;
         signers.signer(&record.tree, &record.signatures).ok_or_else(|| {
@@ -407,7 +405,7 @@ impl Transfer<'_> {
             From::Mirror(source) => source.received(),
             From::Server(..) => 0,
         };
-        if self.args.at.json {
+        if self.args.host.at.json {
             println!(
                 "{}",
                 json!({

@@ -8,7 +8,7 @@ use anyhow::Context;
 use hayloft_tree::TreeName;
 use hayloft_wire::client_message::Body as Ask;
 use hayloft_wire::server_message::Body as Answer;
-use hayloft_wire::{CreateVolume, Diff, Fork, ListVolumes, Promote, SnapshotInfo, Version, VolumeInfo};
+use hayloft_wire::{CreateVolume, Fork, ListVolumes, Promote, SnapshotInfo, Version, VolumeInfo};
 
 use crate::exit::{Exit, exit_of, failure};
 use crate::server::admin::Admin;
@@ -16,6 +16,7 @@ use crate::server::volume;
 use crate::sys;
 use crate::transfer::name;
 use crate::versions::commands;
+use crate::versions::diff;
 use crate::versions::mounted::Mounted;
 
 /// What is made for the time being has a name that begins so.
@@ -146,15 +147,5 @@ pub(super) fn create(
 /// # Errors
 /// They are not of one family; what the server refuses.
 pub(super) fn differences(admin: &mut Admin, from: &Version, to: &Version) -> anyhow::Result<u64> {
-    let diff = Diff { from: Some(from.clone()), to: Some(to.clone()), below: Vec::new().into() };
-    let mut answer = admin.ask(Ask::Diff(diff))?;
-    let mut count = 0;
-    loop {
-        let Answer::Differences(part) = answer else { return Err(admin.unexpected()) };
-        count += part.differences.len() as u64;
-        if !part.more {
-            return Ok(count);
-        }
-        answer = admin.next_part()?;
-    }
+    Ok(diff::differences(admin, from, to, Vec::new())?.0.len() as u64)
 }

@@ -8,14 +8,14 @@ use hayloft_transfer::{Folder, Manifest, Sent, Sink, Tar};
 use hayloft_wire::Version;
 use serde_json::json;
 
-use crate::config::{Config, DEFAULT_SERVER};
+use crate::config::Config;
 use crate::exit::{Exit, failure};
 use crate::progress;
 use crate::server::admin::Admin;
 use crate::transfer::args::SendArgs;
 use crate::transfer::{Share, cache, failed, manifest_of, read};
 use crate::units::{show_count, show_size};
-use crate::versions::args::parse_snapshot;
+use crate::versions::args::{is_folder, parse_snapshot};
 use crate::versions::commands;
 use crate::versions::mounted::Mounted;
 
@@ -34,10 +34,6 @@ impl Tree {
     }
 }
 
-pub(super) fn is_folder(text: &str) -> bool {
-    text.contains('/') || text == "." || text == ".."
-}
-
 /// Runs the command.
 ///
 /// # Errors
@@ -48,9 +44,8 @@ pub(crate) fn run(args: &SendArgs, config: &Config) -> anyhow::Result<u8> {
             "standard output is a terminal: write --to DIR for a mirror, or pipe it into hayloft receive -";
         return Err(failure(Exit::Usage, said));
     }
-    let server = args.at.server.as_ref().or(config.server.as_ref());
-    let server = server.map_or(DEFAULT_SERVER, String::as_str);
-    let cache = cache(args.cache.as_ref())?;
+    let server = args.host.at.server(config);
+    let cache = cache(args.host.cache.as_ref())?;
     let (tree, manifest, name, info): (Tree, Manifest, Version, _);
     if is_folder(&args.what) {
         let missing = "a folder has no version's name: write --as VOLUME@NAME";
@@ -102,7 +97,7 @@ pub(crate) fn run(args: &SendArgs, config: &Config) -> anyhow::Result<u8> {
 
 fn say(args: &SendArgs, name: &Version, manifest: &Manifest, sent: Sent) {
     let shown = commands::shown(name);
-    if args.at.json && args.to.is_some() {
+    if args.host.at.json && args.to.is_some() {
         let tree = manifest.tree.to_string();
         println!(
             "{}",

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use clap::{Args, Subcommand};
 use hayloft_wire::Version;
 
+use crate::config::{Config, DEFAULT_SERVER};
 use crate::versions::retention::Keep;
 
 /// Where the server is, and how to answer.
@@ -16,6 +17,18 @@ pub(crate) struct ServerArgs {
     /// Print JSON
     #[arg(long, global = true)]
     pub json: bool,
+}
+
+impl ServerArgs {
+    /// The server: that of the command line, or of the configuration.
+    pub(crate) fn server<'a>(&'a self, config: &'a Config) -> &'a str {
+        self.server.as_ref().or(config.server.as_ref()).map_or(DEFAULT_SERVER, String::as_str)
+    }
+}
+
+/// Whether what was named is a folder, and not a volume or a snapshot.
+pub(crate) fn is_folder(text: &str) -> bool {
+    text.contains('/') || text == "." || text == ".."
 }
 
 /// `hayloft snapshot`.

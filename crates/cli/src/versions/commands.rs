@@ -1,13 +1,16 @@
 //! `hayloft snapshot`, `fork`, `rollback` and `promote`.
 
+use hayloft_tree::TreeName;
 use hayloft_wire::client_message::Body as Ask;
 use hayloft_wire::server_message::Body as Answer;
 use hayloft_wire::{
-    CreateSnapshot, DeleteSnapshot, Fork, ListSnapshots, Promote, Rollback, SnapshotInfo, Version,
+    CreateSnapshot, DeleteSnapshot, Fork, ListSnapshots, NameTree, Named, Promote, Rollback, SnapshotInfo,
+    Version,
 };
 use serde_json::{Value, json};
 
-use crate::config::{Config, DEFAULT_SERVER};
+use crate::config::Config;
+use crate::exit::{Exit, failure};
 use crate::server::admin::Admin;
 use crate::server::volume;
 use crate::units::{show_count, show_size, show_utc};
@@ -17,8 +20,7 @@ use crate::versions::args::{
 use crate::versions::signatures;
 
 pub(super) fn connect(at: &ServerArgs, config: &Config) -> anyhow::Result<Admin> {
-    let server = at.server.as_ref().or(config.server.as_ref());
-    Admin::connect(server.map_or(DEFAULT_SERVER, String::as_str))
+    Admin::connect(at.server(config))
 }
 
 /// As people write it.
@@ -60,6 +62,25 @@ fn to_json(info: &SnapshotInfo) -> Value {
         "tree": (!info.tree.is_empty()).then_some(&info.tree),
         "signatures": info.signatures,
     })
+}
+
+/// The name by content of a version; `anew` as it is worked out now, and not as it was given first.
+///
+/// # Errors
+/// What the server refuses.
+pub(crate) fn name_tree(admin: &mut Admin, of: &Version, anew: bool) -> anyhow::Result<Named> {
+    match admin.ask(Ask::NameTree(NameTree { of: Some(of.clone()), anew }))? {
+        Answer::Named(named) => Ok(named),
+        _ => Err(admin.unexpected()),
+    }
+}
+
+/// Reads a name by content that the server has said.
+///
+/// # Errors
+/// It is none.
+pub(crate) fn parse_tree(tree: &str) -> anyhow::Result<TreeName> {
+    tree.parse().map_err(|said: &str| failure(Exit::Failed, format!("the server: {said}")))
 }
 
 /// Runs `hayloft snapshot`.

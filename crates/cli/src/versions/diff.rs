@@ -10,7 +10,7 @@ use hayloft_wire::server_message::Body as Answer;
 use hayloft_wire::{Diff, Difference, Version, difference};
 use serde_json::{Value, json};
 
-use crate::config::{Config, DEFAULT_SERVER};
+use crate::config::Config;
 use crate::exit::{Exit, failure};
 use crate::server::admin::Admin;
 use crate::units::{show_count, show_size};
@@ -65,20 +65,17 @@ impl How {
     }
 }
 
-/// Runs the command.
+/// What differs between two versions, in a folder or in all, and how many rows were read for it.
 ///
 /// # Errors
-/// What the server refuses; an unreachable server; versions that cannot be mounted, for `--patch`.
-pub(crate) fn run(args: &DiffArgs, config: &Config) -> anyhow::Result<u8> {
-    let server = args.at.server.as_ref().or(config.server.as_ref());
-    let server = server.map_or(DEFAULT_SERVER, String::as_str);
-    let now = || Version { volume: args.from.volume.clone(), snapshot: String::new() };
-    let to = args.to.clone().unwrap_or_else(now);
-    let mut admin = Admin::connect(server)?;
-    let below = args.below.as_deref().unwrap_or(Path::new("")).components();
-    let below: PathBuf = below.filter(|part| matches!(part, Component::Normal(_))).collect();
-    let below = below.into_os_string().into_encoded_bytes().into();
-    let ask = Diff { from: Some(args.from.clone()), to: Some(to.clone()), below };
+/// They are not of one family; what the server refuses.
+pub(crate) fn differences(
+    admin: &mut Admin,
+    from: &Version,
+    to: &Version,
+    below: Vec<u8>,
+) -> anyhow::Result<(Vec<Difference>, u64)> {
+    let ask = Diff { from: Some(from.clone()), to: Some(to.clone()), below: below.into() };
     let (mut found, mut rows_read) = (Vec::new(), 0);
     let mut answer = admin.ask(Ask::Diff(ask))?;
     loop {
@@ -86,10 +83,25 @@ pub(crate) fn run(args: &DiffArgs, config: &Config) -> anyhow::Result<u8> {
         found.extend(part.differences);
         rows_read += part.rows_read;
         if !part.more {
-            break;
+            return Ok((found, rows_read));
         }
         answer = admin.next_part()?;
     }
+}
+
+/// Runs the command.
+///
+/// # Errors
+/// What the server refuses; an unreachable server; versions that cannot be mounted, for `--patch`.
+pub(crate) fn run(args: &DiffArgs, config: &Config) -> anyhow::Result<u8> {
+    let server = args.at.server(config);
+    let now = || Version { volume: args.from.volume.clone(), snapshot: String::new() };
+    let to = args.to.clone().unwrap_or_else(now);
+    let mut admin = Admin::connect(server)?;
+    let below = args.below.as_deref().unwrap_or(Path::new("")).components();
+    let below: PathBuf = below.filter(|part| matches!(part, Component::Normal(_))).collect();
+    let below = below.into_os_string().into_encoded_bytes();
+    let (found, rows_read) = differences(&mut admin, &args.from, &to, below)?;
     let mut out = BufWriter::new(io::stdout().lock());
     let written = if args.at.json {
         writeln!(

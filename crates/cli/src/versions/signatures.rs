@@ -8,8 +8,7 @@ use std::process::{Command, Stdio};
 use anyhow::Context;
 use hayloft_layer::mount_over;
 use hayloft_wire::client_message::Body as Ask;
-use hayloft_wire::server_message::Body as Answer;
-use hayloft_wire::{ListSnapshots, NameTree, SignSnapshot, SnapshotInfo};
+use hayloft_wire::{ListSnapshots, SignSnapshot, SnapshotInfo};
 use ssh_key::{PublicKey, SshSig};
 
 use crate::dial;
@@ -33,10 +32,7 @@ fn message(tree: &str) -> Vec<u8> {
 /// ssh-keygen is not there or does not sign; what the server refuses.
 pub(super) fn sign(admin: &mut Admin, args: &SignArgs) -> anyhow::Result<SnapshotInfo> {
     let of = Some(args.snapshot.clone());
-    let named = match admin.ask(Ask::NameTree(NameTree { of: of.clone(), anew: true }))? {
-        Answer::Named(named) => named,
-        _ => return Err(admin.unexpected()),
-    };
+    let named = commands::name_tree(admin, &args.snapshot, true)?;
     let entered = named.snapshot.unwrap_or_default().tree;
     if entered != named.tree {
         let shown = commands::shown(&args.snapshot);

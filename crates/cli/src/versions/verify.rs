@@ -4,17 +4,16 @@ use std::path::Path;
 use std::sync::atomic::Ordering::Relaxed;
 
 use hayloft_tree::{How, Progress, TreeName, Walked};
-use hayloft_wire::client_message::Body as Ask;
-use hayloft_wire::server_message::Body as Answer;
-use hayloft_wire::{NameTree, Named, Version};
+use hayloft_wire::{Named, Version};
 use serde_json::json;
 
-use crate::config::{Config, DEFAULT_SERVER};
+use crate::config::Config;
 use crate::exit::{Exit, failure};
 use crate::progress;
 use crate::server::admin::Admin;
 use crate::units::{show_count, show_size};
-use crate::versions::args::{VerifyArgs, parse_version};
+use crate::versions::args::{VerifyArgs, is_folder, parse_version};
+use crate::versions::commands;
 use crate::versions::diff::shown;
 use crate::versions::mounted::Mounted;
 use crate::versions::signatures::Signers;
@@ -32,7 +31,7 @@ enum Against {
 }
 
 fn what(text: &str) -> anyhow::Result<What<'_>> {
-    if text.contains('/') || text == "." || text == ".." {
+    if is_folder(text) {
         return Ok(What::Folder(Path::new(text)));
     }
     let wrong = |said: String| failure(Exit::Usage, format!("'{text}' is no folder and no version: {said}"));
@@ -48,15 +47,7 @@ fn against(text: &str) -> anyhow::Result<Against> {
 }
 
 fn ask(server: &str, of: &Version, anew: bool) -> anyhow::Result<Named> {
-    let mut admin = Admin::connect(server)?;
-    match admin.ask(Ask::NameTree(NameTree { of: Some(of.clone()), anew }))? {
-        Answer::Named(named) => Ok(named),
-        _ => Err(admin.unexpected()),
-    }
-}
-
-fn parse(tree: &str) -> anyhow::Result<TreeName> {
-    tree.parse().map_err(|said: &str| failure(Exit::Failed, format!("the server: {said}")))
+    commands::name_tree(&mut Admin::connect(server)?, of, anew)
 }
 
 /// Reads a folder; on a terminal it is seen how far that has come.
@@ -75,8 +66,7 @@ fn read(folder: &Path) -> anyhow::Result<Walked> {
 /// # Errors
 /// What is not as it should be ([`Exit::Damaged`]); what cannot be read; what the server refuses.
 pub(crate) fn run(args: &VerifyArgs, config: &Config) -> anyhow::Result<u8> {
-    let server = args.at.server.as_ref().or(config.server.as_ref());
-    let server = server.map_or(DEFAULT_SERVER, String::as_str);
+    let server = args.at.server(config);
     let what = what(&args.what)?;
     let wanted = args.against.as_deref().map(against).transpose()?;
     let signers = args.signers.as_deref().map(Signers::read).transpose()?;
@@ -96,9 +86,9 @@ pub(crate) fn run(args: &VerifyArgs, config: &Config) -> anyhow::Result<u8> {
         What::Version(version) => {
             let named = ask(server, version, true)?;
             rows_read = Some(named.rows_read);
-            names.push(("by the server".to_owned(), parse(&named.tree)?));
+            names.push(("by the server".to_owned(), commands::parse_tree(&named.tree)?));
             if let Some(info) = &named.snapshot {
-                names.push(("as it was named first".to_owned(), parse(&info.tree)?));
+                names.push(("as it was named first".to_owned(), commands::parse_tree(&info.tree)?));
             }
             if let Some(signers) = &signers {
                 let none = || failure(Exit::Usage, "only snapshots are signed: write VOLUME@NAME");
@@ -117,8 +107,10 @@ pub(crate) fn run(args: &VerifyArgs, config: &Config) -> anyhow::Result<u8> {
     match &wanted {
         Some(Against::Name(name)) => names.push(("what it has to be".to_owned(), *name)),
         Some(Against::Version(version)) => {
-            names
-                .push((args.against.clone().unwrap_or_default(), parse(&ask(server, version, false)?.tree)?));
+            names.push((
+                args.against.clone().unwrap_or_default(),
+                commands::parse_tree(&ask(server, version, false)?.tree)?,
+            ));
         }
         None => {}
     }
