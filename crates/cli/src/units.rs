@@ -89,6 +89,14 @@ fn date_of(secs: i64) -> (i64, i64, i64) {
     (year_of_era + era * 400 + i64::from(month <= 2), month, day)
 }
 
+/// Permission bits, octal.
+pub(crate) fn parse_mode(text: &str) -> Result<u32, String> {
+    match u32::from_str_radix(text, 8) {
+        Ok(mode) if mode <= 0o7777 => Ok(mode),
+        _ => Err(format!("'{text}' are no permission bits: write them in octal, as in 0755")),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -126,5 +134,11 @@ mod tests {
         assert_eq!(show_utc(0), "1970-01-01 00:00:00 UTC");
         assert_eq!(show_utc(951_782_400), "2000-02-29 00:00:00 UTC");
         assert_eq!(show_utc(1_735_689_599), "2024-12-31 23:59:59 UTC");
+    }
+
+    #[test]
+    fn permission_bits() {
+        assert_eq!(parse_mode("1777"), Ok(0o1777));
+        assert!(parse_mode("0o755").is_err());
     }
 }

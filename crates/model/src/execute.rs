@@ -58,7 +58,7 @@ impl Execution {
     pub fn give_inode(&mut self, ino: Ino, row: Option<InodeRow>) {
         match row {
             Some(row) => {
-                self.rows.insert(ino, crate::tree::object_of(ino, &row));
+                self.rows.insert(ino, Object::of(ino, &row));
                 self.tree.add_inode(ino, row);
                 // As if in use: what loses its last name is not deleted yet.
                 self.tree.remember(ino);

@@ -2,7 +2,7 @@
 
 use prost::Message;
 
-use crate::batches::{Commit, RecordMessage};
+use crate::messages::batches::{Commit, RecordMessage};
 
 /// CRC-32C of records in their order, each as it is encoded.
 ///
@@ -40,7 +40,7 @@ impl BatchCheck {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::batches::record_message::Body;
+    use crate::messages::batches::record_message::Body;
 
     #[test]
     fn every_record_its_place_and_the_usage_count() {

@@ -6,11 +6,11 @@ use hayloft_model::{
     Name, PAGE_BLOCKS, Record, Sequence, Timestamp, Usage, UsageDelta, sound,
 };
 
-use crate::batches::{
+use crate::messages::batches::{
     Commit, DeleteDentry, DeletePages, PutDentry, PutPage, RecordMessage, record_message::Body,
 };
-use crate::rows::{DentryRow, InodeRowMessage, Xattr};
-use crate::session::{InoRangeMessage, VolumeStatus};
+use crate::messages::rows::{DentryRow, InodeRowMessage, Xattr};
+use crate::messages::session::{InoRangeMessage, VolumeStatus};
 
 mod sharing;
 

@@ -5,33 +5,26 @@
 //! encoded [`ClientMessage`] or [`ServerMessage`]. Order matters and is kept: what is sent first takes
 //! effect first. The rows in a volume's tables have the same encoding as in messages.
 
-mod admin;
-mod batches;
 mod check;
 mod convert;
 pub mod frame;
 pub mod listing;
 mod locks;
 mod messages;
-mod reading;
-mod rows;
-mod session;
-mod sharing;
-mod snapshots;
 mod versions;
 pub mod weight;
 
-pub use admin::*;
-pub use batches::*;
 pub use check::BatchCheck;
 pub use convert::{InvalidMessage, decode_blocks, encode_blocks, error_code, error_of};
 pub use locks::LockKind;
+pub use messages::admin::*;
+pub use messages::batches::*;
+pub use messages::reading::*;
+pub use messages::rows::{DentryRow, InodeRowMessage, NotedRow, WrittenEntry, Xattr};
+pub use messages::session::*;
+pub use messages::sharing::*;
+pub use messages::snapshots::*;
 pub use messages::*;
-pub use reading::*;
-pub use rows::{DentryRow, InodeRowMessage, NotedRow, WrittenEntry, Xattr};
-pub use session::*;
-pub use sharing::*;
-pub use snapshots::*;
 pub use versions::{Agreed, FEATURES, Mismatch, PROTOCOL_OLDEST, SHIPS, Spoken, agree};
 
 /// The newest version of the protocol that this crate speaks; see [`agree`].

@@ -5,10 +5,10 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use crate::args::{MountArgs, UmountArgs};
 use crate::config::Config;
 use crate::dial;
 use crate::exit::{Exit, exit_of, failure};
+use crate::mounts::args::{MountArgs, UmountArgs};
 use crate::mounts::mount;
 use crate::mounts::remount;
 use crate::mounts::umount;

@@ -1,5 +1,6 @@
 //! Commands for mounts.
 
+pub(crate) mod args;
 pub(crate) mod helper;
 pub(crate) mod mount;
 pub(crate) mod remount;

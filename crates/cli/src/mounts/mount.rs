@@ -15,11 +15,11 @@ use hayloft_mount::control::{self, ControlError};
 use hayloft_mount::{Mount, MountConfig, MountError, MountOptions, Stopper};
 use hayloft_transport::Dial;
 
-use crate::args::MountArgs;
 use crate::config::Config;
 use crate::dial;
 use crate::exit::{Exit, exit_of, failure};
 use crate::mountinfo;
+use crate::mounts::args::MountArgs;
 use crate::mounts::umount;
 use crate::server::admin::Admin;
 use crate::signals;

@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 
 use hayloft_mount::control::{self, ControlError, Target};
 
-use crate::args::SyncArgs;
 use crate::exit::{Exit, failure};
 use crate::mountinfo;
+use crate::mounts::args::SyncArgs;
 use crate::units::show_size;
 
 /// How long a flush may take before progress is shown, and between two updates.

@@ -6,10 +6,10 @@ use std::time::{Duration, Instant};
 
 use hayloft_mount::control::{ControlError, Leave, Visit};
 
-use crate::args::UmountArgs;
 use crate::exit::{Exit, failure};
 use crate::mountinfo;
 use crate::mountinfo::MountEntry;
+use crate::mounts::args::UmountArgs;
 use crate::mounts::sync;
 use crate::sys;
 

@@ -6,10 +6,9 @@ use std::path::PathBuf;
 use clap::{Args, Subcommand, ValueEnum};
 use hayloft_root::{Bind, Spill};
 
-use crate::args::parse_mode;
 use crate::roots::layer_args::{LayersArgs, PublicationArgs, RootCreateArgs, RootDiffArgs, RootPublishArgs};
 use crate::sys;
-use crate::units::parse_size;
+use crate::units::{parse_mode, parse_size};
 
 /// `hayloft run`.
 #[derive(Debug, Args)]

@@ -5,8 +5,8 @@ use hayloft_wire::server_message::Body as Answer;
 use hayloft_wire::{EvictClient, ListClients, SessionInfo};
 use serde_json::{Value, json};
 
-use crate::args::{ClientsArgs, EvictArgs};
 use crate::server::admin::Admin;
+use crate::server::args::{ClientsArgs, EvictArgs};
 use crate::units::{show_count, show_duration};
 
 /// Lists who is connected to a server.

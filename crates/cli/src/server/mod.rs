@@ -1,6 +1,7 @@
 //! Commands for servers and their volumes.
 
 pub(crate) mod admin;
+pub(crate) mod args;
 pub(crate) mod cert;
 pub(crate) mod cert_args;
 pub(crate) mod clients;

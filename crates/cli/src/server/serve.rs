@@ -11,11 +11,11 @@ use hayloft_volume::{Config as ServerSettings, Server, ServerError, Socket};
 use tokio::signal::unix::{SignalKind, signal};
 use tracing_subscriber::EnvFilter;
 
-use crate::args::ServeArgs;
 use crate::config::{Config, DEFAULT_SERVER, DEFAULT_STORE};
 use crate::dial;
 use crate::exit::{Exit, failure};
 use crate::notify;
+use crate::server::args::ServeArgs;
 use crate::sys;
 use crate::units::parse_size;
 

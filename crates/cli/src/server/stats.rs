@@ -10,11 +10,11 @@ use hayloft_wire::client_message::Body as Ask;
 use hayloft_wire::server_message::Body as Answer;
 use serde_json::Value;
 
-use crate::args::StatsArgs;
 use crate::dial;
 use crate::exit::{Exit, failure};
 use crate::mountinfo;
 use crate::server::admin::Admin;
+use crate::server::args::StatsArgs;
 use crate::sys;
 use crate::units::{show_count, show_size};
 

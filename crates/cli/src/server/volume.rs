@@ -8,10 +8,12 @@ use hayloft_wire::{
 };
 use serde_json::{Value, json};
 
-use crate::args::{CheckArgs, CreateArgs, DeleteArgs, ScrubArgs, SetQuotaArgs, VolumeArgs, VolumeVerb};
 use crate::config::{Config, DEFAULT_SERVER};
 use crate::exit::Exit;
 use crate::server::admin::Admin;
+use crate::server::args::{
+    CheckArgs, CreateArgs, DeleteArgs, ScrubArgs, SetQuotaArgs, VolumeArgs, VolumeVerb,
+};
 use crate::sys;
 use crate::units::{show_count, show_size, show_utc};
 

@@ -10,9 +10,9 @@ use super::Work;
 use super::farm::Farm;
 use super::report;
 use super::runner::Runner;
-use crate::args::TryArgs;
 use crate::exit::{Exit, failure};
 use crate::server::stats;
+use crate::trial::args::TryArgs;
 use crate::units::show_duration;
 
 /// Runs the command in a fresh volume that holds a copy of the current folder; its exit code.

@@ -15,10 +15,10 @@ use super::report::{self, Row};
 use super::runner::Runner;
 use super::source::Source;
 use super::steps::{self, Step};
-use crate::args::TryArgs;
 use crate::exit::{Exit, failure};
 use crate::mounts::sync;
 use crate::server::stats;
+use crate::trial::args::TryArgs;
 use crate::units::{show_count, show_duration};
 
 /// The step that comes before the build system's own.

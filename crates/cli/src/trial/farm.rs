@@ -9,11 +9,11 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 
 use super::runner::Runner;
-use crate::args::CreateArgs;
 use crate::exit::{Exit, exit_of, failure};
 use crate::mountinfo;
 use crate::mounts::umount;
 use crate::server::admin::Admin;
+use crate::server::args::CreateArgs;
 use crate::server::volume;
 use crate::sys;
 

@@ -1,5 +1,6 @@
 //! `hayloft try`: the main job on a farm of one's own that is gone afterwards.
 
+pub(crate) mod args;
 mod command;
 mod compare;
 mod farm;
@@ -13,8 +14,8 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 
-use crate::args::TryArgs;
 use crate::exit::{Exit, failure};
+use crate::trial::args::TryArgs;
 use runner::{Interrupted, Runner};
 
 /// Runs the command.

@@ -1,6 +1,6 @@
 //! What sessions hold.
 
-use crate::{Ino, InodeRow};
+use crate::{FileKind, Ino, InodeRow};
 
 /// How a session holds a directory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -28,7 +28,10 @@ pub enum Object {
 impl Object {
     /// The object that an inode's row says it is.
     pub fn of(ino: Ino, row: &InodeRow) -> Object {
-        crate::tree::object_of(ino, row)
+        match row.kind() {
+            FileKind::Directory => Object::Directory(ino),
+            _ => Object::File { ino, home: if row.nlink == 0 { STRAY } else { row.parent } },
+        }
     }
 
     /// The object's inode.

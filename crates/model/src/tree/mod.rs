@@ -24,7 +24,6 @@ pub use attributes::{AttributeChange, has_privileges};
 pub use log::Cut;
 pub use names::{NewNode, RenameFlags};
 pub use share::Stale;
-pub(crate) use share::object_of;
 
 use crate::grants::Object;
 use crate::{
@@ -381,7 +380,7 @@ impl Tree {
         // What others own, or nobody, is the server's to delete.
         if node.stored && owned {
             self.changes.deleted.push(ino);
-            self.keep_until_deleted(object_of(ino, &node.row));
+            self.keep_until_deleted(Object::of(ino, &node.row));
         } else {
             self.disown(ino);
         }

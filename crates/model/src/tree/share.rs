@@ -144,7 +144,7 @@ impl Tree {
     /// Its row is not in memory.
     pub fn object(&self, ino: Ino) -> Result<Object, TreeError> {
         let row = self.inode(ino)?;
-        Ok(object_of(ino, row))
+        Ok(Object::of(ino, row))
     }
 
     pub(super) fn need_names(&self, dir: Ino) -> Result<(), TreeError> {
@@ -173,7 +173,7 @@ impl Tree {
         let row = self.inode(ino)?;
         match self.owns_row(ino, row) {
             true => Ok(()),
-            false => Err(TreeError::Missing(Missing::Own(object_of(ino, row)))),
+            false => Err(TreeError::Missing(Missing::Own(Object::of(ino, row)))),
         }
     }
 
@@ -459,14 +459,6 @@ impl Tree {
     /// Inodes that were reported in use, and are not any more, since this was asked last.
     pub fn take_released(&mut self) -> Vec<Ino> {
         std::mem::take(&mut self.released)
-    }
-}
-
-/// The object that an inode's row says it is.
-pub(crate) fn object_of(ino: Ino, row: &InodeRow) -> Object {
-    match row.kind() {
-        FileKind::Directory => Object::Directory(ino),
-        _ => Object::File { ino, home: if row.nlink == 0 { STRAY } else { row.parent } },
     }
 }
 

@@ -186,7 +186,7 @@ impl World {
                 entries.push((name, dentry, None));
                 continue;
             };
-            let visible = match object_of(dentry.ino, row) {
+            let visible = match Object::of(dentry.ino, row) {
                 Object::Directory(child) => match server.grants.read_along(ticket, child) {
                     Some(Grant::Own) => {
                         own.push(child);

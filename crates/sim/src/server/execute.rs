@@ -160,7 +160,7 @@ impl World {
                     Record::PutInode(ino, row) => {
                         let visible = row.nlink == 0
                             || (!births.contains(ino) || asker)
-                                && self.server.grants.covers(to, object_of(*ino, row));
+                                && self.server.grants.covers(to, Object::of(*ino, row));
                         match visible {
                             true => records.push(record.clone()),
                             false if births.contains(ino) => {}
@@ -393,7 +393,7 @@ impl World {
                 return Err(format!("{ino} is not its own: {before:?}, {:?}", server.grants.owner(ino)));
             }
             let Some(row) = after else { continue };
-            let object = object_of(ino, row);
+            let object = Object::of(ino, row);
             let is_made = before.is_none() && object.home().is_some_and(|home| server.grants.is_split(home));
             let is_own = by_itself || is_made || object.home().is_none();
             if is_own && !server.grants.adopt(session, object) {

@@ -177,7 +177,7 @@ impl Server {
     }
 
     fn object(&self, ino: Ino) -> Option<Object> {
-        self.stored.rows.inodes.get(&ino).map(|row| object_of(ino, row))
+        self.stored.rows.inodes.get(&ino).map(|row| Object::of(ino, row))
     }
 
     pub(crate) fn all_claimed(&self) -> bool {
@@ -204,13 +204,6 @@ impl Server {
         self.replays.is_empty()
             && self.early.is_empty()
             && self.tickets.values().all(|pending| !pending.executed && !has_client(pending.session))
-    }
-}
-
-fn object_of(ino: Ino, row: &InodeRow) -> Object {
-    match row.kind() {
-        FileKind::Directory => Object::Directory(ino),
-        _ => Object::File { ino, home: if row.nlink == 0 { STRAY } else { row.parent } },
     }
 }
 

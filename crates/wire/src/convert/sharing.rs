@@ -6,8 +6,8 @@ use hayloft_model::tree::{AttributeChange, NewNode, RenameFlags};
 use hayloft_model::{Change, FileKind, Ino, NAME_MAX, Name, Timestamp, TreeError};
 
 use super::{InvalidMessage, invalid, name_from, valid};
-use crate::sharing::change_request::Operation;
-use crate::sharing::{
+use crate::messages::sharing::change_request::Operation;
+use crate::messages::sharing::{
     ChangeRequest, CreateChange, LinkChange, ObjectMessage, PlaceMessage, RemoveXattrChange, RenameChange,
     SetAttributesChange, SetXattrChange,
 };

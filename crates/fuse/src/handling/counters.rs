@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 
-use crate::abi::{OPCODE_LIMIT, opcode_name};
+use crate::protocol::abi::{OPCODE_LIMIT, opcode_name};
 
 /// The counts of one thread, the only one that writes to them.
 #[repr(align(128))]

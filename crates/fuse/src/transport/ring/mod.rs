@@ -25,23 +25,20 @@ use io_uring::IoUring;
 use io_uring::squeue::Entry128;
 use parking_lot::Mutex;
 
-use crate::config::Config;
-use crate::device::Device;
-use crate::engine::Engine;
-use crate::filesystem::FileSystem;
-use crate::session::Control;
-use crate::settle::Turn;
+use crate::handling::config::{Config, RING_PARAMETER};
+use crate::handling::engine::Engine;
+use crate::handling::filesystem::FileSystem;
+use crate::handling::settle::Turn;
 use crate::sys;
+use crate::transport::control::Control;
+use crate::transport::device::Device;
 use kick::Kicker;
 use queue::Queue;
 use stay::{Stay, Trace};
 
-/// The module parameter which allows this transport.
-pub(crate) const PARAMETER: &str = "/sys/module/fuse/parameters/enable_uring";
-
 /// Whether the kernel allows FUSE over io_uring, for mounts to come.
 pub fn enabled() -> bool {
-    std::fs::read_to_string(PARAMETER).is_ok_and(|value| value.starts_with('Y'))
+    std::fs::read_to_string(RING_PARAMETER).is_ok_and(|value| value.starts_with('Y'))
 }
 
 /// Allows FUSE over io_uring on this machine; needs root.
@@ -49,10 +46,10 @@ pub fn enable() -> io::Result<()> {
     if enabled() {
         return Ok(());
     }
-    if !Path::new(PARAMETER).exists() {
+    if !Path::new(RING_PARAMETER).exists() {
         return Err(io::ErrorKind::Unsupported.into());
     }
-    std::fs::write(PARAMETER, "Y")
+    std::fs::write(RING_PARAMETER, "Y")
 }
 
 /// The ring of one core, made before the kernel is told that there will be rings.

@@ -11,7 +11,7 @@ use std::io;
 use std::os::fd::{AsRawFd, FromRawFd};
 use std::path::{Path, PathBuf};
 
-use crate::mount::MountError;
+use crate::mounting::error::MountError;
 
 const LOOP_CONTROL: &str = "/dev/loop-control";
 

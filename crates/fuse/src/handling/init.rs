@@ -1,8 +1,10 @@
 //! INIT: the first message, in which both sides say what they can do.
 
-use crate::abi::{Fields, InHeader, MAJOR, MINOR_NEWEST, MINOR_OLDEST, Malformed, PAGE_SIZE, capability};
-use crate::config::{Config, Readdirplus, Transport};
-use crate::session::SessionError;
+use crate::handling::config::{Config, Readdirplus, Transport};
+use crate::handling::error::SessionError;
+use crate::protocol::abi::{
+    Fields, InHeader, MAJOR, MINOR_NEWEST, MINOR_OLDEST, Malformed, PAGE_SIZE, capability,
+};
 
 /// What the kernel offered and what was agreed on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -133,7 +135,7 @@ pub(crate) fn major_only() -> [u8; 64] {
 
 /// Whether a message is INIT.
 pub(crate) fn is_init(header: &InHeader) -> bool {
-    header.opcode == crate::abi::opcode::INIT
+    header.opcode == crate::protocol::abi::opcode::INIT
 }
 
 #[cfg(test)]

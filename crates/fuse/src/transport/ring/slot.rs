@@ -7,9 +7,9 @@
 
 use std::io;
 
-use crate::abi::{Fields, InHeader, PAGE_SIZE, fixed_size, out_header};
-use crate::engine::{Message, Verdict};
-use crate::reply::{Area, Reply};
+use crate::handling::engine::{Message, Verdict};
+use crate::protocol::abi::{Fields, InHeader, PAGE_SIZE, fixed_size, out_header};
+use crate::protocol::reply::{Area, Reply};
 use crate::sys::Memory;
 
 /// Size of `fuse_uring_req_header`.
@@ -136,7 +136,7 @@ fn handle(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::abi::opcode;
+    use crate::protocol::abi::opcode;
 
     fn request(opcode: u32, fixed: &[u8], rest: &[u8]) -> (Vec<u8>, Vec<u8>) {
         let mut head = vec![0; HEADER_SIZE];

@@ -4,8 +4,8 @@
 use bytes::Bytes;
 use prost::{Message, Oneof};
 
-use crate::rows::{DentryRow, InodeRowMessage};
-use crate::session::VolumeStatus;
+use crate::messages::rows::{DentryRow, InodeRowMessage};
+use crate::messages::session::VolumeStatus;
 
 /// The next batch of the session's log. All content that it names and the server does not have came
 /// before it on the same connection.

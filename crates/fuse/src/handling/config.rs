@@ -2,6 +2,9 @@
 
 use std::time::Duration;
 
+/// The module parameter which allows FUSE over io_uring.
+pub(crate) const RING_PARAMETER: &str = "/sys/module/fuse/parameters/enable_uring";
+
 /// How requests travel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Transport {

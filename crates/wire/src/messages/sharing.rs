@@ -4,7 +4,7 @@
 use bytes::Bytes;
 use prost::{Message, Oneof};
 
-use crate::batches::RecordMessage;
+use crate::messages::batches::RecordMessage;
 
 /// `hayloft_model::grants::Object`.
 #[derive(Clone, Copy, PartialEq, Message)]

@@ -3,15 +3,15 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-use crate::abi::{Fields, IN_HEADER_SIZE, InHeader, Malformed, PAGE_SIZE, fixed_size, opcode};
-use crate::config::Config;
-use crate::errno::Errno;
-use crate::filesystem::{Failure, FileSystem, Forget, Pace};
-use crate::init::KernelInfo;
-use crate::interrupt::{Interrupt, Interrupts};
-use crate::pool::Pool;
-use crate::reply::Reply;
-use crate::request::Request;
+use crate::handling::config::Config;
+use crate::handling::filesystem::{Failure, FileSystem, Forget, Pace};
+use crate::handling::init::KernelInfo;
+use crate::handling::interrupt::{Interrupt, Interrupts};
+use crate::handling::pool::Pool;
+use crate::protocol::abi::{Fields, IN_HEADER_SIZE, InHeader, Malformed, PAGE_SIZE, fixed_size, opcode};
+use crate::protocol::errno::Errno;
+use crate::protocol::reply::Reply;
+use crate::protocol::request::Request;
 
 /// What became of a request.
 #[derive(Debug, PartialEq, Eq)]
@@ -122,7 +122,7 @@ impl<F: FileSystem> Engine<F> {
 
     /// Whether SETXATTR comes in its longer form.
     pub(crate) fn setxattr_ext(&self) -> bool {
-        self.info.has(crate::abi::capability::SETXATTR_EXT)
+        self.info.has(crate::protocol::abi::capability::SETXATTR_EXT)
     }
 
     /// How large a transport's memory for content must be.

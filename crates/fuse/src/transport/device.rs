@@ -5,12 +5,12 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::abi::{PAGE_SIZE, opcode, out_header};
-use crate::counters::Shard;
-use crate::engine::{Engine, Message, Verdict};
-use crate::filesystem::{FileSystem, Pace};
-use crate::reply::{Area, Reply};
-use crate::settle::Turn;
+use crate::handling::counters::Shard;
+use crate::handling::engine::{Engine, Message, Verdict};
+use crate::handling::filesystem::{FileSystem, Pace};
+use crate::handling::settle::Turn;
+use crate::protocol::abi::{PAGE_SIZE, opcode, out_header};
+use crate::protocol::reply::{Area, Reply};
 use crate::sys::{self, Memory};
 
 /// How long to let FORGETs gather when nothing else comes this way (over io_uring). The kernel then hands
@@ -66,7 +66,7 @@ impl<F: FileSystem> Device<F> {
         let engine = &self.engine;
         let Ok(message) = Message::split(bytes, engine.setxattr_ext()) else {
             tracing::warn!(len = bytes.len(), "malformed message");
-            if let Ok(header) = crate::abi::InHeader::parse(bytes) {
+            if let Ok(header) = crate::protocol::abi::InHeader::parse(bytes) {
                 answer(&self.fd, header.unique, -libc::EIO, &[], &[]);
             }
             return false;

@@ -1,14 +1,22 @@
 //! What goes over a connection: one message of these two at a time. Field numbers are for ever; new fields get new ones.
 #![allow(missing_docs)] // prost's derives make undocumented helpers; every field below has its comment
 
+pub(crate) mod admin;
+pub(crate) mod batches;
+pub(crate) mod reading;
+pub(crate) mod rows;
+pub(crate) mod session;
+pub(crate) mod sharing;
+pub(crate) mod snapshots;
+
 use prost::{Message, Oneof};
 
-use crate::admin::*;
-use crate::batches::*;
-use crate::reading::*;
-use crate::session::*;
-use crate::sharing::*;
-use crate::snapshots::*;
+use crate::messages::admin::*;
+use crate::messages::batches::*;
+use crate::messages::reading::*;
+use crate::messages::session::*;
+use crate::messages::sharing::*;
+use crate::messages::snapshots::*;
 
 /// From a client to the server.
 #[derive(Clone, PartialEq, Message)]

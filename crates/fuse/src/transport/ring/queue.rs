@@ -14,11 +14,11 @@ use super::kick::Kicker;
 use super::slot::Slot;
 use super::stay::Stay;
 use super::{Ring, Wake};
-use crate::counters::Shard;
-use crate::engine::{Engine, Verdict};
-use crate::filesystem::{FileSystem, Pace};
-use crate::reply::Statfs;
-use crate::settle::Turn;
+use crate::handling::counters::Shard;
+use crate::handling::engine::{Engine, Verdict};
+use crate::handling::filesystem::{FileSystem, Pace};
+use crate::handling::settle::Turn;
+use crate::protocol::reply::Statfs;
 use crate::sys;
 
 /// `FUSE_IO_URING_CMD_REGISTER`: a new slot, to be filled with a request.

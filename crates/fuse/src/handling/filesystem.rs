@@ -1,9 +1,9 @@
 //! What a file system implements.
 
-use crate::errno::Errno;
-use crate::interrupt::Interrupt;
-use crate::reply::Reply;
-use crate::request::Request;
+use crate::handling::interrupt::Interrupt;
+use crate::protocol::errno::Errno;
+use crate::protocol::reply::Reply;
+use crate::protocol::request::Request;
 
 /// Where a request is being handled, and so what it may do.
 #[derive(Debug, Clone, Copy)]

@@ -1,5 +1,5 @@
 use super::*;
-use crate::abi::fixed_size;
+use crate::protocol::abi::fixed_size;
 
 /// Lays out a message field by field, as the kernel does.
 #[derive(Default)]

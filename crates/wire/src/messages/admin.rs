@@ -3,7 +3,7 @@
 
 use prost::Message;
 
-use crate::session::VolumeStatus;
+use crate::messages::session::VolumeStatus;
 
 /// Makes a volume; answered by [`Volumes`] with the one.
 #[derive(Clone, PartialEq, Message)]

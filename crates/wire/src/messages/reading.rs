@@ -4,7 +4,7 @@
 use bytes::Bytes;
 use prost::Message;
 
-use crate::rows::InodeRowMessage;
+use crate::messages::rows::InodeRowMessage;
 
 /// Wants a directory's listing with its children's rows, small contents, and likely neighbours
 /// (directories below it), up to a budget. The answer carries a grant of each directory in it.

@@ -10,7 +10,7 @@ use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use crate::mount::MountError;
+use crate::mounting::error::MountError;
 
 /// The names under which the helper is installed, best first.
 const HELPERS: [&str; 2] = ["fusermount3", "fusermount"];

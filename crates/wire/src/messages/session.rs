@@ -4,8 +4,8 @@
 use bytes::Bytes;
 use prost::Message;
 
-use crate::rows::InodeRowMessage;
-use crate::sharing::LostPeer;
+use crate::messages::rows::InodeRowMessage;
+use crate::messages::sharing::LostPeer;
 use crate::versions::Spoken;
 
 /// Starts or resumes a session on a volume.

@@ -7,7 +7,7 @@ use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
 
-use crate::abi::{notify, out_header};
+use crate::protocol::abi::{notify, out_header};
 use crate::sys;
 
 /// Sends notifications. Cheap to clone; outlives the mount (it then reports ENODEV or the like).

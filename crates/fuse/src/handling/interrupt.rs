@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
 
-use crate::caller::{self, Fate};
+use crate::handling::caller::{self, Fate};
 
 /// How many interrupts without a request are remembered.
 const EARLY_MAX: usize = 64;

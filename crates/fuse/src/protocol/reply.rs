@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use crate::abi::opcode;
-use crate::request::{Lock, Timestamp};
+use crate::protocol::abi::opcode;
+use crate::protocol::request::{Lock, Timestamp};
 
 /// Room for the largest answer without content (`fuse_statx_out`).
 const SCRATCH: usize = 288;

@@ -1,6 +1,6 @@
 //! Requests, parsed in place.
 
-use crate::abi::{Fields, InHeader, Malformed, fattr, opcode};
+use crate::protocol::abi::{Fields, InHeader, Malformed, fattr, opcode};
 
 /// One request of the kernel. Names and data point into the message.
 #[derive(Debug, Clone, Copy)]

@@ -18,9 +18,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use parking_lot::Mutex;
 
-use crate::abi::{InHeader, opcode};
-use crate::config::Config;
-use crate::pool::Pool;
+use crate::handling::config::Config;
+use crate::handling::pool::Pool;
+use crate::protocol::abi::{InHeader, opcode};
 use crate::sys;
 
 /// Makes the calls, on threads of its own.
