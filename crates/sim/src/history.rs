@@ -10,6 +10,7 @@ use crate::operation::Process;
 use crate::reference::Kept;
 use crate::rng::Rng;
 use crate::server::{Order, Stored};
+use crate::trees::replaces_trees;
 use crate::world::{LEASE, What, World, trace};
 
 /// Where the choice of worlds begins in which that happens.
@@ -81,11 +82,11 @@ impl Fate {
 }
 
 impl World {
-    /// In one world of thirty-two the store is put back once.
+    /// In one world of thirty-two the store is put back once, unless the volume gets other trees there.
     pub(crate) fn plan_copy(&mut self) {
         self.fate.openings = 1;
         let mut other = Rng::new(self.config.seed ^ COPIES);
-        if other.permille(31) {
+        if other.permille(31) && !replaces_trees(self.config.seed) {
             let when = other.between(20, 3 * LEASE);
             self.after(when, What::Copy);
             self.after(when + other.between(10, 3 * LEASE), What::PutBack);

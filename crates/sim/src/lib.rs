@@ -12,8 +12,10 @@ mod quota;
 mod reference;
 mod rng;
 mod server;
+mod trees;
 mod world;
 
+pub use trees::replaces_trees;
 pub use world::{Config, Failure, Outcome, run};
 
 /// A rule that is left out, to see that the simulator notices.
@@ -133,11 +135,23 @@ pub enum Rule {
     NoNotes,
     /// It is noted that something is durable before it is.
     NoteEarly,
+    /// Nobody is asked to ship before a snapshot.
+    SnapshotUnasked,
+    /// A snapshot has what is durable.
+    SnapshotOfDurable,
+    /// Sessions go on with another tree.
+    ResumeOnOtherTree,
+    /// Another tree is served while hosts know the one before it.
+    ServeBeforeMoved,
+    /// What was on its way when the tree was replaced counts as arrived.
+    TakeForArrived,
+    /// Another tree gives numbers from where it was.
+    NumbersAgain,
 }
 
 impl Rule {
     /// All, by name.
-    pub const ALL: [(&'static str, Rule); 57] = [
+    pub const ALL: [(&'static str, Rule); 63] = [
         ("ack-before-apply", Rule::AckBeforeApply),
         ("recall-without-ship", Rule::RecallWithoutShip),
         ("no-claim-grace", Rule::NoClaimGrace),
@@ -195,5 +209,11 @@ impl Rule {
         ("show-unheard", Rule::ShowUnheard),
         ("no-notes", Rule::NoNotes),
         ("note-early", Rule::NoteEarly),
+        ("snapshot-unasked", Rule::SnapshotUnasked),
+        ("snapshot-of-durable", Rule::SnapshotOfDurable),
+        ("resume-on-other-tree", Rule::ResumeOnOtherTree),
+        ("serve-before-moved", Rule::ServeBeforeMoved),
+        ("take-for-arrived", Rule::TakeForArrived),
+        ("numbers-again", Rule::NumbersAgain),
     ];
 }

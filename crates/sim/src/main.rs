@@ -1,17 +1,19 @@
-//! Runs worlds: `hayloft-sim --seeds 1..10001 [--ops N] [--break RULE] [--trace]`.
+//! Runs worlds: `hayloft-sim --seeds 1..10001 [--ops N] [--break RULE] [--trees] [--trace]`.
 
 use std::ops::Range;
 use std::process::ExitCode;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
-use hayloft_sim::{Config, Outcome, Rule, run};
+use hayloft_sim::{Config, Outcome, Rule, replaces_trees, run};
 
-const USAGE: &str = "usage: hayloft-sim [--seeds FROM..TO] [--ops N] [--break RULE] [--all] [--trace]
+const USAGE: &str =
+    "usage: hayloft-sim [--seeds FROM..TO] [--ops N] [--break RULE] [--trees] [--all] [--trace]
 
   --seeds FROM..TO  one world a seed, TO not included (1..1001)
   --ops N           operations of all clients of a world together (120)
   --break RULE      leaves out a rule, to see that it is noticed
+  --trees           only worlds in which the volume gets other trees
   --all             goes on after a failure, and lists all
   --trace           prints the last steps even of a world without a failure";
 
@@ -19,12 +21,14 @@ struct Options {
     seeds: Range<u64>,
     ops: u64,
     broken: Option<(&'static str, Rule)>,
+    trees: bool,
     all: bool,
     trace: bool,
 }
 
 fn options() -> Option<Options> {
-    let mut options = Options { seeds: 1..1001, ops: 120, broken: None, all: false, trace: false };
+    let mut options =
+        Options { seeds: 1..1001, ops: 120, broken: None, trees: false, all: false, trace: false };
     let mut args = std::env::args().skip(1);
     while let Some(arg) = args.next() {
         match arg.as_str() {
@@ -38,6 +42,7 @@ fn options() -> Option<Options> {
                 let name = args.next()?;
                 options.broken = Some(*Rule::ALL.iter().find(|(of, _)| *of == name)?);
             }
+            "--trees" => options.trees = true,
             "--all" => options.all = true,
             "--trace" => options.trace = true,
             _ => return None,
@@ -69,6 +74,9 @@ fn main() -> ExitCode {
                     if seed >= options.seeds.end {
                         break;
                     }
+                    if options.trees && !replaces_trees(seed) {
+                        continue;
+                    }
                     let outcome = run(config(seed));
                     worlds.fetch_add(1, Relaxed);
                     if let Ok(mut sum) = sum.lock() {
@@ -79,6 +87,7 @@ fn main() -> ExitCode {
                         sum.brought += outcome.brought;
                         sum.lost += outcome.lost;
                         sum.splits += outcome.splits;
+                        sum.replaced += outcome.replaced;
                     }
                     if let Some(failure) = outcome.failure {
                         stop.fetch_or(!options.all, Relaxed);
@@ -95,7 +104,7 @@ fn main() -> ExitCode {
     let sum = sum.into_inner().unwrap_or_default();
     println!(
         "{worlds} worlds in {seconds:.1} s, {:.0} worlds/s; {} operations, {} executed by the server, {} recalls, {} brought \
-         back, {} lost, {} splits, {} steps",
+         back, {} lost, {} splits, {} trees replaced, {} steps",
         worlds as f64 / seconds,
         sum.ops,
         sum.executed,
@@ -103,6 +112,7 @@ fn main() -> ExitCode {
         sum.brought,
         sum.lost,
         sum.splits,
+        sum.replaced,
         sum.steps,
     );
     let mut failed = failed.into_inner().unwrap_or_default();

@@ -65,6 +65,8 @@ pub(crate) enum ToServer {
         session: SessionId,
         resume: bool,
         heard: Heard,
+        /// The session in whose place it comes.
+        replaces: Option<SessionId>,
     },
     Claim {
         own: Vec<Object>,
@@ -87,6 +89,8 @@ pub(crate) enum ToServer {
     Release(Vec<Ino>),
     /// These are not its own any more; with the last event that it had applied.
     GiveBack(Vec<Ino>, u64),
+    /// What there was when it was asked is shipped.
+    Shipped(u64),
     /// The session is over; nothing of it is left to send.
     Goodbye,
 }
@@ -156,6 +160,10 @@ pub(crate) enum ToClient {
     Ended {
         last: Option<Sequence>,
     },
+    /// The volume has another tree than the session knows; its last batch.
+    OtherTree {
+        last: Sequence,
+    },
     /// With the last batch, which others may have brought.
     Claimed {
         last: Sequence,
@@ -210,6 +218,8 @@ pub(crate) enum ToClient {
     Full(Sequence),
     /// Nobody knows.
     Uncertain,
+    /// To be answered when all that there is now is shipped.
+    Ship(u64),
     Event {
         number: u64,
         body: Body,

@@ -9,6 +9,7 @@ mod lost;
 mod observed;
 mod older;
 mod order;
+mod trees;
 mod views;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -127,7 +128,7 @@ impl How {
     }
 }
 
-#[derive(Default)]
+#[derive(Clone, Default)]
 pub(crate) struct Reference {
     kinds: BTreeMap<u64, FileKind>,
     names: BTreeMap<(u64, u8), u64>,

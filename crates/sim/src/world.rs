@@ -15,6 +15,7 @@ use crate::messages::{Ask, Entry, ToClient, ToServer};
 use crate::reference::{Reference, Verdict};
 use crate::rng::Rng;
 use crate::server::{AtRest, Fault, Send, Server, Then};
+use crate::trees::{Trees, replaces_trees};
 use streams::Connection;
 
 /// How long a session may be silent.
@@ -68,6 +69,8 @@ pub struct Outcome {
     pub lost: u64,
     /// Directories that were split.
     pub splits: u64,
+    /// How often the volume got another tree.
+    pub replaced: u64,
 }
 
 /// What is wrong.
@@ -125,6 +128,10 @@ pub(crate) enum What {
         room: u64,
     },
     NoQuota,
+    /// A snapshot is made, or the volume gets another tree.
+    Tree,
+    /// It is looked whether hosts have shipped that were asked to.
+    Shipping,
     Fault,
 }
 
@@ -170,6 +177,7 @@ pub(crate) struct World {
     pub(crate) splits: Option<u32>,
     last_fault: u64,
     pub(crate) fate: Fate,
+    pub(crate) trees: Trees,
     /// No more operations and faults.
     pub(crate) draining: bool,
 }
@@ -244,6 +252,7 @@ impl World {
             splits: None,
             last_fault: 0,
             fate: Fate::default(),
+            trees: Trees::new(config.seed),
             draining: false,
         };
         let mut other = Rng::new(config.seed ^ SPLITS);
@@ -267,6 +276,9 @@ impl World {
         }
         world.plan_quota();
         world.plan_copy();
+        if replaces_trees(config.seed) {
+            world.plan_trees();
+        }
         if world.faults > 0 {
             let first = world.rng.below(2 * world.faults);
             world.after(first, What::Fault);
@@ -347,6 +359,34 @@ impl World {
     }
 
     fn happen(&mut self, what: What) {
+        match self.host_of(&what) {
+            Some(at) => self.on_tree(at, |world| world.happens(what)),
+            None => self.happens(what),
+        }
+    }
+
+    /// The host that something happens to.
+    fn host_of(&self, what: &What) -> Option<usize> {
+        match what {
+            What::ToClient(connection) => {
+                self.connections.get(connection).map(|connection| connection.client)
+            }
+            What::Process(at, ..)
+            | What::Connect(at, _)
+            | What::Ship(at, _)
+            | What::Ping(at, _)
+            | What::Lease(at, _)
+            | What::Expire(at, ..)
+            | What::Foreword(at, _)
+            | What::Late(at, ..)
+            | What::Upkeep(at, _)
+            | What::Stick(at)
+            | What::Remount(at, _) => Some(*at),
+            _ => None,
+        }
+    }
+
+    fn happens(&mut self, what: What) {
         match what {
             What::ToServer(connection) => self.deliver_to_server(connection),
             What::ToClient(connection) => self.deliver_to_client(connection),
@@ -430,6 +470,8 @@ impl World {
             }
             What::Quota { bytes, room } => self.set_quota(bytes, room),
             What::NoQuota => self.end_quota(),
+            What::Tree => self.next_tree(),
+            What::Shipping => self.look_at_shipping(),
             What::Fault => self.fault(),
         }
     }

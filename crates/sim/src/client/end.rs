@@ -1,6 +1,31 @@
 //! The end of a world: everything comes to rest, and is compared.
 
+use hayloft_model::{Content, Rows};
+
 use super::*;
+use crate::reference::Reference;
+
+/// What rows have otherwise than the reference, if anything.
+pub(crate) fn differs(rows: &Rows, reference: &Reference) -> Option<String> {
+    let names = rows.dentries.iter();
+    let stored: BTreeMap<(u64, u8), u64> =
+        names.map(|((dir, name), dentry)| ((dir.0, name.as_bytes()[0]), dentry.ino.0)).collect();
+    if stored != *reference.names() {
+        return Some(format!("stored names are {stored:?}, not {:?}", reference.names()));
+    }
+    rows.inodes.iter().filter(|(_, row)| row.nlink > 0).find_map(|(ino, row)| {
+        let known = reference.attributes(ino.0);
+        if known != Some(reference.looked_at(ino.0, Attributes::of(row))) {
+            return Some(format!("{ino} is stored as {row:?}, not {known:?}"));
+        }
+        let data = match &row.content {
+            Content::Inline(data) => data.to_vec(),
+            _ => Vec::new(),
+        };
+        let is_other = row.kind() == FileKind::Regular && data != reference.data(ino.0);
+        is_other.then(|| format!("the data of {ino} is {data:?}, not {:?}", reference.data(ino.0)))
+    })
+}
 
 impl World {
     /// Everything comes to an end: connections heal, dead sessions are ended, logs are shipped.
@@ -109,28 +134,7 @@ impl World {
         if self.server.durable.rows != rows {
             wrong.push("not all is durable".to_owned());
         }
-        let stored: BTreeMap<(u64, u8), u64> = rows
-            .dentries
-            .iter()
-            .map(|((dir, name), dentry)| ((dir.0, name.as_bytes()[0]), dentry.ino.0))
-            .collect();
-        if stored != *self.reference.names() {
-            wrong.push(format!("stored names are {stored:?}, not {:?}", self.reference.names()));
-        }
-        for (ino, row) in &rows.inodes {
-            let known = self.reference.attributes(ino.0);
-            let is = self.reference.looked_at(ino.0, Attributes::of(row));
-            if known != Some(is) && row.nlink > 0 {
-                wrong.push(format!("{ino} is stored as {row:?}, not {known:?}"));
-            }
-            let data = match &row.content {
-                hayloft_model::Content::Inline(data) => data.to_vec(),
-                _ => Vec::new(),
-            };
-            if row.kind() == FileKind::Regular && row.nlink > 0 && data != self.reference.data(ino.0) {
-                wrong.push(format!("the data of {ino} is {data:?}, not {:?}", self.reference.data(ino.0)));
-            }
-        }
+        wrong.extend(differs(&rows, &self.reference));
         let named = rows.inodes.iter().filter(|(ino, row)| row.nlink > 0 && **ino != Ino::ROOT);
         let usage =
             Usage { inodes: named.clone().count() as u64, bytes: named.map(|(_, row)| row.allocated).sum() };

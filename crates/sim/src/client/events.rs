@@ -68,6 +68,7 @@ impl World {
         client.recalls = rest;
         let ready: Vec<Recall> = ready;
         ready.into_iter().for_each(|recall| self.give_back(at, recall));
+        self.tell_shipped(at);
         self.let_go(at);
         let files = batch.records.iter().filter_map(|record| match record {
             Record::PutInode(ino, row) if row.parent != STRAY => Some(*ino),

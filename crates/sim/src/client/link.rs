@@ -19,8 +19,8 @@ impl World {
         client.connection = Some(number);
         client.link = Link::Greeting;
         client.hello_sent = now;
-        let (resume, heard) = (client.greeted, client.history);
-        self.say(at, ToServer::Hello { session, resume, heard });
+        let (resume, heard, replaces) = (client.greeted, client.history, client.replaces);
+        self.say(at, ToServer::Hello { session, resume, heard, replaces });
     }
 
     pub(crate) fn client_loses(&mut self, at: usize) {
@@ -32,6 +32,7 @@ impl World {
         client.foreword = None;
         client.seen = 0;
         client.behind.clear();
+        client.ships.clear();
         // What was not given back is still its own: changes of it may be in the log.
         for ino in client.recalls.drain(..).filter(|_| !forgets).flat_map(|recall| recall.owned) {
             client.tree.own(ino);
@@ -196,6 +197,8 @@ impl World {
                 }
                 self.come_back(at, last);
             }
+            ToClient::OtherTree { last } => self.leave_tree(at, last),
+            ToClient::Ship(number) => self.ship_for(at, number),
             ToClient::Restored { request, applied } => {
                 trace!(self, "what c{at} had not shipped is applied: {applied}");
                 let client = &mut self.clients[at];

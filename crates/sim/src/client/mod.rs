@@ -5,6 +5,7 @@ mod end;
 mod events;
 mod foreword;
 mod link;
+mod trees;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -22,6 +23,7 @@ use crate::messages::{Ask, Body, Doing, Entry, Listing, ToClient, ToServer};
 use crate::operation::{Op, Process};
 use crate::reference::{Attributes, Register, Value};
 use crate::world::{LEASE, What, World, trace};
+pub(crate) use end::differs;
 use foreword::Foreword;
 
 /// How long a name's directory lock is waited for before the epoch is raised.
@@ -77,6 +79,10 @@ pub(crate) enum Late {
 
 pub(crate) struct Client {
     pub(crate) life: u64,
+    /// The number of the volume's tree that it knows.
+    pub(crate) tree_number: u64,
+    /// The session in whose place its own comes.
+    replaces: Option<SessionId>,
     pub(crate) session: SessionId,
     pub(crate) tree: Tree,
     pub(crate) kernel: Kernel,
@@ -126,6 +132,8 @@ pub(crate) struct Client {
     /// Others wait for the batch on its way.
     pressing: bool,
     recalls: Vec<Recall>,
+    /// What the server has asked to be shipped, with the batch that ships it.
+    ships: Vec<(u64, Sequence)>,
     expiries: BTreeMap<u64, Expiry>,
     /// What is about to be applied.
     foreword: Option<Foreword>,
@@ -203,6 +211,11 @@ impl Client {
         self.in_flight.as_ref().map(|(_, batch)| batch.sequence.0)
     }
 
+    /// Whether a server has taken its session.
+    pub(crate) fn is_greeted(&self) -> bool {
+        self.greeted
+    }
+
     /// Whether somebody waits for it to give something back.
     pub(crate) fn gives_back(&self) -> bool {
         !self.recalls.is_empty()
@@ -252,6 +265,8 @@ impl World {
         let processes = (0..self.rng.between(1, 3)).map(|_| Process::default()).collect();
         Client {
             life,
+            tree_number: self.trees.now,
+            replaces: None,
             session: self.new_session(),
             tree,
             kernel,
@@ -284,6 +299,7 @@ impl World {
             pauses: false,
             pressing: false,
             recalls: Vec::new(),
+            ships: Vec::new(),
             expiries: BTreeMap::new(),
             foreword: None,
             seen: 0,
@@ -348,7 +364,8 @@ impl World {
         if self.is_broken(Rule::BringAfterEnd) {
             self.clients[at].kept = kept;
         }
-        (self.clients[at].unsent, self.clients[at].history) = (unsent, history);
+        let client = &mut self.clients[at];
+        (client.unsent, client.history, client.replaces) = (unsent, history, Some(session));
     }
 
     /// Whether operations are answered.

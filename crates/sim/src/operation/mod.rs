@@ -232,6 +232,9 @@ impl World {
                 trace!(self, "c{at}.{process} op {} returns {result:?}", op.id);
                 let now = self.now;
                 self.reference.returned(op.id, now);
+                if !matches!(op.kind, Kind::Close(_)) {
+                    self.check_tree(at, op.call);
+                }
                 op.locked.iter().for_each(|dir| self.clients[at].unlock(*dir));
                 self.outcome.ops += 1;
                 if let Some(dir) = op.made {

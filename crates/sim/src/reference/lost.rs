@@ -3,7 +3,7 @@
 use super::*;
 
 /// What a session had changed that was ended, and how many versions there were of each register without that.
-#[derive(Default)]
+#[derive(Clone, Default)]
 pub(super) struct Lost {
     pub(super) operations: BTreeMap<u64, Operation>,
     pub(super) versions: BTreeMap<Register, (usize, Vec<Version>)>,

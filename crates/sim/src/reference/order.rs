@@ -174,7 +174,7 @@ impl Reference {
     }
 
     /// Every directory is below the root.
-    fn is_tree(&self) -> Verdict {
+    pub(super) fn is_tree(&self) -> Verdict {
         let lost = self.names.values().find(|dir| self.is_dir(**dir) && !self.is_below(**dir, ROOT));
         lost.map_or(Ok(()), |dir| Err(format!("directory {dir} is not below the root any more")))
     }

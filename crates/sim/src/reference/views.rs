@@ -9,7 +9,7 @@ use super::*;
 /// For each thing, which version of it was seen when, or a later one. 0 is what was there in the beginning.
 type Seen = BTreeMap<Register, Vec<(u64, usize)>>;
 
-#[derive(Default)]
+#[derive(Clone, Default)]
 pub(super) struct Views {
     sessions: BTreeMap<u64, Seen>,
     /// Names, by any host.
@@ -21,6 +21,13 @@ impl Views {
     pub(super) fn has_seen(&self, session: SessionId, register: Register, versions: usize) -> bool {
         let seen = self.sessions.get(&session.0).and_then(|seen| seen.get(&register));
         seen.and_then(|seen| seen.last()).is_some_and(|(_, version)| *version > versions)
+    }
+
+    /// For each session, how many versions it has seen of what.
+    pub(super) fn seen(&self) -> impl Iterator<Item = (SessionId, Register, usize)> + '_ {
+        let all =
+            self.sessions.iter().flat_map(|(session, seen)| seen.iter().map(move |seen| (*session, seen)));
+        all.filter_map(|(session, (register, seen))| Some((SessionId(session), *register, seen.last()?.1)))
     }
 
     /// There are no more than so many versions of something: whoever has seen more is gone with them.

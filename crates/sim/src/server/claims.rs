@@ -4,9 +4,24 @@ use super::*;
 use crate::messages::Entry;
 
 impl World {
-    pub(super) fn hello(&mut self, connection: u64, session: SessionId, resume: bool, heard: Heard) {
+    pub(super) fn hello(
+        &mut self,
+        (connection, session): (u64, SessionId),
+        resume: bool,
+        heard: Heard,
+        replaces: Option<SessionId>,
+    ) {
         if self.is_astray(heard) {
             return self.send_to_client(connection, ToClient::OtherHistory);
+        }
+        let moved = |session| self.server.stored.sessions.get(&session).filter(|found| found.moved);
+        if let Some(found) = moved(session) {
+            let last = found.last;
+            return self.send_to_client(connection, ToClient::OtherTree { last });
+        }
+        if let Some(replaced) = replaces.filter(|replaced| moved(*replaced).is_some()) {
+            // Its host has let go of everything by now: others can be served.
+            self.end_session(replaced);
         }
         let known = self.server.stored.sessions.contains_key(&session);
         if resume && !known {

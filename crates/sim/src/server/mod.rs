@@ -49,6 +49,8 @@ pub(crate) enum Fault {
 pub(crate) struct StoredSession {
     pub(crate) last: Sequence,
     outcomes: BTreeMap<u64, Option<Ino>>,
+    /// It is of a tree that was replaced.
+    pub(crate) moved: bool,
 }
 
 /// What a store holds.
@@ -193,6 +195,16 @@ impl Server {
             || self.tickets.values().any(|pending| pending.executed && pending.unnamed.contains(&ino))
     }
 
+    /// The connection on which a session has claimed.
+    pub(crate) fn claimed_on(&self, session: SessionId) -> Option<u64> {
+        self.live.get(&session).filter(|live| live.claimed).and_then(|live| live.connection)
+    }
+
+    /// Whether all who could bring something back have done so, or are ended.
+    pub(crate) fn is_settled(&self) -> bool {
+        self.settled
+    }
+
     /// Whether nothing waits for the store.
     pub(crate) fn is_all_durable(&self) -> bool {
         self.order.is_empty()
@@ -216,8 +228,8 @@ impl World {
         if !self.server.up {
             return self.cut_connection(connection);
         }
-        if let ToServer::Hello { session, resume, heard } = message {
-            return self.hello(connection, session, resume, heard);
+        if let ToServer::Hello { session, resume, heard, replaces } = message {
+            return self.hello((connection, session), resume, heard, replaces);
         }
         let now = self.now;
         let known = self.server.live.get_mut(&session).filter(|live| live.connection == Some(connection));
@@ -254,6 +266,7 @@ impl World {
             }
             ToServer::Release(files) => self.server.grants.release(session, &files),
             ToServer::GiveBack(files, seen) => self.server.grants.give_back(session, &files, seen),
+            ToServer::Shipped(number) => self.has_shipped(session, number),
             ToServer::Goodbye => {
                 self.end_session(session);
                 self.connections.remove(&connection);
@@ -437,6 +450,7 @@ impl World {
         if self.server.all_claimed() {
             if !std::mem::replace(&mut self.server.settled, true) {
                 self.settle_lost();
+                self.tree_is_served();
             }
             for (connection, request, made) in std::mem::take(&mut self.server.replays) {
                 let answer = ToClient::Changed { request, result: Ok(made), doing: Who::Server };

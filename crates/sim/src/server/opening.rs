@@ -5,6 +5,15 @@ use super::*;
 /// How long a server goes on that another one has taken the place of, at most: less than a lease.
 const REPLACED_FOR: u64 = LEASE / 2;
 
+impl Stored {
+    /// What is written down of another tree in this one's place: who knew this one, and its history.
+    pub(crate) fn with_tree(&self, (rows, usage, next_ino): (Rows, Usage, u64), are_moved: bool) -> Stored {
+        let moved = |session: &StoredSession| StoredSession { moved: are_moved, ..session.clone() };
+        let sessions = self.sessions.iter().map(|(id, session)| (*id, moved(session))).collect();
+        Stored { rows, usage, next_ino, sessions, ..self.clone() }
+    }
+}
+
 impl World {
     pub(crate) fn server_loses(&mut self, connection: u64, session: SessionId) {
         let servers = [Some(&mut self.server), self.replaced.as_deref_mut()];
@@ -101,6 +110,13 @@ impl World {
         self.after(wait, What::EndReplaced(life));
     }
 
+    /// The volume has another database from now on, which a server opens.
+    pub(crate) fn exchange_store(&mut self, store: Stored) {
+        let life = self.server.life;
+        drop(self.next_server(life + 1, store));
+        self.cut_connections(life);
+    }
+
     /// A server opens what it has found of the store of the present one. Returns the latter.
     fn next_server(&mut self, life: u64, store: Stored) -> Server {
         let old = &self.server;
@@ -118,7 +134,8 @@ impl World {
         for session in sessions {
             self.server.grants.join(session, false);
             let mut live = Live { heard: self.now, may_bring: true, ..Live::default() };
-            if self.is_broken(Rule::NoClaimGrace) {
+            let is_moved = self.server.stored.sessions[&session].moved;
+            if self.is_broken(Rule::NoClaimGrace) || is_moved && self.is_broken(Rule::ServeBeforeMoved) {
                 drop(self.server.grants.claim(session, &[]));
                 live.ever_claimed = true;
             }

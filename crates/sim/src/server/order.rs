@@ -212,7 +212,7 @@ impl World {
     }
 
     /// Makes all durable at once. `false`: it cannot be, the volume is another server's.
-    pub(super) fn flush_now(&mut self) -> bool {
+    pub(crate) fn flush_now(&mut self) -> bool {
         let order = &mut self.server.order;
         if order.fenced {
             order.doomed = true;
