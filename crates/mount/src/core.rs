@@ -5,7 +5,7 @@ mod guard;
 use std::collections::{HashMap, HashSet};
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::Sender;
 use std::time::Instant;
 
@@ -30,6 +30,7 @@ use crate::kernel::nodes::{Left, NodeId, Nodes};
 use crate::kernel::{KernelNames, Word};
 use crate::log::ledger::Ledger;
 use crate::log::rejoin::Restoring;
+use crate::log::replaced::Replaced;
 use crate::log::rescue::Unsent;
 use crate::options::MountOptions;
 use crate::session::link::Link;
@@ -164,7 +165,9 @@ impl Core {
             self.tree.note_other(ino, Ino(node.0), true);
             (node, left)
         } else {
-            (NodeId::of_file(ino), Vec::new())
+            let node = self.nodes.hand_out_file(ino);
+            self.tree.note_other(ino, Ino(node.0), true);
+            (node, Vec::new())
         }
     }
 
@@ -187,14 +190,40 @@ impl Core {
     /// The kernel has forgotten a number so many times.
     pub(crate) fn take_back(&mut self, node: NodeId, count: u64) {
         let ino = node.ino();
+        if self.nodes.forget_replaced(node, count) {
+            return;
+        }
         if self.nodes.forget(node, count) {
             self.tree.note_other(ino, Ino(node.0), false);
             self.births.was_locked(node);
         }
         self.tree.forget(ino, count);
         if self.tree.lookups(ino) == 0 {
+            self.tree.note_other(ino, Ino(node.0), false);
+            self.nodes.forget_file(ino);
             self.forgotten(ino);
         }
+    }
+
+    /// The volume has another tree, and this one's is known as that number from now on: the kernel has its files still, open ones
+    /// among them, and is told under other numbers of those of the other tree. Nothing of the tree is in memory. Returns whether
+    /// the kernel has any.
+    pub(crate) fn replace_files(&mut self, tree: u32) -> bool {
+        for ino in self.tree.known() {
+            if ino == Ino::ROOT || self.nodes.is_directory(ino) {
+                continue;
+            }
+            // What was made for an answer on its way will be told as it is then.
+            let count = self.tree.lookups(ino) - u64::from(self.made.contains(&ino));
+            let number = self.nodes.file(ino);
+            self.nodes.replace(number, count, tree);
+            self.tree.forget(ino, count);
+            self.tree.note_other(ino, Ino(number.0), false);
+            self.forgotten(ino);
+        }
+        // The server has not heard of it with the session that begins.
+        self.tree.take_released();
+        self.nodes.has_of(tree)
     }
 
     /// The kernel has asked for something by a number. That of a file just made it has by one answer.
@@ -336,6 +365,10 @@ pub(crate) struct Client {
     pub(crate) shipped: Shipped,
     /// Whether the kernel knows any directory by another number than its own.
     pub(crate) any_moved: Arc<AtomicBool>,
+    /// Whether it has files of trees that were replaced, and these trees.
+    pub(crate) any_replaced: Arc<AtomicBool>,
+    pub(crate) replaced: Replaced,
+    pub(crate) trees: AtomicU32,
 }
 
 impl Client {
@@ -352,6 +385,9 @@ impl Client {
     ) -> Client {
         Client {
             any_moved: core.nodes.any_moved(),
+            any_replaced: core.nodes.any_replaced(),
+            replaced: Replaced::default(),
+            trees: AtomicU32::new(0),
             shipped: Shipped::default(),
             core: Mutex::new(core),
             budget: Budget::default(),
@@ -431,6 +467,11 @@ impl Client {
         self.set_status(status);
         self.others_changed.store(false, Ordering::Relaxed);
         self.core().tree.set_usage(status.used());
+    }
+
+    /// The numbers by which the kernel knows an inode.
+    pub(crate) fn numbers(&self, ino: Ino) -> Vec<Ino> {
+        self.core().nodes.each(vec![ino])
     }
 
     /// Has the kernel forget the attributes of inodes, by these numbers of theirs, and waits for that. Takes no lock of the

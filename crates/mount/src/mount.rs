@@ -317,6 +317,7 @@ impl Mount {
         };
         self.client.ledger.stop();
         let _ = self.committer.join();
+        self.client.replaced.close();
         self.client.link.close();
         self.client.tell_kernel(Word::End);
         let _ = self.client.recalls.send(Wanted::End);

@@ -92,7 +92,7 @@ pub(crate) enum VolumeError {
     )]
     SessionOver { session: SessionId, last_sequence: u64 },
     #[error("session {session} is of another tree than the volume has now (hayloft rollback, or promote)")]
-    OtherTree { session: SessionId, last_sequence: u64, durable: u64 },
+    OtherTree { session: SessionId, last_sequence: u64, durable: u64, kept: String, kept_id: String },
     #[error("session {0} was ended by an administrator (hayloft evict)")]
     Evicted(SessionId),
     #[error(
@@ -276,8 +276,9 @@ impl From<&VolumeError> for Failed {
         if let VolumeError::SessionOver { last_sequence, .. } = error {
             failed.last_sequence = Some(*last_sequence);
         }
-        if let VolumeError::OtherTree { last_sequence, durable, .. } = error {
+        if let VolumeError::OtherTree { last_sequence, durable, kept, kept_id, .. } = error {
             (failed.last_sequence, failed.durable) = (Some(*last_sequence), *durable);
+            (failed.kept, failed.kept_id) = (kept.clone(), kept_id.clone());
         }
         failed
     }

@@ -73,6 +73,7 @@ mod trial;
 mod unsent;
 mod users;
 mod versions;
+mod versions_open;
 mod views;
 mod watchdog;
 mod words;

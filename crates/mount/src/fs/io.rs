@@ -161,11 +161,12 @@ impl VolumeFs {
         done(request, &mut core);
         drop(core);
         if demoted {
-            self.client.drop_attributes(&[ino]);
+            self.client.drop_attributes(&self.client.numbers(ino));
         }
         if offset != write.offset {
             // It has put the bytes elsewhere in its cache. The word waits until this answer is there.
-            let (names, attributes, data) = (Vec::new(), vec![ino], vec![ino]);
+            let numbers = self.client.numbers(ino);
+            let (names, attributes, data) = (Vec::new(), numbers.clone(), numbers);
             self.client.tell_kernel(Word::Stale { names, attributes, data, in_use: Vec::new(), ack: None });
         }
         reply.written(write.bytes.len() as u32);
@@ -278,7 +279,7 @@ impl VolumeFs {
         self.changed(&mut core);
         drop(core);
         if demoted {
-            self.client.drop_attributes(&[ino]);
+            self.client.drop_attributes(&self.client.numbers(ino));
         }
         Ok(())
     }

@@ -3,11 +3,10 @@
 use std::sync::Arc;
 
 use hayloft_fuse::{Lock, Operation, Pace, Reply, Request};
-use hayloft_model::Ino;
 use hayloft_model::locks::Mode;
 
 use super::error::FsError;
-use super::{Done, Need, Stop, VolumeFs};
+use super::{Done, Need, Stop, VolumeFs, ino_of};
 use crate::sharing::locks::{LockError, Wanted};
 
 impl VolumeFs {
@@ -20,7 +19,7 @@ impl VolumeFs {
         // `Room` is what any thread of the pool may wait for.
         let Pace::Patient(interrupt) = pace else { return Err(Stop::Need(Need::Room)) };
         let wanted = |owner: u64, lock: &Lock, flock: bool| Wanted {
-            ino: Ino(request.nodeid),
+            ino: ino_of(request),
             owner,
             flock,
             start: lock.start,

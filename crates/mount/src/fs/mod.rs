@@ -4,6 +4,7 @@ mod error;
 mod io;
 mod locks;
 mod names;
+mod replaced;
 mod request;
 mod twins;
 mod xattrs;
@@ -119,9 +120,11 @@ impl FileSystem for VolumeFs {
         for forget in forgets {
             core.take_back(NodeId(forget.nodeid), forget.nlookup);
         }
+        let ended = core.nodes.take_ended();
         self.client.drop_ended(&mut core);
         let (dirty, released) = (core.tree.is_dirty(), core.tree.has_released());
         drop(core);
+        ended.into_iter().for_each(|tree| self.client.replaced.end(tree));
         if released {
             self.client.let_go();
         }
@@ -144,6 +147,12 @@ impl VolumeFs {
             self.client.calls.note(request, false);
         }
         loop {
+            // It may have been replaced while the request has waited.
+            if self.client.any_replaced.load(Ordering::Acquire)
+                && let Some(tree) = self.replaced(request)
+            {
+                return self.answer_replaced(tree, request, reply, pace);
+            }
             match (self.client.link.condition(), pace) {
                 (Condition::Live, _) => {}
                 // Who asks what became of the mount has to find it.
@@ -284,7 +293,9 @@ impl VolumeFs {
             Operation::Rename { name, new_parent, new_name, flags } => {
                 self.rename((NodeId(request.nodeid), name), (NodeId(new_parent), new_name), flags)
             }
-            Operation::Link { ino: linked, new_name } => self.link(Ino(linked), ino, new_name, pace, reply),
+            Operation::Link { ino: linked, new_name } => {
+                self.link(NodeId(linked).ino(), ino, new_name, pace, reply)
+            }
             Operation::Create { name, mode, flags, .. } => {
                 self.create(request, name, mode, flags, pace, reply)
             }

@@ -253,7 +253,8 @@ impl VolumeFs {
     ) -> Done {
         self.check_not_full()?;
         let mut core = self.client.core();
-        core.asked_for(NodeId::of_file(ino));
+        let number = core.nodes.file(ino);
+        core.asked_for(number);
         core.tree.link(ino, dir, name, self.now())?;
         core.names.exists(dir, name);
         // No directory: it has one number wherever its names are.
@@ -360,7 +361,7 @@ impl VolumeFs {
                     Some(row) => {
                         let node = match dentry.kind {
                             FileKind::Directory => nodes.number(at, name.as_bytes(), dentry.ino),
-                            _ => NodeId::of_file(dentry.ino),
+                            _ => nodes.file(dentry.ino),
                         };
                         // What is new to the kernel may wait there for another call, which waits for the word that it has
                         // changed.

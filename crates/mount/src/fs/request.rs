@@ -142,7 +142,9 @@ impl VolumeFs {
                 let target = Some(Bytes::copy_from_slice(target));
                 made(name, NewNode { mode, target, ..owned_by(request) })
             }
-            Operation::Link { ino, new_name } => Some(Change::Link(Ino(ino), dir, Name::new(new_name))),
+            Operation::Link { ino, new_name } => {
+                Some(Change::Link(NodeId(ino).ino(), dir, Name::new(new_name)))
+            }
             Operation::Unlink { name } => Some(Change::Unlink(dir, Name::new(name))),
             Operation::Rmdir { name } => Some(Change::Rmdir(dir, Name::new(name))),
             Operation::Rename { name, new_parent, new_name, flags } => {
@@ -191,7 +193,7 @@ impl VolumeFs {
         interrupt: &Interrupt,
     ) -> Result<(), FsError> {
         let ino = match request.op {
-            Operation::Link { ino, .. } => Ino(ino),
+            Operation::Link { ino, .. } => NodeId(ino).ino(),
             Operation::Setattr(_) => ino_of(request),
             _ => match made {
                 Some(made) => made,
@@ -238,7 +240,7 @@ impl VolumeFs {
                 core.give_up_made(ino);
             }
             _ => {
-                reply.entry(&made_entry(NodeId::of_file(ino), row, validity));
+                reply.entry(&made_entry(core.nodes.file(ino), row, validity));
                 core.hand_out_made(ino);
             }
         }

@@ -78,6 +78,15 @@ pub(crate) struct Nodes {
     moved: HashMap<Ino, Vec<NodeId>, FxBuildHasher>,
     /// Whether there are any.
     any_moved: Arc<AtomicBool>,
+    /// Files of trees that were replaced: references that the kernel has, and of which tree.
+    replaced: HashMap<NodeId, (u64, u32), FxBuildHasher>,
+    /// Whether there are any.
+    any_replaced: Arc<AtomicBool>,
+    /// How many each tree has, and those that have none any more.
+    trees: HashMap<u32, usize>,
+    ended: Vec<u32>,
+    /// Files of the present tree of which the kernel is told under other numbers, since it has replaced ones by theirs.
+    files: HashMap<Ino, NodeId, FxBuildHasher>,
 }
 
 impl Nodes {
@@ -213,13 +222,13 @@ impl Nodes {
     /// All numbers of an inode, the latest last.
     pub(crate) fn numbers(&self, ino: Ino) -> impl Iterator<Item = NodeId> + '_ {
         let numbers = self.moved.get(&ino);
-        let own = numbers.is_none().then_some(NodeId::own(ino));
+        let own = numbers.is_none().then(|| self.file(ino));
         numbers.into_iter().flatten().copied().chain(own)
     }
 
     /// Inodes by all their numbers, as the kernel is told of them.
     pub(crate) fn each(&self, inos: Vec<Ino>) -> Vec<Ino> {
-        if self.moved.is_empty() {
+        if self.moved.is_empty() && self.files.is_empty() {
             return inos;
         }
         inos.into_iter().flat_map(|ino| self.numbers(ino)).map(|number| Ino(number.0)).collect()
@@ -245,6 +254,86 @@ impl Nodes {
     pub(crate) fn has_moved(&self, ino: Ino) -> bool {
         self.moved.contains_key(&ino)
     }
+
+    /// Whether the kernel has a directory of that number.
+    pub(crate) fn is_directory(&self, ino: Ino) -> bool {
+        self.moved.contains_key(&ino) || self.known.contains_key(&NodeId::own(ino))
+    }
+
+    /// The number of anything but a directory: its own, unless the kernel has it by that as it was in another tree.
+    pub(crate) fn file(&self, ino: Ino) -> NodeId {
+        let own = NodeId::of_file(ino);
+        if let Some(number) = self.files.get(&ino) {
+            return *number;
+        }
+        if !self.replaced.contains_key(&own) {
+            return own;
+        }
+        let mut others = (1..=OTHERS_MAX).map(|serial| NodeId::other(ino, serial));
+        others.find(|number| !self.replaced.contains_key(number)).unwrap_or(own)
+    }
+
+    /// The kernel is told of it by that number.
+    pub(crate) fn hand_out_file(&mut self, ino: Ino) -> NodeId {
+        let number = self.file(ino);
+        if number != NodeId::of_file(ino) {
+            self.files.insert(ino, number);
+        }
+        number
+    }
+
+    /// The kernel has it no more.
+    pub(crate) fn forget_file(&mut self, ino: Ino) {
+        self.files.remove(&ino);
+    }
+
+    /// What the kernel has by a number, with so many references, is of a tree that was replaced.
+    pub(crate) fn replace(&mut self, number: NodeId, count: u64, tree: u32) {
+        self.files.remove(&number.ino());
+        if count > 0 && self.replaced.insert(number, (count, tree)).is_none() {
+            *self.trees.entry(tree).or_default() += 1;
+            self.any_replaced.store(true, Ordering::Release);
+        }
+    }
+
+    /// Whether the kernel has files of a tree that was replaced.
+    pub(crate) fn has_of(&self, tree: u32) -> bool {
+        self.trees.contains_key(&tree)
+    }
+
+    /// The tree of a number, if that was replaced.
+    pub(crate) fn replaced(&self, number: NodeId) -> Option<u32> {
+        self.replaced.get(&number).map(|(_, tree)| *tree)
+    }
+
+    /// The kernel has given back so many references. Whether these were of a file of a tree that was replaced.
+    pub(crate) fn forget_replaced(&mut self, number: NodeId, count: u64) -> bool {
+        let Some((left, tree)) = self.replaced.get_mut(&number) else { return false };
+        *left = left.saturating_sub(count);
+        let tree = *tree;
+        if *left == 0 {
+            self.replaced.remove(&number);
+            self.any_replaced.store(!self.replaced.is_empty(), Ordering::Release);
+            if let Some(files) = self.trees.get_mut(&tree) {
+                *files -= 1;
+                if *files == 0 {
+                    self.trees.remove(&tree);
+                    self.ended.push(tree);
+                }
+            }
+        }
+        true
+    }
+
+    /// Trees of which the kernel has nothing any more since this was asked last.
+    pub(crate) fn take_ended(&mut self) -> Vec<u32> {
+        std::mem::take(&mut self.ended)
+    }
+
+    /// Whether there are files of any, for who looks without the lock.
+    pub(crate) fn any_replaced(&self) -> Arc<AtomicBool> {
+        Arc::clone(&self.any_replaced)
+    }
 }
 
 #[cfg(test)]
@@ -252,6 +341,32 @@ mod tests {
     use super::*;
 
     const ROOT: NodeId = NodeId(1);
+
+    #[test]
+    fn files_of_a_tree_that_was_replaced_keep_their_numbers_until_they_are_forgotten() {
+        let (file, mut nodes) = (Ino(7), Nodes::default());
+        let own = nodes.hand_out_file(file);
+        assert_eq!(own, NodeId(7));
+        nodes.replace(own, 3, 1);
+        let other = nodes.hand_out_file(file);
+        assert!(other != own && other.ino() == file);
+        assert_eq!((nodes.replaced(own), nodes.replaced(other)), (Some(1), None));
+        assert_eq!(nodes.each(vec![file, Ino(8)]), [Ino(other.0), Ino(8)]);
+        // Once more, while the kernel has the first one still.
+        nodes.replace(other, 1, 2);
+        let third = nodes.hand_out_file(file);
+        assert!(third != other && third != own && third.ino() == file);
+        assert!(nodes.forget_replaced(own, 2) && nodes.take_ended().is_empty());
+        assert!(nodes.forget_replaced(own, 1) && !nodes.forget_replaced(own, 1));
+        assert_eq!(nodes.take_ended(), [1]);
+        // What it is known by stays, also when its own number is free.
+        assert_eq!(nodes.file(file), third);
+        nodes.forget_file(file);
+        assert_eq!(nodes.file(file), own);
+        assert!(nodes.any_replaced().load(Ordering::Acquire));
+        assert!(nodes.forget_replaced(other, 1) && nodes.take_ended() == [2]);
+        assert!(!nodes.any_replaced().load(Ordering::Acquire));
+    }
 
     fn told(nodes: &mut Nodes, parent: NodeId, name: &[u8], ino: u64) -> NodeId {
         nodes.hand_out(parent, name, Ino(ino)).0

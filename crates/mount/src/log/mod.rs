@@ -5,4 +5,5 @@ pub(crate) mod aside;
 pub(crate) mod committer;
 pub(crate) mod ledger;
 pub(crate) mod rejoin;
+pub(crate) mod replaced;
 pub(crate) mod rescue;

@@ -13,10 +13,11 @@ use std::time::Duration;
 use hayloft_model::{Ino, Sequence};
 use hayloft_wire::client_message::Body as Ask;
 use hayloft_wire::server_message::Body as Answer;
-use hayloft_wire::{Commit, FailureCode, Welcome};
+use hayloft_wire::{Commit, Failed, FailureCode, Welcome};
 
 use crate::core::{Client, Core};
 use crate::log::committer;
+use crate::log::replaced::Kept;
 use crate::log::rescue::Unsent;
 use crate::session::link::{CallError, Line};
 
@@ -35,7 +36,8 @@ pub(crate) struct Restoring {
 
 impl Client {
     /// See [`crate::session::link::Receiver::replace`].
-    pub(crate) fn leave_session(&self, reason: &str) -> Sequence {
+    pub(crate) fn leave_session(&self, failed: &Failed) -> Sequence {
+        let reason = failed.message.as_str();
         {
             let mut core = self.core();
             core.giving.clear();
@@ -64,7 +66,12 @@ impl Client {
                 let (of, reason) = (self.link.replaced(), reason.to_string());
                 *restoring = Some(Restoring { unsent, of, reason });
             }
-            break (last, self.forget_all(&mut core));
+            let word = self.forget_all(&mut core, |core| {
+                if !failed.kept.is_empty() {
+                    self.keep_files(core, failed);
+                }
+            });
+            break (last, word);
         };
         if let Some(locks) = self.locks.get() {
             locks.lose_all();
@@ -161,8 +168,10 @@ impl Client {
     }
 
     /// Forgets what is known here; returns what the kernel has to be told.
-    fn forget_all(&self, core: &mut Core) -> crate::kernel::Word {
+    /// `keep` is done before that is worked out, when nothing of the tree is in memory.
+    fn forget_all(&self, core: &mut Core, keep: impl FnOnce(&mut Core)) -> crate::kernel::Word {
         let mut stale = core.tree.restart();
+        keep(core);
         core.tree.take_ended();
         core.ways.clear();
         core.released = None;
@@ -174,6 +183,15 @@ impl Client {
             names.clear();
         }
         core.word(stale, names, None)
+    }
+
+    /// The volume has another tree: files that are open are of this one until they are closed.
+    fn keep_files(&self, core: &mut Core, failed: &Failed) {
+        let tree = self.trees.fetch_add(1, Ordering::Relaxed);
+        if core.replace_files(tree) {
+            let kept = Kept { name: failed.kept.clone(), id: failed.kept_id.clone() };
+            self.replaced.add(tree, kept);
+        }
     }
 
     /// See [`crate::session::link::Receiver::begun`].

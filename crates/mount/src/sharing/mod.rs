@@ -24,7 +24,7 @@ use hayloft_wire::client_message::Body as Ask;
 use hayloft_wire::event::Body as Told;
 use hayloft_wire::server_message::Body as Answer;
 use hayloft_wire::{
-    Ack, Acquire, Apply, Claim, Entry, Event, InvalidMessage, LetGo, ObjectMessage, Release, Welcome,
+    Ack, Acquire, Apply, Claim, Entry, Event, Failed, InvalidMessage, LetGo, ObjectMessage, Release, Welcome,
 };
 
 use crate::core::{Client, Core, CoreGuard};
@@ -112,8 +112,8 @@ impl LinkReceiver for Client {
         self.let_go();
     }
 
-    fn replace(&self, reason: &str) -> Sequence {
-        self.leave_session(reason)
+    fn replace(&self, failed: &Failed) -> Sequence {
+        self.leave_session(failed)
     }
 
     fn lose(&self, session: u64, entries: &[Entry]) -> Option<String> {

@@ -259,6 +259,11 @@ pub(crate) struct SessionRow {
     /// It is of a tree in whose place this one came: its client begins another one, and holds until then what it has of that.
     #[prost(bool, tag = "9")]
     pub(crate) moved: bool,
+    /// As which snapshot that tree is kept, and the database of that where it is mounted.
+    #[prost(string, tag = "10")]
+    pub(crate) kept: String,
+    #[prost(string, tag = "11")]
+    pub(crate) kept_id: String,
 }
 
 /// A session that the server has ended: its client may not know it yet.

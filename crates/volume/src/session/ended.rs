@@ -223,10 +223,10 @@ impl Volume {
         }
     }
 
-    /// The last batch of a session that is of a tree in whose place this one came; `None` for all others.
-    pub(crate) fn moved(&self, session: SessionId) -> Option<u64> {
+    /// A session that is of a tree in whose place this one came; `None` for all others.
+    pub(crate) fn moved(&self, session: SessionId) -> Option<SessionRow> {
         let state = self.state.lock();
-        state.sessions.get(&session).filter(|found| found.row.moved).map(|found| found.row.last_sequence)
+        state.sessions.get(&session).filter(|found| found.row.moved).map(|found| found.row.clone())
     }
 
     /// Waits until the clients of the tree in whose place this one came know of it, or their leases are over.

@@ -164,9 +164,9 @@ impl Volume {
         let owner = Owner::new(peer, &hello.token);
         self.check_owner(id, replaced, &owner)?;
         self.make_room(&db, id).await?;
-        if let Some(last_sequence) = self.moved(id) {
+        if let Some(SessionRow { last_sequence, kept, kept_id, .. }) = self.moved(id) {
             let durable = self.ended_opening(hello.opening).map_or(0, |(_, durable)| durable);
-            return Err(VolumeError::OtherTree { session: id, last_sequence, durable });
+            return Err(VolumeError::OtherTree { session: id, last_sequence, durable, kept, kept_id });
         }
         let known = self.state.lock().sessions.contains_key(&id);
         if hello.resume && !known {
@@ -419,7 +419,7 @@ impl Volume {
                 read_only: hello.read_only,
                 peer: owner.peer,
                 token: owner.token,
-                moved: false,
+                ..SessionRow::default()
             };
             (row, state.volume_row(), range)
         };

@@ -44,7 +44,7 @@ pub(crate) async fn rollback(
     let entry = old.registered.lock().clone();
     let target = snapshot::find(shared, &entry, volume, to).await?;
     let checkpoint = target.checkpoint.ok_or_else(|| VolumeError::SnapshotUnfinished(target.shown()))?;
-    let begun = snapshot::begin(shared, &old, keep).await?;
+    let begun = snapshot::begin_to_keep(shared, &old, keep).await?;
     let replaced = async {
         old.all_shipped().await?;
         let _structure = shared.structure.lock().await;
@@ -116,7 +116,7 @@ pub(crate) async fn promote(
         return Err(VolumeError::Invalid("the volume that it was forked from is another one by now"));
     }
     new.refuse_when_mounted()?;
-    let begun = snapshot::begin(shared, &old, keep).await?;
+    let begun = snapshot::begin_to_keep(shared, &old, keep).await?;
     let replaced = async {
         old.all_shipped().await?;
         let _structure = shared.structure.lock().await;
@@ -182,7 +182,7 @@ async fn replace(
     let slot = old.stand_still();
     let changed = async {
         let kept = snapshot::at_point(shared, old, &db, begun, None).await?;
-        new.inherit(old.inheritance(entry)).await?;
+        new.inherit(old.inheritance(entry, &kept)).await?;
         new.close().await?;
         hayloft_crash::point("replace.ready");
         if let Err(error) = registry::update(&shared.store, &old.name, entry).await {
@@ -223,12 +223,15 @@ async fn replace(
 }
 
 impl Volume {
-    fn inheritance(&self, by: &Registered) -> Inheritance {
+    fn inheritance(&self, by: &Registered, kept: &Snapshot) -> Inheritance {
         let gives_the_same = self.registered.lock().numbers_from == by.numbers_from;
         let state = self.state.lock();
         let ended = state.ended.clone();
-        let moved =
-            |(id, session): (&SessionId, &Session)| (*id, SessionRow { moved: true, ..session.row.clone() });
+        let (kept, kept_id) = (kept.shown(), kept.view.clone().unwrap_or_default());
+        let moved = |(id, session): (&SessionId, &Session)| {
+            let (kept, kept_id) = (kept.clone(), kept_id.clone());
+            (*id, SessionRow { moved: true, kept, kept_id, ..session.row.clone() })
+        };
         let sessions = state.sessions.iter().map(moved).collect();
         let next_ino = gives_the_same.then_some(state.next_ino);
         drop(state);

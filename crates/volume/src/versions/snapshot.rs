@@ -43,7 +43,7 @@ pub(crate) async fn create(
     wanted: &Wanted<'_>,
 ) -> Result<Snapshot, VolumeError> {
     check_name(wanted.name)?;
-    let begun = begin(shared, volume, wanted).await?;
+    let begun = begin(shared, volume, wanted, None).await?;
     let made = async {
         if !wanted.as_stored {
             volume.all_shipped().await?;
@@ -61,11 +61,22 @@ pub(crate) async fn create(
     }
 }
 
-/// Enters a snapshot.
-pub(crate) async fn begin(
+/// Enters a snapshot of a tree that is replaced. Hosts that have files of it open find it by the database that it will have
+/// where it is mounted: its name may be another one's by then.
+pub(crate) async fn begin_to_keep(
     shared: &Arc<Shared>,
     volume: &Arc<Volume>,
     wanted: &Wanted<'_>,
+) -> Result<Begun, VolumeError> {
+    begin(shared, volume, wanted, Some(registry::random_id())).await
+}
+
+/// Enters a snapshot.
+async fn begin(
+    shared: &Arc<Shared>,
+    volume: &Arc<Volume>,
+    wanted: &Wanted<'_>,
+    view: Option<String>,
 ) -> Result<Begun, VolumeError> {
     if volume.is_view() {
         return Err(VolumeError::Invalid("a snapshot has no snapshots: make one of its volume, or fork it"));
@@ -80,6 +91,7 @@ pub(crate) async fn begin(
         note: wanted.note.to_owned(),
         by: wanted.by.to_owned(),
         passing: wanted.passing,
+        view,
         ..Snapshot::default()
     };
     let family = volume.homes.first().to_owned();

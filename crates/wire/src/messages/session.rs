@@ -200,6 +200,12 @@ pub struct Failed {
     /// everything is durable, in a snapshot.
     #[prost(uint64, tag = "7")]
     pub durable: u64,
+    /// With the same: the snapshot that has the tree of the session.
+    #[prost(string, tag = "8")]
+    pub kept: String,
+    /// Its `volume_id` where it is mounted; another snapshot may get its name.
+    #[prost(string, tag = "9")]
+    pub kept_id: String,
 }
 
 /// Wants more inode numbers.

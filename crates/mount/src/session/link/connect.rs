@@ -115,6 +115,19 @@ impl Link {
         Ok(Opened { link, welcome, reader })
     }
 
+    /// The same with another volume of the server, to read from it.
+    ///
+    /// # Errors
+    /// As [`Link::open`].
+    pub(crate) fn open_other(
+        &self,
+        volume: &str,
+        stats: Arc<Stats>,
+        clock: Arc<Clock>,
+    ) -> Result<Opened, MountError> {
+        Link::open((&self.address, &self.dial), volume, &self.hello.mount_point, true, stats, clock)
+    }
+
     /// Claims nothing yet, and keeps the connection and the lease up from now on.
     ///
     /// # Errors
@@ -271,7 +284,7 @@ impl Link {
             state.kept.durable(opening, failed.durable);
             self.wake_all(&state);
         }
-        let base = receiver.replace(&failed.message).0;
+        let base = receiver.replace(failed).0;
         let mut state = self.state.lock();
         (state.base, state.last_sequence) = (base, base);
         self.stats.sessions_replaced.add(1);

@@ -70,9 +70,9 @@ pub(crate) trait Receiver: Send + Sync {
     fn renew(&self, last: Sequence) -> Claim;
     /// The claim is sent: the connection can be used.
     fn resumed(&self);
-    /// The server has ended the session: nothing is owned any more, and another one begins. Returns when nothing of the
-    /// old one is left here, with the number that its last batch had.
-    fn replace(&self, reason: &str) -> Sequence;
+    /// The server has ended the session, as it says: nothing is owned any more, and another one begins. Returns when nothing of
+    /// the old one is left here, with the number that its last batch had.
+    fn replace(&self, failed: &Failed) -> Sequence;
     /// The server has lost these, and they cannot be brought back, since that session was ended. Returns what is told of
     /// it, if it matters here.
     fn lose(&self, session: u64, entries: &[Entry]) -> Option<String>;
