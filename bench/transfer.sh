@@ -65,11 +65,12 @@ send() {
         casync) "$casync" make --store="$mirror/store" "$mirror/$2.$kind" "$what" ;;
     esac
 }
-# prepare PROGRAM: the receiver gets the old state as it would have got it before. All have it as files in $data/old. For untar, desync
+# prepare PROGRAM: the receiver gets the old state as it would have got it before: hayloft by receiving it, the others as files in $data/old. For untar, desync
 # has no seed, so it has the old chunks in a store of its own (--cache), which it keeps besides the tree: nothing is cut again when it
 # receives. A file it takes from the old file and its index (--seed).
 prepare() {
     case $1 in
+        hayloft) HAYLOFT_SERVER="unix:$work/none" "$hayloft" receive "$url/hayloft" "$set@old" --into "$work/old-hayloft" --cache "$work/has-hayloft" --json >/dev/null ;;
         hayloft-volume) "$hayloft" receive "$url/hayloft" "$set@old" --volume "$volume" --cache "$work/has-volume" --json >/dev/null ;;
         desync*) mkdir "$work/has-$1" && cp -r "$work/web/$1/." "$work/has-$1" ;;
     esac
@@ -78,7 +79,7 @@ receive() {
     local from=$url/$1 has=$work/has-$1 none="unix:$work/none"
     case $1-$set in
         hayloft-volume-*) "$hayloft" receive "$url/hayloft" "$set@new" --volume "$volume" --cache "$has" --json ;;
-        hayloft-*) HAYLOFT_SERVER=$none "$hayloft" receive "$from" "$set@new" --into "$work/out" --seed "$data/old" --cache "$has" --json ;;
+        hayloft-*) HAYLOFT_SERVER=$none "$hayloft" receive "$from" "$set@new" --into "$work/out" --seed "$work/old-hayloft" --cache "$has" --json ;;
         desync*-index) "$desync" extract -s "$from/store" --seed "$has/old.caibx:$data/old/Packages" "$from/new.caibx" "$work/out/Packages" ;;
         desync*) "$desync" untar -i -s "$from/store" -c "$has/store" "$from/new.caidx" "$work/out" ;;
         casync-index) "$casync" extract --store="$from/store" --seed="$data/old/Packages" "$from/new.caibx" "$work/out/Packages" ;;
@@ -123,7 +124,7 @@ round() {
     done
     # Nothing is deleted before the end: ext4 looks for inodes that were not freed lately, and that would be part of the times.
     mkdir "$work/done/$volume"
-    mv "$work"/web/* "$work"/has-* "$work/sender" "$work/done/$volume"
+    mv "$work"/web/* "$work"/has-* "$work/old-hayloft" "$work/sender" "$work/done/$volume"
 }
 # The medians of a set of data, a line for each program. A peer's ratios are to hayloft: sending, bytes added, receiving (into a folder; into
 # a volume), bytes that came.

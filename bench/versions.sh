@@ -1,16 +1,17 @@
 #!/bin/bash
 # What snapshots, forks, differences, names by content and the way back cost, on a tree of so many files, against a copy of it by cp -a on the local disk. As root.
-#   bench/versions.sh [--smoke] [--files N] [--snapshots N] [--forks N]      (defaults: 100,000 files, 100 snapshots, 20 forks)
+#   bench/versions.sh [--smoke] [--files N] [--snapshots N] [--forks N] [--exchanges N]      (defaults: 100,000 files, 100 snapshots, 20 forks, 3 ways back)
 # Prints a line for each: milliseconds in the median and at most, and the ratio of the median to the copy.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-files=100000 snapshots=100 forks=20
+files=100000 snapshots=100 forks=20 exchanges=3
 while (($#)); do
     case $1 in
         --smoke) files=2000 snapshots=10 forks=3; shift; continue ;;
         --files) files=$2 ;;
         --snapshots) snapshots=$2 ;;
         --forks) forks=$2 ;;
+        --exchanges) exchanges=$2 ;;
         *) sed -n '2,4s/^# \?//p' "$0" >&2; exit 2 ;;
     esac
     shift 2
@@ -68,6 +69,26 @@ copy=$(awk -v ns="${times[0]}" 'BEGIN { print ns / 1e6 }')
 line "cp -a on the local disk, durable"
 rm -rf "$work/copied"
 times=()
+# live WHEN: what the live tree costs: files made and durable, found and read by the other host, changed and durable, removed and durable.
+create() { python3 -c 'import sys
+for n in range(1000): open(f"{sys.argv[1]}/{n}", "w").write(str(n) * 50)' "$1"; sync -f "$work/a"; }
+again() { python3 -c 'import sys
+for n in range(1000): open(f"{sys.argv[1]}/{n}", "w").write(str(n) * 60)' "$1"; sync -f "$work/a"; }
+live() {
+    local n what
+    for what in create cat again rm; do
+        for n in 1 2 3 4 5; do
+            case $what in
+                create) mkdir "$work/a/$1-$n"; timed create "$work/a/$1-$n" ;;
+                cat) timed cat -- "$work/b/$1-$n/"* ;;
+                again) timed again "$work/a/$1-$n" ;;
+                rm) timed rm -r "$work/a/$1-$n" ;;
+            esac
+        done
+        line "$1: 1,000 files, $what"
+    done
+}
+live few
 for n in 1 2 3 4 5; do timed "$hayloft" snapshot create "base@first-$n"; done
 line "snapshot, nothing unshipped"
 for n in 1 2 3 4 5; do
@@ -106,15 +127,11 @@ line "the name of the local disk's tree, read"
 timed "$hayloft" verify base@named-2 --deep
 line "from all rows, and all read through a mount"
 rm -rf "$work/local"
-for n in 1 2 3; do timed "$hayloft" rollback "base@changed-$n"; done
+for ((n = 0; n < exchanges; n++)); do timed "$hayloft" rollback "base@changed-$((n % 3 + 1))"; done
 line "rollback, two hosts have it mounted"
-create() { for n in $(seq 300); do echo x >"$work/a/$1-$n"; done; sync -f "$work/a"; }
-timed create before
-line "300 files made and durable, few snapshots"
 for ((n = 0; n < snapshots; n++)); do timed "$hayloft" snapshot create "base@many-$n"; done
 line "snapshot after snapshot"
-timed create after
-line "300 files made and durable, many snapshots"
+live many
 timed "$hayloft" snapshot list base
 line "the list of all"
 ps -o rss=,cputime= -p "$server" | awk '{ printf "server: %d MiB, %s of processor time\n", $1 / 1024, $2 }'

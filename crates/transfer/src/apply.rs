@@ -9,7 +9,7 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 
-use hayloft_tree::{Kind, split};
+use hayloft_tree::{Kind, PIECE, Pieces, split};
 use parking_lot::Mutex;
 use rustix::fs::{
     self as sys, AtFlags, FileType, Gid, Mode, OFlags, ResolveFlags, Timespec, Timestamps, Uid, XattrFlags,
@@ -54,9 +54,16 @@ struct Reader<'a> {
     buffer: Vec<u8>,
     /// The directory in which something was made last.
     dir: Option<(&'a [u8], OwnedFd)>,
+    /// Whether each chunk is compared with its name. Without that the content of the file tells.
+    verifies: bool,
 }
 
 impl<'a> Reader<'a> {
+    fn new(contents: &'a Contents<'a>) -> Reader<'a> {
+        let frames = FrameReader::new(contents.fetched);
+        Reader { contents, frames, open: None, buffer: Vec::new(), dir: None, verifies: false }
+    }
+
     fn read(&mut self, id: &ChunkId, len: u32) -> Result<&[u8], TransferError> {
         if let Some(&(at, entry, offset)) = self.contents.seeded.get(id) {
             let seed = &self.contents.seeds[at];
@@ -70,7 +77,7 @@ impl<'a> Reader<'a> {
                 let failed = TransferError::io(format!("cannot read {}", path.display()));
                 file.read_exact_at(&mut self.buffer, offset).map_err(failed)?;
             }
-            return match ChunkId::of(&self.buffer) == *id {
+            return match !self.verifies || ChunkId::of(&self.buffer) == *id {
                 true => Ok(&self.buffer),
                 false => Err(TransferError::Lacking(format!("{} has changed meanwhile", path.display()))),
             };
@@ -80,6 +87,40 @@ impl<'a> Reader<'a> {
             None => Err(TransferError::Lacking(format!("chunk {id} did not come"))),
         }
     }
+}
+
+/// Files from this size on are made by all threads, bytes.
+const LARGE: u64 = 8 << 20;
+/// So many chunks, which are mostly in few frames, are one thread's.
+const CHUNKS_AT_A_TIME: usize = 128;
+
+/// The hash of a file's content, worked out by all threads.
+fn content_of(file: &File, size: u64) -> std::io::Result<[u8; 32]> {
+    let count = size.div_ceil(PIECE) as usize;
+    let mut hashes = vec![[0; 32]; count];
+    let part = count.div_ceil(threads()).max(1);
+    let result = Mutex::new(Ok(()));
+    std::thread::scope(|scope| {
+        for (at, hashes) in hashes.chunks_mut(part).enumerate() {
+            let result = &result;
+            scope.spawn(move || {
+                let mut buffer = vec![0; PIECE as usize];
+                for (index, hash) in hashes.iter_mut().enumerate() {
+                    let offset = ((at * part + index) as u64) * PIECE;
+                    let piece = &mut buffer[..(size - offset).min(PIECE) as usize];
+                    if let Err(error) = file.read_exact_at(piece, offset) {
+                        *result.lock() = Err(error);
+                        return;
+                    }
+                    *hash = ChunkId::of(piece).0;
+                }
+            });
+        }
+    });
+    result.into_inner()?;
+    let mut pieces = Pieces::default();
+    hashes.iter().for_each(|hash| pieces.push(hash));
+    Ok(pieces.finish())
 }
 
 struct Apply<'a> {
@@ -194,8 +235,14 @@ pub(crate) fn apply(
             apply.describe(entry, &entry.path)?;
         }
     }
-    sys::syncfs(&apply.top)
-        .map_err(|error| TransferError::io(format!("cannot write {}", folder.display()))(error.into()))
+    Ok(())
+}
+
+/// Waits until everything in a folder's file system is on its disk.
+pub(crate) fn sync(folder: &Path) -> Result<(), TransferError> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let synced = sys::open(folder, flags, Mode::empty()).and_then(sys::syncfs);
+    synced.map_err(|error| TransferError::io(format!("cannot write {}", folder.display()))(error.into()))
 }
 
 impl<'a> Apply<'a> {
@@ -220,18 +267,23 @@ impl<'a> Apply<'a> {
         progress: &(dyn Fn(u64, u64) + Sync),
     ) -> Result<(), TransferError> {
         const AT_A_TIME: usize = 32;
+        // One after the other, each by all threads.
+        let is_large = |(entry, _): &(&Entry, bool)| entry.kind() == Kind::File && entry.size >= LARGE;
+        let (large, files): (Vec<_>, Vec<_>) = files.iter().copied().partition(is_large);
+        let mut reader = Reader::new(self.contents);
+        for (entry, is_there) in large {
+            self.make(entry, is_there, &mut reader)?;
+        }
         let parts: Vec<_> = files.chunks(AT_A_TIME).collect();
         let (next, done, result) = (AtomicUsize::new(0), AtomicU64::new(0), Mutex::new(Ok(())));
         let threads = threads();
         std::thread::scope(|scope| {
             for _ in 0..threads.min(parts.len()) {
                 scope.spawn(|| {
-                    let frames = FrameReader::new(self.contents.fetched);
-                    let mut reader =
-                        Reader { contents: self.contents, frames, open: None, buffer: Vec::new(), dir: None };
+                    let mut reader = Reader::new(self.contents);
                     while let Some(part) = parts.get(next.fetch_add(1, Relaxed)) {
-                        for (entry, is_there) in *part {
-                            if let Err(error) = self.make(entry, *is_there, &mut reader) {
+                        for (entry, is_there) in part.iter().copied() {
+                            if let Err(error) = self.make(entry, is_there, &mut reader) {
                                 *result.lock() = Err(error);
                                 next.store(parts.len(), Relaxed);
                                 return;
@@ -272,32 +324,16 @@ impl<'a> Apply<'a> {
         let failed = || self.failed(entry);
         match entry.kind() {
             Kind::File => {
-                let flags =
-                    OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+                let flags = OFlags::CREATE | OFlags::EXCL | OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW;
                 let mode = Mode::from_raw_mode(entry.mode & 0o777);
                 let file = File::from(sys::openat(dir, under, flags, mode).map_err(failed())?);
-                let mut end_is_hole = false;
-                let mut content = Content::new();
-                for (id, offset, len) in entry.pieces() {
-                    let chunk = reader.read(&id, len)?;
-                    content.update(chunk);
-                    // Holes stay holes.
-                    end_is_hole = chunk.iter().all(|byte| *byte == 0);
-                    if !end_is_hole {
-                        let written = file.write_all_at(chunk, offset);
-                        written
-                            .map_err(|error| failed()(Errno::from_io_error(&error).unwrap_or(Errno::IO)))?;
-                    }
-                }
-                if end_is_hole {
-                    sys::ftruncate(&file, entry.size).map_err(failed())?;
-                }
+                let content = match entry.size >= LARGE {
+                    true => self.fill_by_all(&file, entry)?,
+                    false => self.fill(&file, entry, reader)?,
+                };
                 // The tree's name says this, and not which chunks it has.
-                if content.finish() != entry.content_hash() {
-                    let shown = String::from_utf8_lossy(&entry.path);
-                    return Err(TransferError::Damaged(format!(
-                        "{shown} has other chunks than its name by content says"
-                    )));
+                if content != entry.content_hash() {
+                    return Err(self.why_damaged(entry, reader));
                 }
                 self.describe_file(&file, entry)?;
             }
@@ -315,6 +351,77 @@ impl<'a> Apply<'a> {
             sys::renameat(dir, under, dir, name).map_err(failed())?;
         }
         Ok(())
+    }
+
+    fn write(&self, file: &File, entry: &Entry, chunk: &[u8], offset: u64) -> Result<(), TransferError> {
+        let failed = |error: std::io::Error| Errno::from_io_error(&error).unwrap_or(Errno::IO);
+        file.write_all_at(chunk, offset).map_err(|error| self.failed(entry)(failed(error)))
+    }
+
+    /// Writes a file's chunks. Returns the hash of what it has then.
+    fn fill(
+        &self,
+        file: &File,
+        entry: &'a Entry,
+        reader: &mut Reader<'a>,
+    ) -> Result<[u8; 32], TransferError> {
+        let (mut content, mut end_is_hole) = (Content::new(), false);
+        for (id, offset, len) in entry.pieces() {
+            let chunk = reader.read(&id, len)?;
+            content.update(chunk);
+            // Holes stay holes.
+            end_is_hole = chunk.iter().all(|byte| *byte == 0);
+            if !end_is_hole {
+                self.write(file, entry, chunk, offset)?;
+            }
+        }
+        if end_is_hole {
+            sys::ftruncate(file, entry.size).map_err(self.failed(entry))?;
+        }
+        Ok(content.finish())
+    }
+
+    /// As [`Apply::fill`], by all threads: what has been written is read again to be hashed, since pieces end where no chunks do.
+    fn fill_by_all(&self, file: &File, entry: &'a Entry) -> Result<[u8; 32], TransferError> {
+        sys::ftruncate(file, entry.size).map_err(self.failed(entry))?;
+        let chunks: Vec<_> = entry.pieces().collect();
+        let (next, result) = (AtomicUsize::new(0), Mutex::new(Ok::<(), TransferError>(())));
+        let parts: Vec<_> = chunks.chunks(CHUNKS_AT_A_TIME).collect();
+        let write = |reader: &mut Reader<'a>| {
+            while let Some(part) = parts.get(next.fetch_add(1, Relaxed)) {
+                for (id, offset, len) in *part {
+                    let chunk = reader.read(id, *len)?;
+                    if chunk.iter().any(|byte| *byte != 0) {
+                        self.write(file, entry, chunk, *offset)?;
+                    }
+                }
+            }
+            Ok(())
+        };
+        std::thread::scope(|scope| {
+            for _ in 0..threads() {
+                scope.spawn(|| {
+                    if let Err(error) = write(&mut Reader::new(self.contents)) {
+                        next.store(parts.len(), Relaxed);
+                        *result.lock() = Err(error);
+                    }
+                });
+            }
+        });
+        result.into_inner()?;
+        content_of(file, entry.size)
+            .map_err(|error| self.failed(entry)(Errno::from_io_error(&error).unwrap_or(Errno::IO)))
+    }
+
+    /// Why a file has other content than it should: chunks that are not what their names say, or other chunks.
+    fn why_damaged(&self, entry: &'a Entry, reader: &mut Reader<'a>) -> TransferError {
+        reader.verifies = true;
+        let wrong = entry.pieces().find_map(|(id, _, len)| reader.read(&id, len).err());
+        reader.verifies = false;
+        wrong.unwrap_or_else(|| {
+            let shown = String::from_utf8_lossy(&entry.path);
+            TransferError::Damaged(format!("{shown} has other chunks than its name by content says"))
+        })
     }
 
     /// As [`Apply::describe`], of a file that was just made: only what it does not have already.

@@ -1,6 +1,7 @@
 //! Manifests that a host keeps: of what it has sent and received. With them it knows which chunks it has without reading files.
 
 use std::fs;
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
@@ -51,12 +52,46 @@ impl Cache {
     /// # Errors
     /// There is no room.
     pub fn put(&self, manifest: &Manifest) -> Result<(), TransferError> {
+        self.write(&self.path(&manifest.tree), manifest)
+    }
+
+    fn write(&self, path: &Path, manifest: &Manifest) -> Result<(), TransferError> {
         let failed = || TransferError::io(format!("cannot write in {}", self.0.display()));
         let bytes = zstd::bulk::compress(&manifest.to_kept_bytes(), 3).map_err(failed())?;
         let file = tempfile::Builder::new().prefix(".new-").tempfile_in(&self.0).map_err(failed())?;
         fs::write(file.path(), bytes).map_err(failed())?;
-        file.persist(self.path(&manifest.tree)).map_err(|error| failed()(error.error))?;
+        file.persist(path).map_err(|error| failed()(error.error))?;
         self.shrink().map_err(failed())
+    }
+
+    /// Where what is known of a folder is.
+    fn path_of(&self, folder: &Path) -> Option<PathBuf> {
+        let folder = folder.canonicalize().ok()?;
+        let name = blake3::hash(folder.as_os_str().as_bytes());
+        Some(self.0.join(format!("folder-{}", name.to_hex())))
+    }
+
+    /// What a folder was when it was received or read last: what has changed since is read anew
+    /// ([`Manifest::of_folder`]).
+    pub fn of_folder(&self, folder: &Path) -> Option<Manifest> {
+        let bytes = zstd::decode_all(fs::File::open(self.path_of(folder)?).ok()?).ok()?;
+        Manifest::from_bytes(&bytes).ok()
+    }
+
+    /// Keeps what a folder is.
+    ///
+    /// # Errors
+    /// There is no room.
+    pub fn put_folder(&self, folder: &Path, manifest: &Manifest) -> Result<(), TransferError> {
+        match self.path_of(folder) {
+            Some(path) => self.write(&path, manifest),
+            None => Ok(()),
+        }
+    }
+
+    /// It is not what it was.
+    pub fn forget_folder(&self, folder: &Path) {
+        let _ = self.path_of(folder).map(fs::remove_file);
     }
 
     fn shrink(&self) -> std::io::Result<()> {
@@ -65,8 +100,9 @@ impl Cache {
             let found = found?;
             let stat = found.metadata()?;
             let name = found.file_name();
-            let is_ours =
-                ["tree1-", "incoming-"].iter().any(|begin| name.to_string_lossy().starts_with(begin));
+            let is_ours = ["tree1-", "folder-", "incoming-"]
+                .iter()
+                .any(|begin| name.to_string_lossy().starts_with(begin));
             if stat.is_file() && is_ours {
                 kept.push((stat.modified()?, stat.len(), found.path()));
             }

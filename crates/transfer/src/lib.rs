@@ -6,6 +6,7 @@ mod cache;
 pub mod chunk;
 mod error;
 mod fetch;
+pub mod leftovers;
 mod manifest;
 mod merge;
 mod mirror;

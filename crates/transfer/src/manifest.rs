@@ -225,24 +225,39 @@ impl Contents for Cutter<'_> {
     }
 }
 
+/// What a file has that only this host knows: its number, and when it was changed.
+type Mark = (u64, (i64, u32));
+
 /// Takes the content of files to be that of another manifest, if their size is.
-struct Trusted<'a>(HashMap<&'a [u8], &'a Entry>);
+struct Trusted<'a> {
+    entries: HashMap<&'a [u8], &'a Entry>,
+    marks: Mutex<HashMap<Vec<u8>, Mark>>,
+}
 
 impl Contents for Trusted<'_> {
     fn of(&self, found: &Found<'_>, _: &mut dyn Read) -> io::Result<(u64, [u8; 32])> {
-        let entry = self.0.get(found.path).filter(|entry| entry.size == found.size);
+        self.marks.lock().insert(found.path.to_vec(), (found.inode, found.changed));
+        let entry = self.entries.get(found.path).filter(|entry| entry.size == found.size);
         Ok((found.size, entry.map_or([0; 32], |entry| entry.content_hash())))
     }
 }
 
 impl Manifest {
-    /// The name of a folder's tree if files have the content that they have here.
+    /// What a folder is if files have the content that they have here; with its name as it is.
     ///
     /// # Errors
     /// As [`hayloft_tree::walk`].
-    pub(crate) fn name_of_copy(&self, folder: &Path) -> Result<TreeName, WalkError> {
-        let trusted = Trusted(self.entries.iter().map(|entry| (entry.path.as_slice(), entry)).collect());
-        Ok(hayloft_tree::walk_with(folder, &trusted, &Progress::default())?.name)
+    pub(crate) fn of_copy(&self, folder: &Path) -> Result<Manifest, WalkError> {
+        let entries = self.entries.iter().map(|entry| (entry.path.as_slice(), entry)).collect();
+        let trusted = Trusted { entries, marks: Mutex::default() };
+        let tree = hayloft_tree::walk_with(folder, &trusted, &Progress::default())?.name;
+        let marks = trusted.marks.into_inner();
+        let marked = |entry: &Entry| {
+            let (inode, (changed_seconds, changed_nanos)) =
+                marks.get(&entry.path).copied().unwrap_or_default();
+            Entry { inode, changed_seconds, changed_nanos, ..entry.clone() }
+        };
+        Ok(Manifest { entries: self.entries.iter().map(marked).collect(), tree })
     }
 
     /// Reads a folder. Files that `known` has under the same path, inode number and time of change are not read again, so it

@@ -1,20 +1,25 @@
 //! A mirror: a folder of packs and of what versions there are. Files in it never change but for the record of the latest version,
 //! so any web server, and any copy of the folder, is a mirror too.
 
+use std::collections::VecDeque;
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
 use hayloft_tree::TreeName;
+use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use tempfile::NamedTempFile;
 
 use crate::chunk::ChunkId;
 use crate::error::TransferError;
+use crate::leftovers;
 use crate::manifest::Manifest;
+use crate::pack::UNFINISHED;
 
 /// What this program writes and reads.
 const FORMAT: u32 = 1;
@@ -22,6 +27,8 @@ const FORMAT: u32 = 1;
 const TRIES: u32 = 4;
 /// No pack is larger.
 const PACK_MOST: u64 = 64 << 20;
+/// So many packs are kept of a web server that knows no ranges: parts of two are asked for at the same time.
+const WHOLE: usize = 2;
 /// A record is no larger.
 const RECORD_MOST: u64 = 64 << 20;
 /// The name under which the newest version of a volume is found.
@@ -154,6 +161,10 @@ pub struct Web {
     base: String,
     agent: ureq::Agent,
     received: AtomicU64,
+    /// It has answered a request for a range with the whole file.
+    knows_no_ranges: AtomicBool,
+    /// Then the packs that were read last, as a whole.
+    whole: Mutex<VecDeque<(ChunkId, Arc<Vec<u8>>)>>,
 }
 
 impl Source {
@@ -173,6 +184,8 @@ impl Source {
             base: text.trim_end_matches('/').to_owned(),
             agent: config.into(),
             received: AtomicU64::new(0),
+            knows_no_ranges: AtomicBool::new(false),
+            whole: Mutex::default(),
         })
     }
 
@@ -233,12 +246,19 @@ impl Source {
                 file.read_exact_at(&mut bytes, offset).map_err(failed())?;
                 Ok(bytes)
             }
-            Source::Web(web) => web.get(&path, Some((offset, len)))?.ok_or_else(|| {
-                TransferError::Missing(format!(
-                    "{}/{path} is not there: the mirror is not complete",
-                    web.base
-                ))
-            }),
+            Source::Web(web) => {
+                let missing = || {
+                    let base = &web.base;
+                    TransferError::Missing(format!("{base}/{path} is not there: the mirror is not complete"))
+                };
+                if !web.knows_no_ranges.load(Relaxed) {
+                    return web.get(&path, Some((offset, len)))?.ok_or_else(missing);
+                }
+                let whole = web.whole(pack, &path)?.ok_or_else(missing)?;
+                let part = usize::try_from(offset).ok().and_then(|at| whole.get(at..)?.get(..len as usize));
+                let short = || TransferError::Damaged(format!("{}/{path} is too short", web.base));
+                part.map(<[u8]>::to_vec).ok_or_else(short)
+            }
         }
     }
 }
@@ -249,6 +269,19 @@ fn missing(volume: &str, snapshot: &str, at: &str) -> TransferError {
 }
 
 impl Web {
+    /// A pack, of a server that sends nothing less. `None` if it is not there.
+    fn whole(&self, pack: &PackRef, path: &str) -> Result<Option<Arc<Vec<u8>>>, TransferError> {
+        // Whoever wants another part of it waits.
+        let mut known = self.whole.lock();
+        if let Some((_, whole)) = known.iter().find(|(name, _)| *name == pack.name) {
+            return Ok(Some(Arc::clone(whole)));
+        }
+        let Some(whole) = self.get(path, Some((0, pack.size)))?.map(Arc::new) else { return Ok(None) };
+        known.truncate(WHOLE - 1);
+        known.push_front((pack.name, Arc::clone(&whole)));
+        Ok(Some(whole))
+    }
+
     /// `None` if it is not there. Asks again after errors that may pass.
     fn get(&self, path: &str, range: Option<(u64, u64)>) -> Result<Option<Vec<u8>>, TransferError> {
         let mut tried = 0;
@@ -284,7 +317,7 @@ impl Web {
         self.received.fetch_add(bytes.len() as u64, Relaxed);
         read.map_err(|error| (format!("{url}: {error}"), true))?;
         if let (200, Some((offset, _))) = (status, range) {
-            // It knows no ranges.
+            self.knows_no_ranges.store(true, Relaxed);
             bytes.drain(..bytes.len().min(usize::try_from(offset).unwrap_or(usize::MAX)));
         }
         match range {
@@ -343,6 +376,7 @@ impl Folder {
             fs::create_dir_all(folder)
                 .map_err(TransferError::io(format!("cannot make {}", folder.display())))?;
         }
+        leftovers::sweep(&packs, UNFINISHED, |_| true, false);
         Ok(Folder { path: path.to_owned(), packs })
     }
 
@@ -364,9 +398,10 @@ impl Folder {
                     let name =
                         ChunkId::try_from(name.to_owned()).map_err(|_| wrong("a pack without a name"))?;
                     let mut file = tempfile::Builder::new()
-                        .prefix(".pack-")
+                        .prefix(UNFINISHED)
                         .tempfile_in(&self.packs)
                         .map_err(TransferError::io("cannot write a pack"))?;
+                    leftovers::hold(file.as_file());
                     let mut hasher = blake3::Hasher::new();
                     let mut buffer = vec![0; 1 << 18];
                     loop {

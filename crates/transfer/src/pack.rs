@@ -10,6 +10,7 @@ use tempfile::NamedTempFile;
 
 use crate::chunk::ChunkId;
 use crate::error::TransferError;
+use crate::leftovers;
 use crate::mirror::PackRef;
 
 /// A frame is full at so many bytes: what was new together is compressed together, and read together.
@@ -19,6 +20,8 @@ pub(crate) const PACK: u64 = 8 << 20;
 /// How well frames are compressed.
 const LEVEL: i32 = 3;
 /// More than a frame can have.
+/// The names of packs that are being written begin so.
+pub(crate) const UNFINISHED: &str = ".pack-";
 const FRAME_MOST: usize = FRAME + 2 * crate::chunk::LONGEST;
 /// What a pack begins with.
 const BEGIN: &[u8; 16] = b"hayloft-pack-1\0\0";
@@ -107,7 +110,8 @@ pub(crate) struct PackWriter {
 impl PackWriter {
     /// In a folder, under a name of its own until it is finished.
     pub(crate) fn new(folder: &Path) -> io::Result<PackWriter> {
-        let file = tempfile::Builder::new().prefix(".pack-").tempfile_in(folder)?;
+        let file = tempfile::Builder::new().prefix(UNFINISHED).tempfile_in(folder)?;
+        leftovers::hold(file.as_file());
         let hasher = blake3::Hasher::new();
         let mut writer = PackWriter { file, hasher, len: 0, index: Index { frames: Vec::new() } };
         writer.write(BEGIN)?;

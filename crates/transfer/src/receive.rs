@@ -3,8 +3,6 @@
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
-use hayloft_tree::TreeName;
-
 use crate::apply::{self, Contents};
 use crate::cache::Cache;
 use crate::chunk::ChunkId;
@@ -171,13 +169,20 @@ impl Received {
         apply_from(&self.fetched, folder, is, &self.manifest, seeds, progress)
     }
 
-    /// The name of the tree that a folder is in which this was applied: names and all else are read, but what is in files was verified
-    /// as it was written.
+    /// What a folder of this host's disk is in which this was applied, when it is there to stay: names and all else are read, but what
+    /// is in files was verified as it was written.
     ///
     /// # Errors
-    /// As [`hayloft_tree::walk`].
-    pub fn name_of(&self, folder: &Path) -> Result<TreeName, TransferError> {
-        Ok(self.manifest.name_of_copy(folder)?)
+    /// As [`hayloft_tree::walk`], and when it cannot be written.
+    pub fn copy(&self, folder: &Path) -> Result<Manifest, TransferError> {
+        std::thread::scope(|scope| {
+            let synced = scope.spawn(|| apply::sync(folder));
+            let copy = self.manifest.of_copy(folder)?;
+            let failed =
+                |_| Err(TransferError::Lacking("the thread that waits for the disk has ended".to_owned()));
+            synced.join().unwrap_or_else(failed)?;
+            Ok(copy)
+        })
     }
 
     /// Lets go of what has come: it is in the folder now.

@@ -58,7 +58,7 @@ fn receive_into(source: &Source, snapshot: &str, folder: &Path, seeds: &[Tree], 
     let is = (fs::read_dir(folder).unwrap().count() > 0).then(|| read(folder));
     received.apply(folder, is.as_ref(), seeds, &|_, _| {}).unwrap();
     assert_eq!(read(folder).to_bytes(), received.manifest.to_bytes(), "{snapshot}");
-    assert_eq!(received.name_of(folder).unwrap(), received.manifest.tree);
+    assert_eq!(received.copy(folder).unwrap().tree, received.manifest.tree);
     assert_eq!(record.tree, received.manifest.tree.to_string());
     received
 }
@@ -292,9 +292,9 @@ fn a_web_server_is_a_mirror_with_ranges_or_without() {
         let (_dir, cache) = cache();
         let source = Source::new(&server.at);
         receive_into(&source, "one", to.path(), &[], &cache).forget();
-        if ranges {
-            assert!(source.received() < sent.bytes + 50_000, "{} of {}", source.received(), sent.bytes);
-        }
+        // Each pack comes once, or one more time until it shows that there are no ranges.
+        let most = sent.bytes * if ranges { 1 } else { 2 } + 50_000;
+        assert!(source.received() < most, "{} of {}", source.received(), sent.bytes);
         let error = source.record("v", "other").unwrap_err();
         assert!(error.to_string().contains("has no version v@other"), "{error}");
     }

@@ -3,7 +3,7 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
-use hayloft_transfer::{Cache, Folder, LATEST, Manifest, Packs, Received, Record, Source, Tree};
+use hayloft_transfer::{Cache, Folder, LATEST, Manifest, Packs, Received, Record, Source, Tree, leftovers};
 use hayloft_wire::client_message::Body as Ask;
 use hayloft_wire::server_message::Body as Answer;
 use hayloft_wire::{CreateSnapshot, DeleteSnapshot, ListVolumes, SignSnapshot, SnapshotInfo, Version};
@@ -65,8 +65,11 @@ pub(crate) fn run(args: &ReceiveArgs, config: &Config) -> anyhow::Result<u8> {
     let spool;
     let (source, record) = match (&args.version, args.from.as_str()) {
         (asked, "-") => {
-            spool = tempfile::Builder::new().prefix("hayloft-stream-").tempdir_in("/var/tmp")?;
-            let record = Folder::new(spool.path()).and_then(|folder| folder.unpack(io::stdin().lock()));
+            let (at, begin) = (Path::new("/var/tmp"), "hayloft-stream-");
+            leftovers::sweep(at, begin, |_| true, false);
+            let dir = tempfile::Builder::new().prefix(begin).tempdir_in(at)?;
+            spool = (leftovers::hold_folder(dir.path())?, dir);
+            let record = Folder::new(spool.1.path()).and_then(|folder| folder.unpack(io::stdin().lock()));
             let record = record.map_err(failed)?;
             let is_asked = |asked: &Version| {
                 asked.volume == record.volume && ["", &record.snapshot].contains(&asked.snapshot.as_str())
@@ -80,7 +83,7 @@ pub(crate) fn run(args: &ReceiveArgs, config: &Config) -> anyhow::Result<u8> {
                 );
                 return Err(failure(Exit::Usage, said));
             }
-            (Source::new(&spool.path().to_string_lossy()), record)
+            (Source::new(&spool.1.path().to_string_lossy()), record)
         }
         (None, _) => return Err(failure(Exit::Usage, "which version? write VOLUME, or VOLUME@NAME")),
         (Some(asked), from) => {
@@ -145,7 +148,7 @@ impl Transfer<'_> {
         for seed in &self.args.seed {
             if is_folder(seed) {
                 let folder = PathBuf::from(seed);
-                seeds.trees.push(Tree { manifest: read(&folder, None)?, folder });
+                seeds.trees.push(Tree { manifest: self.seed(&folder)?, folder });
             } else {
                 let of = parse_snapshot(seed).map_err(|said| failure(Exit::Usage, said))?;
                 let mut admin = Admin::connect(self.server)?;
@@ -154,6 +157,16 @@ impl Transfer<'_> {
             }
         }
         Ok(())
+    }
+
+    /// A folder of which what has changed since this host has received or read it last is read.
+    fn seed(&self, folder: &Path) -> anyhow::Result<Manifest> {
+        let known = self.cache.of_folder(folder);
+        let manifest = read(folder, known.as_ref())?;
+        if known.as_ref() != Some(&manifest) {
+            self.cache.put_folder(folder, &manifest).map_err(failed)?;
+        }
+        Ok(manifest)
     }
 
     /// The newest snapshot of each of the server's volumes that this host knows the manifest of.
@@ -215,7 +228,12 @@ impl Transfer<'_> {
             format!("{percent:3} %  {} of {} files made", show_count(done), show_count(all))
         };
         let report = |done, all| share.set(done, all);
-        progress::shown(text, || received.apply(folder, is, &seeds.trees, &report)).map_err(failed)
+        let applied = progress::shown(text, || received.apply(folder, is, &seeds.trees, &report));
+        if applied.is_err() {
+            // What was known of them may be what is wrong.
+            seeds.trees.iter().for_each(|tree| self.cache.forget_folder(&tree.folder));
+        }
+        applied.map_err(failed)
     }
 
     fn to_folder(&self, folder: &Path) -> anyhow::Result<u8> {
@@ -238,8 +256,9 @@ impl Transfer<'_> {
         }
         let received = self.fetch(&mut seeds)?;
         self.apply(&received, folder, None, &seeds)?;
-        let now = received.name_of(folder).map_err(failed)?;
-        self.check(&now.to_string(), folder.display())?;
+        let now = received.copy(folder).map_err(failed)?;
+        self.check(&now.tree.to_string(), folder.display())?;
+        self.cache.put_folder(folder, &now).map_err(failed)?;
         self.say(&received, &folder.display().to_string(), None)?;
         received.forget();
         Ok(0)

@@ -1,13 +1,16 @@
 //! A version that is mounted for as long as a command needs it.
 
 use std::io::{BufRead, BufReader, Read, Seek};
+use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
 use anyhow::Context;
+use hayloft_transfer::leftovers;
 use hayloft_wire::Version;
 
 use crate::exit::{Exit, failure};
+use crate::mountinfo;
 use crate::mounts::umount;
 use crate::sys;
 use crate::versions::commands;
@@ -18,6 +21,35 @@ pub(crate) struct Mounted {
     label: String,
     client: Child,
     is_left: bool,
+    /// Says that the folder is in use.
+    _held: OwnedFd,
+}
+
+/// The names of such folders begin so; the number of the process that has made them follows.
+const NAMES: &str = "hayloft-version-";
+
+/// Takes away what killed commands have left: mounts whose client has ended in the same moment, and folders.
+fn sweep() {
+    let folder = std::env::temp_dir();
+    let is_such = |path: &Path| {
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        path.parent() == Some(&folder) && name.starts_with(NAMES)
+    };
+    let mut mounted = Vec::new();
+    // None is looked into: who serves it may wait for a server.
+    for path in mountinfo::all().unwrap_or_default().into_iter().map(|entry| entry.mount_point) {
+        if is_such(&path) && (!is_of_dead(&path) || umount::detach(&path, libc::MNT_DETACH).is_err()) {
+            mounted.push(path);
+        }
+    }
+    leftovers::sweep(&folder, NAMES, |path| !mounted.iter().any(|mounted| mounted == path), true);
+}
+
+/// Whether the command has ended that has mounted something there.
+fn is_of_dead(path: &Path) -> bool {
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    let pid = name.strip_prefix(NAMES).and_then(|rest| rest.split('-').next()?.parse::<u32>().ok());
+    pid.is_some_and(|pid| !Path::new(&format!("/proc/{pid}")).exists())
 }
 
 impl Mounted {
@@ -53,7 +85,10 @@ impl Mounted {
     }
 
     fn with(server: &str, version: &Version, options: &str) -> anyhow::Result<Mounted> {
-        let dir = tempfile::Builder::new().prefix("hayloft-version-").tempdir()?;
+        sweep();
+        let names = format!("{NAMES}{}-", std::process::id());
+        let dir = tempfile::Builder::new().prefix(&names).tempdir()?;
+        let held = leftovers::hold_folder(dir.path())?;
         let label = commands::shown(version);
         let own = std::env::current_exe().context("cannot find the hayloft program")?;
         let mut log = tempfile::tempfile()?;
@@ -79,7 +114,7 @@ impl Mounted {
             let why = said.lines().rev().find_map(|line| line.strip_prefix("hayloft: ")).unwrap_or(&said);
             return Err(failure(Exit::Failed, format!("{label} cannot be mounted: {why}")));
         }
-        Ok(Mounted { dir, label, client, is_left: false })
+        Ok(Mounted { dir, label, client, is_left: false, _held: held })
     }
 }
 
