@@ -1,27 +1,33 @@
 #!/usr/bin/env bash
-# What a farm adds to a task: one host's broker, server, mounts and two agents, tasks that do nothing.
+# What a farm adds to `true`: one host's broker, server, mounts and two agents, tasks that do nothing.
 #
-#   bench/farm.sh [--rounds N]
+#   bench/farm.sh [--rounds N] [--json FILE]
 #
 # Prints medians in milliseconds and ratios taken in one run: `true` by itself, as a task here, as a task through the
-# broker, so many of these at once, and a make of 400 recipes that do nothing, plain and with `hayloft make`, when its
-# recipes are new to it and when it knows them.
+# broker, by `hayloft task` and by the small program; so many of these at once, with the processor time that whoever
+# takes part uses for one; and a make of 400 recipes that do nothing, plain and with `hayloft make`.
 set -uo pipefail
 . "$(dirname "$0")/../tests/lib/farm.sh"
 . "$(dirname "$0")/../tests/lib/task-farm.sh"
-ROUNDS=200
-if [ "${1:-}" = --rounds ]; then ROUNDS=$2; fi
+ROUNDS=200 JSON=''
+while [ $# -gt 1 ]; do
+    case $1 in --rounds) ROUNDS=$2 ;; --json) JSON=$(realpath -m "$2") ;; esac
+    shift 2
+done
 task_farm "${FARM_PORT:-17992}"
 farm_begin || { echo "the farm did not begin"; exit 1; }
 
 cat >"$WORK/measure.py" <<'PYTHON'
-import concurrent.futures, os, statistics, subprocess, sys, time
+import json, os, resource, statistics, subprocess, sys, time
 
-hayloft, rounds = sys.argv[1], int(sys.argv[2])
+hayloft, rounds, file, broker, *agents = sys.argv[1:]
+rounds = int(rounds)
+small = os.path.join(os.path.dirname(hayloft), "hayloft-task")
+found = {}
 
-def once(command):
+def once(command, **how):
     begun = time.perf_counter()
-    subprocess.run(command, check=True, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    subprocess.run(command, check=True, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, **how)
     return (time.perf_counter() - begun) * 1e3
 
 ways = {
@@ -29,7 +35,11 @@ ways = {
     "hayloft task --here -- true": [hayloft, "task", "--here", "--", "true"],
     "hayloft task --farm -- true": [hayloft, "task", "--farm", "--", "true"],
 }
+if os.path.exists(small):
+    ways["hayloft-task --farm -- true"] = [small, "--farm", "--", "true"]
 took = {name: [] for name in ways}
+for name, command in ways.items():
+    once(command)
 for _ in range(rounds):
     for name, command in ways.items():
         took[name].append(once(command))
@@ -37,23 +47,67 @@ base = statistics.median(took["true"])
 for name, all in took.items():
     all.sort()
     median = statistics.median(all)
+    found[name] = {"median_ms": median, "most_ms": all[len(all) * 9 // 10], "more_ms": median - base}
     print(f"{name:40} median {median:7.2f} ms, 90 % {all[len(all) * 9 // 10]:7.2f}, more than true {median - base:6.2f}")
-count = rounds * 4
+
+# Of a process with its threads, and of those of its children that it has waited for.
+def used(pid, with_children):
+    with open(f"/proc/{pid}/stat") as stat:
+        fields = stat.read().rsplit(")", 1)[1].split()
+    with open(f"/proc/{pid}/schedstat") as stat:
+        own = int(stat.read().split()[0]) / 1e6
+    tasks = sum(int(open(f"/proc/{pid}/task/{task}/schedstat").read().split()[0]) / 1e6 for task in os.listdir(f"/proc/{pid}/task"))
+    return max(own, tasks) + (sum(map(int, fields[13:15])) * 10 if with_children else 0)
+
+def children(pid):
+    return [int(child) for child in open(f"/proc/{pid}/task/{pid}/children").read().split()]
+
+def relays():
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            line = open(f"/proc/{pid}/cmdline").read()
+            if line.endswith("farm-relay\0") and f"HAYLOFT_BROKER={os.environ['HAYLOFT_BROKER']}\0" in open(f"/proc/{pid}/environ").read():
+                yield int(pid)
+        except OSError:
+            pass
+
+def busy():
+    with open("/proc/stat") as stat:
+        user, nice, system, _, _, irq, soft = map(int, stat.readline().split()[1:8])
+    return (user + nice + system + irq + soft) * 10
+
+# Started by xargs, which costs least of what starts many at a time.
+for name, command in list(ways.items())[2:]:
+    once(command)
+    count = rounds * 20
+    spawners = [child for agent in agents for child in children(agent)]
+    firsts = [child for spawner in spawners for child in children(spawner)]
+    who = {"broker": [broker], "agents": agents, "start of tasks": spawners + firsts, "submitter": list(relays())}
+    of = lambda pids: sum(used(pid, False) for pid in pids)
+    before, all_before, begun = {name: of(pids) for name, pids in who.items()}, busy(), time.perf_counter()
+    lines = "".join("x\n" for _ in range(count)).encode()
+    subprocess.run(["xargs", "-P", "16", "-I{}", *command], input=lines, check=True)
+    seconds, whole = time.perf_counter() - begun, (busy() - all_before) / count
+    parts = {name: (of(pids) - before[name]) / count for name, pids in who.items()}
+    found[name] |= {"a_second": count / seconds, "processors_ms": whole, "parts_ms": parts}
+    told = ", ".join(f"{part} {ms:.2f}" for part, ms in parts.items())
+    print(f"{name:40} 16 at a time on 8 slots: {count / seconds:.0f} a second; of both processors {whole:.2f} ms a task: {told}, the rest its two processes and xargs")
 begun = time.perf_counter()
-with concurrent.futures.ThreadPoolExecutor(16) as pool:
-    list(pool.map(lambda _: once(ways["hayloft task --farm -- true"]), range(count)))
-print(f"16 at a time on 8 slots: {count / (time.perf_counter() - begun):.0f} tasks a second")
+subprocess.run(["xargs", "-P", "16", "-I{}", "sh", "-c", "true"], input=lines, check=True)
+print(f"{'sh -c true':40} the same way, without a farm: {count / (time.perf_counter() - begun):.0f} a second")
 
 targets = " ".join(f"t{at}" for at in range(400))
 with open("Makefile", "w") as makefile:
     makefile.write(f"all: {targets}\n{targets}:\n\t@: $@\n.PHONY: all {targets}\n")
-def make(command):
-    return min(once(command) for _ in range(3))
 if os.path.exists(".hayloft-history"):
     os.remove(".hayloft-history")
-plain = make(["make", "-j8"])
-for name, command in {"hayloft make -j8": [hayloft, "make", "-j8"]}.items():
-    with_it = make(command)
-    print(f"make of 400 recipes: plain {plain:.0f} ms, {name} {with_it:.0f} ms, ratio {with_it / plain:.2f}")
+plain, with_it = [], []
+for _ in range(3):
+    plain.append(once(["make", "-j8"]))
+    with_it.append(once([hayloft, "make", "-j8"]))
+found["make"] = {"plain_ms": min(plain), "ms": min(with_it)}
+print(f"make of 400 recipes: plain {min(plain):.0f} ms, hayloft make -j8 {min(with_it):.0f} ms, ratio {min(with_it) / min(plain):.2f}")
+if file:
+    json.dump(found, open(file, "w"), indent=1)
 PYTHON
-on_volume python3 "$WORK/measure.py" "$HAYLOFT" "$ROUNDS"
+on_volume python3 "$WORK/measure.py" "$HAYLOFT" "$ROUNDS" "$JSON" "$BROKER" "${AGENTS[1]}" "${AGENTS[2]}"

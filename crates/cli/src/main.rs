@@ -55,6 +55,12 @@ fn main() -> ExitCode {
     if argv.len() > 2 && argv[1] == hayloft_farm::make::recipe::ARGUMENT {
         return hayloft_farm::make::recipe::serve(&argv[2..]).into();
     }
+    if argv.len() > 2
+        && argv[1] == "task"
+        && let Some(code) = hayloft_farm::relay::again::serve(&argv[2..])
+    {
+        return code.into();
+    }
     match Cli::try_parse_from(&argv) {
         Ok(cli) => exit::finish(run(cli)),
         // What is not a command's own code must not look like one.

@@ -4,6 +4,7 @@
 //! **dispatches** as well ([`dispatch`]): it gives slots to tasks with the scheduler of `hayloft-schedule`. They talk by way of a
 //! broker, NATS ([`broker`], [`protocol`]). A task finds its files since its host has the same volume mounted ([`place`]);
 //! [`execution`] runs it and ends all of it. [`relay`] is the process that submits for all of a build on a host. [`make`] has GNU make send its recipes to all this.
+//! What is started for each task is one [`small`] program.
 
 pub mod agent;
 pub mod broker;
@@ -13,4 +14,5 @@ pub mod make;
 pub mod place;
 pub mod protocol;
 pub mod relay;
+pub mod small;
 pub mod submit;

@@ -1,10 +1,18 @@
 //! Where the volumes are: a folder of the submitter's host, found on another one.
 
+use std::collections::BTreeMap;
+use std::fs::File;
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 
 use hayloft_layer::{MountLine, mount_over};
+
+use crate::execution::sys::have_mounts_changed;
+
+/// So many folders are remembered.
+const FOLDERS_MAX: usize = 10_000;
 
 /// The extended attribute in which a mount tells which volume it is of.
 const VOLUME_XATTR: &str = "hayloft.volume";
@@ -50,6 +58,52 @@ impl Place {
     pub fn in_volume(&self) -> Option<PathBuf> {
         let below = self.directory.strip_prefix(&self.mount.point).ok()?;
         Some(self.mount.inner.join(below))
+    }
+}
+
+/// Places of folders, found out once as long as mounts stay as they are.
+#[derive(Debug)]
+pub(crate) struct Places {
+    /// Where the kernel tells of changes; without it nothing is remembered.
+    mounts: Option<File>,
+    known: Mutex<Known>,
+}
+
+#[derive(Debug, Default)]
+struct Known {
+    places: BTreeMap<PathBuf, Option<Place>>,
+    /// How often all was forgotten.
+    changes: u64,
+}
+
+impl Default for Places {
+    fn default() -> Places {
+        Places { mounts: File::open("/proc/self/mountinfo").ok(), known: Mutex::default() }
+    }
+}
+
+impl Places {
+    /// As [`Place::of`].
+    pub(crate) async fn of(&self, directory: PathBuf) -> io::Result<Option<Place>> {
+        let changes = {
+            let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+            if self.mounts.as_ref().is_none_or(have_mounts_changed) || known.places.len() >= FOLDERS_MAX {
+                known.places.clear();
+                known.changes += 1;
+            }
+            if let Some(place) = known.places.get(&directory) {
+                return Ok(place.clone());
+            }
+            known.changes
+        };
+        // The table of mounts and the volume are asked: that may take a while.
+        let asked = tokio::task::spawn_blocking(move || Ok((Place::of(&directory)?, directory)));
+        let (found, directory) = asked.await.unwrap_or_else(|error| Err(io::Error::other(error)))?;
+        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        if known.changes == changes {
+            known.places.insert(directory, found.clone());
+        }
+        Ok(found)
     }
 }
 

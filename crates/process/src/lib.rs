@@ -205,14 +205,27 @@ pub fn pending_signal(signals: &[i32]) -> Option<i32> {
 
 /// All signals as a fresh process has them: none held back, the default action for each.
 pub fn reset_signals() {
-    let none = signal_set(&[]);
-    // SAFETY: default actions involve no handler of ours; signals that cannot be changed are left alone.
-    unsafe {
-        for signal in 1..=libc::SIGRTMAX() {
-            libc::signal(signal, libc::SIG_DFL);
-        }
-        libc::sigprocmask(libc::SIG_SETMASK, &raw const none, std::ptr::null_mut());
+    default_actions();
+    hold_back_no_signals();
+}
+
+/// Who writes to a pipe that nobody reads is told by an error. The standard library does that before `main`, in programs that have one of it.
+pub fn ignore_broken_pipes() {
+    // SAFETY: no handler of ours is involved.
+    unsafe { libc::signal(libc::SIGPIPE, libc::SIG_IGN) };
+}
+
+/// The default action for each signal.
+pub fn default_actions() {
+    for signal in 1..=libc::SIGRTMAX() {
+        // SAFETY: default actions involve no handler of ours; signals that cannot be changed are left alone.
+        unsafe { libc::signal(signal, libc::SIG_DFL) };
     }
+}
+
+/// No signal is held back any more.
+pub fn hold_back_no_signals() {
+    restore_signals(&Mask(signal_set(&[])));
 }
 
 /// Becomes this user in every respect: real, effective and saved.

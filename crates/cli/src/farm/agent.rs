@@ -9,6 +9,7 @@ use anyhow::Context;
 use hayloft_farm::agent::{self, AgentConfig, AgentError, Policy};
 use hayloft_farm::broker::BrokerError;
 use hayloft_farm::execution::SPAWNER_ARGUMENT;
+use hayloft_farm::small;
 use tokio::sync::mpsc;
 
 use crate::config::Config;
@@ -34,7 +35,8 @@ pub(crate) fn run(args: AgentArgs, config: &Config, config_file: Option<&Path>) 
         let path = mount.canonicalize().with_context(|| format!("--mount {}", mount.display()))?;
         mounts.push(path);
     }
-    let mut spawner = Command::new("/proc/self/exe");
+    let small = std::env::current_exe().ok().and_then(|own| small::beside(&own));
+    let mut spawner = Command::new(small.as_deref().unwrap_or(Path::new("/proc/self/exe")));
     spawner.arg(SPAWNER_ARGUMENT);
     let agent = AgentConfig {
         broker,

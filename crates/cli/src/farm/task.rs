@@ -1,9 +1,10 @@
 //! `hayloft task`.
 
+use std::ffi::OsString;
 use std::fs::File;
 use std::io::Write;
-use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::os::unix::net::UnixStream;
+use std::path::Path;
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -13,17 +14,14 @@ use hayloft_farm::broker::BrokerOptions;
 use hayloft_farm::place::Place;
 use hayloft_farm::protocol::Spec;
 use hayloft_farm::relay::{self, Handed, Key};
-use hayloft_farm::submit::{self, Outcome, Task};
+use hayloft_farm::submit::{self, IN_TASK, Outcome, Task};
 
 use crate::config::Config;
 use crate::exit::{Exit, failure};
-use crate::farm::args::TaskArgs;
+use crate::farm::args::{BrokerArgs, TaskArgs};
 use crate::farm::here::{self, Child, Ended};
 use crate::farm::settings;
 use crate::{signals, sys};
-
-/// Set for what runs as a task: what is submitted from within runs there and then, in the slot that the task has.
-pub(crate) const IN_TASK: &str = "HAYLOFT_IN_TASK";
 
 /// Signals that are passed on.
 pub(crate) const PASSED: [i32; 7] =
@@ -111,10 +109,7 @@ fn run_somewhere(args: &TaskArgs, config: &Config) -> anyhow::Result<Ended> {
                     return Ok(Ended::Code(code as u8));
                 }
                 Outcome::FarmFailed(reason) => {
-                    return Err(failure(
-                        Exit::Run,
-                        format!("the farm has failed, not the command: {reason}"),
-                    ));
+                    return Err(failure(Exit::Run, submit::farm_failed(&reason)));
                 }
                 Outcome::Nowhere(reason) => Some(reason),
             }
@@ -132,42 +127,38 @@ fn on_the_farm(args: &TaskArgs, broker: &BrokerOptions, signals: &Signals) -> an
     let directory = std::env::current_dir().context("the current folder")?;
     let place = Place::of(&directory).context("the current folder")?;
     let Some(place) = place else {
-        let reason = format!("{} is not on a mounted volume", directory.display());
+        let reason = submit::not_on_a_volume(&directory);
         return Ok(if only_there { Outcome::FarmFailed(reason) } else { Outcome::Nowhere(reason) });
     };
-    let umask = submit::umask()?;
+    let umask = submit::umask();
     let user = sys::user_and_group();
     let environment = submit::without_job_server(submit::environment());
     let spec = submit::spec(args.command.clone(), environment, &place, umask, user);
     let layers = settings::layers(&args.need, &place)?;
     let spec = Spec { layers, isolated: args.need.isolate, ..spec };
-    let (output, error) = (sys::standard(1), sys::standard(2));
-    let is_merged = match (&output, &error) {
-        (Ok(output), Ok(error)) => {
-            submit::is_one_stream(output, error)
-                && !output.metadata().is_ok_and(|found| found.file_type().is_socket())
-        }
-        _ => false,
-    };
-    let null = || File::options().write(true).open("/dev/null");
-    let task = Task {
-        spec,
-        need: settings::need(&args.need, args.slots),
-        input: sys::standard(0).ok().filter(|input| !is_null(input)),
-        output: output.or_else(|_| null())?,
-        error: if is_merged { None } else { Some(error.or_else(|_| null())?) },
-        may_run_here: !only_there,
-    };
+    let null = |_| File::options().read(true).write(true).open("/dev/null");
+    let standard = [0, 1, 2].map(|number| sys::standard(number).or_else(null));
+    let [input, output, error] = standard;
+    let need = settings::need(&args.need, args.slots);
+    let task = Task::on(spec, need, [input?, output?, error?], !only_there);
     let key = Key::new(broker, settings::build(&args.need), &settings::host_name());
-    let task = Handed::new(task)?;
+    let task = Handed::new(task, again(args))?;
     let start = |mut relay: Command| sys::in_own_session(&mut relay).spawn().map(drop);
     relay::run(&key.context("a process that submits")?, &task, start, |stream| signals.pass_to(stream))
         .context("a process that submits")
 }
 
-/// Whether nothing can be read from it.
-pub(crate) fn is_null(file: &File) -> bool {
-    let null = std::fs::metadata("/dev/null").map(|null| null.rdev());
-    file.metadata()
-        .is_ok_and(|meta| meta.file_type().is_char_device() && null.is_ok_and(|null| null == meta.rdev()))
+/// Where tasks of the same command line are taken from now on; None when that says another thing in another folder.
+fn again(args: &TaskArgs) -> Option<String> {
+    let BrokerArgs { broker: _, broker_ca, broker_certificate, broker_key, broker_credentials } =
+        &args.broker;
+    let files = [broker_ca, broker_certificate, broker_key, broker_credentials];
+    let is_anywhere = files.into_iter().flatten().all(|file| file.is_absolute());
+    let is_config = |flag: &&OsString| flag.as_encoded_bytes().starts_with(b"--config");
+    let arguments: Vec<OsString> = std::env::args_os().collect();
+    let (flags, _) = relay::again::split(arguments.get(2..).filter(|_| arguments[1] == "task")?)?;
+    let config = std::env::var_os("HAYLOFT_CONFIG").is_none_or(|config| Path::new(&config).is_absolute());
+    let may =
+        is_anywhere && config && args.need.layers.is_empty() && !flags.iter().any(|flag| is_config(&flag));
+    relay::again::name(flags).ok().filter(|_| may)
 }

@@ -112,6 +112,57 @@ fn how_a_task_ends_is_told() {
 }
 
 #[test]
+fn a_task_by_a_command_line_that_is_known_is_as_the_first_one_until_settings_change() {
+    let site = Site::new(1, &ALLOWED);
+    let config = site.mounts[1].path().with_extension("toml");
+    fs::write(&config, "[farm]\nslots = 2\n").unwrap();
+    let script = "pwd; umask; echo $WORD; cat; echo to-error >&2; exit $CODE";
+    let task = |folder: &str, umask: &str, word: &str| {
+        fs::create_dir_all(site.dir().join(folder)).unwrap();
+        let task = site.task(script);
+        let mut with_umask = Command::new("sh");
+        with_umask.args(["-c", &format!("echo in-{word} | (umask {umask}; exec \"$0\" \"$@\")")]);
+        with_umask.arg(task.get_program()).args(task.get_args()).current_dir(site.dir().join(folder));
+        with_umask.env("HAYLOFT_BROKER", site.broker.url()).env("HAYLOFT_CONFIG", &config);
+        with_umask.env("WORD", word).env("CODE", umask.trim_start_matches('0')).output().unwrap()
+    };
+    let finds = |folder: &str, umask: &str, word: &str| {
+        let output = task(folder, umask, word);
+        let here = site.dir().join(folder);
+        let expected = format!("{}\n{umask}\n{word}\nin-{word}\n", here.display());
+        assert_eq!(texts(&output), (expected, "to-error\n".to_owned()));
+        assert_eq!(output.status.code(), Some(umask.trim_start_matches('0').parse().unwrap()));
+    };
+    finds("a", "0022", "one");
+    // Whoever reads it now finds it wrong.
+    let changed = fs::metadata(&config).unwrap().modified().unwrap();
+    fs::write(&config, "[fram]\nslots = 2\n").unwrap();
+    fs::File::options().write(true).open(&config).unwrap().set_modified(changed).unwrap();
+    finds("b", "0027", "two");
+    finds("a", "0077", "three");
+    fs::File::options()
+        .write(true)
+        .open(&config)
+        .unwrap()
+        .set_modified(changed + Duration::from_secs(1))
+        .unwrap();
+    let output = task("a", "0022", "four");
+    assert!(!output.status.success() && texts(&output).1.contains("fram"), "{output:?}");
+    // A folder that is not on a volume: the task runs here, or not at all.
+    let elsewhere = |flags: &[&str]| {
+        let mut task = site.command(flags, &["sh", "-c", "readlink /proc/self/ns/mnt"]);
+        task.current_dir("/").output().unwrap()
+    };
+    let own = fs::read_link("/proc/self/ns/mnt").unwrap();
+    for flags in [&["task"][..], &["task", "--farm"]] {
+        run(&mut site.command(flags, &["true"]));
+        let (out, err) = texts(&elsewhere(flags));
+        assert!(err.contains("/ is not on a mounted volume"), "{err}");
+        assert_eq!(out.trim() == own.to_str().unwrap(), flags.len() == 1, "{out}{err}");
+    }
+}
+
+#[test]
 fn signals_reach_a_task_and_end_all_of_it() {
     let site = Site::new(1, &ALLOWED);
     let script = "trap 'echo got >> log; exit 9' USR1; setsid sleep 4321 & echo up > ready; while :; do sleep 0.1; done";

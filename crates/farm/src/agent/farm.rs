@@ -69,7 +69,7 @@ pub async fn run(
     ready: impl FnOnce(),
 ) -> Result<(), AgentError> {
     let command = std::mem::replace(&mut config.spawner, std::process::Command::new("false"));
-    let (spawner, events) = Spawner::begin(command).map_err(AgentError::Spawner)?;
+    let (spawner, events) = Spawner::begin(command).await.map_err(AgentError::Spawner)?;
     if !spawner.namespaces {
         tracing::info!(
             "without root: tasks get no namespaces, and run where this host has the volume mounted"
@@ -77,8 +77,8 @@ pub async fn run(
     }
     let (to_ended, mut ended) = mpsc::unbounded_channel::<Option<Event>>();
     let failed = to_ended.clone();
-    std::thread::spawn(move || {
-        while let Some(event) = events.next() {
+    tokio::spawn(async move {
+        while let Some(event) = events.next().await {
             if to_ended.send(Some(event)).is_err() {
                 break;
             }

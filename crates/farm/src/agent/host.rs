@@ -184,6 +184,9 @@ impl HostTasks {
 
     /// A message of a submitter.
     pub(super) fn receive(&mut self, message: ToAgent) {
+        for task in message.heard {
+            self.forget(&TaskKey { client: message.client.clone(), task });
+        }
         let key = TaskKey { client: message.client, task: message.task };
         let number = self.numbers.get(&key).copied();
         let tell = |told: Told| {
@@ -206,7 +209,6 @@ impl HostTasks {
                 // A start that was on its way is not to be heard any more.
                 None => self.partial.retain(|(partial, _)| *partial != key),
             },
-            Some(agent::Body::Done(_)) => self.forget(&key),
             Some(agent::Body::Echo(beat)) => drop(self.extend(&key.client, beat)),
             None => {}
         }

@@ -1,5 +1,8 @@
 //! As whom tasks run on this host.
 
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
 use crate::execution::sys::{self, User};
 
 /// What an agent does for which users.
@@ -30,7 +33,7 @@ impl Policy {
         if to.is_empty() {
             return Err(format!("the user with the number {uid} has no name on the submitting host"));
         }
-        let user = sys::user(to).ok_or_else(|| format!("there is no user {to} on this host"))?;
+        let user = user(to).ok_or_else(|| format!("there is no user {to} on this host"))?;
         if mapped.is_none() && user.uid != uid {
             return Err(format!("{name} has the number {uid} there and {} here", user.uid));
         }
@@ -45,6 +48,18 @@ impl Policy {
             0 => Ok(RunAs::User(user)),
             _ => Err(format!("the agent does not run as root, and so cannot run tasks as {to}")),
         }
+    }
+}
+
+/// How long a user is taken for what he was: system tables are slow to ask, and tasks are many.
+const KNOWN: Duration = Duration::from_secs(2);
+
+fn user(name: &str) -> Option<User> {
+    static LAST: Mutex<Option<(String, Instant, User)>> = Mutex::new(None);
+    let mut last = LAST.lock().unwrap_or_else(PoisonError::into_inner);
+    match &*last {
+        Some((known, at, user)) if known == name && at.elapsed() < KNOWN => Some(user.clone()),
+        _ => Some(last.insert((name.to_owned(), Instant::now(), sys::user(name)?)).2.clone()),
     }
 }
 

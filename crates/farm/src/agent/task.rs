@@ -1,5 +1,6 @@
 //! A try that runs here: its streams, and the word of its end until that is heard.
 
+use std::cell::Cell;
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::OwnedFd;
@@ -18,6 +19,8 @@ use crate::protocol::{
 
 /// How often what was not heard is said again.
 const AGAIN: Duration = Duration::from_millis(500);
+/// A task that says nothing for so long is said to run; with input for it at once, which then comes.
+const RUNS: Duration = Duration::from_millis(100);
 /// How much input is taken before that is said.
 const SAY_TAKEN: u64 = 64 << 10;
 
@@ -68,6 +71,8 @@ struct Task {
     over: Option<Ended>,
     /// Its end was said when both streams had ended.
     is_said: bool,
+    /// Something was said of it: so it runs.
+    is_heard_of: Cell<bool>,
 }
 
 /// Sees a task through until its end was heard, or nobody is there to hear it.
@@ -91,9 +96,13 @@ pub(super) async fn attend(
         input: Input { pipe: input, incoming: Incoming::default(), waiting: VecDeque::new(), said: 0 },
         over: None,
         is_said: false,
+        is_heard_of: Cell::new(false),
     };
     let begun = Instant::now();
-    task.say(client::Body::Started(true));
+    if task.input.pipe.is_some() {
+        task.say(client::Body::Started(true));
+    }
+    let mut runs = std::pin::pin!(tokio::time::sleep(RUNS));
     let mut again = Reminder::every(AGAIN);
     loop {
         again.want(task.is_due());
@@ -111,6 +120,7 @@ pub(super) async fn attend(
             () = readable(error) => task.read(1),
             () = writable(&task.input) => task.write(),
             () = again.due() => task.again(),
+            () = &mut runs, if !task.is_heard_of.get() => task.say(client::Body::Started(true)),
         }
         task.say_end(false);
     }
@@ -148,6 +158,7 @@ async fn writable(input: &Input) {
 
 impl Task {
     fn say(&self, body: client::Body) {
+        self.is_heard_of.set(true);
         let message = ToClient { task: self.key.task, agent: self.agent.clone(), body: Some(body) };
         self.broker.say(self.subject.clone(), &message);
     }

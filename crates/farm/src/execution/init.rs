@@ -174,6 +174,8 @@ impl Init {
     fn new(has_namespace: bool) -> Result<Init, Trouble> {
         let _ = rustix::process::setsid();
         sys::die_with_parent(if has_namespace { libc::SIGKILL } else { sys::end_all_signal() });
+        // Commands have them from here.
+        process::default_actions();
         let mut all = PASSED.to_vec();
         all.extend([libc::SIGCHLD, sys::end_all_signal()]);
         let signals = sys::all_signals_by_descriptor(&all).map_err(|error| ("catch signals", error))?;
@@ -355,7 +357,7 @@ fn become_command(execution: &Execution, standard: &[OwnedFd; 3], failure_file: 
     if let Err(error) = set_up {
         return failure("set up the process", &error, false);
     }
-    process::reset_signals();
+    process::hold_back_no_signals();
     rustix::process::umask(rustix::fs::Mode::from_bits_truncate(execution.umask));
     if execution.switches
         && let Err(error) = process::become_user(execution.uid, execution.gid, Some(&execution.groups))

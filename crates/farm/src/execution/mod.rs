@@ -17,6 +17,7 @@ use std::time::Duration;
 use prost::Message;
 use rustix::net::{AddressFamily, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 use rustix::net::{SocketFlags, SocketType};
+use tokio::io::unix::AsyncFd;
 
 pub(crate) use init::{Execution, Report};
 pub(crate) use spawner::Event;
@@ -44,20 +45,21 @@ pub(crate) struct Spawner {
 
 /// Where events come from.
 #[derive(Debug)]
-pub(crate) struct Events(OwnedFd);
+pub(crate) struct Events(AsyncFd<OwnedFd>);
 
 impl Spawner {
     /// Starts the process. `command` runs this program with [`SPAWNER_ARGUMENT`].
-    pub(crate) fn begin(mut command: Command) -> io::Result<(Spawner, Events)> {
+    pub(crate) async fn begin(mut command: Command) -> io::Result<(Spawner, Events)> {
         let (ours, theirs) =
             rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
         // Keys of the terminal that the agent was started on are for the agent.
         command.stdin(Stdio::from(theirs)).stdout(Stdio::null()).process_group(0);
         let child = command.spawn()?;
         drop(command);
-        let events = Events(rustix::io::fcntl_dupfd_cloexec(&ours, 3)?);
+        let heard = rustix::io::fcntl_dupfd_cloexec(&ours, 3)?;
+        let events = Events(sys::readable(heard)?);
         let ready =
-            events.next().ok_or_else(|| io::Error::other("the process that starts tasks has ended"))?;
+            events.next().await.ok_or_else(|| io::Error::other("the process that starts tasks has ended"))?;
         Ok((Spawner { socket: ours, child, namespaces: ready.namespaces }, events))
     }
 
@@ -131,15 +133,18 @@ impl Drop for Spawner {
 
 impl Events {
     /// Waits for the next event; None when the process has ended.
-    pub(crate) fn next(&self) -> Option<Event> {
+    pub(crate) async fn next(&self) -> Option<Event> {
         // A report, and which task it is of.
         let mut bytes = vec![0; 2 * init::REPORT_MAX];
         loop {
-            match rustix::net::recv(&self.0, &mut bytes[..], RecvFlags::empty()) {
-                Ok((_, 0)) => return None,
-                Ok((length, _)) => return Event::decode(&bytes[..length]).ok(),
-                Err(rustix::io::Errno::INTR) => {}
-                Err(_) => return None,
+            let mut ready = self.0.readable().await.ok()?;
+            let received =
+                ready.try_io(|socket| Ok(rustix::net::recv(socket, &mut bytes[..], RecvFlags::DONTWAIT)?));
+            match received {
+                Ok(Ok((length @ 1.., _))) => return Event::decode(&bytes[..length]).ok(),
+                Ok(Err(error)) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(_would_block) => {}
+                Ok(_) => return None,
             }
         }
     }

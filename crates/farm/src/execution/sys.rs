@@ -8,6 +8,8 @@ use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage};
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
 
 fn check(result: libc::c_int) -> io::Result<libc::c_int> {
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
@@ -88,6 +90,15 @@ pub(crate) fn mount(source: &CStr, target: &CStr, kind: Option<&CStr>, flags: u6
     let kind = kind.map_or(std::ptr::null(), CStr::as_ptr);
     // SAFETY: all strings live until the call returns; no data is passed.
     check(unsafe { libc::mount(source.as_ptr(), target.as_ptr(), kind, flags, std::ptr::null()) }).map(drop)
+}
+
+/// A descriptor that tasks of the runtime wait for to be readable.
+///
+/// # Errors
+/// When it cannot be waited for.
+pub(crate) fn readable(fd: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
+    // SAFETY: an owned descriptor stays open, and the same one, as long as it is held there.
+    unsafe { AsyncFd::register_with_interest(fd, Interest::READABLE) }.map_err(io::Error::from)
 }
 
 /// A timer of the kernel that kills this process, also one that is stopped.

@@ -9,6 +9,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use super::{history, recipe};
+use crate::small;
 
 /// The files; gone when dropped.
 #[derive(Debug)]
@@ -17,7 +18,7 @@ pub struct Hook {
 }
 
 impl Hook {
-    /// Makes the files. `program` with [`recipe::ARGUMENT`] is how recipes are run, or [`recipe::PROGRAM`] where that is beside it; with
+    /// Makes the files. `program` with [`recipe::ARGUMENT`] is how recipes are run, of the [small program](small) where that is beside it; with
     /// `skips` not those that are seen to do little; with `names_rules` each is told which rule it is of.
     ///
     /// # Errors
@@ -32,11 +33,8 @@ impl Hook {
         std::os::unix::fs::DirBuilderExt::mode(&mut std::fs::DirBuilder::new(), 0o700).create(&dir)?;
         let hook = Hook { dir };
         let quoted = |program: &Path| program.display().to_string().replace('\'', "'\"'\"'");
-        let small = program.with_file_name(recipe::PROGRAM);
-        let runs = match is_of_this_version(&small) {
-            true => format!("'{}'", quoted(&small)),
-            false => format!("'{}' {}", quoted(program), recipe::ARGUMENT),
-        };
+        let small = small::beside(program);
+        let runs = format!("'{}' {}", quoted(small.as_deref().unwrap_or(program)), recipe::ARGUMENT);
         let skip = match skips {
             true => format!("for text; do :; done\n{}", history::trivial_in_shell()),
             false => String::new(),
@@ -72,12 +70,6 @@ impl Hook {
     pub fn socket(&self) -> PathBuf {
         self.dir.join("socket")
     }
-}
-
-/// Whether the small program is there, and was installed together with this one.
-fn is_of_this_version(small: &Path) -> bool {
-    let said = std::process::Command::new(small).arg("--version").output();
-    said.is_ok_and(|said| said.stdout.trim_ascii() == env!("CARGO_PKG_VERSION").as_bytes())
 }
 
 impl Drop for Hook {

@@ -1,5 +1,4 @@
-//! The process that make starts for a recipe: this program, or the small one that does nothing else (`hayloft-recipe`), which starts in
-//! less than half of the time.
+//! The process that make starts for a recipe: this program, or the [small one](crate::small).
 
 use std::ffi::OsString;
 use std::io::{self, Write};
@@ -10,12 +9,10 @@ use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::Command;
 
-use hayloft_process::{self as process, Mask};
-use rustix::event::{PollFd, PollFlags, poll};
-use rustix::process::{Resource, Rlimit, setrlimit};
+use hayloft_process as process;
 
 use super::record;
-use super::wire::{self, Answer, Ask, Done, Hand};
+use super::wire::{self, Answer, Ask, Done, Hand, PASSED};
 use crate::submit;
 
 /// The first argument by which this program becomes a recipe's process.
@@ -28,13 +25,6 @@ pub const SOCKET: &str = "HAYLOFT_FARM_SOCKET";
 pub const OF_RULE: &str = "--of-rule";
 /// The rules whose recipes have started the make that this one is of.
 const RULES: &str = "HAYLOFT_FARM_RULES";
-
-/// The small program's name; it is looked for beside this one.
-pub const PROGRAM: &str = "hayloft-recipe";
-
-/// Signals that are passed on to a recipe elsewhere.
-const PASSED: [i32; 7] =
-    [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGQUIT, libc::SIGUSR1, libc::SIGUSR2, libc::SIGWINCH];
 
 /// What is to be done with a recipe.
 #[derive(Debug)]
@@ -55,14 +45,9 @@ enum Way {
 /// Serves make as the process of a recipe; gives its exit code. Does not return where this process becomes the recipe, or ends by the
 /// signal that has ended it.
 pub fn serve(command: &[OsString]) -> u8 {
-    let mut held_back = None;
-    let passes = |stream| held_back = pass_signals(stream).ok();
     let (rules, command) = rules(command);
-    match run(command, &rules, passes) {
+    match run(command, &rules) {
         Ok(Way::Here) => {
-            if let Some(mask) = &held_back {
-                process::restore_signals(mask);
-            }
             let mut here = Command::new(&command[0]);
             if !rules.is_empty() {
                 here.env(RULES, OsString::from_vec(rules));
@@ -76,7 +61,7 @@ pub fn serve(command: &[OsString]) -> u8 {
             if signal == 0 {
                 return code as u8;
             }
-            end_by(signal);
+            submit::end_by(signal);
             128u8.wrapping_add(signal as u8)
         }
         Err(error) => {
@@ -114,36 +99,13 @@ fn unquoted(target: &[u8]) -> Vec<u8> {
     plain
 }
 
-/// Writes the numbers of signals that come from now on.
-fn pass_signals(mut stream: UnixStream) -> io::Result<Mask> {
-    let (signals, before) = process::signals_by_descriptor(&PASSED)?;
-    std::thread::spawn(move || {
-        loop {
-            let _ = poll(&mut [PollFd::new(&signals, PollFlags::IN)], None);
-            while let Some(signal) = process::next_signal(signals.as_fd()) {
-                let _ = stream.write_all(&[signal as u8]);
-            }
-        }
-    });
-    Ok(before)
-}
-
-/// Ends this process by a signal, as the recipe has ended. A core of this process would be of no use to anybody.
-fn end_by(signal: i32) {
-    let none = Rlimit { current: Some(0), maximum: Some(0) };
-    let _ = setrlimit(Resource::Core, none);
-    process::reset_signals();
-    let _ = process::kill(std::process::id() as i32, signal);
-    std::thread::sleep(std::time::Duration::from_millis(100));
-}
-
-/// Has a recipe run where the session says. `passes` is called once signals are to be passed on, with where to write their numbers to.
+/// Has a recipe run where the session says.
 ///
 /// # Errors
 /// When the session is gone: the recipe has not run, or not to its end.
-fn run(command: &[OsString], rules: &[u8], passes: impl FnOnce(UnixStream)) -> io::Result<Way> {
+fn run(command: &[OsString], rules: &[u8]) -> io::Result<Way> {
     let Some(socket) = std::env::var_os(SOCKET) else { return Ok(Way::Here) };
-    if std::env::var_os("HAYLOFT_IN_TASK").is_some() || !is_plain_recipe() {
+    if std::env::var_os(submit::IN_TASK).is_some() || !is_plain_recipe() {
         return Ok(Way::Here);
     }
     let mut stream = UnixStream::connect(Path::new(&socket))?;
@@ -155,17 +117,18 @@ fn run(command: &[OsString], rules: &[u8], passes: impl FnOnce(UnixStream)) -> i
     if answer.here {
         return Ok(Way::Here);
     }
-    passes(stream.try_clone()?);
+    let (signals, before) = process::signals_by_descriptor(&PASSED)?;
     let hand = Hand {
         command: command.iter().map(|argument| argument.as_bytes().to_vec()).collect(),
         environment: submit::environment(),
-        umask: submit::umask()?,
+        umask: submit::umask(),
     };
     wire::send(&mut stream, &hand)?;
     let (output, error) = (io::stdout(), io::stderr());
     wire::send_descriptors(&stream, &[output.as_fd(), error.as_fd()])?;
-    let done: Done = wire::receive(&mut stream)?;
+    let done: Done = wire::receive_and_pass(&mut stream, signals.as_fd(), false)?;
     if done.here {
+        process::restore_signals(&before);
         let _ = io::stderr().write_all(done.message.as_bytes());
         return Ok(Way::Here);
     }

@@ -1,6 +1,6 @@
 //! The session: it says where recipes run, and has those of the farm run there.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::fs::File;
 use std::io;
 use std::os::unix::ffi::OsStringExt;
@@ -19,7 +19,7 @@ use tokio::sync::{Semaphore, mpsc};
 use super::history::History;
 use super::record::{Graph, Recording, Report};
 use super::wire::{self, Answer, Ask, Done, Hand};
-use crate::place::Place;
+use crate::place::{Place, Places};
 use crate::protocol::{NeedMessage, Record, Spec};
 use crate::submit::{self, Order, Outcome, Submitter, Task, Times};
 
@@ -113,7 +113,7 @@ pub struct Session {
     /// Slots of this host.
     slots: Semaphore,
     /// Where folders are, of those that were asked for.
-    places: Mutex<BTreeMap<PathBuf, Option<Place>>>,
+    places: Places,
     /// Why recipes run here, each reason once.
     told: Mutex<BTreeSet<String>>,
     /// What was done.
@@ -140,7 +140,7 @@ impl Session {
             recording: Recording::default(),
             history: Mutex::new(History::open(directory)),
             slots: Semaphore::new(slots.max(1) as usize),
-            places: Mutex::default(),
+            places: Places::default(),
             told: Mutex::default(),
             tally: Tally::default(),
         }
@@ -260,16 +260,7 @@ impl Session {
             return None;
         }
         let directory = PathBuf::from(std::ffi::OsString::from_vec(ask.directory.clone()));
-        let known = self.places.lock().unwrap_or_else(PoisonError::into_inner).get(&directory).cloned();
-        if let Some(known) = known {
-            return known;
-        }
-        // The table of mounts and the volume are asked: that may take a while.
-        let (found, directory) =
-            tokio::task::spawn_blocking(move || (Place::of(&directory), directory)).await.ok()?;
-        let found = found.ok()?;
-        self.places.lock().unwrap_or_else(PoisonError::into_inner).insert(directory, found.clone());
-        found
+        self.places.of(directory).await.ok()?
     }
 
     /// Lets a recipe run in a slot of this host when it is told so, and waits for its end.

@@ -2,7 +2,9 @@
 
 use prost::Message;
 
-pub(super) use crate::relay::wire::{descriptors_heard, frame, heard, receive, send, send_descriptors};
+pub(super) use crate::relay::wire::{
+    PASSED, descriptors_heard, frame, heard, receive, receive_and_pass, send, send_descriptors,
+};
 
 /// A recipe asks where it is to run.
 #[derive(Clone, PartialEq, Message)]

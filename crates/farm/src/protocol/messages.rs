@@ -282,8 +282,11 @@ pub struct ToAgent {
     #[prost(uint64, tag = "2")]
     pub task: u64,
     /// What.
-    #[prost(oneof = "agent::Body", tags = "3, 4, 5, 6, 7, 8, 9")]
+    #[prost(oneof = "agent::Body", tags = "3, 4, 5, 6, 7, 9")]
     pub body: Option<agent::Body>,
+    /// The ends of these tries of its were heard: forget them.
+    #[prost(uint64, repeated, tag = "10")]
+    pub heard: Vec<u64>,
 }
 
 /// What is said to an agent.
@@ -306,9 +309,6 @@ pub mod agent {
         /// End it at once, with all that it has started.
         #[prost(bool, tag = "7")]
         End(bool),
-        /// Its end was heard: forget it.
-        #[prost(bool, tag = "8")]
-        Done(bool),
         /// The last beat of this agent that the submitter has heard.
         #[prost(uint64, tag = "9")]
         Echo(u64),

@@ -24,11 +24,11 @@ pub struct Handed {
 }
 
 impl Handed {
-    /// Everything of a task.
+    /// Everything of a task. `again` names where those of the same command line are taken from then on ([`again::name`](super::again::name)).
     ///
     /// # Errors
     /// When there is no `/dev/null`, or too many files are open.
-    pub fn new(task: Task) -> io::Result<Handed> {
+    pub fn new(task: Task, again: Option<String>) -> io::Result<Handed> {
         let Task { spec, need, input, output, error, may_run_here } = task;
         let hand = Hand {
             spec: Some(spec),
@@ -36,6 +36,7 @@ impl Handed {
             has_input: input.is_some(),
             merged: error.is_none(),
             may_run_here,
+            again: again.unwrap_or_default(),
         };
         let input = input.map_or_else(|| File::open("/dev/null"), Ok)?;
         let error = error.map_or_else(|| output.try_clone(), Ok)?;
@@ -73,10 +74,15 @@ pub fn run(
         }
         return Ok(match wire::receive::<Told>(&mut stream) {
             Ok(told) => told.into(),
-            Err(_) => Outcome::FarmFailed("the process that submits for this build has ended".to_owned()),
+            Err(_) => ended(),
         });
     }
     Err(io::Error::other("the processes that submit for this build end at once"))
+}
+
+/// What becomes of a task whose relay has gone.
+pub(super) fn ended() -> Outcome {
+    Outcome::FarmFailed("the process that submits for this build has ended".to_owned())
 }
 
 /// Starts a relay, unless somebody else just has.

@@ -36,7 +36,7 @@ pub struct Key {
     /// The program's version.
     #[prost(string, tag = "8")]
     version: String,
-    /// The namespaces in which broker and files are found.
+    /// In which namespaces and below which root broker and files are found.
     #[prost(uint64, repeated, tag = "9")]
     namespaces: Vec<u64>,
 }
@@ -54,7 +54,6 @@ impl Key {
             }
         };
         let pair = broker.certificate.as_ref();
-        let number = |kind| Ok::<_, io::Error>(std::fs::metadata(format!("/proc/self/ns/{kind}"))?.ino());
         Ok(Key {
             url: broker.url.clone(),
             ca: text(broker.ca.as_deref())?,
@@ -64,7 +63,7 @@ impl Key {
             build: Some(build),
             host: host.to_owned(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
-            namespaces: ["net", "mnt", "pid", "user"].into_iter().map(number).collect::<Result<_, _>>()?,
+            namespaces: namespaces()?,
         })
     }
 
@@ -105,4 +104,14 @@ impl Key {
         let bytes = bytes.ok_or_else(|| io::Error::other("a relay is started by `hayloft task` alone"))?;
         Key::decode(&*bytes).map_err(io::Error::other)
     }
+}
+
+/// What names and addresses mean to this process: its namespaces, and the root of its files.
+pub(super) fn namespaces() -> io::Result<Vec<u64>> {
+    let number = |kind| Ok::<_, io::Error>(std::fs::metadata(format!("/proc/self/ns/{kind}"))?.ino());
+    let mut all: Vec<u64> =
+        ["net", "mnt", "pid", "user"].into_iter().map(number).collect::<Result<_, _>>()?;
+    let root = std::fs::metadata("/")?;
+    all.extend([root.dev(), root.ino()]);
+    Ok(all)
 }

@@ -4,6 +4,7 @@
 //! no connection to the broker and no threads for streams: starting it is most of what it costs. The relay is started by the first
 //! task and ends some seconds after the last one. When a task's process ends, its task does.
 
+pub mod again;
 mod client;
 mod key;
 mod serve;

@@ -6,6 +6,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 
 use prost::Message;
+use rustix::event::{PollFd, PollFlags, poll};
 use rustix::net::{RecvAncillaryBuffer, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 use tokio::io::AsyncReadExt;
 
@@ -15,6 +16,11 @@ use crate::submit::Outcome;
 
 /// Longest message: more than any command with its environment.
 const LENGTH_MAX: usize = 16 << 20;
+/// Signals that ask for an end.
+const ENDING: [i32; 4] = [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGQUIT];
+/// Signals that are passed on to a task.
+pub(crate) const PASSED: [i32; 7] =
+    [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGQUIT, libc::SIGUSR1, libc::SIGUSR2, libc::SIGWINCH];
 /// Most descriptors that come with a message.
 const DESCRIPTORS_MAX: usize = 3;
 
@@ -34,6 +40,26 @@ pub(crate) struct Hand {
     /// It is given back when the farm is away.
     #[prost(bool, tag = "5")]
     pub may_run_here: bool,
+    /// The name of the socket at which tasks of the same command line come; empty when none do.
+    #[prost(string, tag = "6")]
+    pub again: String,
+}
+
+/// A task like one that was handed over before; standard input, output and error come with it.
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct Again {
+    /// Program and arguments.
+    #[prost(bytes = "vec", repeated, tag = "1")]
+    pub command: Vec<Vec<u8>>,
+    /// `NAME=VALUE` each.
+    #[prost(bytes = "vec", repeated, tag = "2")]
+    pub environment: Vec<Vec<u8>>,
+    /// Its working directory.
+    #[prost(bytes = "vec", tag = "3")]
+    pub directory: Vec<u8>,
+    /// File mode creation mask.
+    #[prost(uint32, tag = "4")]
+    pub umask: u32,
 }
 
 /// What has become of it.
@@ -114,6 +140,24 @@ pub(crate) async fn heard<M: Message + Default>(
     M::decode(&*bytes).map_err(io::Error::other)
 }
 
+/// The next message and the descriptors that come with it, for programs that wait for many at a time.
+pub(crate) async fn heard_with_descriptors<M: Message + Default, const N: usize>(
+    stream: &mut tokio::net::UnixStream,
+) -> io::Result<(M, [OwnedFd; N])> {
+    let mut bytes = vec![0; 16 << 10];
+    let (count, fds) = loop {
+        stream.readable().await?;
+        match stream.try_io(tokio::io::Interest::READABLE, || receive_some(&*stream, &mut bytes)) {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+            received => break received?,
+        }
+    };
+    let fds = fds.try_into().map_err(|_| io::Error::other("descriptors are missing"))?;
+    bytes.truncate(count);
+    let mut all = AsyncReadExt::chain(io::Cursor::new(bytes), stream);
+    Ok((heard(&mut all).await?, fds))
+}
+
 /// The next descriptors, for programs that wait for many at a time.
 pub(crate) async fn descriptors_heard<const N: usize>(
     stream: &tokio::net::UnixStream,
@@ -139,20 +183,67 @@ pub(crate) fn receive<M: Message + Default>(stream: &mut UnixStream) -> io::Resu
     M::decode(&*bytes).map_err(io::Error::other)
 }
 
+/// Waits for a message, and writes the numbers of signals that come meanwhile. With `ends_twice` the second one that asks for an end is
+/// written as 0.
+pub(crate) fn receive_and_pass<M: Message + Default>(
+    stream: &mut UnixStream,
+    signals: BorrowedFd<'_>,
+    ends_twice: bool,
+) -> io::Result<M> {
+    let mut is_ending = false;
+    loop {
+        let mut ends =
+            [PollFd::new(&*stream, PollFlags::IN), PollFd::from_borrowed_fd(signals, PollFlags::IN)];
+        match poll(&mut ends, None) {
+            Err(rustix::io::Errno::INTR) => continue,
+            polled => polled?,
+        };
+        let has_come = !ends[0].revents().is_empty();
+        while let Some(signal) = hayloft_process::next_signal(signals) {
+            let is_end = ENDING.contains(&signal);
+            let number = if is_end && is_ending && ends_twice { 0 } else { signal as u8 };
+            is_ending |= is_end;
+            let _ = stream.write_all(&[number]);
+        }
+        if has_come {
+            return receive(stream);
+        }
+    }
+}
+
 pub(crate) fn send_descriptors(stream: impl AsFd, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
+    send_some(stream, b"d", fds).map(drop)
+}
+
+/// A message with descriptors.
+pub(crate) fn send_with_descriptors(
+    stream: &mut UnixStream,
+    message: &impl Message,
+    fds: &[BorrowedFd<'_>],
+) -> io::Result<()> {
+    let bytes = frame(message);
+    let sent = send_some(&*stream, &bytes, fds)?;
+    stream.write_all(&bytes[sent..])
+}
+
+fn send_some(stream: impl AsFd, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<usize> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
     let mut control = SendAncillaryBuffer::new(&mut space);
     if !control.push(SendAncillaryMessage::ScmRights(fds)) {
         return Err(io::Error::other("descriptors find no room"));
     }
-    rustix::net::sendmsg(stream, &[IoSlice::new(b"d")], &mut control, SendFlags::NOSIGNAL)?;
-    Ok(())
+    Ok(rustix::net::sendmsg(stream, &[IoSlice::new(bytes)], &mut control, SendFlags::NOSIGNAL)?)
 }
 
 pub(crate) fn receive_descriptors<const N: usize>(stream: impl AsFd) -> io::Result<[OwnedFd; N]> {
+    let (_, fds) = receive_some(stream, &mut [0])?;
+    fds.try_into().map_err(|_| io::Error::other("descriptors are missing"))
+}
+
+fn receive_some(stream: impl AsFd, bytes: &mut [u8]) -> io::Result<(usize, Vec<OwnedFd>)> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
-    let mut byte = [0];
-    rustix::net::recvmsg(stream, &mut [IoSliceMut::new(&mut byte)], &mut control, RecvFlags::CMSG_CLOEXEC)?;
-    sys::descriptors(&mut control).try_into().map_err(|_| io::Error::other("descriptors are missing"))
+    let received =
+        rustix::net::recvmsg(stream, &mut [IoSliceMut::new(bytes)], &mut control, RecvFlags::CMSG_CLOEXEC)?;
+    Ok((received.bytes, sys::descriptors(&mut control)))
 }

@@ -68,7 +68,7 @@ impl Drop for Attempt<'_> {
             if !is_heard {
                 self.inner.say_to_agent(agent, self.number, agent::Body::End(true));
             }
-            self.inner.say_to_agent(agent, self.number, agent::Body::Done(true));
+            self.inner.has_heard(agent, self.number);
         }
         self.inner.over(self.number, !is_heard);
     }

@@ -11,12 +11,15 @@ mod streams;
 mod submitter;
 
 use std::fs::File;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::Path;
 use std::time::Duration;
+
+use rustix::process::{Resource, Rlimit, setrlimit};
 
 pub(crate) use here::own_folder;
 pub use here::{Slot, Slots};
-pub use spec::{build_name, environment, spec, umask, user_name, without_job_server};
+pub use spec::{IN_TASK, build_name, environment, spec, umask, user_name, without_job_server};
 pub use submitter::Submitter;
 
 use crate::protocol::{NeedMessage, Record, Spec};
@@ -36,6 +39,49 @@ pub struct Task {
     pub error: Option<File>,
     /// When the farm is away it is given back instead of waited for.
     pub may_run_here: bool,
+}
+
+impl Task {
+    /// A task on these standard streams: input, output and error.
+    pub fn on(spec: Spec, need: NeedMessage, [input, output, error]: [File; 3], may_run_here: bool) -> Task {
+        let is_merged = is_one_stream(&output, &error)
+            && !output.metadata().is_ok_and(|found| found.file_type().is_socket());
+        Task {
+            spec,
+            need,
+            input: (!is_null(&input)).then_some(input),
+            output,
+            error: (!is_merged).then_some(error),
+            may_run_here,
+        }
+    }
+}
+
+/// Why a task does not run on the farm that is to run in this folder.
+pub fn not_on_a_volume(directory: &Path) -> String {
+    format!("{} is not on a mounted volume", directory.display())
+}
+
+/// What is said when the farm has failed, for this reason.
+pub fn farm_failed(reason: &str) -> String {
+    format!("the farm has failed, not the command: {reason}")
+}
+
+/// Whether nothing can be read from it.
+fn is_null(file: &File) -> bool {
+    let null = std::fs::metadata("/dev/null").map(|null| null.rdev());
+    file.metadata()
+        .is_ok_and(|meta| meta.file_type().is_char_device() && null.is_ok_and(|null| null == meta.rdev()))
+}
+
+/// Ends this process by a signal, as what it stands for has ended. A core of this process would be of no use to anybody. Returns if the
+/// signal does not end it.
+pub(crate) fn end_by(signal: i32) {
+    let none = Rlimit { current: Some(0), maximum: Some(0) };
+    let _ = setrlimit(Resource::Core, none);
+    hayloft_process::reset_signals();
+    let _ = hayloft_process::kill(std::process::id() as i32, signal);
+    std::thread::sleep(Duration::from_millis(100));
 }
 
 /// Whether two descriptors are one and the same stream, such that the order of what is written to them is seen.

@@ -1,12 +1,15 @@
 //! What a task is to find at its host: read off the process that submits it.
 
 use std::ffi::OsString;
-use std::io;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::sync::{Mutex, PoisonError};
 
 use crate::execution::sys;
 use crate::place::Place;
 use crate::protocol::Spec;
+
+/// Set for what runs as a task: what is submitted from within runs there and then, in the slot that the task has.
+pub const IN_TASK: &str = "HAYLOFT_IN_TASK";
 
 /// Variables that are about this process, not about what it runs.
 const LEFT_OUT: [&[u8]; 3] = [b"HAYLOFT_FARM_SOCKET", b"HAYLOFT_FARM_RULES", b"HAYLOFT_CONFIG"];
@@ -28,7 +31,7 @@ pub fn spec(
     };
     let mut environment: Vec<Vec<u8>> =
         environment.into_iter().filter(|variable| !left_out(variable)).collect();
-    environment.push(b"HAYLOFT_IN_TASK=1".to_vec());
+    environment.push([IN_TASK.as_bytes(), b"=1"].concat());
     Spec {
         command: command.into_iter().map(OsString::into_vec).collect(),
         environment,
@@ -73,20 +76,21 @@ fn is_number_of_jobs(word: &[u8]) -> bool {
     word.strip_prefix(b"-j").is_some_and(|number| number.iter().all(u8::is_ascii_digit))
 }
 
-/// This process's file mode creation mask.
-///
-/// # Errors
-/// When /proc is not there.
-pub fn umask() -> io::Result<u32> {
-    let status = std::fs::read_to_string("/proc/self/status")?;
-    let line = status.lines().find_map(|line| line.strip_prefix("Umask:"));
-    line.and_then(|mask| u32::from_str_radix(mask.trim(), 8).ok())
-        .ok_or_else(|| io::Error::other("/proc/self/status tells no umask"))
+/// This process's file mode creation mask. No other thread may make files meanwhile: for a moment nobody else may do anything with them.
+pub fn umask() -> u32 {
+    let mask = rustix::process::umask(rustix::fs::Mode::from_bits_truncate(0o077));
+    rustix::process::umask(mask);
+    mask.bits()
 }
 
-/// The name of a user; empty when there is none.
+/// The name of a user; empty when there is none. It is looked up once: a process submits for one user.
 pub fn user_name(uid: u32) -> String {
-    sys::user_name(uid).unwrap_or_default()
+    static LAST: Mutex<Option<(u32, String)>> = Mutex::new(None);
+    let mut last = LAST.lock().unwrap_or_else(PoisonError::into_inner);
+    match &*last {
+        Some((known, name)) if *known == uid => name.clone(),
+        _ => last.insert((uid, sys::user_name(uid).unwrap_or_default())).1.clone(),
+    }
 }
 
 /// What tasks of one session of a terminal or a service have in common, unless they say otherwise.

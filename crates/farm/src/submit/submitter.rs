@@ -18,6 +18,12 @@ use crate::protocol::{
 /// When nobody has given slots for so long the farm is taken for away. Another agent takes over sooner than that.
 const AWAY: Duration = Duration::from_millis(3_500);
 
+/// That the end of a try was heard goes along with the next message to its agent, or by itself after so long: before the agent says
+/// it again.
+const HEARD_WAIT: Duration = Duration::from_millis(50);
+/// It goes by itself when there are so many.
+const HEARD_MAX: usize = 256;
+
 /// Something for a try.
 #[derive(Debug)]
 pub(super) enum News {
@@ -47,6 +53,8 @@ struct State {
     tries: BTreeMap<u64, Try>,
     /// When agents with tries were heard last.
     heard: BTreeMap<String, Instant>,
+    /// Tries whose end was heard, which their agents do not know yet.
+    ended: BTreeMap<String, Vec<u64>>,
     /// Since when nobody gives slots.
     nobody_since: Option<Instant>,
     /// When the broker has said so last.
@@ -61,6 +69,8 @@ pub(super) struct Inner {
     host: String,
     state: Mutex<State>,
     wake: Notify,
+    /// There are ended tries of which agents do not know that.
+    has_ended: Notify,
 }
 
 /// One who has tasks, with one connection for all of them.
@@ -85,8 +95,16 @@ impl Submitter {
         let mut mail = broker.hear(client_subject(&id, "*")).await?;
         let mut begun = broker.hear(BEGUN).await?;
         let host = host.to_owned();
-        let inner = Arc::new(Inner { broker, id, build, host, state: Mutex::default(), wake: Notify::new() });
-        let (hears, beats) = (Arc::clone(&inner), Arc::clone(&inner));
+        let (state, wake, has_ended) = (Mutex::default(), Notify::new(), Notify::new());
+        let inner = Arc::new(Inner { broker, id, build, host, state, wake, has_ended });
+        let (hears, beats, tells) = (Arc::clone(&inner), Arc::clone(&inner), Arc::clone(&inner));
+        tokio::spawn(async move {
+            loop {
+                tells.has_ended.notified().await;
+                tokio::time::sleep(HEARD_WAIT).await;
+                tells.say_all_ended();
+            }
+        });
         tokio::spawn(async move {
             while let Some(mail) = mail.next().await {
                 let about = mail.subject.as_str().rsplit('.').next().unwrap_or_default().to_owned();
@@ -138,6 +156,7 @@ impl Submitter {
 
     /// Everybody forgets this submitter; what still runs of it ends.
     pub async fn leave(&self) {
+        self.inner.say_all_ended();
         let beat = ClientBeat { goes: true, ..self.inner.client_beat(Vec::new()) };
         let body = Some(dispatch::Body::Beat(beat));
         self.inner.broker.say(DISPATCH, &ToDispatcher { body });
@@ -208,16 +227,42 @@ impl Inner {
         self.broker.say(DISPATCH, &ToDispatcher { body: Some(dispatch::Body::Over(key)) });
     }
 
+    fn to_agent(&self, agent: &str, number: u64, body: Option<agent::Body>) -> ToAgent {
+        let heard = self.state().ended.remove(agent).unwrap_or_default();
+        ToAgent { client: self.id.clone(), task: number, body, heard }
+    }
+
     pub(super) fn say_to_agent(&self, agent: &str, number: u64, body: agent::Body) {
-        let message = ToAgent { client: self.id.clone(), task: number, body: Some(body) };
-        self.broker.say(agent_subject(agent), &message);
+        self.broker.say(agent_subject(agent), &self.to_agent(agent, number, Some(body)));
+    }
+
+    /// The end of a try was heard.
+    pub(super) fn has_heard(&self, agent: &str, number: u64) {
+        let mut state = self.state();
+        let ended = state.ended.entry(agent.to_owned()).or_default();
+        ended.push(number);
+        let are_many = ended.len() >= HEARD_MAX;
+        drop(state);
+        if are_many {
+            self.say_ended(agent);
+        } else {
+            self.has_ended.notify_one();
+        }
+    }
+
+    fn say_ended(&self, agent: &str) {
+        self.broker.say(agent_subject(agent), &self.to_agent(agent, 0, None));
+    }
+
+    fn say_all_ended(&self) {
+        let agents: Vec<String> = self.state().ended.keys().cloned().collect();
+        agents.iter().for_each(|agent| self.say_ended(agent));
     }
 
     /// The same; the try is told if there is no such agent.
     pub(super) fn say_start(&self, agent: &str, number: u64, body: agent::Body) {
-        let message = ToAgent { client: self.id.clone(), task: number, body: Some(body) };
         let reply = client_subject(&self.id, &number.to_string());
-        self.broker.say_to_somebody(agent_subject(agent), reply, &message);
+        self.broker.say_to_somebody(agent_subject(agent), reply, &self.to_agent(agent, number, Some(body)));
     }
 
     pub(super) fn away(&self) -> Option<String> {
@@ -286,7 +331,7 @@ impl Inner {
             self.say_to_agent(&message.agent, 0, agent::Body::Echo(alive.beat));
             for stray in strays {
                 self.say_to_agent(&message.agent, stray, agent::Body::End(true));
-                self.say_to_agent(&message.agent, stray, agent::Body::Done(true));
+                self.has_heard(&message.agent, stray);
             }
             return;
         }
@@ -296,9 +341,7 @@ impl Inner {
                 drop(state);
                 match body {
                     client::Body::Granted(_) => self.say_over(message.task),
-                    client::Body::Ended(_) => {
-                        self.say_to_agent(&message.agent, message.task, agent::Body::Done(true));
-                    }
+                    client::Body::Ended(_) => self.has_heard(&message.agent, message.task),
                     _ => {}
                 }
             }
