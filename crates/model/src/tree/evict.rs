@@ -67,10 +67,9 @@ impl Tree {
                 map.shrink_to_fit();
             }
         }
-        fit(self.nodes.table());
+        self.nodes.shrink(fit, fit);
         self.splits.shrink();
         fit(&mut self.dirs);
-        fit(&mut self.lookups);
         fit(&mut self.dying);
         self.dirs.values_mut().for_each(|directory| directory.by_name.shrink());
         for set in self.owned.iter_mut().chain([&mut self.homeless, &mut self.in_use]) {

@@ -15,7 +15,6 @@ mod tables;
 mod times;
 mod unheard;
 
-use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};
 
 use rustc_hash::FxBuildHasher;
@@ -43,6 +42,8 @@ struct Node {
     stored: bool,
     /// The row differs from what the last cut took.
     dirty: bool,
+    /// How often the kernel has been given it and not forgotten it, see [`tables::Nodes::lookups`].
+    lookups: u32,
     /// The last cut that took this row; it may be dropped once that is durable.
     cut: Sequence,
 }
@@ -91,9 +92,7 @@ pub trait Known: std::fmt::Debug + Send {
 pub struct Tree {
     nodes: tables::Nodes,
     dirs: Map<Ino, Directory>,
-    /// How often the kernel has been given each inode and not forgotten it.
-    lookups: Map<Ino, u64>,
-    /// Who is told of the first and the last of these.
+    /// Who is told of the first and the last reference that the kernel has to an inode.
     known: Option<Box<dyn Known>>,
     numbers: Vec<InoRange>,
     changes: log::Changes,
@@ -160,7 +159,7 @@ impl Tree {
 
     /// From now on this is told of what the kernel knows.
     pub fn tell_known(&mut self, mut known: Box<dyn Known>) {
-        self.lookups.keys().for_each(|ino| known.insert(*ino));
+        self.nodes.known().for_each(|ino| known.insert(ino));
         self.known = Some(known);
     }
 
@@ -335,9 +334,7 @@ impl Tree {
 
     /// The kernel has been told about the inode once more.
     pub fn remember(&mut self, ino: Ino) {
-        let lookups = self.lookups.entry(ino).or_default();
-        *lookups += 1;
-        if *lookups == 1
+        if self.nodes.look_up(ino) == 1
             && let Some(known) = &mut self.known
         {
             known.insert(ino);
@@ -347,12 +344,9 @@ impl Tree {
     /// The kernel has forgotten the inode `count` times. An inode without a name that nothing knows any
     /// more ends here; returns whether it did.
     pub fn forget(&mut self, ino: Ino, count: u64) -> bool {
-        let Entry::Occupied(mut lookups) = self.lookups.entry(ino) else { return false };
-        *lookups.get_mut() = lookups.get().saturating_sub(count);
-        if *lookups.get() > 0 {
+        if self.nodes.forget(ino, count) != Some(0) {
             return false;
         }
-        lookups.remove();
         if let Some(known) = &mut self.known {
             known.remove(ino);
         }
@@ -365,7 +359,7 @@ impl Tree {
     /// Deletes the inode when it has neither a name nor a user.
     fn end_if_unused(&mut self, ino: Ino) -> bool {
         let Some(node) = self.nodes.get(&ino).filter(|node| node.row.nlink == 0) else { return false };
-        if self.lookups.contains_key(&ino) {
+        if self.nodes.is_known(ino) {
             return false;
         }
         let owned = self.owns_row(ino, &node.row);

@@ -111,7 +111,7 @@ impl Tree {
             xattrs: Default::default(),
             content: new.target.map_or(Content::None, Content::Target),
         };
-        self.nodes.insert(ino, Node { row, stored: false, dirty: true, cut: Sequence(0) });
+        self.nodes.insert(ino, row, false);
         self.changes.inodes.push(ino);
         if is_dir {
             self.dirs.insert(ino, Directory { used: self.operations, ..Directory::default() });

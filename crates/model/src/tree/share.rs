@@ -71,7 +71,7 @@ impl Tree {
         if let Some(owned) = &mut self.owned
             && owned.remove(&ino)
             && may_go
-            && self.lookups.contains_key(&ino)
+            && self.nodes.is_known(ino)
         {
             self.in_use.insert(ino);
         }
@@ -179,7 +179,7 @@ impl Tree {
 
     /// How many references the kernel has to an inode.
     pub fn lookups(&self, ino: Ino) -> u64 {
-        self.lookups.get(&ino).copied().unwrap_or(0)
+        self.nodes.lookups(ino)
     }
 
     /// Whether the server has heard of the inode; `durable` is the last batch that it is known to hold.
@@ -194,7 +194,7 @@ impl Tree {
 
     /// All inodes that the kernel has references to.
     pub fn known(&self) -> Vec<Ino> {
-        self.lookups.keys().copied().collect()
+        self.nodes.known().collect()
     }
 
     /// All names in memory that lead to inodes which the kernel knows.
@@ -264,8 +264,7 @@ impl Tree {
                 node.stored = true;
             }
             None => {
-                let node = Node { row: row.clone(), stored: true, dirty: false, cut: Sequence(0) };
-                self.nodes.insert(ino, node);
+                self.nodes.insert(ino, row.clone(), true);
             }
         }
         stale.attributes.push(ino);
@@ -299,7 +298,7 @@ impl Tree {
     }
 
     pub(super) fn report_in_use(&mut self, ino: Ino, stale: &mut Stale) {
-        if self.lookups.contains_key(&ino) {
+        if self.nodes.is_known(ino) {
             self.in_use.insert(ino);
             stale.in_use.push(ino);
         }
@@ -348,15 +347,15 @@ impl Tree {
             (Object::Directory(_), Some(directory)) => self.uncover_files(ino, directory, &mut stale),
             // The listing has left memory: whatever may be one of its files goes.
             (Object::Directory(_), None) => {
-                let known = self.lookups.keys().filter(|ino| !self.nodes.contains_key(ino));
+                let known = self.nodes.known_alone();
                 let files = self
                     .nodes
                     .iter()
                     .filter(|(_, node)| {
                         node.row.kind() != FileKind::Directory && [ino, STRAY].contains(&node.row.parent)
                     })
-                    .map(|(file, _)| file);
-                let files: Vec<Ino> = known.chain(files).copied().collect();
+                    .map(|(file, _)| *file);
+                let files: Vec<Ino> = known.chain(files).collect();
                 files.into_iter().for_each(|file| self.uncover_file(ino, file, &mut stale));
             }
             (Object::File { .. }, _) => {}
@@ -371,7 +370,7 @@ impl Tree {
 
     fn uncover_files(&mut self, dir: Ino, directory: Directory, stale: &mut Stale) {
         for (name, dentry) in &directory.by_name {
-            if self.lookups.contains_key(&dentry.ino) {
+            if self.nodes.is_known(dentry.ino) {
                 stale.names.push((dir, name.clone()));
             }
             if dentry.kind != FileKind::Directory {
@@ -405,9 +404,8 @@ impl Tree {
             }
         }
         // Rows that were evicted are known to the kernel still.
-        let known = self.lookups.keys().filter(|ino| !self.nodes.contains_key(ino));
-        let rows: Vec<Ino> =
-            self.nodes.keys().chain(known).filter(|ino| !self.owns(**ino)).copied().collect();
+        let known = self.nodes.keys().copied().chain(self.nodes.known_alone());
+        let rows: Vec<Ino> = known.filter(|ino| !self.owns(*ino)).collect();
         for ino in rows {
             self.drop_row(ino, &mut stale);
             self.report_in_use(ino, &mut stale);
@@ -424,7 +422,7 @@ impl Tree {
     pub fn restart(&mut self) -> Stale {
         let names = self.all_known_names();
         let known: Vec<Ino> = self.known().into_iter().chain([Ino::ROOT]).collect();
-        self.in_use = self.lookups.keys().filter(|ino| **ino != Ino::ROOT).copied().collect();
+        self.in_use = self.nodes.known().filter(|ino| *ino != Ino::ROOT).collect();
         if let Some(owned) = &mut self.owned {
             owned.clear();
         }

@@ -237,7 +237,7 @@ impl Tree {
         let Some(dir) = slot.of_slot() else { return stale };
         self.splits.forget(slot);
         for (name, dentry) in self.dirs.remove(&slot).iter().flat_map(|directory| &directory.by_name) {
-            if self.lookups.contains_key(&dentry.ino) {
+            if self.nodes.is_known(dentry.ino) {
                 stale.names.push((dir, name.clone()));
                 // Its last name may go without a word.
                 if !self.owns_itself(dentry.ino) && dentry.kind != FileKind::Directory {

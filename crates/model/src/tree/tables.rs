@@ -9,35 +9,47 @@ use rustc_hash::FxBuildHasher;
 use super::{Map, Node};
 use crate::{Content, Dentry, Ino, InodeRow, Name, Sequence};
 
-/// Rows by their inodes. Each has memory of its own: a table that has grown is half empty.
+/// Rows by their inodes, and how often the kernel knows each. Each row has memory of its own: a table that has grown is half empty. For
+/// that reason there is one table, and not a second one with counts.
 #[derive(Debug, Default)]
-pub(super) struct Nodes(Map<Ino, Box<Node>>);
+pub(super) struct Nodes {
+    rows: Map<Ino, Box<Node>>,
+    /// Of inodes without a row here; and what is more than a row can count.
+    lookups: Map<Ino, u64>,
+}
 
 impl Nodes {
     pub(super) fn get(&self, ino: &Ino) -> Option<&Node> {
-        self.0.get(ino).map(|node| &**node)
+        self.rows.get(ino).map(|node| &**node)
     }
 
     pub(super) fn get_mut(&mut self, ino: &Ino) -> Option<&mut Node> {
-        self.0.get_mut(ino).map(|node| &mut **node)
+        self.rows.get_mut(ino).map(|node| &mut **node)
     }
 
     pub(super) fn contains_key(&self, ino: &Ino) -> bool {
-        self.0.contains_key(ino)
+        self.rows.contains_key(ino)
     }
 
-    pub(super) fn insert(&mut self, ino: Ino, node: Node) {
-        self.0.insert(ino, Box::new(node));
+    /// Adds a row as it is here.
+    pub(super) fn insert(&mut self, ino: Ino, row: InodeRow, stored: bool) {
+        let node = Node { row, stored, dirty: !stored, lookups: 0, cut: Sequence(0) };
+        let node = self.rows.entry(ino).insert_entry(Box::new(node)).into_mut();
+        node.lookups = taken(&mut self.lookups, ino);
     }
 
     pub(super) fn remove(&mut self, ino: &Ino) -> Option<Box<Node>> {
-        self.0.remove(ino)
+        let node = self.rows.remove(ino)?;
+        if node.lookups > 0 {
+            *self.lookups.entry(*ino).or_default() += u64::from(node.lookups);
+        }
+        Some(node)
     }
 
     /// Adds a row as the server has it. What is here already stays, since it is newer; content that was left out of it is
     /// added: nobody changes what is not here.
     pub(super) fn add(&mut self, ino: Ino, row: InodeRow) -> &Node {
-        match self.0.entry(ino) {
+        match self.rows.entry(ino) {
             Entry::Occupied(here) => {
                 let here = here.into_mut();
                 if here.row.content == Content::LeftOut {
@@ -46,30 +58,98 @@ impl Nodes {
                 here
             }
             Entry::Vacant(free) => {
-                free.insert(Box::new(Node { row, stored: true, dirty: false, cut: Sequence(0) }))
+                let lookups = taken(&mut self.lookups, ino);
+                free.insert(Box::new(Node { row, stored: true, dirty: false, lookups, cut: Sequence(0) }))
             }
         }
     }
 
     pub(super) fn len(&self) -> usize {
-        self.0.len()
+        self.rows.len()
     }
 
     pub(super) fn keys(&self) -> impl Iterator<Item = &Ino> {
-        self.0.keys()
+        self.rows.keys()
     }
 
     pub(super) fn iter(&self) -> impl Iterator<Item = (&Ino, &Node)> {
-        self.0.iter().map(|(ino, node)| (ino, &**node))
+        self.rows.iter().map(|(ino, node)| (ino, &**node))
     }
 
+    /// Drops all rows; what the kernel knows it goes on knowing.
     pub(super) fn clear(&mut self) {
-        self.0.clear();
+        for (ino, node) in self.rows.drain().filter(|(_, node)| node.lookups > 0) {
+            *self.lookups.entry(ino).or_default() += u64::from(node.lookups);
+        }
     }
 
-    pub(super) fn table(&mut self) -> &mut Map<Ino, Box<Node>> {
-        &mut self.0
+    /// Gives back what is kept for more than there are.
+    pub(super) fn shrink(
+        &mut self,
+        fit: impl Fn(&mut Map<Ino, Box<Node>>),
+        fit_lookups: impl Fn(&mut Map<Ino, u64>),
+    ) {
+        fit(&mut self.rows);
+        fit_lookups(&mut self.lookups);
     }
+
+    /// How often the kernel has been given an inode and not forgotten it.
+    pub(super) fn lookups(&self, ino: Ino) -> u64 {
+        let here = self.rows.get(&ino).map_or(0, |node| u64::from(node.lookups));
+        here + self.lookups.get(&ino).copied().unwrap_or(0)
+    }
+
+    pub(super) fn is_known(&self, ino: Ino) -> bool {
+        self.lookups(ino) > 0
+    }
+
+    /// The kernel has been given an inode once more. Gives how often it has been by now.
+    pub(super) fn look_up(&mut self, ino: Ino) -> u64 {
+        match self.rows.get_mut(&ino) {
+            Some(node) if node.lookups < u32::MAX => node.lookups += 1,
+            _ => *self.lookups.entry(ino).or_default() += 1,
+        }
+        self.lookups(ino)
+    }
+
+    /// The kernel has forgotten an inode so often. Gives what is left; `None`: it did not know it.
+    pub(super) fn forget(&mut self, ino: Ino, count: u64) -> Option<u64> {
+        let left = Some(self.lookups(ino)).filter(|known| *known > 0)?.saturating_sub(count);
+        self.lookups.remove(&ino);
+        let here = match self.rows.get_mut(&ino) {
+            Some(node) => {
+                node.lookups = left.min(u64::from(u32::MAX)) as u32;
+                u64::from(node.lookups)
+            }
+            None => 0,
+        };
+        if left > here {
+            self.lookups.insert(ino, left - here);
+        }
+        Some(left)
+    }
+
+    /// All inodes that the kernel knows.
+    pub(super) fn known(&self) -> impl Iterator<Item = Ino> {
+        let here = self.rows.iter().filter(|(_, node)| node.lookups > 0).map(|(ino, _)| *ino);
+        here.chain(self.known_alone())
+    }
+
+    /// Those of them that have no row here.
+    pub(super) fn known_alone(&self) -> impl Iterator<Item = Ino> {
+        self.lookups.keys().copied().filter(|ino| !self.rows.contains_key(ino))
+    }
+}
+
+/// Takes what a row can count of this out of a table.
+fn taken(lookups: &mut Map<Ino, u64>, ino: Ino) -> u32 {
+    let Entry::Occupied(mut found) = lookups.entry(ino) else { return 0 };
+    let taken = u32::try_from(*found.get()).unwrap_or(u32::MAX);
+    *found.get_mut() -= u64::from(taken);
+    if *found.get() == 0 {
+        found.remove();
+    }
+    taken
 }
 
 /// Names of a directory: by name, and in the order of their cookies.
