@@ -11,13 +11,15 @@ use hayloft_model::{ContentHash, FileKind, Ino, InoRange, SessionId, Timestamp, 
 use hayloft_wire::{Changed, InodeRowMessage, VolumeStatus};
 use parking_lot::{Mutex, RwLock};
 use prost::Message;
-use slatedb::{CloseReason, ErrorKind, WriteBatch};
+use slatedb::{CloseReason, ErrorKind};
 
 use crate::admin::scrub::Scrubbed;
 use crate::database::compaction::Wish;
 use crate::database::family;
 use crate::database::homes::Homes;
+use crate::database::packed::PackedListings;
 use crate::database::registry::Registered;
+use crate::database::rows::Rows;
 use crate::database::tables::{self, BroughtRow, EndedRow, PackId, SessionRow, VolumeRow};
 use crate::database::{self, Db};
 use crate::error::{VolumeError, chain};
@@ -116,6 +118,7 @@ pub(crate) struct Volume {
     /// Whoever changes rows holds it from reading what the change builds on until it has its place in the order.
     pub(crate) turn: tokio::sync::Mutex<()>,
     pub(crate) order: Order,
+    pub(crate) packed: PackedListings,
     /// Who holds and uses what; the streams to the sessions.
     pub(crate) sharing: SharingLock,
     pub(crate) state: Mutex<State>,
@@ -188,6 +191,7 @@ impl Volume {
             settling: tokio::sync::Mutex::default(),
             turn: tokio::sync::Mutex::default(),
             order: Order::default(),
+            packed: PackedListings::default(),
             sharing: SharingLock::default(),
             state: Mutex::default(),
             locks: crate::session::locks::Locks::default(),
@@ -344,7 +348,7 @@ impl Volume {
             ..InodeRowMessage::default()
         };
         let row = VolumeRow { next_ino: Ino::FIRST.0, version: tables::VERSION, ..VolumeRow::default() };
-        let mut batch = WriteBatch::new();
+        let mut batch = Rows::new();
         batch.put(tables::inode(Ino::ROOT), root.encode_to_vec());
         batch.put(tables::VOLUME, row.encode_to_vec());
         database::write_durably(db, batch).await?;

@@ -19,6 +19,7 @@ mod field {
     pub(super) const PARENT: u32 = 10;
     pub(super) const INLINE: u32 = 13;
     pub(super) const BLOCKS: u32 = 14;
+    pub(super) const LEFT_OUT: u32 = 17;
     pub(super) const PLACED: u32 = 18;
 }
 
@@ -97,7 +98,10 @@ pub struct Row<'a> {
     pub blocks: Option<&'a [u8]>,
     /// The data in it, or where that is, as a field: from where, up to where.
     inline: (usize, usize),
-    is_placed: bool,
+    /// Where the data of a small file is.
+    pub placed: Option<&'a [u8]>,
+    /// The data was left out.
+    pub left_out: bool,
 }
 
 impl<'a> Row<'a> {
@@ -117,9 +121,10 @@ impl<'a> Row<'a> {
                 (field::SIZE, Value::Number(size)) => found.size = size,
                 (field::PARENT, Value::Number(parent)) => found.parent = parent,
                 (field::BLOCKS, Value::Bytes(blocks)) => found.blocks = Some(blocks),
-                (field::INLINE | field::PLACED, Value::Bytes(_)) => {
+                (field::LEFT_OUT, Value::Number(left_out)) => found.left_out = left_out != 0,
+                (field::INLINE | field::PLACED, Value::Bytes(bytes)) => {
                     found.inline = (begin, row.len() - fields.rest.len());
-                    found.is_placed = number == field::PLACED;
+                    found.placed = (number == field::PLACED).then_some(bytes);
                 }
                 _ => {}
             }
@@ -139,12 +144,17 @@ impl<'a> Row<'a> {
 
     /// Whether it says where the data of a small file is. Such a row is not to be sent as it is.
     pub fn is_placed(&self) -> bool {
-        self.is_placed
+        self.placed.is_some()
     }
 
     /// Whether it is a file's whose data is all in it, or would be.
     pub fn has_data(&self) -> bool {
         self.inline.0 < self.inline.1
+    }
+
+    /// Bytes that the data of a small file takes in it, or where that is.
+    pub fn data_bytes(&self) -> usize {
+        self.inline.1 - self.inline.0
     }
 }
 
@@ -169,6 +179,34 @@ pub fn pack(to: &mut Vec<u8>, name: &[u8], dentry: &[u8], row: Option<(&[u8], &R
         }
         None => to.put_u8(0),
     }
+}
+
+/// An entry as it was packed: the name, its row, and the inode's row, which is empty if it did not come along.
+pub type Packed = (Bytes, Bytes, Bytes);
+
+/// The entries of a listing as they were packed, without copies; ends behind the first that is cut short.
+pub fn split(packed: &Bytes) -> impl Iterator<Item = Result<Packed, InvalidMessage>> {
+    let mut at = 0;
+    let mut part = move || {
+        let mut rest = Fields { rest: &packed[at..] };
+        let bytes = valid(rest.bytes(), "entry of a listing")?.len();
+        let end = packed.len() - rest.rest.len();
+        at = end;
+        Ok((end, packed.slice(end - bytes..end)))
+    };
+    let mut end = 0;
+    std::iter::from_fn(move || {
+        if end == packed.len() {
+            return None;
+        }
+        let mut entry = || {
+            let ((_, name), (_, dentry), (at, row)) = (part()?, part()?, part()?);
+            Ok((at, (name, dentry, row)))
+        };
+        let entry = entry();
+        end = entry.as_ref().map_or(packed.len(), |(at, _)| *at);
+        Some(entry.map(|(_, entry)| entry))
+    })
 }
 
 /// An entry as it is unpacked: with the row of its inode unless somebody else owns that.
@@ -247,7 +285,7 @@ pub fn row_from(bytes: &[u8]) -> Result<(Ino, InodeRow), InvalidMessage> {
             (field::BLOCKS, Value::Bytes(packed)) => blocks = Some(packed),
             (15, Value::Bytes(to)) => target = Some(to),
             (16, Value::Number(unnamed)) => row.unnamed = unnamed != 0,
-            (17, Value::Number(number)) => left_out = number != 0,
+            (field::LEFT_OUT, Value::Number(number)) => left_out = number != 0,
             (field::PLACED, _) => return invalid("place of content"),
             _ => {}
         }
@@ -363,6 +401,13 @@ mod tests {
             }
             let unpacked: Vec<Entry> = unpack(&packed).collect::<Result<_, _>>().unwrap();
             prop_assert_eq!(unpacked, expected);
+            let mut again = Vec::new();
+            for (name, dentry, row) in split(&Bytes::from(packed.clone())).map(Result::unwrap) {
+                let found = (!row.is_empty()).then(|| Row::of(&row).unwrap());
+                prop_assert!(found.is_none_or(|found| !leave_out || !found.has_data()));
+                pack(&mut again, &name, &dentry, found.as_ref().map(|found| (&row[..], found)), false);
+            }
+            prop_assert_eq!(&again, &packed);
             // However it is cut short, nothing but a whole number of entries is taken for right.
             for end in 0..packed.len() {
                 let _ = unpack(&packed[..end]).collect::<Vec<_>>();

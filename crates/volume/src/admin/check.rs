@@ -7,6 +7,7 @@ use hayloft_model::{ContentHash, Dentry, FileKind, Ino, slot, sound};
 use hayloft_store::decode_chunk;
 use hayloft_wire::{Checked, DentryRow, InodeRowMessage, decode_blocks};
 
+use crate::admin::listings;
 use crate::admin::mend::Fix;
 use crate::database::small::SmallPlace;
 use crate::database::tables::{self, PackId, Place, VolumeRow};
@@ -79,6 +80,7 @@ impl Volume {
         check.read_pages(&snapshot).await?;
         check.read_names(&snapshot).await?;
         check.compare_links();
+        check.compare_listings(&snapshot).await?;
         check.compare_usage(&snapshot).await?;
         check.compare_content(&snapshot).await?;
         if content {
@@ -318,6 +320,16 @@ impl Check<'_> {
             safe.extend(passed);
         }
         circles
+    }
+
+    async fn compare_listings(&mut self, snapshot: &DbSnapshot) -> Result<(), VolumeError> {
+        let (packed, wrong) = listings::check(self.volume, snapshot).await?;
+        self.found.packed = packed;
+        for (dir, fix) in wrong {
+            self.problem_of(dir.0, "its packed listing is not what its rows say".to_owned());
+            self.fixes.push(fix);
+        }
+        Ok(())
     }
 
     async fn compare_usage(&mut self, snapshot: &DbSnapshot) -> Result<(), VolumeError> {

@@ -6,8 +6,8 @@ use bytes::Bytes;
 use hayloft_model::{FileKind, Ino, slot};
 use hayloft_wire::{CheckVolume, Checked, DentryRow, InodeRowMessage};
 use prost::Message;
-use slatedb::WriteBatch;
 
+use crate::database::rows::Rows;
 use crate::database::tables::{self, VolumeRow};
 use crate::database::{self, ledger, registry};
 use crate::error::VolumeError;
@@ -25,6 +25,8 @@ pub(crate) enum Fix {
     Links(u64, u32),
     /// The usage is counted anew.
     Usage,
+    /// A packed listing is dropped.
+    Unpack(u64),
 }
 
 /// So often what was mended is looked at again: to take a name away changes the links of what it was in.
@@ -83,7 +85,7 @@ impl Volume {
     async fn mend(self: &Arc<Self>, fixes: &[Fix]) -> Result<(), VolumeError> {
         let _turn = self.turn.lock().await;
         let db = self.db()?;
-        let mut batch = WriteBatch::new();
+        let mut batch = Rows::new();
         let mut root = database::decode::<InodeRowMessage>(row(&db, Ino::ROOT).await?, "root")?;
         for fix in fixes {
             match fix {
@@ -115,6 +117,7 @@ impl Volume {
                     );
                     batch.put(tables::inode(Ino(*ino)), found.encode_to_vec());
                 }
+                Fix::Unpack(dir) => batch.delete(tables::packed(Ino(*dir))),
                 Fix::Usage => {
                     let usage = count(&db).await?;
                     let mut state = self.state.lock();

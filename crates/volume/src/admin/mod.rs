@@ -1,6 +1,7 @@
 //! Administration: volumes are made, shown, changed, checked, swept and deleted.
 
 pub(crate) mod check;
+mod listings;
 pub(crate) mod memory;
 pub(crate) mod mend;
 pub(crate) mod scrub;

@@ -159,6 +159,11 @@ impl Shared {
                         "finished_secs": volume.scrubbed.finished_secs.load(Relaxed),
                         "damaged": volume.scrubbed.damaged(),
                     },
+                    "listings": {
+                        "packed": volume.packed.written.load(Relaxed),
+                        "found": volume.packed.found.load(Relaxed),
+                        "missed": volume.packed.missed.load(Relaxed),
+                    },
                     "sharing_lock": { "taken": held.taken, "held_ns": held.all_ns, "held_max_ns": held.max_ns },
                     "undurable": { "entries": undurable.0, "bytes": undurable.1 },
                 }),

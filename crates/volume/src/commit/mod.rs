@@ -1,6 +1,7 @@
 //! Commits: a batch of records has its place in the order, exactly once, and is answered when it is durable, or when its
 //! client keeps what it takes to bring it back.
 
+mod arriving;
 mod tree;
 
 use std::collections::{HashMap, HashSet};
@@ -15,6 +16,7 @@ use hayloft_model::{
 use hayloft_wire::{BatchCheck, Commit, Committed, InodeRowMessage, RecordMessage, record_message::Body};
 use prost::Message;
 
+use crate::commit::arriving::Arriving;
 use crate::content::reserve::COMMIT_ROOM;
 use crate::content::{Pending, Ready};
 use crate::database::rows::Rows;
@@ -257,6 +259,7 @@ impl Volume {
         let mut subjects = Subjects { sound: sound::Batch::new(sound::NUMBERS), ..Subjects::default() };
         let split = self.sharing.lock().split_in(records);
         let mut users = self.other_users(id, records);
+        let mut arriving = Arriving::of(records);
         for (at, message) in records.iter().enumerate() {
             // The conversion is the check; what is stored is the message.
             let record = Record::try_from(message)?;
@@ -271,7 +274,9 @@ impl Volume {
                         (None, Content::LeftOut) => with_data(db, message).await?,
                         (None, _) => message.encode_to_vec(),
                     };
+                    let row_bytes = Bytes::from(row_bytes);
                     subjects.row_bytes += row_bytes.len() as u64;
+                    arriving.file(*ino, row.parent, &row_bytes);
                     batch.put(tables::inode(*ino), row_bytes);
                     subjects.settled.push(*ino);
                     match row.kind() {
@@ -304,11 +309,13 @@ impl Volume {
                         None => batch.delete(tables::inode(*ino)),
                     }
                 }
-                (Record::PutDentry(parent, name, _), Some(Body::PutDentry(put))) => {
-                    let row = put.dentry.as_ref().map(Message::encode_to_vec).unwrap_or_default();
+                (Record::PutDentry(parent, name, dentry), Some(Body::PutDentry(put))) => {
+                    let row =
+                        Bytes::from(put.dentry.as_ref().map(Message::encode_to_vec).unwrap_or_default());
+                    arriving.name(*parent, name, dentry, &row);
                     subjects.row_bytes += (row.len() + name.as_bytes().len()) as u64;
                     let key = tables::dentry(*parent, name.as_bytes());
-                    subjects.put_name(batch, (*parent, name, &split), key, Some(row.into()));
+                    subjects.put_name(batch, (*parent, name, &split), key, Some(row));
                 }
                 (Record::DeleteDentry(parent, name), _) => {
                     let key = tables::dentry(*parent, name.as_bytes());
@@ -316,7 +323,7 @@ impl Volume {
                 }
                 (Record::PutPage(ino, page, blocks), Some(Body::PutPage(put))) => {
                     subjects.row_bytes += put.blocks.len() as u64;
-                    batch.put(tables::page(*ino, *page), put.blocks.clone());
+                    batch.put(tables::page(*ino, *page), Bytes::copy_from_slice(&put.blocks));
                     subjects.name(blocks);
                 }
                 (Record::DeletePages(ino, from), _) => {
@@ -334,6 +341,7 @@ impl Volume {
                 _ => return Err(VolumeError::Invalid("a record of two kinds")),
             }
         }
+        subjects.row_bytes += arriving.pack(&self.packed, batch);
         Ok(subjects)
     }
 

@@ -19,9 +19,9 @@ use bytes::Bytes;
 use hayloft_model::ContentHash;
 use hayloft_wire::Swept;
 use prost::Message;
-use slatedb::WriteBatch;
 
 use crate::database::family::{self, Held};
+use crate::database::rows::Rows;
 use crate::database::tables::{self, PackId, Place};
 use crate::database::{self, Db, DbSnapshot, homes};
 use crate::error::VolumeError;
@@ -215,8 +215,8 @@ impl Sweep<'_> {
 
     async fn delete_rows(&self, keys: &[Bytes]) -> Result<(), VolumeError> {
         let _turn = self.volume.turn.lock().await;
-        let mut batch = WriteBatch::new();
-        keys.iter().for_each(|key| batch.delete(key));
+        let mut batch = Rows::new();
+        keys.iter().for_each(|key| batch.delete(key.clone()));
         self.volume.write(&self.db, batch).await
     }
 
@@ -262,25 +262,23 @@ impl Sweep<'_> {
             return Ok(());
         }
         let _turn = self.volume.turn.lock().await;
-        let mut batch = WriteBatch::new();
+        let mut batch = Rows::new();
         let mut dropped = Vec::with_capacity(dead.len());
         for (hash, row) in dead.drain(..) {
             let touched =
                 self.volume.state.lock().touched.as_ref().is_none_or(|touched| touched.contains(&hash));
-            let now = self.db.get(tables::chunk(hash)).await?;
-            match now {
-                // Uploaded again: the old place is dead, the new one none of this sweep's business.
-                Some(now) if now != row => {}
-                Some(_) if touched => self.count_live(row)?,
-                Some(_) => {
-                    batch.delete(tables::chunk(hash));
-                    if let Some(Place::Here { payload, .. }) = Place::decode(row) {
-                        self.done.bytes_reclaimed += payload.len() as u64;
-                    }
-                    dropped.push(hash);
+            if touched {
+                // Uploaded again, the old place is dead, and the new one none of this sweep's business.
+                if self.db.get(tables::chunk(hash)).await? == Some(row.clone()) {
+                    self.count_live(row)?;
                 }
-                None => {}
+                continue;
             }
+            batch.delete(tables::chunk(hash));
+            if let Some(Place::Here { payload, .. }) = Place::decode(row) {
+                self.done.bytes_reclaimed += payload.len() as u64;
+            }
+            dropped.push(hash);
         }
         {
             let mut state = self.volume.state.lock();
@@ -309,7 +307,7 @@ impl Sweep<'_> {
     async fn delete_pack(&mut self, pack: PackId, size: u64) -> Result<(), VolumeError> {
         {
             let _turn = self.volume.turn.lock().await;
-            let mut batch = WriteBatch::new();
+            let mut batch = Rows::new();
             batch.delete(tables::pack(pack));
             self.volume.write(&self.db, batch).await?;
             let mut state = self.volume.state.lock();
@@ -332,7 +330,7 @@ impl Sweep<'_> {
         // listed was put by this server, or by one that is gone.
         {
             let _turn = volume.turn.lock().await;
-            let mut batch = WriteBatch::new();
+            let mut batch = Rows::new();
             batch.put(tables::VOLUME, volume.state.lock().volume_row().encode_to_vec());
             volume.write(&self.db, batch).await?;
         }

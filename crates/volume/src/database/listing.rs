@@ -39,12 +39,20 @@ pub(crate) struct Entry {
     pub(crate) dentry: Dentry,
     /// The same as it is stored.
     pub(crate) row: Bytes,
+    /// The inode's row, if it came along in a packed listing; else empty.
+    pub(crate) inode: Bytes,
 }
 
 impl Entry {
     fn of(key: &Bytes, row: Bytes) -> Result<Entry, VolumeError> {
         let dentry = hayloft_wire::listing::dentry_from(&row).map_err(|_| VolumeError::Damaged("dentry"))?;
-        Ok(Entry { name: tables::rest_of(key), dentry, row })
+        Ok(Entry { name: tables::rest_of(key), dentry, row, inode: Bytes::new() })
+    }
+
+    /// Of a packed listing.
+    pub(crate) fn packed(name: Bytes, row: Bytes, inode: Bytes) -> Result<Entry, VolumeError> {
+        let dentry = hayloft_wire::listing::dentry_from(&row).map_err(|_| VolumeError::Damaged("dentry"))?;
+        Ok(Entry { name, dentry, row, inode })
     }
 
     pub(crate) fn is_directory(&self) -> bool {
@@ -170,7 +178,7 @@ pub(crate) async fn inodes(
 }
 
 /// Puts the content of small files into their rows.
-async fn fill(snapshot: &DbSnapshot, rows: &mut Map<Bytes>) -> Result<(), VolumeError> {
+pub(crate) async fn fill(snapshot: &DbSnapshot, rows: &mut Map<Bytes>) -> Result<(), VolumeError> {
     let mut placed = Vec::new();
     for row in rows.values() {
         if hayloft_wire::listing::Row::of(row).is_ok_and(|found| found.is_placed()) {

@@ -8,6 +8,7 @@ mod handle;
 pub(crate) mod homes;
 pub(crate) mod ledger;
 pub(crate) mod listing;
+pub(crate) mod packed;
 pub(crate) mod registry;
 pub(crate) mod rows;
 pub(crate) mod small;
@@ -24,11 +25,12 @@ use slatedb::config::{
     GarbageCollectorScheduleOptions, ScanOptions, SizeTieredCompactionSchedulerOptions,
 };
 use slatedb::db_cache::DbCache;
-use slatedb::{CompactorBuilder, DbIterator, Settings, WriteBatch};
+use slatedb::{CompactorBuilder, DbIterator, Settings};
 
 use crate::database::compaction::Wish;
 use crate::database::homes::Homes;
 use crate::database::ledger::Ledger;
+use crate::database::rows::Rows;
 use crate::database::small::Contents;
 use crate::error::VolumeError;
 
@@ -134,9 +136,9 @@ pub(crate) async fn open(
     Ok(Db::new(db, Contents { store: store.clone(), homes: Arc::clone(homes) }, ledger))
 }
 
-/// Applies a batch; it is durable when this returns.
-pub(crate) async fn write_durably(db: &Db, batch: WriteBatch) -> Result<(), slatedb::Error> {
-    let handle = db.write(batch).await?;
+/// Applies a batch while nobody is served; it is durable when this returns. Listings stay as they are: it changes nothing that they tell.
+pub(crate) async fn write_durably(db: &Db, batch: Rows) -> Result<(), slatedb::Error> {
+    let handle = db.write(batch.into_parts().batch).await?;
     db.flush().await?;
     // Only this fails when another server has opened the database meanwhile.
     handle.await_durable().await

@@ -1,10 +1,13 @@
-//! Rows that are written together, noted so that they can be written once more.
+//! Rows that are written together: noted, so that they can be written once more, and with the directories of which they change
+//! something.
 
 use std::collections::BTreeSet;
 
 use bytes::Bytes;
 use hayloft_model::Ino;
+use hayloft_model::grants::STRAY;
 use hayloft_wire::NotedRow;
+use hayloft_wire::listing::Row;
 use slatedb::WriteBatch;
 
 use crate::database::tables;
@@ -16,26 +19,50 @@ pub(crate) const NOTED_MAX: usize = 256 * 1024;
 const ROW_BYTES: usize = 16;
 
 /// A batch, with what it is about.
+#[derive(Default)]
 pub(crate) struct Rows {
     batch: WriteBatch,
     noted: Vec<NotedRow>,
     bytes: usize,
     /// Inodes whose rows or names change.
     subjects: BTreeSet<Ino>,
+    listed: Listed,
+}
+
+/// What a batch changes of what listings tell.
+#[derive(Default)]
+pub(crate) struct Listed {
+    /// Directories with names, or files at home there, that change.
+    pub(crate) dirs: BTreeSet<Ino>,
+    /// Files that are at home nowhere when the batch is written. They may have been before: their rows say where.
+    pub(crate) strays: Vec<Ino>,
+    /// Directories that come with all their names, packed ([`packed`](super::packed)).
+    pub(crate) whole: Vec<(Ino, Bytes)>,
+}
+
+/// What a batch consists of.
+pub(crate) struct Parts {
+    pub(crate) batch: WriteBatch,
+    /// Inodes whose rows or names change.
+    pub(crate) subjects: BTreeSet<Ino>,
+    /// The rows, if they were noted.
+    pub(crate) noted: Option<Vec<NotedRow>>,
+    pub(crate) listed: Listed,
 }
 
 impl Rows {
     pub(crate) fn new() -> Rows {
-        Rows { batch: WriteBatch::new(), noted: Vec::new(), bytes: 0, subjects: BTreeSet::new() }
+        Rows::default()
     }
 
-    pub(crate) fn put(&mut self, key: Bytes, value: impl Into<Bytes>) {
-        let value = value.into();
-        self.batch.put(&key, &value);
+    pub(crate) fn put(&mut self, key: impl Into<Bytes>, value: impl Into<Bytes>) {
+        let (key, value) = (key.into(), value.into());
+        self.batch.put_bytes(key.clone(), value.clone());
         self.note(key, Some(value));
     }
 
-    pub(crate) fn delete(&mut self, key: Bytes) {
+    pub(crate) fn delete(&mut self, key: impl Into<Bytes>) {
+        let key = key.into();
         self.batch.delete(&key);
         self.note(key, None);
     }
@@ -43,10 +70,11 @@ impl Rows {
     /// As [`Rows::put`], or without a value [`Rows::delete`], for a name in a slot of a split directory: that is what it is about.
     pub(crate) fn set_in(&mut self, slot: Ino, key: Bytes, value: Option<Bytes>) {
         match &value {
-            Some(value) => self.batch.put(&key, value),
+            Some(value) => self.batch.put_bytes(key.clone(), value.clone()),
             None => self.batch.delete(&key),
         }
         self.subjects.insert(slot);
+        self.list(&key, value.as_deref());
         self.note_row(key, value);
     }
 
@@ -54,7 +82,23 @@ impl Rows {
         if let Some(&(tables::INODES | tables::DENTRIES | tables::PAGES)) = key.first() {
             self.subjects.extend(tables::number_in(&key).map(Ino));
         }
+        self.list(&key, value.as_deref());
         self.note_row(key, value);
+    }
+
+    /// Notes whose listing a row is part of. The rows of directories are not part of the listings of those that they are in, and an
+    /// inode that is deleted has lost its names in the same batch, or before.
+    fn list(&mut self, key: &[u8], value: Option<&[u8]>) {
+        let Some(number) = tables::number_in(key).map(Ino) else { return };
+        match (key[0], value.map(Row::of)) {
+            (tables::DENTRIES, _) => drop(self.listed.dirs.insert(number)),
+            (tables::INODES, Some(Ok(row))) if row.is_directory() => {}
+            (tables::INODES, Some(Ok(row))) if row.parent != STRAY.0 => {
+                self.listed.dirs.insert(Ino(row.parent));
+            }
+            (tables::INODES, Some(_)) => self.listed.strays.push(number),
+            _ => {}
+        }
     }
 
     fn note_row(&mut self, key: Bytes, value: Option<Bytes>) {
@@ -65,12 +109,20 @@ impl Rows {
     }
 
     /// A row that is not noted: what it says comes back in another way.
-    pub(crate) fn put_unnoted(&mut self, key: impl AsRef<[u8]>, value: impl AsRef<[u8]>) {
-        self.batch.put(key, value);
+    pub(crate) fn put_unnoted(&mut self, key: impl Into<Bytes>, value: impl Into<Bytes>) {
+        let (key, value) = (key.into(), value.into());
+        self.list(&key, Some(&value));
+        self.batch.put_bytes(key, value);
     }
 
-    /// The batch, what it is about, and its rows if they were noted.
-    pub(crate) fn into_parts(self) -> (WriteBatch, BTreeSet<Ino>, Option<Vec<NotedRow>>) {
-        (self.batch, self.subjects, (self.bytes <= NOTED_MAX).then_some(self.noted))
+    /// All that the batch leaves of a directory, packed.
+    pub(crate) fn put_whole(&mut self, dir: Ino, packed: Bytes) {
+        self.listed.whole.push((dir, packed));
+    }
+
+    /// Its parts.
+    pub(crate) fn into_parts(self) -> Parts {
+        let noted = (self.bytes <= NOTED_MAX).then_some(self.noted);
+        Parts { batch: self.batch, subjects: self.subjects, noted, listed: self.listed }
     }
 }

@@ -65,8 +65,13 @@ impl SmallPlace {
     /// # Errors
     /// The row is damaged.
     pub(crate) fn of_row(row: &InodeRowMessage) -> Result<Option<SmallPlace>, VolumeError> {
+        SmallPlace::of_bytes(row.placed.as_deref())
+    }
+
+    /// As [`SmallPlace::of_row`], of what a row says.
+    pub(crate) fn of_bytes(placed: Option<&[u8]>) -> Result<Option<SmallPlace>, VolumeError> {
         let decode = |place| SmallPlace::decode(place).ok_or(VolumeError::Damaged("place of content"));
-        row.placed.as_deref().map(decode).transpose()
+        placed.map(decode).transpose()
     }
 
     /// The first bytes of the hash of the content.

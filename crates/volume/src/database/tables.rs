@@ -17,6 +17,8 @@
 //! | `M` | [`MarkRow`]: how far its history is |
 //! | `K` | 32 bytes, random: the key of the seals of entries |
 //! | `F` | id of the volume that the rows were made fit for, of a clone |
+//! | `L` directory | its [`packed`](super::packed) listing |
+//! | `G` | [`Generation`]: which packed listings count |
 //! | `A` | [`BroughtRow`]: which entries of earlier openings were brought back |
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
@@ -55,6 +57,8 @@ pub(crate) const MARK: &[u8] = b"M";
 pub(crate) const SEAL_KEY: &[u8] = b"K";
 pub(crate) const BROUGHT: &[u8] = b"A";
 pub(crate) const FITTED: &[u8] = b"F";
+pub(crate) const PACKED: u8 = b'L';
+pub(crate) const GENERATION: &[u8] = b"G";
 
 fn key(table: u8, number: u64, rest: &[u8]) -> Bytes {
     let mut key = BytesMut::with_capacity(9 + rest.len());
@@ -79,6 +83,11 @@ pub(crate) fn dentries(parent: Ino) -> Bytes {
 
 pub(crate) fn page(ino: Ino, page: u64) -> Bytes {
     key(PAGES, ino.0, &page.to_be_bytes())
+}
+
+/// The packed listing of a directory.
+pub(crate) fn packed(dir: Ino) -> Bytes {
+    key(PACKED, dir.0, b"")
 }
 
 /// What the keys of a file's pages begin with.
@@ -340,6 +349,17 @@ pub(crate) struct BroughtOpening {
     /// Their marks.
     #[prost(uint64, repeated, tag = "2")]
     pub(crate) marks: Vec<u64>,
+}
+
+/// By whom the database was opened the last time that it was by a server that knows of packed listings.
+#[derive(Clone, Copy, PartialEq, Eq, Message)]
+pub(crate) struct Generation {
+    /// SlateDB's count of openings then.
+    #[prost(uint64, tag = "1")]
+    pub(crate) epoch: u64,
+    /// Random: what its listings begin with.
+    #[prost(fixed64, tag = "2")]
+    pub(crate) generation: u64,
 }
 
 /// What a volume knows of itself.

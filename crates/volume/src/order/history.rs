@@ -10,9 +10,9 @@ use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{AcqRel, Acquire};
 
 use prost::Message;
-use slatedb::WriteBatch;
 
 use crate::database::registry::random;
+use crate::database::rows::Rows;
 use crate::database::tables::{self, HistoryRow, MarkRow, Opening};
 use crate::database::{self, Db};
 use crate::error::VolumeError;
@@ -62,6 +62,7 @@ impl Volume {
             Some(row) => database::decode::<HistoryRow>(row, "history")?.openings,
             None => Vec::new(),
         };
+        let generation = self.packed.begin(db).await?;
         let (key, is_stored) = seal_key(db).await?;
         self.order.begin(mark, key);
         let own = self.history.lock().own;
@@ -75,8 +76,9 @@ impl Volume {
         let opening = Opening { id: random().max(1), from: mark };
         openings.push(opening);
         openings.drain(..openings.len().saturating_sub(OPENINGS_MAX));
-        let mut batch = WriteBatch::new();
+        let mut batch = Rows::new();
         batch.put(tables::HISTORY, HistoryRow { openings: openings.clone() }.encode_to_vec());
+        batch.put(tables::GENERATION, generation);
         let stored = match is_stored {
             true => database::write_durably(db, batch).await.map_err(VolumeError::from),
             false => Err(VolumeError::StoreFull),
@@ -139,8 +141,8 @@ async fn seal_key(db: &Db) -> Result<(SealKey, bool), VolumeError> {
         return Ok((key, true));
     }
     let key: SealKey = std::array::from_fn(|_| random() as u8);
-    let mut batch = WriteBatch::new();
-    batch.put(tables::SEAL_KEY, key);
+    let mut batch = Rows::new();
+    batch.put(tables::SEAL_KEY, key.to_vec());
     let stored = database::write_durably(db, batch).await;
     Ok((key, stored.inspect_err(|error| tracing::warn!(%error, "a key cannot be stored")).is_ok()))
 }

@@ -12,14 +12,15 @@ use std::time::{Duration, Instant};
 
 use hayloft_model::replay::Undurable;
 use hayloft_model::{Ino, SessionId};
-use hayloft_wire::Entry;
+use hayloft_wire::{Entry, InodeRowMessage};
 use parking_lot::Mutex;
 use prost::Message;
 use slatedb::{CloseReason, ErrorKind, WriteBatch, WriteHandle};
 
-use crate::database::Db;
-use crate::database::rows::Rows;
+use crate::database::packed::Queued;
+use crate::database::rows::{Listed, Parts, Rows};
 use crate::database::tables::{self, MarkRow};
+use crate::database::{self, Db};
 use crate::error::VolumeError;
 use crate::order::entry::{Doing, SealKey};
 use crate::volume::Volume;
@@ -177,9 +178,10 @@ impl Volume {
     ///
     /// # Errors
     /// The database failed. Whether the batch is there is known when it is open again.
-    pub(crate) async fn order(self: &Arc<Self>, db: &Db, batch: WriteBatch) -> Result<Ordered, VolumeError> {
+    pub(crate) async fn order(self: &Arc<Self>, db: &Db, rows: Rows) -> Result<Ordered, VolumeError> {
+        let Parts { batch, listed, .. } = rows.into_parts();
         let place = self.order.next(db);
-        self.write_at(place, batch).await
+        self.write_at(place, batch, listed).await
     }
 
     /// As [`Volume::order`], with what it takes to bring the rows back.
@@ -192,7 +194,7 @@ impl Volume {
         rows: Rows,
         doing: Doing,
     ) -> Result<Ordered, VolumeError> {
-        let (batch, subjects, noted) = rows.into_parts();
+        let Parts { batch, subjects, noted, listed } = rows.into_parts();
         let (opening, window) = (self.opening(), self.shared.config.window);
         let mut place = self.order.next(db);
         // What is about nothing is told to nobody.
@@ -215,7 +217,7 @@ impl Volume {
             place.early = comes_back && oldest <= window;
         }
         hayloft_crash::point("order.entry-kept");
-        let place = self.write_at(place, batch).await?;
+        let place = self.write_at(place, batch, listed).await?;
         if place.early {
             self.flush_behind();
         }
@@ -226,12 +228,42 @@ impl Volume {
         self: &Arc<Self>,
         place: Ordered,
         mut batch: WriteBatch,
+        listed: Listed,
     ) -> Result<Ordered, VolumeError> {
         batch.put(tables::MARK, MarkRow { mark: place.number }.encode_to_vec());
+        let dirs = listed_dirs(&place.db, &listed).await?;
+        for dir in self.packed.changing(&dirs) {
+            batch.delete(tables::packed(dir));
+        }
+        for (dir, listing) in &listed.whole {
+            batch.put_bytes(tables::packed(*dir), listing.clone());
+        }
         let handle = place.db.write(batch).await.map_err(|error| self.write_failed(error))?;
         hayloft_crash::point("order.written");
+        self.packed.changed(&dirs, &listed);
         self.order.written(&place, handle);
         Ok(place)
+    }
+
+    /// Writes packed listings that nothing has changed since they were read. They are durable some time. The caller has the turn.
+    ///
+    /// # Errors
+    /// As [`Volume::order`].
+    pub(crate) async fn write_packed(
+        self: &Arc<Self>,
+        db: &Db,
+        queued: Vec<Queued>,
+    ) -> Result<(), VolumeError> {
+        let mut batch = WriteBatch::new();
+        for (dir, listing) in self.packed.still_true(queued) {
+            batch.put_bytes(tables::packed(dir), listing);
+        }
+        if batch.is_empty() {
+            return Ok(());
+        }
+        let place = self.order.next(db);
+        self.write_at(place, batch, Listed::default()).await?;
+        Ok(())
     }
 
     /// Waits until everything up to a place is durable.
@@ -342,8 +374,8 @@ impl Volume {
     ///
     /// # Errors
     /// As [`Volume::order`].
-    pub(crate) async fn write(self: &Arc<Self>, db: &Db, batch: WriteBatch) -> Result<(), VolumeError> {
-        let place = self.order(db, batch).await?;
+    pub(crate) async fn write(self: &Arc<Self>, db: &Db, rows: Rows) -> Result<(), VolumeError> {
+        let place = self.order(db, rows).await?;
         self.durable(&place).await
     }
 
@@ -355,4 +387,17 @@ impl Volume {
             _ => error.into(),
         }
     }
+}
+
+/// The directories whose listings change, also those where files were at home that are so nowhere now.
+async fn listed_dirs(db: &Db, listed: &Listed) -> Result<Vec<Ino>, VolumeError> {
+    let mut dirs = listed.dirs.clone();
+    for stray in &listed.strays {
+        // As it is stored: its content does not matter.
+        if let Some(row) = (**db).get(tables::inode(*stray)).await? {
+            let before = database::decode::<InodeRowMessage>(row, "inode")?;
+            dirs.insert(Ino(before.parent));
+        }
+    }
+    Ok(dirs.into_iter().collect())
 }

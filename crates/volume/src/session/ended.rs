@@ -11,8 +11,8 @@ use std::time::Duration;
 use hayloft_model::{Ino, SessionId};
 use hayloft_wire::{Changed, InodeRowMessage};
 use prost::Message;
-use slatedb::WriteBatch;
 
+use crate::database::rows::Rows;
 use crate::database::tables::{self, EndedRow, SessionRow};
 use crate::database::{self, Db};
 use crate::error::VolumeError;
@@ -81,7 +81,7 @@ impl Volume {
             Some(orphans) => orphans,
             None => return Ok(()),
         };
-        let mut batch = WriteBatch::new();
+        let mut batch = Rows::new();
         let (mut deleted, mut inherited) = (Vec::new(), Vec::new());
         let mut bytes = 0;
         for Orphan { ino, is_used, heirs } in orphans {
@@ -91,7 +91,7 @@ impl Volume {
             if row.nlink > 0 {
                 continue;
             }
-            heirs.iter().for_each(|heir| batch.put(tables::orphan(*heir, ino), [1]));
+            heirs.iter().for_each(|heir| batch.put(tables::orphan(*heir, ino), vec![1]));
             if !is_used && heirs.is_empty() {
                 // It left the usage when it lost its name.
                 batch.delete(tables::inode(ino));
@@ -135,7 +135,7 @@ impl Volume {
         ids: &[SessionId],
         end: End,
     ) -> Result<(), VolumeError> {
-        let mut batch = WriteBatch::new();
+        let mut batch = Rows::new();
         let forgotten = self.put_end(db, &mut batch, ids, end).await?;
         self.write(db, batch).await?;
         self.forget_ended(&forgotten);
@@ -187,7 +187,7 @@ impl Volume {
     async fn put_end(
         &self,
         db: &Db,
-        batch: &mut WriteBatch,
+        batch: &mut Rows,
         ids: &[SessionId],
         end: End,
     ) -> Result<Vec<SessionId>, VolumeError> {
@@ -274,7 +274,7 @@ impl Volume {
             Some(_) => {}
             None => return Ok(false),
         }
-        let mut batch = WriteBatch::new();
+        let mut batch = Rows::new();
         let snapshot = db.snapshot()?;
         let mut outcomes = Vec::new();
         let mut found = database::scan(&snapshot, &tables::changes(old)).await?;

@@ -22,9 +22,9 @@ use hayloft_wire::{
     Claim, Claimed, FailureCode, Hello, InodeRowMessage, LostPeer, SessionInfo, Spoken, Welcome, agree,
 };
 use prost::Message;
-use slatedb::WriteBatch;
 use tokio::sync::Notify;
 
+use crate::database::rows::Rows;
 use crate::database::tables::{self, SessionRow};
 use crate::database::{self, Db};
 use crate::error::VolumeError;
@@ -423,7 +423,7 @@ impl Volume {
             };
             (row, state.volume_row(), range)
         };
-        let mut batch = WriteBatch::new();
+        let mut batch = Rows::new();
         batch.put(tables::session(id), session_row.encode_to_vec());
         batch.put(tables::VOLUME, volume_row.encode_to_vec());
         let place = self.order(db, batch).await?;

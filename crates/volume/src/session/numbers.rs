@@ -7,9 +7,9 @@ use hayloft_model::sound::Unsound;
 use hayloft_model::{Ino, InoRange, SessionId};
 use hayloft_wire::{RecordMessage, record_message::Body};
 use prost::Message;
-use slatedb::WriteBatch;
 
 use crate::database::Db;
+use crate::database::rows::Rows;
 use crate::database::tables;
 use crate::error::VolumeError;
 use crate::volume::Volume;
@@ -39,7 +39,7 @@ impl Volume {
             state.given.insert(range.next, (range.end, session));
             (state.volume_row(), range)
         };
-        let mut batch = WriteBatch::new();
+        let mut batch = Rows::new();
         batch.put(tables::VOLUME, row.encode_to_vec());
         let ordered = self.order(&db, batch).await?;
         drop(turn);
@@ -101,7 +101,7 @@ impl Volume {
                 state.next_ino = range.end;
                 (state.volume_row(), range)
             };
-            let mut batch = WriteBatch::new();
+            let mut batch = Rows::new();
             batch.put(tables::VOLUME, row.encode_to_vec());
             self.write(db, batch).await?;
             self.state.lock().births = range;

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use hayloft_model::{Ino, SessionId, UsageDelta};
 use hayloft_wire::{Changed, Entry, InodeRowMessage, NotedRow, WrittenEntry};
 use prost::Message;
-use slatedb::WriteBatch;
 
+use crate::database::rows::Rows;
 use crate::database::tables::{self, BroughtRow, EndedRow, SessionRow, VolumeRow};
 use crate::database::{self, Db};
 use crate::error::VolumeError;
@@ -64,7 +64,7 @@ impl Volume {
             self.order.last(db)
         } else {
             tracing::info!(volume = self.name, %session, entries = new.len(), "changes are brought back");
-            let mut batch = WriteBatch::new();
+            let mut batch = Rows::new();
             batch.put(tables::BROUGHT, BroughtRow::from(&brought).encode_to_vec());
             let entries = new.into_iter().map(|(_, written)| written).collect();
             let place = self.write_again(&db, batch, entries).await?;
@@ -89,7 +89,7 @@ impl Volume {
         tracing::info!(volume = self.name, entries = entries.len(), "changes are written once more");
         let key = self.order.seal_key();
         let written = entries.iter().filter_map(|sealed| entry::open(&key, sealed)).collect();
-        let place = self.write_again(db, WriteBatch::new(), written).await?;
+        let place = self.write_again(db, Rows::new(), written).await?;
         hayloft_crash::point("replay.redone");
         self.durable(&place).await
     }
@@ -98,7 +98,7 @@ impl Volume {
     async fn write_again(
         self: &Arc<Self>,
         db: &Db,
-        mut batch: WriteBatch,
+        mut batch: Rows,
         entries: Vec<WrittenEntry>,
     ) -> Result<Ordered, VolumeError> {
         let mut again = Again::default();
@@ -143,7 +143,7 @@ impl Volume {
     }
 
     /// Adds rows of sessions, and of the volume, which are not simply put once more.
-    fn put_sessions_again(&self, batch: &mut WriteBatch, again: &mut Again, unnamed: &[Ino]) {
+    fn put_sessions_again(&self, batch: &mut Rows, again: &mut Again, unnamed: &[Ino]) {
         let (sharing, state) = (self.sharing.lock(), self.state.lock());
         let usage = state.usage.after(again.usage);
         let row = VolumeRow { bytes: usage.bytes, inodes: usage.inodes, ..state.volume_row() };
@@ -176,7 +176,7 @@ impl Volume {
         again.orphans.retain(|(id, _), _| state.sessions.contains_key(id));
         for ((id, ino), is_held) in &again.orphans {
             match is_held {
-                true => batch.put(tables::orphan(*id, *ino), [1]),
+                true => batch.put(tables::orphan(*id, *ino), vec![1]),
                 false => batch.delete(tables::orphan(*id, *ino)),
             }
         }

@@ -24,6 +24,7 @@ use crate::error::VolumeError;
 use crate::replies::Replies;
 use crate::sharing::Pass;
 use crate::sharing::listed::{Listed, PART};
+use crate::sharing::packed::{Names, Piece};
 use crate::volume::Volume;
 
 /// Most bytes that may come along, whatever the client says.
@@ -178,16 +179,16 @@ impl Walk<'_> {
     /// The directory that was asked for, however large; gives its subdirectories.
     async fn whole(&mut self, dir: Ino) -> Result<Vec<Ino>, VolumeError> {
         self.note_listed(dir);
-        let entries = listing::entries(&*self.db.snapshot()?, dir, usize::MAX).await?.unwrap_or_default();
-        let slices = entries.chunks(SLICE).len();
+        let Some(names) = self.names(&[dir], usize::MAX).await?.remove(&dir.0) else { return Ok(Vec::new()) };
+        let slices = names.entries.chunks(SLICE).len();
         if slices == 0 {
             self.list(dir, Listed::default(), true).await?;
         }
-        for (at, slice) in entries.chunks(SLICE).enumerate() {
-            let listed = self.listed(dir, slice).await?;
+        for (at, slice) in names.entries.chunks(SLICE).enumerate() {
+            let listed = self.listed(names.piece(dir, slice)).await?;
             self.list(dir, listed, at + 1 == slices).await?;
         }
-        Ok(directories(&entries))
+        Ok(directories(&names.entries))
     }
 
     /// All names of a stem, in the slot of a split directory. Gives what ends them.
@@ -195,7 +196,7 @@ impl Walk<'_> {
         let entries = listing::names_of(&*self.db.snapshot()?, dir, &stem).await?;
         self.part_inos.push(slot);
         for slice in entries.chunks(SLICE) {
-            let listed = self.listed(dir, slice).await?;
+            let listed = self.listed(Piece::part(dir, slice)).await?;
             self.list(slot, listed, false).await?;
         }
         Ok(Listing { dir: slot.0, stem, ..Listing::default() })
@@ -269,8 +270,9 @@ impl Walk<'_> {
         if !self.again && self.volume.is_listed(self.session, dir) {
             self.walked += 1;
             let limit = (self.budget / ENTRY_MIN) as usize;
-            let entries = listing::entries(&*self.db.snapshot()?, dir, limit).await?.unwrap_or_default();
-            return Ok((self.walked < WALKED_MAX).then(|| directories(&entries)));
+            let names = self.names(&[dir], limit).await?.remove(&dir.0);
+            let below = || names.map_or_else(Vec::new, |names| directories(&names.entries));
+            return Ok((self.walked < WALKED_MAX).then(below));
         }
         if !self.read.contains_key(&dir.0) {
             self.read_together(dir, then).await?;
@@ -319,20 +321,21 @@ impl Walk<'_> {
         if dirs.is_empty() {
             return Ok(());
         }
-        let mut found = listing::directories(&*self.db.snapshot()?, &dirs, likely).await?;
+        let mut found = self.names(&dirs, likely).await?;
         if dirs[0] == dir && !found.contains_key(&dir.0) {
             let limit = (self.budget / ENTRY_MIN) as usize;
-            found = listing::directories(&*self.db.snapshot()?, &[dir], limit).await?;
+            found = self.names(&[dir], limit).await?;
         }
-        for dir in dirs.extract_if(.., |dir| found.get(&dir.0).is_some_and(Vec::is_empty)).collect::<Vec<_>>()
-        {
+        let is_empty = |dir: &mut Ino| found.get(&dir.0).is_some_and(|names| names.entries.is_empty());
+        for dir in dirs.extract_if(.., is_empty).collect::<Vec<_>>() {
             self.empty(dir, &mut found, &mut dirs).await?;
         }
-        let found: Vec<(Ino, Vec<Entry>)> =
+        let found: Vec<(Ino, Names)> =
             dirs.into_iter().filter_map(|dir| Some((dir, found.remove(&dir.0)?))).collect();
-        let dirs: Vec<(Ino, &[Entry])> = found.iter().map(|(dir, entries)| (*dir, &entries[..])).collect();
-        for ((dir, _), listed) in dirs.iter().zip(self.all_listed(&dirs).await?) {
-            self.read.insert(dir.0, Some(listed));
+        let pieces: Vec<Piece<'_>> =
+            found.iter().map(|(dir, names)| names.piece(*dir, &names.entries)).collect();
+        for (piece, listed) in pieces.iter().zip(self.all_listed(&pieces).await?) {
+            self.read.insert(piece.dir.0, Some(listed));
         }
         Ok(())
     }
@@ -341,7 +344,7 @@ impl Walk<'_> {
     async fn empty(
         &mut self,
         dir: Ino,
-        found: &mut Map<Vec<Entry>>,
+        found: &mut Map<Names>,
         dirs: &mut Vec<Ino>,
     ) -> Result<(), VolumeError> {
         if self.db.snapshot()?.get(tables::inode(dir)).await?.is_some() {

@@ -8,9 +8,11 @@ use hayloft_wire::decode_blocks;
 use hayloft_wire::listing::{Row, pack};
 use rustc_hash::FxBuildHasher;
 
-use crate::database::listing::{self, Entry, Map};
+use crate::database::listing::{self, Map};
+use crate::database::packed::Queued;
 use crate::error::VolumeError;
 use crate::sharing::enter::Walk;
+use crate::sharing::packed::Piece;
 
 /// An answer is cut into parts of about this many bytes.
 pub(super) const PART: usize = 1 << 20;
@@ -52,39 +54,80 @@ const LOOKS: usize = 32;
 
 impl Walk<'_> {
     /// These entries of a directory.
-    pub(super) async fn listed(&self, dir: Ino, entries: &[Entry]) -> Result<Listed, VolumeError> {
-        let mut all = self.all_listed(&[(dir, entries)]).await?;
+    pub(super) async fn listed(&self, piece: Piece<'_>) -> Result<Listed, VolumeError> {
+        let mut all = self.all_listed(&[piece]).await?;
         Ok(all.pop().unwrap_or_default())
     }
 
     /// The same for several.
-    pub(super) async fn all_listed(&self, dirs: &[(Ino, &[Entry])]) -> Result<Vec<Listed>, VolumeError> {
-        let mut known = self.take_along(dirs);
+    pub(super) async fn all_listed(&self, pieces: &[Piece<'_>]) -> Result<Vec<Listed>, VolumeError> {
+        let mut known = self.take_along(pieces);
+        // A file that somebody owned when the listing was read may have been changed, and given back, since.
+        let unchanged = self.volume.packed.unchanged(pieces.iter().map(|piece| (piece.dir, piece.since)));
+        let pieces: Vec<Piece<'_>> = pieces
+            .iter()
+            .zip(&unchanged)
+            .map(|(piece, unchanged)| Piece { is_packed: piece.is_packed && *unchanged, ..*piece })
+            .collect();
+        let (mut alone, mut along) = (Vec::new(), Vec::new());
+        for piece in &pieces {
+            for entry in piece.entries.iter().filter(|entry| known.contains(&entry.dentry.ino.0)) {
+                let is_along = piece.is_packed && !entry.inode.is_empty();
+                if !is_along || (!self.names_only && look(&entry.inode)?.left_out) {
+                    alone.push(entry.dentry.ino.0);
+                } else if !self.names_only {
+                    along.push((entry.dentry.ino.0, entry.inode.clone()));
+                }
+            }
+        }
         let snapshot = self.db.snapshot()?;
-        let mut rows = listing::inodes(&snapshot, known.iter().copied(), !self.names_only).await?;
+        let mut rows = listing::inodes(&snapshot, alone.into_iter(), false).await?;
+        if !self.names_only {
+            rows.extend(along);
+            listing::fill(&snapshot, &mut rows).await?;
+        }
         self.read_strays(&mut rows, &mut known).await?;
-        dirs.iter().map(|(dir, entries)| self.packed(*dir, entries, &rows, &known)).collect()
+        let mut all = Vec::with_capacity(pieces.len());
+        for (piece, unchanged) in pieces.iter().zip(unchanged) {
+            all.push(self.packed(piece, &rows, &known)?);
+            if unchanged && piece.is_whole && !piece.is_packed && self.names_only {
+                self.pack(piece, &rows);
+            }
+        }
+        Ok(all)
+    }
+
+    /// What was read row by row is to be found packed the next time.
+    fn pack(&self, piece: &Piece<'_>, rows: &Map<Bytes>) {
+        let entries = piece.entries.iter();
+        let entries = entries.map(|entry| (&entry.name[..], &entry.row[..], rows.get(&entry.dentry.ino.0)));
+        let packed = self.volume.packed.pack(piece.dir, entries);
+        if let Some(packed) = packed {
+            self.volume.pack_later(Queued { dir: piece.dir, since: piece.since, packed });
+        }
     }
 
     fn packed(
         &self,
-        dir: Ino,
-        entries: &[Entry],
+        piece: &Piece<'_>,
         rows: &Map<Bytes>,
         known: &HashSet<u64, FxBuildHasher>,
     ) -> Result<Listed, VolumeError> {
-        let mut listed = Listed { entries: entries.len() as u64, ..Listed::default() };
+        let mut listed = Listed { entries: piece.entries.len() as u64, ..Listed::default() };
         let (mut packed, mut inos) = (Vec::new(), Vec::new());
-        for entry in entries {
+        for entry in piece.entries {
             let ino = entry.dentry.ino;
-            let row = rows.get(&ino.0);
+            let along = Some(&entry.inode).filter(|row| {
+                piece.is_packed && self.names_only && !row.is_empty() && known.contains(&ino.0)
+            });
+            let row = along.or_else(|| rows.get(&ino.0));
             let found = row.map(look).transpose()?;
             match &found {
                 Some(found) => {
                     inos.push(ino);
                     listed.contents.extend(small_content(found).filter(|_| !self.names_only));
                 }
-                None if known.contains(&ino.0) => self.miss(dir, ino),
+                None if known.contains(&ino.0) => self.miss(piece.dir, ino),
                 None => {}
             }
             if entry.is_directory() {
@@ -112,13 +155,13 @@ impl Walk<'_> {
 
     /// Which inodes' rows may come along: directories that the session reads from now on, and files that nobody else
     /// owns. Nobody becomes an owner of these while the request is under way.
-    fn take_along(&self, dirs: &[(Ino, &[Entry])]) -> HashSet<u64, FxBuildHasher> {
+    fn take_along(&self, pieces: &[Piece<'_>]) -> HashSet<u64, FxBuildHasher> {
         let mut sharing = self.volume.sharing.lock();
         let mut looked_at = 0;
-        let count = dirs.iter().map(|(_, entries)| entries.len()).sum();
+        let count = pieces.iter().map(|piece| piece.entries.len()).sum();
         let mut known = HashSet::with_capacity_and_hasher(count, FxBuildHasher);
         for (dir, entry) in
-            dirs.iter().flat_map(|(dir, entries)| entries.iter().map(move |entry| (dir, entry)))
+            pieces.iter().flat_map(|piece| piece.entries.iter().map(move |entry| (piece.dir, entry)))
         {
             looked_at += 1;
             if looked_at % LOOKS == 0 {
@@ -131,7 +174,7 @@ impl Walk<'_> {
                 // What the session owns by itself it has, and may be told to give back meanwhile.
                 false if sharing.grants.owner(ino).is_some() => false,
                 // The names of a slot are read while files are given to owners.
-                false => !sharing.grants.is_split(*dir) || sharing.grants.read_file_along(ticket, ino),
+                false => !sharing.grants.is_split(dir) || sharing.grants.read_file_along(ticket, ino),
             };
             if is_known {
                 known.insert(ino.0);

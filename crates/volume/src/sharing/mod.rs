@@ -7,6 +7,7 @@ mod heard;
 mod listed;
 pub(crate) mod lock;
 pub(crate) mod objects;
+mod packed;
 pub(crate) mod restore;
 mod siblings;
 pub(crate) mod split;

@@ -7,7 +7,6 @@ use hayloft_model::{Ino, Timestamp};
 use hayloft_wire::record_message::Body;
 use hayloft_wire::{Changed, InodeRowMessage, RecordMessage};
 use prost::Message;
-use slatedb::WriteBatch;
 
 use crate::database::Db;
 use crate::database::rows::Rows;
@@ -26,7 +25,7 @@ impl Volume {
             let db = self.db()?;
             if let Some((mut row, _)) = row_of(&*db.snapshot()?, dir).await? {
                 row.next_cookie += 1;
-                let mut batch = WriteBatch::new();
+                let mut batch = Rows::new();
                 batch.put(tables::inode(dir), row.encode_to_vec());
                 self.order(&db, batch).await?;
             }
@@ -57,7 +56,7 @@ impl Volume {
         {
             let _turn = self.turn.lock().await;
             let db = self.db()?;
-            let mut batch = WriteBatch::new();
+            let mut batch = Rows::new();
             for dir in &dirs {
                 if let Some(row) = self.touched(&db, *dir, Timestamp::default()).await? {
                     batch.put(tables::inode(*dir), row.encode_to_vec());

@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use hayloft_model::{Ino, SessionId};
 use hayloft_wire::InodeRowMessage;
-use slatedb::WriteBatch;
 
 use crate::database;
+use crate::database::rows::Rows;
 use crate::database::tables;
 use crate::error::VolumeError;
 use crate::volume::Volume;
@@ -215,7 +215,7 @@ impl Volume {
     async fn settle(self: &Arc<Self>, due: &[Ino]) -> Result<(), VolumeError> {
         let _turn = self.turn.lock().await;
         let db = self.db()?;
-        let mut batch = WriteBatch::new();
+        let mut batch = Rows::new();
         let mut rows = Vec::new();
         for ino in due {
             let row = db.get(tables::inode(*ino)).await?;
@@ -254,7 +254,7 @@ impl Volume {
                 }
             }
         }
-        kept.iter().for_each(|(session, ino)| batch.put(tables::orphan(*session, *ino), [1]));
+        kept.iter().for_each(|(session, ino)| batch.put(tables::orphan(*session, *ino), vec![1]));
         dropped.iter().for_each(|(session, ino)| batch.delete(tables::orphan(*session, *ino)));
         gone.iter().for_each(|(ino, _)| batch.delete(tables::inode(*ino)));
         if !kept.is_empty() || !dropped.is_empty() || !gone.is_empty() {

@@ -4,10 +4,11 @@ use hayloft_model::Ino;
 use hayloft_store::Store;
 use hayloft_wire::InodeRowMessage;
 use prost::Message;
+use slatedb::CloneSourceSpec;
 use slatedb::admin::AdminBuilder;
-use slatedb::{CloneSourceSpec, WriteBatch};
 use uuid::Uuid;
 
+use crate::database::rows::Rows;
 use crate::database::tables::{self, VolumeRow};
 use crate::database::{self, Db, family};
 use crate::error::VolumeError;
@@ -59,7 +60,7 @@ pub(crate) async fn fit(db: &Db, id: &str, numbers_from: u64) -> Result<(), Volu
         return Ok(());
     }
     let snapshot = db.snapshot()?;
-    let mut batch = WriteBatch::new();
+    let mut batch = Rows::new();
     let mut count = 0;
     for table in [tables::ORPHANS, tables::SESSIONS, tables::CHANGES, tables::ENDED] {
         let mut scan = database::scan(&snapshot, &[table]).await?;
@@ -88,7 +89,7 @@ pub(crate) async fn fit(db: &Db, id: &str, numbers_from: u64) -> Result<(), Volu
     let row = database::decode::<VolumeRow>(row, "volume")?;
     let row = VolumeRow { next_ino: row.next_ino.max(numbers_from), ..row };
     batch.put(tables::VOLUME, row.encode_to_vec());
-    batch.put(tables::FITTED, id);
+    batch.put(tables::FITTED, id.to_owned());
     Ok(database::write_durably(db, batch).await?)
 }
 

@@ -10,10 +10,10 @@ use std::sync::Arc;
 
 use hayloft_model::SessionId;
 use prost::Message;
-use slatedb::WriteBatch;
 
 use crate::database::family::Snapshot;
 use crate::database::registry::{self, Registered};
+use crate::database::rows::Rows;
 use crate::database::tables::{self, HistoryRow, MarkRow, SessionRow};
 use crate::database::{self, family};
 use crate::error::VolumeError;
@@ -241,7 +241,7 @@ impl Volume {
     /// Writes down what it has to know of the volume in whose place it comes.
     async fn inherit(&self, from: Inheritance) -> Result<(), VolumeError> {
         let db = self.db()?;
-        let mut batch = WriteBatch::new();
+        let mut batch = Rows::new();
         let row = {
             let mut state = self.state.lock();
             state.next_ino = state.next_ino.max(from.next_ino.unwrap_or(0));

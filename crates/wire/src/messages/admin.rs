@@ -133,6 +133,9 @@ pub struct Checked {
     /// Objects that were read, when scrubbing.
     #[prost(uint64, tag = "6")]
     pub objects: u64,
+    /// Directories of which the listing is kept packed.
+    #[prost(uint64, tag = "7")]
+    pub packed: u64,
 }
 
 /// Wants the server's statistics.

@@ -4,7 +4,8 @@ use std::collections::HashMap;
 
 use bytes::Bytes;
 use hayloft_model::ContentHash;
-use hayloft_wire::{InodeRowMessage, decode_blocks};
+use hayloft_wire::decode_blocks;
+use hayloft_wire::listing::Row;
 use slatedb::DbIterator;
 
 use crate::database::small::SmallPlace;
@@ -66,12 +67,12 @@ pub(super) async fn mark(snapshot: &DbSnapshot) -> Result<Marks, VolumeError> {
 
 async fn next_inode(inodes: &mut DbIterator, marks: &mut Marks) -> Result<Option<u64>, VolumeError> {
     let Some(found) = inodes.next().await? else { return Ok(None) };
-    let row = database::decode::<InodeRowMessage>(found.value, "inode")?;
-    if let Some(blocks) = &row.blocks {
+    let row = Row::of(&found.value).map_err(|_| VolumeError::Damaged("inode"))?;
+    if let Some(blocks) = row.blocks {
         marks.name(blocks)?;
     }
-    if let Some(place) = SmallPlace::of_row(&row)? {
+    if let Some(place) = SmallPlace::of_bytes(row.placed)? {
         *marks.small.entry(place.pack).or_default() += u64::from(place.len);
     }
-    Ok(Some(row.ino))
+    tables::number_in(&found.key).map(Some).ok_or(VolumeError::Damaged("key of an inode"))
 }

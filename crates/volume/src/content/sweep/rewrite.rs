@@ -5,10 +5,10 @@ use std::collections::{HashMap, HashSet};
 use bytes::Bytes;
 use hayloft_model::ContentHash;
 use hayloft_store::{EncodedChunk, PackEntry, PackWriter, decode_chunk};
-use slatedb::WriteBatch;
 
 use super::Sweep;
 use crate::database;
+use crate::database::rows::Rows;
 use crate::database::tables::{self, PackId, Place};
 use crate::error::VolumeError;
 use crate::volume::Flying;
@@ -87,7 +87,7 @@ impl Sweep<'_> {
         }
         let (flying, size, entries) = self.put_pack(writer).await?;
         let _turn = self.volume.turn.lock().await;
-        let mut batch = WriteBatch::new();
+        let mut batch = Rows::new();
         for entry in &entries {
             if self.db.get(tables::chunk(entry.hash)).await?.as_ref() == old_rows.get(&entry.hash) {
                 batch.put(tables::chunk(entry.hash), Place::in_pack(flying.pack, entry).encode());
@@ -112,7 +112,7 @@ impl Sweep<'_> {
     /// Writes the rows that name a new pack. The caller has the turn.
     pub(super) async fn name_pack(
         &mut self,
-        mut batch: WriteBatch,
+        mut batch: Rows,
         flying: Flying,
         size: u64,
     ) -> Result<(), VolumeError> {

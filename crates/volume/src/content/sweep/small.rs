@@ -5,11 +5,12 @@ use std::collections::{HashMap, HashSet};
 use hayloft_model::Ino;
 use hayloft_store::{PackWriter, name_chunk};
 use hayloft_wire::InodeRowMessage;
+use hayloft_wire::listing::Row;
 use prost::Message;
-use slatedb::WriteBatch;
 
 use super::rewrite::MOVE_BYTES;
 use super::{SLICE, Sweep};
+use crate::database::rows::Rows;
 use crate::database::small::SmallPlace;
 use crate::database::tables::{self, PackId};
 use crate::database::{self, DbSnapshot};
@@ -26,13 +27,11 @@ impl Sweep<'_> {
         let (mut group, mut bytes) = (Vec::new(), 0);
         let mut scan = database::scan(snapshot, &[tables::INODES]).await?;
         while let Some(found) = scan.next().await? {
-            let row = database::decode::<InodeRowMessage>(found.value, "inode")?;
-            let Some(place) = SmallPlace::of_row(&row)?.filter(|place| sparse.contains_key(&place.pack))
-            else {
-                continue;
-            };
+            let row = Row::of(&found.value).map_err(|_| VolumeError::Damaged("inode"))?;
+            let place = SmallPlace::of_bytes(row.placed)?.filter(|place| sparse.contains_key(&place.pack));
+            let Some((place, ino)) = place.zip(tables::number_in(&found.key)) else { continue };
             bytes += u64::from(place.len);
-            group.push((Ino(row.ino), place));
+            group.push((Ino(ino), place));
             if bytes >= MOVE_BYTES || group.len() == SLICE {
                 self.move_group(std::mem::take(&mut group), kept).await?;
                 bytes = 0;
@@ -72,7 +71,7 @@ impl Sweep<'_> {
         }
         let (flying, size, entries) = self.put_pack(writer).await?;
         let _turn = self.volume.turn.lock().await;
-        let mut batch = WriteBatch::new();
+        let mut batch = Rows::new();
         for ((ino, old), entry) in moved.into_iter().zip(&entries) {
             // Not with its content: this is about the row.
             let Some(row) = (*self.db).get(tables::inode(ino)).await? else { continue };
