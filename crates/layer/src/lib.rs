@@ -3,31 +3,31 @@
 //! - [`LayersDir`] keeps layers by name, and [`resolve`] finds the folder behind a name, a path or an archive;
 //! - [`create`] makes a layer from a Debian archive, RPM packages, a tar archive or a folder;
 //! - [`changes`] tells what an overlay's upper folder changes, and [`publish`] puts that into a folder, atomically.
+//!
+//! A room (folder of `src`) uses only those above it (`crates/cli/tests/layers.rs` checks that):
+//!
+//! | room | what is there |
+//! |---|---|
+//! | `files` | folders and files, reached from descriptors |
+//! | `overlay` | what overlayfs shows of layers, and what its upper folder changes |
+//! | `publication` | new versions of folders, which take the place of the old ones in one step |
+//! | `named` | layers that have a name, and what they are made from |
 
-mod apt;
-mod archive;
-mod changes;
-mod child;
-mod copy;
-mod create;
 mod error;
-mod folder;
-mod mounts;
+mod files;
 mod named;
-mod publish;
-mod removal;
-mod stack;
-mod staging;
+mod overlay;
+mod publication;
 
 #[cfg(test)]
 mod tests;
 
-pub use changes::{Aspects, Change, ChangeKind, changes};
-pub use copy::{Lost, sync_filesystem};
-pub use create::{CreateOptions, LayerSource, create};
 pub use error::{LayerError, Result};
-pub use folder::FileKind;
-pub use mounts::{MountLine, mount_over};
-pub use named::{Found, LayerInfo, LayersDir, resolve, resolve_with};
-pub use publish::{Durable, Form, PublishOptions, Published, Target, mounted_below, publish};
-pub use stack::{Marks, Stack};
+pub use files::copy::{Lost, sync_filesystem};
+pub use files::folder::FileKind;
+pub use files::mounts::{MountLine, mount_over};
+pub use named::create::{CreateOptions, LayerSource, create};
+pub use named::dir::{Found, LayerInfo, LayersDir, resolve, resolve_with};
+pub use overlay::changes::{Aspects, Change, ChangeKind, changes};
+pub use overlay::stack::{Marks, Stack};
+pub use publication::publish::{Durable, Form, PublishOptions, Published, Target, mounted_below, publish};

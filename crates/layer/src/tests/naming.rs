@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use tempfile::TempDir;
 
 use super::tree::{assert_same, seen, with_everything};
-use crate::archive::unpack;
+use crate::named::archive::unpack;
 use crate::{CreateOptions, LayerError, LayersDir, create, resolve, resolve_with};
 
 fn place() -> (TempDir, LayersDir) {
@@ -28,7 +28,7 @@ fn tar(args: &[&str], folder: &Path, archive: &Path) {
 /// What tar(1) does not keep.
 fn without_sockets(top: &Path) {
     fs::remove_file(top.join("etc/socket")).unwrap();
-    let folder = crate::folder::Folder::open(top).unwrap();
+    let folder = crate::files::folder::Folder::open(top).unwrap();
     folder.set_mtime("etc".as_ref(), (1_000_000_000, 5)).unwrap();
 }
 
@@ -350,7 +350,7 @@ fn a_layer_stays_as_long_as_it_is_used() {
     make("one");
     let used = resolve_with("x", &layers, &|_, _| {}).unwrap();
     // What an overlay has: the folder, not its path.
-    let inside = crate::folder::Folder::open(&used.path).unwrap();
+    let inside = crate::files::folder::Folder::open(&used.path).unwrap();
     let read = || std::io::read_to_string(inside.open_file("file".as_ref()).unwrap()).unwrap();
     assert!(matches!(layers.remove("x"), Err(LayerError::InUse(_))));
     make("two");

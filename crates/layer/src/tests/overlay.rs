@@ -13,7 +13,7 @@ use tempfile::TempDir;
 
 use super::publish;
 use super::tree::{Op, SeenTree, apply, assert_same, assert_same_as, op, seen};
-use crate::changes::{ChangeKind, changes};
+use crate::overlay::changes::{ChangeKind, changes};
 use crate::{Form, Marks, PublishOptions, Stack};
 
 /// An overlay mount, gone when dropped.

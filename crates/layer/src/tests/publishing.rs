@@ -10,13 +10,13 @@ use tempfile::TempDir;
 
 use super::tree::{assert_same, seen, set_xattr, whiteout, with_everything};
 use super::{publish, target};
-use crate::changes::{Change, ChangeKind, changes};
-use crate::folder::Folder;
-use crate::staging::Staging;
+use crate::files::folder::Folder;
+use crate::overlay::changes::{Change, ChangeKind, changes};
+use crate::publication::staging::Staging;
 use crate::{Form, LayerError, Marks, PublishOptions, Published, Stack, Target};
 
 fn stage(stack: &Stack, path: &Path, options: &PublishOptions<'_>) -> crate::Result<(Staging, Published)> {
-    crate::publish::stage(stack, target(path)?, options)
+    crate::publication::publish::stage(stack, target(path)?, options)
 }
 
 struct World {
@@ -493,7 +493,7 @@ fn nothing_published_below_is_lost() {
     for outer in ["builds", "builds/nightly"] {
         let stack = world.stack();
         let open = |path: &str| Target::open(&world.at("volume"), Path::new(path)).unwrap();
-        let (mut staging, _) = crate::publish::stage(&stack, open(outer), &options).unwrap();
+        let (mut staging, _) = crate::publication::publish::stage(&stack, open(outer), &options).unwrap();
         std::thread::scope(|scope| {
             for at in 0..3 {
                 let world = &world;

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use proptest::prelude::*;
 use rustix::fs::{CWD, FileType, Mode, XattrFlags};
 
-use crate::folder::{FileKind, Folder};
+use crate::files::folder::{FileKind, Folder};
 
 /// Everything that is to be kept of one file.
 #[derive(Debug, Clone, PartialEq, Eq)]

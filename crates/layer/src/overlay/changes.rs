@@ -7,8 +7,8 @@ use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
 use crate::error::{Context, Result};
-use crate::folder::FileKind;
-use crate::stack::{Entry, Stack};
+use crate::files::folder::FileKind;
+use crate::overlay::stack::{Entry, Stack};
 
 /// How a path has changed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize)]

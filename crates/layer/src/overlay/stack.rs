@@ -10,7 +10,7 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Component, Path, PathBuf};
 
 use crate::error::{Context, Result};
-use crate::folder::{Folder, Meta, Xattrs};
+use crate::files::folder::{Folder, Meta, Xattrs};
 
 /// Which extended attributes overlayfs keeps its marks in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -277,7 +277,7 @@ impl Stack {
         if meta.is_whiteout() {
             return Ok(true);
         }
-        if meta.kind != crate::FileKind::File || meta.size != 0 {
+        if meta.kind != crate::files::folder::FileKind::File || meta.size != 0 {
             return Ok(false);
         }
         if self.mark(folder, name, "whiteout")?.is_none() {
@@ -288,7 +288,7 @@ impl Stack {
     }
 
     fn is_metacopy(&self, place: &Place, meta: &Meta) -> Result<bool> {
-        if meta.kind != crate::FileKind::File {
+        if meta.kind != crate::files::folder::FileKind::File {
             return Ok(false);
         }
         let (folder, name) = self.parent(place)?;

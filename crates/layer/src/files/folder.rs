@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{self, AtFlags, FileType, Mode, OFlags, ResolveFlags, Timespec};
 use rustix::io::Errno;
 
-use crate::removal::remove_folder;
+use crate::files::removal::remove_folder;
 
 /// Extended attributes by name.
 pub(crate) type Xattrs = BTreeMap<OsString, Vec<u8>>;

@@ -8,7 +8,7 @@ use std::path::Path;
 use rustix::fs::{self, AtFlags, Gid, Mode, OFlags, Uid};
 use rustix::io::Errno;
 
-use crate::folder::{FileKind, Folder, Meta, Xattrs};
+use crate::files::folder::{FileKind, Folder, Meta, Xattrs};
 
 /// What a file is beside its content.
 #[derive(Debug, Clone)]

@@ -18,8 +18,8 @@ use rustix::fs::{self, Access, AtFlags, FlockOperation, Mode, OFlags, RenameFlag
 use rustix::io::Errno;
 
 use crate::error::{Context, LayerError, Result};
-use crate::folder::{FileKind, Folder, Meta};
-use crate::mounts::refuse_mounts;
+use crate::files::folder::{FileKind, Folder, Meta};
+use crate::files::mounts::refuse_mounts;
 
 /// What the name of a staging folder ends in.
 const SUFFIX: &str = ".hayloft-new";

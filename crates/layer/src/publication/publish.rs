@@ -9,12 +9,12 @@ use std::path::{Component, Path, PathBuf};
 use rustix::fs::{self, AtFlags, FileType, Mode};
 use rustix::io::Errno;
 
-use crate::changes::{Change, ChangeKind, Walk};
-use crate::copy::{Attributes, Copier, Lost, Source};
 use crate::error::{Context, LayerError, Result};
-use crate::folder::{FileKind, Folder, Meta};
-use crate::stack::{Entry, Stack};
-use crate::staging::{Staging, is_staging};
+use crate::files::copy::{Attributes, Copier, Lost, Source};
+use crate::files::folder::{FileKind, Folder, Meta};
+use crate::overlay::changes::{Change, ChangeKind, Walk};
+use crate::overlay::stack::{Entry, Stack};
+use crate::publication::staging::{Staging, is_staging};
 
 /// What is published as what.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

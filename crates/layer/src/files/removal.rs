@@ -9,7 +9,7 @@ use std::io;
 use rustix::fs::{self, AtFlags, Mode};
 use rustix::io::Errno;
 
-use crate::folder::Folder;
+use crate::files::folder::Folder;
 
 /// Removes the folder `name` in `parent`: as much of it as can be.
 ///

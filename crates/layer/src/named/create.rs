@@ -7,15 +7,15 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::str::FromStr;
 
-use crate::apt;
-use crate::archive::unpack;
-use crate::child::ends_with_us;
-use crate::copy::may_set_everything;
 use crate::error::{Context, LayerError, Result};
-use crate::folder::Folder;
-use crate::named::{LayerInfo, LayersDir};
-use crate::publish::copy_tree;
-use crate::stack::{Marks, Stack};
+use crate::files::copy::may_set_everything;
+use crate::files::folder::Folder;
+use crate::named::apt;
+use crate::named::archive::unpack;
+use crate::named::child::ends_with_us;
+use crate::named::dir::{LayerInfo, LayersDir};
+use crate::overlay::stack::{Marks, Stack};
+use crate::publication::publish::copy_tree;
 
 /// How much of what a program said is shown when it failed.
 const LAST_LINES: usize = 15;

@@ -15,9 +15,9 @@ use std::rc::Rc;
 use rustix::fs::{self, AtFlags, Mode, OFlags};
 use tar::EntryType;
 
-use crate::copy::{Attributes, Copier, Lost};
 use crate::error::{Context, LayerError, Result};
-use crate::folder::{FileKind, Folder, Xattrs};
+use crate::files::copy::{Attributes, Copier, Lost};
+use crate::files::folder::{FileKind, Folder, Xattrs};
 
 /// What a file is, by its first bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{self, AtFlags, StatxFlags};
 
 use crate::error::{Context, LayerError, Result};
-use crate::folder::Folder;
+use crate::files::folder::Folder;
 
 /// Refuses a folder that something is mounted in: what moves the folder would take that along.
 ///

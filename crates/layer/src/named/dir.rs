@@ -11,11 +11,11 @@ use rustix::fs::{AtFlags, FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
-use crate::archive::{Sort, sort_of, unpack};
-use crate::copy::sync_filesystem;
 use crate::error::{Context, LayerError, Result};
-use crate::folder::Folder;
-use crate::staging::Staging;
+use crate::files::copy::sync_filesystem;
+use crate::files::folder::Folder;
+use crate::named::archive::{Sort, sort_of, unpack};
+use crate::publication::staging::Staging;
 
 const NAME_BYTES_MAX: usize = 100;
 /// The tree of a layer, in its folder.

@@ -1,0 +1,4 @@
+//! New versions of folders, which take the place of the old ones in one step.
+
+pub(crate) mod publish;
+pub(crate) mod staging;
