@@ -81,6 +81,8 @@ pub(crate) struct MountConfig {
 pub(crate) struct RunConfig {
     /// Folder of named layers.
     pub layers: Option<PathBuf>,
+    /// Catalogue of modules: a folder, or a volume that is mounted.
+    pub modules: Option<String>,
     /// Folder for the state of roots.
     pub state_dir: Option<PathBuf>,
     /// Folder for swap files.
@@ -165,6 +167,7 @@ impl Config {
             },
             run: RunConfig {
                 layers: self.run.layers.or(below.run.layers),
+                modules: self.run.modules.or(below.run.modules),
                 state_dir: self.run.state_dir.or(below.run.state_dir),
                 spill_dir: self.run.spill_dir.or(below.run.spill_dir),
                 memory: self.run.memory.or(below.run.memory),

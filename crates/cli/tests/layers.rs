@@ -42,7 +42,7 @@ const MAY_USE: [(&str, &[&str]); 18] = [
             "hayloft-fuse",
         ],
     ),
-    ("hayloft-layer", &["hayloft-crash"]),
+    ("hayloft-layer", &["hayloft-crash", "hayloft-tree"]),
     ("hayloft-root", &["hayloft-model", "hayloft-process"]),
     ("hayloft-schedule", &[]),
     ("hayloft-farm", &["hayloft-layer", "hayloft-process", "hayloft-schedule"]),
@@ -103,7 +103,7 @@ const ROOMS: [(&str, &[&str]); 9] = [
         "volume",
         &["database", "content", "order", "sharing", "session", "commit", "versions", "admin", "connection"],
     ),
-    ("layer", &["files", "overlay", "publication", "named", "tests"]),
+    ("layer", &["files", "overlay", "publication", "modules", "named", "tests"]),
     ("farm", &["protocol", "execution", "dispatch", "agent", "submit", "relay", "make"]),
 ];
 

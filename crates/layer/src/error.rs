@@ -65,9 +65,35 @@ pub enum LayerError {
     /// A layer that a root has below it.
     #[error("the layer '{0}' is in use by a root")]
     InUse(String),
+    /// A layer that another one is made upon.
+    #[error(
+        "the layer '{above}' is made upon '{name}': remove that one first (hayloft root rm --layer {above})"
+    )]
+    Below {
+        /// The layer.
+        name: String,
+        /// The one that is made upon it.
+        above: String,
+    },
     /// A path that was chosen and is not in the root.
     #[error("'{}' is not among what changed: nothing was published", .0.display())]
     NotChanged(PathBuf),
+    /// A file of a catalogue that is not as it has to be.
+    #[error("{}{}: {said}", .file.display(), .line.map(|line| format!(":{line}")).unwrap_or_default())]
+    Catalogue {
+        /// The file.
+        file: PathBuf,
+        /// The line, the first one 1, where it is known.
+        line: Option<usize>,
+        /// What is wrong.
+        said: String,
+    },
+    /// Modules, streams or profiles that are not there, or do not go together.
+    #[error("{0}")]
+    Choice(String),
+    /// A layer, or a generation of one, that does not allow what was asked for.
+    #[error("{0}")]
+    Generation(String),
     /// A file that is neither a folder nor an archive of a known kind.
     #[error("{} is no layer: {why}", .path.display())]
     NotALayer {

@@ -11,10 +11,12 @@
 //! | `files` | folders and files, reached from descriptors |
 //! | `overlay` | what overlayfs shows of layers, and what its upper folder changes |
 //! | `publication` | new versions of folders, which take the place of the old ones in one step |
-//! | `named` | layers that have a name, and what they are made from |
+//! | `modules` | modules, their streams and profiles, and the recipe of a layer that is made of them |
+//! | `named` | layers that have a name, their generations, and what they are made from |
 
 mod error;
 mod files;
+mod modules;
 mod named;
 mod overlay;
 mod publication;
@@ -26,8 +28,17 @@ pub use error::{LayerError, Result};
 pub use files::copy::{Lost, sync_filesystem};
 pub use files::folder::FileKind;
 pub use files::mounts::{MountLine, mount_over};
-pub use named::create::{CreateOptions, LayerSource, create};
-pub use named::dir::{Found, LayerInfo, LayersDir, resolve, resolve_with};
+pub use modules::catalogue::{Catalogue, HookFile, Module, Play, Profile, Stream};
+pub use modules::recipe::{Hook, HookKind, Input, Installed, PackageDifference, Recipe, package_differences};
+pub use modules::script::{HOOKS, Manager, READ_LISTS, Told, script};
+pub use modules::select::{Enabled, Selection, select};
+pub use modules::words::{Choice, Package, Word};
+pub use named::child::ends_with_us;
+pub use named::create::{CreateOptions, LayerSource, create, make_first};
+pub use named::dir::{LayerInfo, LayersDir};
+pub use named::find::{Found, input, inputs, is_name, resolve, resolve_all, resolve_generation};
+pub use named::generations::{Draft, Pruned};
 pub use overlay::changes::{Aspects, Change, ChangeKind, changes};
 pub use overlay::stack::{Marks, Stack};
+pub use publication::live::{Applied, Live, View, plan_live};
 pub use publication::publish::{Durable, Form, PublishOptions, Published, Target, mounted_below, publish};

@@ -29,6 +29,7 @@ mod sys;
 mod terminal;
 mod tree;
 
+pub use command::beside::beside;
 pub use command::collect::collect;
 pub use command::enter::{enter, remove, sweep_dead};
 pub use command::run::{Outcome, Running, start};

@@ -3,9 +3,12 @@
 use std::path::PathBuf;
 
 use clap::Args;
+use hayloft_layer::Choice;
+
+use crate::roots::module_args::{MakingArgs, parse};
 
 /// Where layers with a name are.
-#[derive(Debug, Args)]
+#[derive(Debug, Clone, Default, Args)]
 pub(crate) struct LayersArgs {
     /// Folder of the layers that have a name [default: /var/lib/hayloft/layers for root, else ~/.local/share/hayloft/layers]
     #[arg(long = "layers-dir", value_name = "DIR", env = "HAYLOFT_LAYERS")]
@@ -26,26 +29,31 @@ Examples:
   hayloft root create bookworm --from debian:bookworm,build-essential
   hayloft root create sdk --from tar:/srv/sdk-4.2.tar.zst
   hayloft root create sdk --from dir:/opt/sdk --force
+  hayloft root create base --from debian:bookworm --enable gcc:12/full,python:3.11 --modules /mnt/builds
+  hayloft root create base13 --on bookworm --enable gcc:13 --modules /mnt/builds
   hayloft root create fedora --from rpm:/etc/yum.repos.d/fedora.repo,fedora-release,rpm-build
   hayloft run --root sdk --root bookworm -- make")]
 pub(crate) struct RootCreateArgs {
     /// The layer's name
     pub name: String,
     /// What it is made from
-    #[arg(long, value_name = "SOURCE")]
-    pub from: String,
+    #[arg(long, value_name = "SOURCE", required_unless_present = "on")]
+    pub from: Option<String>,
+    /// The layer that it is made upon: a name, a folder or an archive
+    #[arg(long, value_name = "LAYER", conflicts_with = "from")]
+    pub on: Option<String>,
+    /// Streams of modules: MODULE[:STREAM][/PROFILE...], several with commas; one stream of each module
+    #[arg(long, value_name = "CHOICE", value_delimiter = ',', value_parser = parse::<Choice>)]
+    pub enable: Vec<Choice>,
     /// Replace a layer of this name; roots that use the old one keep it until they end
     #[arg(long)]
     pub force: bool,
     /// Debian archive to take instead of this machine's
     #[arg(long, value_name = "URL", env = "HAYLOFT_MIRROR")]
     pub mirror: Option<String>,
-    /// Print JSON
-    #[arg(long)]
-    pub json: bool,
-    /// Where layers are.
+    /// How it is put together.
     #[command(flatten)]
-    pub layers: LayersArgs,
+    pub making: MakingArgs,
 }
 
 /// `hayloft root diff`.

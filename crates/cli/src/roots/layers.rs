@@ -35,13 +35,14 @@ pub(crate) fn layers_dir(args: &LayersArgs, config: &Config) -> LayersDir {
 /// # Errors
 /// When the layer cannot be made.
 pub(crate) fn run_create(args: &RootCreateArgs, config: &Config) -> anyhow::Result<u8> {
-    let layers = layers_dir(&args.layers, config);
-    let source: LayerSource = args.from.parse().map_err(as_failure)?;
+    let layers = layers_dir(&args.making.layers, config);
+    let from = args.from.as_deref().unwrap_or_default();
+    let source: LayerSource = from.parse().map_err(as_failure)?;
     if source.needs_users() {
-        return with_users(|| make(args, &layers));
+        return with_users(|| make(args, from, &layers));
     }
     // A copy of a folder is the user's own: to him, who is root in his roots, everybody else's files in it belong then.
-    let made = make(args, &layers);
+    let made = make(args, from, &layers);
     // What it has replaced may be of such a kind.
     let swept = with_users(|| layers.sweep().map(|()| 0).map_err(as_failure));
     made.and_then(|code| swept.map(|_| code))
@@ -56,15 +57,15 @@ pub(crate) fn with_users(work: impl Fn() -> anyhow::Result<u8>) -> anyhow::Resul
     hayloft_root::with_subordinate_users(told).map_err(root_failure)?.map_or_else(&work, Ok)
 }
 
-fn make(args: &RootCreateArgs, layers: &LayersDir) -> anyhow::Result<u8> {
+fn make(args: &RootCreateArgs, from: &str, layers: &LayersDir) -> anyhow::Result<u8> {
     let progress = Progress::new();
     let say = |text: &str| progress.say(text);
     let options = CreateOptions { replace: args.force, mirror: args.mirror.as_deref(), progress: Some(&say) };
-    let made = create(layers, &args.name, &args.from, &options);
+    let made = create(layers, &args.name, from, &options);
     progress.end();
     let info = made.map_err(as_failure)?;
     let tree = layers.tree(&args.name).map_err(as_failure)?;
-    if args.json {
+    if args.making.json {
         let (files, bytes) = (info.files, info.bytes);
         println!(
             "{}",
@@ -188,10 +189,11 @@ fn as_json(change: &Change) -> serde_json::Value {
 /// An error of layers with the exit code it asks for.
 pub(crate) fn as_failure(error: LayerError) -> anyhow::Error {
     let exit = match &error {
-        LayerError::NoLayer { .. } => Exit::NoVolume,
+        LayerError::NoLayer { .. } | LayerError::Generation(_) => Exit::NoVolume,
         LayerError::Exists(_) => Exit::Exists,
         LayerError::Name(_) | LayerError::Source { .. } | LayerError::Target { .. } => Exit::Usage,
-        LayerError::InUse(_) => Exit::Busy,
+        LayerError::Catalogue { .. } | LayerError::Choice(_) => Exit::Usage,
+        LayerError::InUse(_) | LayerError::Below { .. } => Exit::Busy,
         LayerError::Missing { .. } | LayerError::NeedsUsers { .. } => Exit::Missing,
         LayerError::Io { source, .. } => match source.kind() {
             io::ErrorKind::NotFound => Exit::NoVolume,

@@ -1,7 +1,12 @@
 //! Commands for build roots and layers.
 
+pub(crate) mod compose;
+pub(crate) mod generations;
 pub(crate) mod layer_args;
 pub(crate) mod layers;
+pub(crate) mod live;
+pub(crate) mod module_args;
+pub(crate) mod modules;
 pub(crate) mod publish;
 pub(crate) mod root;
 pub(crate) mod root_args;

@@ -8,7 +8,9 @@ use serde_json::{Value, json};
 
 use crate::config::{Config, RunConfig};
 use crate::exit::{Exit, failure};
+use crate::roots::generations;
 use crate::roots::layers;
+use crate::roots::modules::{self, Setting};
 use crate::roots::publish;
 use crate::roots::root_args::{EnterArgs, RootArgs, RootVerb};
 use crate::roots::run::{UMASK, environment, exit_code_of};
@@ -23,12 +25,15 @@ use crate::units::{show_duration, show_size, show_utc};
 pub(crate) fn run(args: RootArgs, config: &Config, config_file: Option<&Path>) -> anyhow::Result<u8> {
     serve::init_log("warn");
     let roots = roots(args.state_dir.as_deref(), &config.run)?;
+    let setting = Setting { config, config_file, state_dir: args.state_dir.as_deref() };
     match args.verb {
         RootVerb::List(list_args) => {
             sys::default_sigpipe();
-            match list_args.layers {
-                true => layers::list(&layers::layers_dir(&list_args.layers_dir, config), list_args.json),
-                false => list(&roots, list_args.json),
+            let layers_dir = || layers::layers_dir(&list_args.layers_dir, config);
+            match (list_args.layers, &list_args.modules) {
+                (true, _) => layers::list(&layers_dir(), list_args.json),
+                (_, Some(named)) => modules::list(named, &layers_dir(), setting, list_args.json),
+                _ => list(&roots, list_args.json),
             }
         }
         RootVerb::Show(show_args) => {
@@ -37,7 +42,19 @@ pub(crate) fn run(args: RootArgs, config: &Config, config_file: Option<&Path>) -
             show(&info, show_args.json)
         }
         RootVerb::Enter(enter_args) => enter(&roots, &enter_args),
+        RootVerb::Create(create_args) if !create_args.enable.is_empty() || create_args.on.is_some() => {
+            modules::create(&create_args, setting)
+        }
         RootVerb::Create(create_args) => layers::run_create(&create_args, config),
+        RootVerb::Layer(layer_args) => modules::layer(&layer_args, setting),
+        RootVerb::Switch(switch_args) => modules::switch(&switch_args, setting),
+        RootVerb::History(history_args) => {
+            sys::default_sigpipe();
+            generations::history(&history_args, setting)
+        }
+        RootVerb::Rollback(rollback_args) => generations::rollback(&rollback_args, setting),
+        RootVerb::Prune(prune_args) => generations::prune(&prune_args, setting),
+        RootVerb::Rebuild(rebuild_args) => generations::rebuild(&rebuild_args, setting),
         RootVerb::Diff(diff_args) => {
             sys::default_sigpipe();
             layers::run_diff(&diff_args, &roots)

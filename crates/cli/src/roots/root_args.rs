@@ -7,6 +7,9 @@ use clap::{Args, Subcommand, ValueEnum};
 use hayloft_root::{Bind, Spill};
 
 use crate::roots::layer_args::{LayersArgs, PublicationArgs, RootCreateArgs, RootDiffArgs, RootPublishArgs};
+use crate::roots::module_args::{
+    HistoryArgs, LayerCommandArgs, PruneArgs, RebuildArgs, RollbackLayerArgs, SwitchArgs,
+};
 use crate::sys;
 use crate::units::{parse_mode, parse_size};
 
@@ -104,6 +107,9 @@ pub(crate) struct RunArgs {
     /// Let programs with the setuid bit, such as sudo, give rights inside the root
     #[arg(long)]
     pub setuid: bool,
+    /// Publish with the owners that files have in the root, for a layer of this user's own
+    #[arg(long, hide = true, requires = "publish")]
+    pub with_owners: bool,
     /// Folder for the state of roots [default: /run/hayloft/roots, $XDG_RUNTIME_DIR/hayloft/roots for ordinary users]
     #[arg(long, value_name = "DIR", env = "HAYLOFT_STATE_DIR")]
     pub state_dir: Option<PathBuf>,
@@ -161,6 +167,7 @@ pub(crate) enum NetworkArg {
 #[command(after_help = "\
 Examples:
   hayloft root create bookworm --from debian:bookworm,build-essential
+  hayloft root layer tools --on bookworm install gdb
   hayloft root list
   hayloft root diff look
   hayloft root enter look -- sh
@@ -180,12 +187,25 @@ pub(crate) struct RootArgs {
 pub(crate) enum RootVerb {
     /// Make a layer that `hayloft run --root NAME` finds
     Create(RootCreateArgs),
+    /// Install packages upon a layer that stays as it is, as a layer
+    Layer(LayerCommandArgs),
+    /// Choose other streams of modules for a layer
+    Switch(SwitchArgs),
+    /// Show the generations of a layer
+    History(HistoryArgs),
+    /// Go back to an older generation of a layer
+    Rollback(RollbackLayerArgs),
+    /// Remove old generations of a layer
+    Prune(PruneArgs),
+    /// Make a layer again by its recipe, and say what differs
+    Rebuild(RebuildArgs),
     /// List the roots that run or are kept
     #[command(after_help = "\
 Examples:
   hayloft root list
   hayloft root list --json
-  hayloft root list --layers")]
+  hayloft root list --layers
+  hayloft root list --modules /mnt/builds      (streams, [d] the default, and the layers that have them)")]
     List(ListArgs),
     /// Show one root
     #[command(after_help = "\
@@ -218,6 +238,9 @@ pub(crate) struct ListArgs {
     /// List the layers that have a name instead
     #[arg(long)]
     pub layers: bool,
+    /// List the modules of a catalogue instead, with the layers that have them [default: HAYLOFT_MODULES, run.modules]
+    #[arg(long, value_name = "DIR|VOLUME", num_args = 0..=1, default_missing_value = "", conflicts_with = "layers")]
+    pub modules: Option<String>,
     /// Where layers are.
     #[command(flatten)]
     pub layers_dir: LayersArgs,

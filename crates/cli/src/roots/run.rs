@@ -103,8 +103,10 @@ fn run_in_root(args: &RunArgs, config: &Config, config_file: Option<&Path>) -> a
         return Err(failure(Exit::Usage, said));
     }
     let (spec, before, mut running) = start(args, config, &roots)?;
-    // Until the command has ended signals are its own.
-    stop::on_signals()?;
+    // Until the command has ended signals are its own. What is published from a process of its own ends with this one.
+    if !args.with_owners {
+        stop::on_signals()?;
+    }
     let outcome = running.wait()?;
     let (collected, mut problem) = collect(args, running.info().merged.as_path(), outcome.end.exit_code == 0);
     let mut published = None;
@@ -185,6 +187,13 @@ fn publish_to(
     config_file: Option<&Path>,
 ) -> anyhow::Result<Published> {
     let destination = Destination::parse(to, &info.name)?;
+    if args.with_owners {
+        let publish = || publish::publish_root(info, &destination, &args.publication, config_file).map(|_| 0);
+        return match hayloft_root::beside(info, || crate::exit::code_of(publish()))? {
+            0 => Ok(Published::default()),
+            _ => Err(failure(Exit::Failed, "the new layer was not written")),
+        };
+    }
     let published = publish::publish_root(info, &destination, &args.publication, config_file)?;
     eprintln!("hayloft: {}", publish::summary(&published, &destination));
     Ok(published)
@@ -270,9 +279,10 @@ fn spec(args: &RunArgs, config: &Config, roots: &Roots) -> anyhow::Result<Spec> 
     let mut folders = Vec::from_iter(args.chdir.clone());
     let (mut layers, mut in_use) = (Vec::new(), Vec::new());
     for layer in &args.layers {
-        let (layer, lock) = resolve(layer, &layers_dir)?;
-        layers.push(layer);
-        in_use.extend(lock.map(Arc::new));
+        for (layer, locks) in resolve(layer, &layers_dir)? {
+            layers.push(layer);
+            in_use.extend(locks.into_iter().map(Arc::new));
+        }
     }
     let spill_dir =
         args.spill_dir.clone().or(config.spill_dir.clone()).unwrap_or_else(|| DEFAULT_SPILL_DIR.into());
@@ -368,17 +378,20 @@ fn name_service(layers: &[Layer]) -> Option<Bind> {
     (file.is_file() && !linked).then(|| Bind { source: file.into(), target: file.into(), writable: false })
 }
 
-/// The layer that a text names: the name of one, or the path of a folder, an archive or an image; and what is locked as
-/// long as it is used.
-fn resolve(text: &str, layers: &LayersDir) -> anyhow::Result<(Layer, Option<File>)> {
+/// The layers that a text names, topmost first: the name of one that may be upon others, or the path of a folder, an archive or an
+/// image; each with what is locked as long as it is used.
+fn resolve(text: &str, layers: &LayersDir) -> anyhow::Result<Vec<(Layer, Vec<File>)>> {
     let progress = Progress::new();
     let unpacking = |done: u64, all: u64| {
         progress.say(&format!("unpacking {text}: {} %", (done * 100).checked_div(all).unwrap_or(100)));
     };
-    let found = hayloft_layer::resolve_with(text, layers, &unpacking);
+    let found = hayloft_layer::resolve_all(text, layers, &unpacking);
     progress.end();
-    let hayloft_layer::Found { path, in_use, identity } = found.map_err(as_failure)?;
-    Ok((if path.is_dir() { Layer::Folder { path, identity } } else { Layer::Image(path) }, in_use))
+    let as_layer = |found: hayloft_layer::Found| {
+        let hayloft_layer::Found { path, in_use, identity } = found;
+        (if path.is_dir() { Layer::Folder { path, identity } } else { Layer::Image(path) }, in_use)
+    };
+    Ok(found.map_err(as_failure)?.into_iter().map(as_layer).collect())
 }
 
 /// The variables of `--env`, after a few that programs expect.
@@ -510,9 +523,9 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         std::fs::create_dir_all(dir.path().join("bookworm/tree")).unwrap();
         let layers = LayersDir::new(dir.path());
-        let (named, _) = resolve("bookworm", &layers).unwrap();
-        assert_eq!(named.path(), dir.path().join("bookworm/tree"));
-        assert_eq!(resolve("/usr", &layers).unwrap().0.path(), Path::new("/usr"));
+        let first = |text: &str| resolve(text, &layers).unwrap().remove(0).0.path().to_owned();
+        assert_eq!(first("bookworm"), dir.path().join("bookworm/tree"));
+        assert_eq!(first("/usr"), Path::new("/usr"));
         for none in ["none", "./none"] {
             assert_eq!(crate::exit::exit_of(&resolve(none, &layers).unwrap_err()), Exit::NoVolume);
         }

@@ -9,6 +9,7 @@ use std::time::Duration;
 use tempfile::TempDir;
 
 use crate::farm::{Farm, HAYLOFT, copy_program, run, run_failing, wait_until};
+use crate::small_debian::SmallDebian;
 
 /// An ordinary user with a home, and with a copy of the program in it.
 struct User {
@@ -133,6 +134,43 @@ fn an_ordinary_user_makes_uses_and_removes_layers_of_packages() {
     run(user.hayloft(CREATE).arg("--force"));
     run(&mut user.hayloft(["root", "rm", "--layer", "b"]));
     assert_eq!(user.left(), [""; 0]);
+}
+
+#[test]
+fn an_ordinary_user_puts_packages_upon_a_layer() {
+    let user = User::new("packages", true);
+    let debian = SmallDebian::new(user.home.path());
+    let postinst = "printf '#!/bin/sh\\nchown 7:7 /usr/share/owned\\nchmod 600 /usr/share/owned\\n' >DEBIAN/postinst; chmod 755 DEBIAN/postinst";
+    debian.package("owned", "1", postinst);
+    debian.package("other", "1", "");
+    run(&mut user.hayloft(["root", "create", "small", "--from", &format!("dir:{}", debian.base.display())]));
+    let install = |args: &[&str]| {
+        run(user.hayloft(["root", "layer"]).args(args).arg("--repository").arg(&debian.repository));
+    };
+    install(&["tools", "--on", "small", "install", "owned"]);
+    let file = user.layers().join("tools/generations/1/tree/usr/share/owned");
+    let owner = fs::metadata(&file).unwrap().uid();
+    assert!(owner != 0 && owner != user.uid, "{owner}");
+    let look = |root: &[&str]| run(user.hayloft(["root", "enter", "look", "--"]).args(root));
+    run(&mut user.hayloft(["run", "--keep", "--name", "look", "--root", "tools", "--", "true"]));
+    assert!(look(&["ls", "-ln", "/usr/share/owned"]).contains(" 7 7 "));
+    install(&["tools", "install", "other", "--live"]);
+    assert_eq!(look(&["cat", "/usr/share/other", "/usr/share/owned"]), "other 1\nowned 1\n");
+    run(&mut user.hayloft(["root", "rollback", "tools", "--live"]));
+    assert_eq!(look(&["ls", "/usr/share"]), "owned\n");
+    run(&mut user.hayloft(["root", "rebuild", "tools"]));
+    run(&mut user.hayloft(["root", "rm", "look"]));
+    run(&mut user.hayloft(["root", "prune", "tools", "--keep", "1"]));
+    run(&mut user.hayloft(["root", "rm", "--layer", "tools"]));
+    assert_eq!(user.left(), ["small"]);
+    // Without others' files there is nothing to be had from packages.
+    let alone = User::new("no-packages", false);
+    let base = format!("dir:{}", alone.home.path().display());
+    run(&mut alone.hayloft(["root", "create", "small", "--from", &base]));
+    let (code, said) =
+        run_failing(&mut alone.hayloft(["root", "layer", "x", "--on", "small", "install", "y"]));
+    assert!(code == 7 && said.contains("/etc/subuid") && said.lines().count() == 1, "{code}: {said}");
+    assert_eq!(alone.left(), ["small"]);
 }
 
 #[test]

@@ -3,6 +3,7 @@
 use std::ffi::OsStr;
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::os::fd::AsRawFd;
 use std::path::Path;
 
 use rustix::fs::{self, AtFlags, Gid, Mode, OFlags, Uid};
@@ -54,11 +55,19 @@ pub(crate) struct Copier {
     pub bytes: u64,
     /// On a file system that syncfs(2) does not reach: every file is fsynced.
     pub fsync_each: bool,
+    /// Somebody else may put a link in the place of what is made.
+    pub is_watched: bool,
 }
 
 impl Copier {
     pub(crate) fn new() -> Copier {
-        Copier { strict: may_set_everything(), lost: Lost::default(), bytes: 0, fsync_each: false }
+        Copier {
+            strict: may_set_everything(),
+            lost: Lost::default(),
+            bytes: 0,
+            fsync_each: false,
+            is_watched: false,
+        }
     }
 
     /// Makes `name` in `to` what `from` (with this content) is. Folders are not for this.
@@ -148,7 +157,11 @@ impl Copier {
             mode &= !0o070 | group_of(list).unwrap_or(0) << 3;
         }
         if kind != FileKind::Symlink {
-            fs::chmodat(folder, name, Mode::from_raw_mode(mode), AtFlags::empty())?;
+            let mode = Mode::from_raw_mode(mode);
+            match self.is_watched {
+                true => set_mode_of_no_link(folder, name, mode)?,
+                false => fs::chmodat(folder, name, mode, AtFlags::empty())?,
+            }
         }
         folder.set_mtime(name, wanted.mtime)
     }
@@ -184,6 +197,16 @@ impl Copier {
         }
         Ok(list_lost)
     }
+}
+
+/// fchmodat(2) follows links, whatever its flags.
+fn set_mode_of_no_link(folder: &Folder, name: &OsStr, mode: Mode) -> io::Result<()> {
+    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let named = fs::openat(folder, name, flags, Mode::empty())?;
+    if fs::FileType::from_raw_mode(fs::fstat(&named)?.st_mode) == fs::FileType::Symlink {
+        return Err(Errno::LOOP.into());
+    }
+    Ok(fs::chmod(format!("/proc/self/fd/{}", named.as_raw_fd()), mode)?)
 }
 
 /// Whether this process may make devices and set every owner and attribute: root, unless of a user namespace.

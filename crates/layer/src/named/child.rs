@@ -11,7 +11,7 @@ use rustix::thread::{UnshareFlags, unshare_unsafe};
 
 /// Has a program get SIGTERM when the thread that starts it ends, however it does: prctl(2), PR_SET_PDEATHSIG. What
 /// root's programs mount is in a namespace of their own, and gone with them.
-pub(crate) fn ends_with_us(command: &mut Command) {
+pub fn ends_with_us(command: &mut Command) {
     let us = getpid();
     let mounts = geteuid().is_root();
     let ask = move || {

@@ -13,7 +13,7 @@ use crate::files::folder::Folder;
 use crate::named::apt;
 use crate::named::archive::unpack;
 use crate::named::child::ends_with_us;
-use crate::named::dir::{LayerInfo, LayersDir};
+use crate::named::dir::{LayerInfo, LayersDir, fill};
 use crate::overlay::stack::{Marks, Stack};
 use crate::publication::publish::copy_tree;
 
@@ -104,26 +104,56 @@ impl LayerSource {
 /// When there is one of that name, something it needs is missing, or it cannot be made.
 pub fn create(layers: &LayersDir, name: &str, from: &str, options: &CreateOptions<'_>) -> Result<LayerInfo> {
     let source: LayerSource = from.parse()?;
-    let say = |text: &str| {
-        if let Some(progress) = options.progress {
-            progress(text);
+    let info = info(from, options);
+    let epoch = info.created;
+    layers.create(name, info, options.replace, |tree| source.make(tree, epoch, options))
+}
+
+/// Makes the first generation of a layer in an empty folder, which becomes a layer's later: see [`Draft`](crate::Draft).
+///
+/// # Errors
+/// When something it needs is missing, or it cannot be made.
+pub fn make_first(
+    top: &Path,
+    from: &str,
+    epoch: Option<i64>,
+    options: &CreateOptions<'_>,
+) -> Result<LayerInfo> {
+    let source: LayerSource = from.parse()?;
+    let info = info(from, options);
+    let epoch = epoch.unwrap_or(info.created);
+    fill(top, info, |tree| source.make(tree, epoch, options))
+}
+
+fn info(from: &str, options: &CreateOptions<'_>) -> LayerInfo {
+    LayerInfo { mirror: options.mirror.map(str::to_owned), ..LayerInfo::new(from) }
+}
+
+impl LayerSource {
+    fn make(&self, tree: &Path, epoch: i64, options: &CreateOptions<'_>) -> Result<()> {
+        let say = |text: &str| {
+            if let Some(progress) = options.progress {
+                progress(text);
+            }
+        };
+        match self {
+            LayerSource::Debian { suite, packages } => {
+                debian(tree, suite, packages, options.mirror, epoch, &say)
+            }
+            LayerSource::Rpm { repository, packages } => rpm(tree, repository, packages, epoch, &say),
+            LayerSource::Tar(archive) => {
+                let shown = archive.display();
+                unpack(archive, tree, &|done, all| {
+                    say(&format!("unpacking {shown}: {} %", (done * 100).checked_div(all).unwrap_or(100)));
+                })
+                .map(drop)
+            }
+            LayerSource::Dir(folder) => {
+                let stack = Stack::open(folder, &[], Marks::None)?;
+                copy_tree(&stack, tree, &|files| say(&format!("copying {}: {files} files", folder.display())))
+            }
         }
-    };
-    layers.create(name, from, options.replace, |tree| match &source {
-        LayerSource::Debian { suite, packages } => debian(tree, suite, packages, options.mirror, &say),
-        LayerSource::Rpm { repository, packages } => rpm(tree, repository, packages, &say),
-        LayerSource::Tar(archive) => {
-            let shown = archive.display();
-            unpack(archive, tree, &|done, all| {
-                say(&format!("unpacking {shown}: {} %", (done * 100).checked_div(all).unwrap_or(100)));
-            })
-            .map(drop)
-        }
-        LayerSource::Dir(folder) => {
-            let stack = Stack::open(folder, &[], Marks::None)?;
-            copy_tree(&stack, tree, &|files| say(&format!("copying {}: {files} files", folder.display())))
-        }
-    })
+    }
 }
 
 fn debian(
@@ -131,6 +161,7 @@ fn debian(
     suite: &str,
     packages: &[String],
     mirror: Option<&str>,
+    epoch: i64,
     say: &dyn Fn(&str),
 ) -> Result<()> {
     let sources = match mirror {
@@ -140,7 +171,7 @@ fn debian(
     let include = packages.join(",");
     let of_this_host = ["etc/hostname", "etc/resolv.conf"].map(|name| tree.join(name));
     let what = || "a layer from a Debian archive".to_owned();
-    let made_by = |command| run(command, say).and_then(|()| remove_files(&of_this_host));
+    let made_by = |command| run(command, epoch, say).and_then(|()| remove_files(&of_this_host));
     if !rustix::process::geteuid().is_root() {
         return Err(LayerError::NeedsUsers { what: what() });
     }
@@ -182,7 +213,7 @@ fn remove_files(files: &[PathBuf]) -> Result<()> {
     Ok(())
 }
 
-fn rpm(tree: &Path, repository: &str, packages: &[String], say: &dyn Fn(&str)) -> Result<()> {
+fn rpm(tree: &Path, repository: &str, packages: &[String], epoch: i64, say: &dyn Fn(&str)) -> Result<()> {
     let what = "a layer from a repository of RPM packages".to_owned();
     if !rustix::process::geteuid().is_root() {
         return Err(LayerError::NeedsUsers { what });
@@ -213,7 +244,7 @@ fn rpm(tree: &Path, repository: &str, packages: &[String], say: &dyn Fn(&str)) -
         }
     }
     command.arg("install").args(packages);
-    run(command, say)?;
+    run(command, epoch, say)?;
     let above = Folder::open(tree).and_then(|tree| tree.sub_in_root(Path::new("var/cache")));
     match above.map(|above| above.remove(OsStr::new("dnf"))) {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
@@ -221,11 +252,12 @@ fn rpm(tree: &Path, repository: &str, packages: &[String], say: &dyn Fn(&str)) -
     }
 }
 
-/// Runs a program and tells its lines as progress.
-fn run(mut command: Command, say: &dyn Fn(&str)) -> Result<()> {
+/// Runs a program and tells its lines as progress. Times that it writes into files are `epoch` at most.
+fn run(mut command: Command, epoch: i64, say: &dyn Fn(&str)) -> Result<()> {
     let program = command.get_program().to_string_lossy().into_owned();
     // A language that is not in the new tree makes every program in it complain.
     command.env("LC_ALL", "C.UTF-8").env("DEBIAN_FRONTEND", "noninteractive");
+    command.env("SOURCE_DATE_EPOCH", epoch.to_string());
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
     ends_with_us(&mut command);
     let mut child = command.spawn().context("run", Path::new(&program))?;
@@ -286,7 +318,7 @@ mod tests {
         let mut command = Command::new("sh");
         command.args(["-c", "echo one >&2; echo two >&2; exit 3"]);
         let told = std::cell::RefCell::new(Vec::new());
-        let error = run(command, &|line| told.borrow_mut().push(line.to_owned())).unwrap_err().to_string();
+        let error = run(command, 0, &|line| told.borrow_mut().push(line.to_owned())).unwrap_err().to_string();
         assert_eq!(error, "sh failed (exit status: 3):\none\ntwo");
         assert_eq!(*told.borrow(), ["one", "two"]);
     }

@@ -125,6 +125,8 @@ struct Pending {
 /// The walk behind [`changes`].
 pub(crate) struct Walk<'s> {
     stack: &'s Stack,
+    /// How many layers are taken for changes of those below.
+    uppers: usize,
     /// As a layer needs it: nothing is told of what a folder hides, and everything of what it holds.
     as_layer: bool,
     /// Where the top is, for the paths that are told.
@@ -140,6 +142,7 @@ impl<'s> Walk<'s> {
     pub(crate) fn new(stack: &'s Stack, as_layer: bool) -> Walk<'s> {
         Walk {
             stack,
+            uppers: 1,
             as_layer,
             at: PathBuf::new(),
             only: Vec::new(),
@@ -147,6 +150,12 @@ impl<'s> Walk<'s> {
             pending: Vec::new(),
             started: false,
         }
+    }
+
+    /// The same for the changes that so many layers, the topmost ones, make together.
+    pub(crate) fn of(mut self, uppers: usize) -> Walk<'s> {
+        self.uppers = uppers;
+        self
     }
 
     /// The same for a folder that is at `at`, as far as these paths go.
@@ -162,7 +171,7 @@ impl<'s> Walk<'s> {
 
     fn start(&mut self) -> Result<()> {
         let Some(new) = self.stack.top(0)? else { return Ok(()) };
-        let old = self.stack.top(1)?;
+        let old = self.stack.top(self.uppers)?;
         self.consider(self.at.clone(), Some(new), old)
     }
 
@@ -184,9 +193,15 @@ impl<'s> Walk<'s> {
 
     /// Names that may have changed: when both views have the same layers below, only those of the upper folder.
     fn names(&self, folder: &Pending) -> Result<Vec<OsString>> {
-        if same_below(&folder.new, folder.old.as_ref()) {
-            let mut names = self.stack.names_at(folder.new.place())?;
+        if same_below(&folder.new, folder.old.as_ref(), self.uppers) {
+            let mut names = Vec::new();
+            let above = folder.new.places.iter().take_while(|place| place.layer < self.uppers);
+            // One that has no place above has no change in it.
+            for place in above {
+                names.extend(self.stack.names_at(place)?);
+            }
             names.sort();
+            names.dedup();
             return Ok(names);
         }
         let mut names = self.stack.names(&folder.new)?;
@@ -211,11 +226,11 @@ impl<'s> Walk<'s> {
         };
         let replaced = match (&new, &old) {
             (Some(new), Some(old)) if new.meta.is_folder() && old.meta.is_folder() => {
-                new.places != old.places && !same_below(new, Some(old))
+                new.places != old.places && !same_below(new, Some(old), self.uppers)
             }
             _ => false,
         };
-        let hides = replaced || new.as_ref().is_some_and(|new| new.opaque && new.place().layer == 0);
+        let hides = replaced || new.as_ref().is_some_and(|new| new.opaque && new.place().layer < self.uppers);
         // A replaced folder must be told of as a layer, even if it looks as before.
         if let Some(kind) = kind.or((replaced && self.as_layer).then_some(ChangeKind::Changed)) {
             let change =
@@ -256,10 +271,10 @@ impl Iterator for Walk<'_> {
     }
 }
 
-/// Whether a folder of the upper layer lies over exactly what the view without it shows there.
-fn same_below(new: &Entry, old: Option<&Entry>) -> bool {
-    let below = if new.place().layer == 0 { &new.places[1..] } else { &new.places[..] };
-    below == old.map_or(&[][..], |old| &old.places[..])
+/// Whether a folder of the upper layers lies over exactly what the view without them shows there.
+fn same_below(new: &Entry, old: Option<&Entry>, uppers: usize) -> bool {
+    let above = new.places.iter().take_while(|place| place.layer < uppers).count();
+    &new.places[above..] == old.map_or(&[][..], |old| &old.places[..])
 }
 
 fn differences(stack: &Stack, new: &Entry, old: &Entry) -> Result<Aspects> {
@@ -307,7 +322,7 @@ fn same_content(stack: &Stack, new: &Entry, old: &Entry) -> Result<bool> {
     }
 }
 
-fn same_bytes(mut one: impl Read, mut other: impl Read) -> io::Result<bool> {
+pub(crate) fn same_bytes(mut one: impl Read, mut other: impl Read) -> io::Result<bool> {
     let (mut left, mut right) = (vec![0; 128 << 10], vec![0; 128 << 10]);
     loop {
         let length = read_full(&mut one, &mut left)?;

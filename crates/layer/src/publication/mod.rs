@@ -1,4 +1,5 @@
 //! New versions of folders, which take the place of the old ones in one step.
 
+pub(crate) mod live;
 pub(crate) mod publish;
 pub(crate) mod staging;

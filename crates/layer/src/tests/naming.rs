@@ -10,7 +10,7 @@ use tempfile::TempDir;
 
 use super::tree::{assert_same, seen, with_everything};
 use crate::named::archive::unpack;
-use crate::{CreateOptions, LayerError, LayersDir, create, resolve, resolve_with};
+use crate::{CreateOptions, LayerError, LayersDir, create, resolve, resolve_all};
 
 fn place() -> (TempDir, LayersDir) {
     let dir = tempfile::Builder::new().prefix("hayloft-layer-").tempdir().unwrap();
@@ -348,7 +348,7 @@ fn a_layer_stays_as_long_as_it_is_used() {
     };
     let entries = || fs::read_dir(layers.base()).unwrap().count();
     make("one");
-    let used = resolve_with("x", &layers, &|_, _| {}).unwrap();
+    let used = resolve_all("x", &layers, &|_, _| {}).unwrap().remove(0);
     // What an overlay has: the folder, not its path.
     let inside = crate::files::folder::Folder::open(&used.path).unwrap();
     let read = || std::io::read_to_string(inside.open_file("file".as_ref()).unwrap()).unwrap();
@@ -376,7 +376,7 @@ fn an_unpacked_archive_stays_as_long_as_it_is_used() {
     let unpack = |text: &str| {
         fs::write(folder.join("file"), text).unwrap();
         tar(&[], &folder, &archive);
-        resolve_with(archive.to_str().unwrap(), &layers, &|_, _| {}).unwrap()
+        resolve_all(archive.to_str().unwrap(), &layers, &|_, _| {}).unwrap().remove(0)
     };
     let one = unpack("first");
     let old = std::time::SystemTime::now() - std::time::Duration::from_secs(90 * 24 * 3600);
@@ -411,13 +411,14 @@ fn an_archive_is_unpacked_once() {
         let all: Vec<_> = (0..4)
             .map(|_| {
                 scope.spawn(|| {
-                    resolve_with(spec, &layers, &|done, _| {
+                    resolve_all(spec, &layers, &|done, _| {
                         // Once in the beginning of each archive.
                         if done > 0 {
                             unpacked.fetch_add(1, Ordering::Relaxed);
                         }
                     })
                     .unwrap()
+                    .remove(0)
                     .path
                 })
             })

@@ -101,7 +101,7 @@ fn in_process(flags: i32, link: &Link, something: impl FnOnce() -> Result<()>) -
 }
 
 /// The root's first process: what it was written down as, as long as the root's lock is held.
-fn open_holder(info: &RootInfo) -> Result<std::os::fd::OwnedFd> {
+pub(crate) fn open_holder(info: &RootInfo) -> Result<std::os::fd::OwnedFd> {
     let pid = Pid::from_raw(info.pid)
         .filter(|_| !info.merged.as_os_str().is_empty())
         .ok_or_else(|| Error::Busy(format!("the root '{}' is just being made: try again", info.name)))?;

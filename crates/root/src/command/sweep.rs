@@ -19,7 +19,7 @@ const END_WITHIN: Duration = Duration::from_secs(30);
 /// What the name of a dead root begins with whose swap space others still need.
 const ASIDE: &str = "ended-";
 /// What a state folder holds, beside the empty folder `stage`.
-const FILES: [&str; 3] = ["root.json", "root.json.new", "lock"];
+const FILES: [&str; 5] = ["root.json", "root.json.new", "live.json", "live.json.new", "lock"];
 
 /// The lock under which roots are made and swept: one at a time.
 ///
