@@ -245,7 +245,8 @@ fn a_fork_takes_the_place_of_its_origin() {
     let was = tree(a.path());
     run(&mut farm.ask(["promote", "test", "--keep-as", "was"]));
     assert_eq!((tree(a.path()), tree(b.path())), (tested.clone(), tested.clone()));
-    assert_eq!(meanwhile.metadata().unwrap_err().raw_os_error(), Some(116), "ESTALE");
+    // What is open stays what it was.
+    assert_eq!(std::io::read_to_string(&meanwhile).unwrap(), "meanwhile");
     let (code, said) = run_failing(&mut farm.volume(["show", "test"]));
     assert_eq!(code, 4, "{said}");
     assert_eq!(seen(&farm, "v@was", "was"), was);

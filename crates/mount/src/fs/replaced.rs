@@ -2,11 +2,18 @@
 //! Nothing of them changes any more: whatever is asked but to be read is ESTALE.
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
-use hayloft_fuse::{Errno, Failure, FileSystem, Operation, Pace, Reply, Request};
+use hayloft_fuse::{Errno, Failure, FileSystem, Interrupt, Operation, Pace, Reply, Request};
 
 use super::{VolumeFs, ino_of};
+use crate::core::Client;
+use crate::error::MountError;
 use crate::kernel::nodes::NodeId;
+
+/// How long a server is asked again that does not want to give a tree, as it may while it starts.
+const PATIENCE: Duration = Duration::from_secs(30);
+const PAUSE: Duration = Duration::from_millis(100);
 
 impl VolumeFs {
     /// The tree of a file of which a request is, if that was replaced.
@@ -37,6 +44,29 @@ impl VolumeFs {
         self.client.core().nodes.replaced(NodeId(number))
     }
 
+    /// What reads from a tree; waits for a server that does not answer, as every call does.
+    fn reader_of(&self, tree: u32, interrupt: &Interrupt) -> Result<Arc<Client>, Failure> {
+        let begun = Instant::now();
+        loop {
+            let error = match self.client.replaced.open(&self.client, tree) {
+                Ok(reader) => return Ok(reader),
+                Err(error) => error,
+            };
+            let may_pass = match &error {
+                MountError::Unreachable { .. } => true,
+                MountError::Refused { .. } => begun.elapsed() < PATIENCE,
+                _ => false,
+            };
+            if !may_pass || self.client.link.ended().is_some() {
+                tracing::warn!(%error, "a file that is open cannot be read: its tree was replaced, and is not to be had");
+                return Err(Failure::Errno(Errno::ESTALE));
+            }
+            if interrupt.wait_timeout(PAUSE) {
+                return Err(Failure::Errno(Errno::EINTR));
+            }
+        }
+    }
+
     pub(super) fn answer_replaced(
         &self,
         tree: u32,
@@ -64,11 +94,8 @@ impl VolumeFs {
             | Operation::Unknown(_) => return Err(Failure::Errno(Errno::ENOSYS)),
             _ => return Err(Failure::Errno(Errno::ESTALE)),
         }
-        let Pace::Patient(_) = pace else { return Err(Failure::Again) };
-        let reader = self.client.replaced.open(&self.client, tree).map_err(|error| {
-            tracing::warn!(%error, "a file that is open cannot be read: its tree was replaced, and is not to be had");
-            Failure::Errno(Errno::ESTALE)
-        })?;
+        let Pace::Patient(interrupt) = pace else { return Err(Failure::Again) };
+        let reader = self.reader_of(tree, interrupt)?;
         let reading = VolumeFs::new(Arc::clone(&reader));
         let handled = reading.handle(&Request { nodeid: ino_of(request).0, ..*request }, reply, pace);
         reading.answered(request.unique);

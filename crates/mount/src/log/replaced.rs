@@ -117,7 +117,7 @@ fn read(client: &Client, kept: &Kept) -> Result<Arc<Client>, MountError> {
         |message: &str| MountError::Refused { address: kept.name.clone(), message: message.to_owned() };
     if welcome.volume_id != kept.id {
         opened.link.close();
-        return Err(refused("another snapshot has its name by now"));
+        return Err(MountError::NoSuchVolume { volume: kept.name.clone(), address: kept.id.clone() });
     }
     let status = welcome.status.ok_or_else(|| refused("it began the session without a status"))?;
     let mut tree = Tree::new(status.used(), hayloft_model::Usage::default());
