@@ -15,8 +15,6 @@ use std::time::{Duration, Instant};
 
 use crate::execution::Execution;
 
-/// This program.
-const PROGRAM: &str = "/proc/self/exe";
 /// What a root's first command is: it says that the root is there, and waits.
 const HOLD: [&str; 3] = ["sh", "-c", "echo there; read _"];
 /// How long a root stays without tasks.
@@ -115,7 +113,7 @@ impl Roots {
         task: &Execution,
         how: &InRoot,
     ) -> Result<(Execution, Option<InUse>), String> {
-        let mut command: Vec<Vec<u8>> = vec![PROGRAM.into()];
+        let mut command: Vec<Vec<u8>> = vec![program().into_bytes()];
         command.extend(self.arguments.iter().map(|argument| argument.as_bytes().to_vec()));
         let in_use = if how.isolated {
             command.extend(bytes(&["run", "--network", "host"]));
@@ -172,7 +170,7 @@ impl Roots {
         }
         let number = self.last.fetch_add(1, Ordering::SeqCst);
         let name = format!("farm-{}-{number}", std::process::id());
-        let mut command = Command::new(PROGRAM);
+        let mut command = Command::new(program());
         command.args(&self.arguments).args(["run", "--network", "host", "--name", &name]);
         command.args(make(plan).into_iter().map(OsString::from_vec)).arg("--").args(HOLD);
         let made = tokio::task::spawn_blocking(move || Held::make(name, command)).await;
@@ -200,6 +198,11 @@ impl Held {
         let said = said.trim().trim_start_matches("hayloft: ");
         Err(format!("the root could not be made: {said}"))
     }
+}
+
+/// This program, for other ones: what starts tasks may be the [small one](crate::small).
+fn program() -> String {
+    format!("/proc/{}/exe", std::process::id())
 }
 
 fn bytes(words: &[&str]) -> Vec<Vec<u8>> {
@@ -251,8 +254,8 @@ mod tests {
         assert!(in_use.is_none());
         let command: Vec<_> = entered.command.iter().map(|word| String::from_utf8_lossy(word)).collect();
         assert_eq!(
-            command.join(" "),
-            "/proc/self/exe run --network host --root one --root /v/two --bind /mnt:/v:rw --memory 7 --user 5:6 \
+            command[1..].join(" "),
+            "run --network host --root one --root /v/two --bind /mnt:/v:rw --memory 7 --user 5:6 \
              --env-prefix HAYLOFT_OF_TASK_ --umask 27 --chdir /v/x --failure-to  -- cc -c x.c"
         );
         assert!(entered.command[entered.failure_at as usize].is_empty());
