@@ -2,7 +2,7 @@
 # Measures Hayloft beside a memory, a disk and a plain FUSE file system, all on this machine.
 #
 #   bench/run.sh [--smoke] [--rounds N] [--workloads LIST] [--only LIST] [--rtt LIST] [--store-delay MS]
-#                [--parts LIST] [--out DIR] [--scratch DIR] [NAME=DIR[,DIR...]...]
+#                [--mounts N] [--parts LIST] [--out DIR] [--scratch DIR] [NAME=DIR[,DIR...]...]
 #
 #   --smoke           seconds: a fiftieth of the tree and toy packages, one round; the figures mean nothing
 #   --rounds N        rounds of each workload (default 3)
@@ -11,7 +11,8 @@
 #   --rtt LIST        hayloft over slow links: a target for each of these round-trip times, in milliseconds; the first is
 #                     the baseline, and (without --only) nothing else is prepared
 #   --store-delay MS  beside each target hayloft one whose server has a store on which each write takes so much longer
-#   --parts LIST      of the workload shared only these parts: depend,easy,durable,hard,watch,pass,hand (default all)
+#   --mounts N        mounts of a volume for the workload shared (default 4)
+#   --parts LIST      of the workload shared only these parts: depend,easy,durable,hard,watch,pass,hand,crowd (default all)
 #   --out DIR         where tables and raw results go (default bench/target/runs/DATE)
 #   --scratch DIR     where the ext4 image goes: 12 GB on a local disk (default $TMPDIR, else /var/tmp)
 #   NAME=DIR,...      a directory to measure as well, or instead of the prepared one of that name; several: as seen
@@ -27,13 +28,14 @@
 #   bench/run.sh --workloads tree nfs=/mnt/nfs
 #   bench/run.sh --workloads tree,build,shared,make --rtt 0,1,10
 #   bench/run.sh --workloads shared --only hayloft --store-delay 30
+#   bench/run.sh --workloads shared --only hayloft --mounts 100 --parts crowd
 set -euo pipefail
 export LC_ALL=C
 
 here=$(cd "$(dirname "$0")" && pwd)
 hayloft=${HAYLOFT:-$here/../target/release/hayloft}
 smoke= rounds=3 workloads=tree,build only= rtt= store_delay= parts= out= scratch=${TMPDIR:-/var/tmp}
-shared_hosts=4 make_hosts=8
+mounts=4 make_hosts=8
 declare -A given=() dirs=() pids=()
 order=() names=()
 export HAYLOFT_CONFIG=/dev/null
@@ -54,7 +56,7 @@ note() {
 while [[ $# -gt 0 ]]; do
     case $1 in
         --smoke) smoke=1 rounds=1 ;;
-        --rounds | --workloads | --only | --rtt | --store-delay | --parts | --out | --scratch)
+        --rounds | --workloads | --only | --rtt | --store-delay | --mounts | --parts | --out | --scratch)
             [[ $# -gt 1 ]] || { usage >&2; exit 2; }
             option=${1#--}
             declare "${option//-/_}=$2"
@@ -73,6 +75,7 @@ for workload in ${workloads//,/ }; do
     [[ $workload =~ ^(tree|build|shared|make|many)$ ]] || fail "no such workload: $workload"
 done
 [[ $rtt =~ ^([0-9.]+(,[0-9.]+)*)?$ ]] || fail "--rtt: not milliseconds: $rtt"
+[[ $mounts =~ ^[1-9][0-9]*$ ]] || fail "--mounts: not a number: $mounts"
 [[ $store_delay =~ ^[0-9.]*$ ]] || fail "--store-delay: not milliseconds: $store_delay"
 kinds=(tmpfs ext4 bindfs hayloft)
 if [[ -n $rtt ]]; then
@@ -86,7 +89,7 @@ fi
     fail "--rtt and --store-delay need a hayloft that is prepared here"
 # How many mounts each Hayloft volume has.
 hosts=1
-[[ ,$workloads, != *,shared,* ]] || hosts=$shared_hosts
+[[ ,$workloads, != *,shared,* ]] || hosts=$mounts
 [[ -z $smoke ]] || make_hosts=3
 [[ ,$workloads, != *,make,* || $make_hosts -le $hosts ]] || hosts=$make_hosts
 
@@ -97,14 +100,16 @@ through() { # NAME COUNT
     echo "$1=$(cut -d, -f "-$2" <<<"${dirs[$1]}")"
 }
 
-# Four mounts of one volume, first with a worker each and then with two. A local file system takes the places of all
+# Several mounts of one volume, first with a worker each and then with two (a crowd has its own number). A local file system takes the places of all
 # four: what one kernel can do.
 run_shared() {
-    local workers name targets=() seconds=5
+    local workers name targets=() seconds=5 server=()
+    # Of the last of the targets, if that is it.
+    [[ ${names[-1]} != hayloft* ]] || server=(--server-pid "${pids[${names[-1]}]%%,*}")
     [[ -z $smoke ]] || seconds=0.1
-    for name in "${names[@]}"; do targets+=("$(through "$name" $shared_hosts)"); done
-    for workers in $shared_hosts $((2 * shared_hosts)); do
-        measure "shared-$workers" shared --workers "$workers" --seconds "$seconds" ${parts:+--parts "$parts"} "${targets[@]}"
+    for name in "${names[@]}"; do targets+=("$(through "$name" "$mounts")"); done
+    for workers in $mounts $((2 * mounts)); do
+        measure "shared-$workers" shared --workers "$workers" --seconds "$seconds" ${parts:+--parts "$parts"} "${server[@]}" "${targets[@]}"
     done
 }
 

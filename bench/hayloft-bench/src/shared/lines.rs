@@ -16,6 +16,8 @@ pub(super) struct Line {
     pub(super) p50_ms: f64,
     pub(super) p99_ms: f64,
     pub(super) max_ms: f64,
+    /// Processor time of the server for each call of any kind in this part, microseconds.
+    pub(super) server_us: Option<f64>,
 }
 
 impl Line {
@@ -31,6 +33,7 @@ impl Line {
             p50_ms: at(0.5),
             p99_ms: at(0.99),
             max_ms: at(1.0),
+            server_us: None,
         }
     }
 }
@@ -122,12 +125,40 @@ pub(super) fn watched(targets: &[&str], measured: &[Vec<Vec<Line>>]) -> String {
     out
 }
 
+/// What those who work pay for others who have only looked, on each target by itself.
+pub(super) fn crowd(targets: &[&str], measured: &[Vec<Vec<Line>>]) -> String {
+    let mut out = String::new();
+    for (target, rounds) in targets.iter().zip(measured) {
+        let of = |part| Rounds::of(rounds, part, "create");
+        let (unseen, crowd) = (of("unseen"), of("crowd"));
+        let (Some(alone), Some(speed)) = (unseen.per_second(), crowd.per_second()) else { continue };
+        let _ = write!(out, "{target}: crowd, {:.2} of the files that are created unseen", speed / alone);
+        let server = |rounds: &Rounds<'_>| rounds.median(|line| line.server_us.unwrap_or(f64::NAN));
+        if let (Some(alone), Some(used)) = (server(&unseen), server(&crowd))
+            && used.is_finite()
+        {
+            let _ = write!(out, "; the server's processor, us an operation: {used:.0}, unseen {alone:.0}");
+        }
+        out.push('\n');
+    }
+    out
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     fn line(part: &'static str, call: &'static str, per_second: f64) -> Line {
-        Line { part, call, calls: 10, per_second, p50_ms: 1.0, p99_ms: 2.0, max_ms: 3.0 }
+        Line {
+            part,
+            call,
+            calls: 10,
+            per_second,
+            p50_ms: 1.0,
+            p99_ms: 2.0,
+            max_ms: 3.0,
+            server_us: Some(per_second),
+        }
     }
 
     #[test]
@@ -154,6 +185,16 @@ mod tests {
         assert_eq!(row("base", "await")[3], "5.00 (1.00)");
         assert_eq!(row("slow", "await")[3], "-");
         assert_eq!([0.004321, 0.5].map(ratio), ["0.0043", "0.50"]);
+    }
+
+    #[test]
+    fn a_crowd_is_compared_with_who_is_not_seen() {
+        let measured = vec![vec![vec![line("unseen", "create", 80.0), line("crowd", "create", 60.0)]]];
+        assert_eq!(
+            crowd(&["base"], &measured),
+            "base: crowd, 0.75 of the files that are created unseen; the server's processor, us an operation: 60, unseen 80\n"
+        );
+        assert_eq!(crowd(&["base"], &[vec![vec![line("easy", "create", 1.0)]]]), "");
     }
 
     #[test]

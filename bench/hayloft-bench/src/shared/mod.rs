@@ -22,6 +22,9 @@ use crate::{Repeat, sys};
 use lines::Line;
 use worker::{Calls, Worker, add};
 
+/// Names that are in the directory of a crowd before it begins.
+const CROWD_NAMES: usize = 100;
+
 #[derive(Args)]
 pub(crate) struct Options {
     #[command(flatten)]
@@ -35,6 +38,9 @@ pub(crate) struct Options {
     /// What is done, in this order
     #[arg(long, value_delimiter = ',', value_enum, default_values_t = Part::value_variants().to_vec())]
     parts: Vec<Part>,
+    /// Process of the server of the last target: the part `crowd` tells what an operation costs it
+    #[arg(long, value_name = "PID")]
+    server_pid: Option<u32>,
     /// File systems to measure, each with one directory seen through all of its mounts; the first is the baseline
     #[arg(value_name = "NAME=DIR[,DIR...]", required = true)]
     targets: Vec<Mounts>,
@@ -56,6 +62,8 @@ enum Part {
     Pass,
     /// One makes objects, all others wait for each and read it
     Hand,
+    /// A tenth of the mounts creates, renames and deletes in one directory, where nobody else has looked and then where all others have
+    Crowd,
 }
 
 impl Part {
@@ -68,6 +76,7 @@ impl Part {
             Part::Watch => "watch",
             Part::Pass => "pass",
             Part::Hand => "hand",
+            Part::Crowd => "crowd",
         }
     }
 }
@@ -111,6 +120,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         names[0]
     );
     println!("{}\n{}", lines::table(&names, &measured), lines::watched(&names, &measured));
+    print!("{}", lines::crowd(&names, &measured));
     let Some(path) = &options.repeat.json else { return Ok(()) };
     let report = Report {
         machine,
@@ -147,7 +157,8 @@ impl Measuring<'_> {
     fn one_part(&self, part: Part, below: &Path) -> Result<Vec<Line>> {
         let dir = |name: &str| self.folder(&below.join(name));
         let name = part.name();
-        let workers = self.workers(&dir(name)?);
+        // Those of a crowd say themselves where they are.
+        let workers = if part == Part::Crowd { Vec::new() } else { self.workers(&dir(name)?) };
         Ok(match part {
             Part::Depend => self.together(name, &workers, |worker| worker.depend())?.1,
             Part::Easy => self.together(name, &workers, |worker| worker.easy())?.1,
@@ -157,6 +168,11 @@ impl Measuring<'_> {
             Part::Hard => {
                 let (made, mut lines) = self.together(name, &workers, |worker| worker.hard())?;
                 lines.extend(self.together("look", &workers, |worker| worker.look(&made))?.1);
+                lines
+            }
+            Part::Crowd => {
+                let mut lines = self.crowd("unseen", &dir("unseen")?, false)?;
+                lines.extend(self.crowd("crowd", &dir(name)?, true)?);
                 lines
             }
             Part::Watch => {
@@ -183,6 +199,34 @@ impl Measuring<'_> {
         let (_, lines) = self.together(part, &places, |worker| {
             if worker.number < made.len() { worker.make_watched(&made) } else { worker.watch(&made) }
         })?;
+        Ok(lines)
+    }
+
+    /// A worker in each of a tenth of the mounts, in one folder. All others have seen what is in it before, if `seen`, and look again at the
+    /// end: they find what was left.
+    fn crowd(&self, part: &'static str, folder: &Path, seen: bool) -> Result<Vec<Line>> {
+        let dirs = &self.target.dirs;
+        let (busy, idle) = dirs.split_at(dirs.len().div_ceil(10));
+        let places = |dirs: &[PathBuf]| dirs.iter().map(|dir| dir.join(folder)).collect::<Vec<_>>();
+        for n in 0..CROWD_NAMES {
+            fs::write(dirs[0].join(folder).join(format!("there{n}")), b"x")?;
+        }
+        let look = |worker: &mut Worker<'_>, names| worker.list_all(names);
+        let mut lines = Vec::new();
+        if seen && !idle.is_empty() {
+            self.together("first look", &places(idle), |worker| look(worker, CROWD_NAMES))?;
+        }
+        let cpu = || self.options.server_pid.map(sys::process_cpu_seconds).transpose();
+        let before = cpu()?;
+        let (left, mut done) = self.together(part, &places(busy), |worker| worker.come_and_go())?;
+        let calls: usize = done.iter().map(|line| line.calls).sum();
+        let used = before.zip(cpu()?).map(|(before, after)| (after - before) * 1e6 / calls.max(1) as f64);
+        done.iter_mut().for_each(|line| line.server_us = used);
+        lines.extend(done);
+        let names = CROWD_NAMES + left.iter().sum::<usize>();
+        if !idle.is_empty() {
+            lines.extend(self.together(part, &places(idle), |worker| look(worker, names))?.1);
+        }
         Ok(lines)
     }
 

@@ -17,6 +17,8 @@ const OBJECT: usize = 20_000;
 const DEPENDENCIES: usize = 3000;
 /// What IO500's mdtest-hard writes to each file.
 const HARD: usize = 3901;
+/// What a worker of a crowd leaves in its directory.
+const CROWD_LEFT: usize = 8;
 /// How often who waits for an object, or only looks, does so.
 const LOOK: Duration = Duration::from_millis(1);
 /// How often who only looks reads the whole listing.
@@ -164,6 +166,35 @@ impl Worker<'_> {
             std::thread::sleep(LOOK);
             Ok(())
         })?;
+        Ok(())
+    }
+
+    /// Creates and renames in one directory, and deletes all but the last eight. Returns how many are left.
+    pub(super) fn come_and_go(&mut self) -> Result<usize> {
+        let of = |worker: &Self, n: usize| worker.dir.join(format!("c{}-{n}.Po", worker.number));
+        let done = self.repeat(|worker, n| {
+            let to = of(worker, n);
+            let from = to.with_extension("Tpo");
+            worker.create(&from, 0)?;
+            worker.timed("rename", || fs::rename(&from, &to))?;
+            match n.checked_sub(CROWD_LEFT) {
+                Some(old) => {
+                    let old = of(worker, old);
+                    worker.timed("delete", || fs::remove_file(old))
+                }
+                None => Ok(()),
+            }
+        })?;
+        Ok(done.min(CROWD_LEFT))
+    }
+
+    /// Lists the directory and looks at each name: there have to be so many.
+    pub(super) fn list_all(&mut self, names: usize) -> Result<()> {
+        let dir = self.dir;
+        let found = self.timed("list", || {
+            fs::read_dir(dir)?.try_fold(0, |count, entry| entry?.path().symlink_metadata().map(|_| count + 1))
+        })?;
+        ensure!(found == names, "{}: {found} names instead of {names}", dir.display());
         Ok(())
     }
 

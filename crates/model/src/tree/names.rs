@@ -2,9 +2,9 @@
 
 use bytes::Bytes;
 
-use super::{Directory, FIRST_COOKIE, Node, Tree};
+use super::{Directory, FIRST_COOKIE, Tree};
 use crate::grants::STRAY;
-use crate::{Content, Dentry, FileKind, Ino, InodeRow, Missing, Name, Sequence, Timestamp, TreeError};
+use crate::{Content, Dentry, FileKind, Ino, InodeRow, Missing, Name, Timestamp, TreeError};
 
 const SETGID: u32 = 0o2000;
 const LINKS_MAX: u32 = 1 << 30;

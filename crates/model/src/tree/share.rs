@@ -1,7 +1,7 @@
 //! Sharing a volume with others: what may be changed here, and what others have changed.
 
 use super::log::Changes;
-use super::{Directory, Node, Tree};
+use super::{Directory, Tree};
 use crate::grants::{Object, STRAY};
 use crate::{Dentry, FileKind, Ino, InodeRow, Missing, Name, Record, Sequence, TreeError};
 

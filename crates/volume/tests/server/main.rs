@@ -11,6 +11,7 @@ mod history;
 mod integrity;
 mod limits;
 mod measure;
+mod packed;
 mod protocol;
 mod reading;
 mod replay;
