@@ -97,8 +97,14 @@ impl Maker<'_> {
         for line in BufReader::new(reader).split(b'\n').map_while(Result::ok) {
             let line = String::from_utf8_lossy(&line).trim_end().to_owned();
             let line = line.rsplit('\r').next().unwrap_or_default();
+            let step = told.step.clone();
             let Some(shown) = told.line(line).filter(|shown| !shown.is_empty()) else { continue };
             progress.say(&format!("{}: {shown}", dish.name));
+            if told.step != step {
+                // What went well is no part of what did not.
+                last.clear();
+                continue;
+            }
             if last.len() == LAST_LINES {
                 last.pop_front();
             }

@@ -88,7 +88,10 @@ pub(crate) fn rollback(args: &RollbackLayerArgs, setting: Setting<'_>) -> anyhow
             args.name, info.from
         );
     }
-    live::after(&args.name, args.live, setting, &layers)
+    match args.live {
+        true => live::after(&args.name, args.json, setting, &layers),
+        false => Ok(0),
+    }
 }
 
 /// Runs `hayloft root prune`.

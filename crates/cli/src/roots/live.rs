@@ -48,16 +48,21 @@ fn paths(found: &[Found]) -> Vec<PathBuf> {
 ///
 /// # Errors
 /// When this program cannot be run.
-pub(crate) fn after(name: &str, live: bool, setting: Setting<'_>, layers: &LayersDir) -> anyhow::Result<u8> {
-    if !live {
-        return Ok(0);
-    }
+pub(crate) fn after(
+    name: &str,
+    as_json: bool,
+    setting: Setting<'_>,
+    layers: &LayersDir,
+) -> anyhow::Result<u8> {
     // A process of its own: this one has had threads, and it takes one without to go beside a root.
     let mut command = Command::new(hayloft_root::program::path());
     if let Some(file) = setting.config_file {
         command.arg("--config").arg(file);
     }
     command.args(["root", "layer", name, "live", "--layers-dir"]).arg(layers.base());
+    if as_json {
+        command.arg("--json");
+    }
     if let Some(dir) = setting.state_dir {
         command.arg("--state-dir").arg(dir);
     }

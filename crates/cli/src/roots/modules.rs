@@ -152,7 +152,12 @@ pub(crate) fn create(args: &RootCreateArgs, setting: Setting<'_>) -> anyhow::Res
     if let Some(catalogue) = &catalogue {
         take_streams(&layers, &mut recipe, catalogue, &folder)?;
     }
-    let info = described(&mut recipe, &base, format!("create {}", args.name));
+    let choices: Vec<String> = recipe.asked.iter().map(Choice::to_string).collect();
+    let why = match choices.is_empty() {
+        true => format!("create {}", args.name),
+        false => format!("enable {}", choices.join(",")),
+    };
+    let info = described(&mut recipe, &base, why);
     let own = draft.top().join("tree");
     let own = recipe.on.is_none().then_some(own.as_path());
     let dish = Dish { name: &args.name, recipe: &recipe, own, folder: &folder, info };
@@ -187,9 +192,12 @@ fn tell(
     }
     let (files, bytes) = (show_count(info.files), show_size(info.bytes));
     println!(
-        "generation {generation} of the layer {name}: {}, {} packages, {files} files, {bytes}",
+        "generation {generation} of the layer {name}: {}, {}, {files} files, {bytes}",
         info.from,
-        info.packages.len()
+        match info.packages.len() {
+            1 => "1 package".to_owned(),
+            some => format!("{} packages", show_count(some as u64)),
+        }
     );
     Ok(0)
 }
@@ -320,7 +328,10 @@ fn change(
     let why = format!("{verb} {}", names.join(" ")).trim_end().to_owned();
     next.finish(why, setting, packages.making.json)?;
     sweep(&layers)?;
-    live::after(&args.name, packages.live, setting, &layers)
+    match packages.live {
+        true => live::after(&args.name, packages.making.json, setting, &layers),
+        false => Ok(0),
+    }
 }
 
 /// Runs `hayloft root switch`.
@@ -355,7 +366,10 @@ pub(crate) fn switch(args: &SwitchArgs, setting: Setting<'_>) -> anyhow::Result<
     let why = format!("switch {}", choices.chain(off).collect::<Vec<_>>().join(" "));
     next.finish(why, setting, args.making.json)?;
     sweep(&layers)?;
-    live::after(&args.name, args.live, setting, &layers)
+    match args.live {
+        true => live::after(&args.name, args.making.json, setting, &layers),
+        false => Ok(0),
+    }
 }
 
 /// New choices take the place of those of the same modules.

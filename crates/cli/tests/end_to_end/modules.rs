@@ -364,8 +364,7 @@ fn roots_that_run_get_a_layer_live() {
     // The package manager knows it as well.
     enter("plain", "dpkg-query -W gcc-12 >/dev/null");
     // Back: what came goes, and what is the root's own stays.
-    let (code, _) = run_failing(&mut world.hayloft(["root", "rollback", "tools", "--to", "1", "--live"]));
-    assert_eq!(code, 9);
+    run(&mut world.hayloft(["root", "rollback", "tools", "--to", "1", "--live"]));
     for root in ["plain", "below", "more"] {
         assert_eq!(world.read(root, "/usr/share/tool").unwrap(), "tool 1\n", "{root}");
         assert!(world.read(root, "/usr/share/gcc-12").is_err());

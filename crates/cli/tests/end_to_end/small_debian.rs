@@ -19,8 +19,9 @@ copy() {
         [ -e "$base$library" ] || cp -L "$library" "$base$library"
     done
 }
-for name in sh apt-get dpkg dpkg-deb dpkg-query dpkg-split dpkg-trigger tar rm cat ls cp mv mkdir chmod touch sleep env chown; do copy "/usr/bin/$name"; done
+for name in sh apt-get dpkg dpkg-deb dpkg-query dpkg-split dpkg-trigger tar rm cat ls cp mv mkdir chmod touch sleep env chown diff; do copy "/usr/bin/$name"; done
 for name in file copy store; do copy "/usr/lib/apt/methods/$name"; done
+mkdir -p "$base/usr/share/dpkg"; cp /usr/share/dpkg/*table "$base/usr/share/dpkg/"
 # dpkg looks whether they are there.
 for name in ldconfig start-stop-daemon; do printf '#!/bin/sh\n' >"$base/usr/sbin/$name"; chmod 755 "$base/usr/sbin/$name"; done
 : >"$base/var/lib/dpkg/status"

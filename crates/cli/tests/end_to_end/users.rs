@@ -152,7 +152,7 @@ fn an_ordinary_user_puts_packages_upon_a_layer() {
     let owner = fs::metadata(&file).unwrap().uid();
     assert!(owner != 0 && owner != user.uid, "{owner}");
     let look = |root: &[&str]| run(user.hayloft(["root", "enter", "look", "--"]).args(root));
-    run(&mut user.hayloft(["run", "--keep", "--name", "look", "--root", "tools", "--", "true"]));
+    run(&mut user.hayloft(["run", "--keep", "--name", "look", "--root", "tools", "--", "ls"]));
     assert!(look(&["ls", "-ln", "/usr/share/owned"]).contains(" 7 7 "));
     install(&["tools", "install", "other", "--live"]);
     assert_eq!(look(&["cat", "/usr/share/other", "/usr/share/owned"]), "other 1\nowned 1\n");
