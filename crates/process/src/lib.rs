@@ -33,16 +33,22 @@ pub enum Forked {
     Child,
 }
 
+/// The end of a scope of threads does not wait until the kernel has none of them.
+const THREAD_ENDS_WITHIN_MS: u32 = 50;
+
 /// Fails when this process has more threads than one: a [`fork`] has only one of them, and would wait for ever for a
-/// lock that another one held.
+/// lock that another one held. One that has done its work and is on its way out is waited for.
 ///
 /// # Errors
 /// EDEADLK then; also when /proc is not there.
 pub fn check_single_thread() -> io::Result<()> {
-    match std::fs::read_dir("/proc/self/task")?.count() {
-        1 => Ok(()),
-        _ => Err(io::Error::from_raw_os_error(libc::EDEADLK)),
+    for _ in 0..THREAD_ENDS_WITHIN_MS {
+        if std::fs::read_dir("/proc/self/task")?.count() == 1 {
+            return Ok(());
+        }
+        std::thread::sleep(std::time::Duration::from_millis(1));
     }
+    Err(io::Error::from_raw_os_error(libc::EDEADLK))
 }
 
 /// Makes a process like fork(2) does, in the new namespaces that `flags` of clone3(2) name. Only in a process

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use crate::exit::{self, Exit, failure};
 use crate::roots::compose::{Dish, Maker, copy_hooks};
-use crate::roots::layers::{Progress, as_failure, layers_dir, with_users};
+use crate::roots::layers::{Progress, as_failure, as_needed_for, layers_dir, with_users};
 use crate::roots::live;
 use crate::roots::module_args::{HistoryArgs, PruneArgs, RebuildArgs, RollbackLayerArgs};
 use crate::roots::modules::{Setting, generation_json, sweep};
@@ -147,7 +147,7 @@ pub(crate) fn rebuild(args: &RebuildArgs, setting: Setting<'_>) -> anyhow::Resul
             again(&layers, args, setting, (number, recipe, &info), &folder)?
         }
         None => {
-            let made = with_users(|| {
+            let made = as_needed_for(&info.from, || {
                 let progress = Progress::new();
                 let say = |text: &str| progress.say(text);
                 let options =
@@ -163,7 +163,8 @@ pub(crate) fn rebuild(args: &RebuildArgs, setting: Setting<'_>) -> anyhow::Resul
             Rebuilt { inputs: Vec::new(), packages: Vec::new(), info: made, tree: draft.top().join("tree") }
         }
     };
-    let done = with_users(|| report(args, asked, &info, &old, &rebuilt));
+    let report = || report(args, asked, &info, &old, &rebuilt);
+    let done = if info.recipe.is_some() { with_users(report) } else { as_needed_for(&info.from, report) };
     drop(draft);
     sweep(&layers)?;
     done
@@ -199,13 +200,14 @@ fn changed_inputs(layers: &LayersDir, name: &str, recipe: &Recipe) -> anyhow::Re
         let only = Recipe { on: Some(input.clone()), ..Recipe::default() };
         let found = inputs(layers, name, &only, None, &|_, _| {}).map_err(as_failure)?;
         let Some(first) = found.first() else { continue };
-        let (mut is_same, wanted) = (false, input.tree.as_str());
+        let wanted = input.tree.as_str();
         let read = || {
             let walked = hayloft_tree::walk(&first.path, &hayloft_tree::Progress::default());
             let walked = walked.map_err(|error| failure(Exit::Failed, error.to_string()))?;
             Ok(u8::from(walked.name.to_string() != wanted))
         };
-        is_same |= with_users(read)? == 0;
+        // An ordinary user's own files have other owners for his subordinate users: it was named as it was made.
+        let is_same = with_users(read)? == 0 || read().is_ok_and(|differs| differs == 0);
         if !is_same {
             changed.push(format!("the layer below '{}' is not what it was ({wanted})", input.name));
         }

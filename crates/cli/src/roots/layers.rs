@@ -57,6 +57,15 @@ pub(crate) fn with_users(work: impl Fn() -> anyhow::Result<u8>) -> anyhow::Resul
     hayloft_root::with_subordinate_users(told).map_err(root_failure)?.map_or_else(&work, Ok)
 }
 
+/// Does `work`, which makes a layer from this source, as one who may make all that is in such a one.
+///
+/// # Errors
+/// The work's, or when there is no such source.
+pub(crate) fn as_needed_for(from: &str, work: impl Fn() -> anyhow::Result<u8>) -> anyhow::Result<u8> {
+    let source: LayerSource = from.parse().map_err(as_failure)?;
+    if source.needs_users() { with_users(work) } else { work() }
+}
+
 fn make(args: &RootCreateArgs, from: &str, layers: &LayersDir) -> anyhow::Result<u8> {
     let progress = Progress::new();
     let say = |text: &str| progress.say(text);

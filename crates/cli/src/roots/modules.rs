@@ -14,7 +14,7 @@ use crate::exit::{Exit, failure};
 use crate::mountinfo;
 use crate::roots::compose::{Dish, Maker, copy_hooks, write_hooks};
 use crate::roots::layer_args::RootCreateArgs;
-use crate::roots::layers::{Progress, as_failure, layers_dir, with_users};
+use crate::roots::layers::{Progress, as_failure, as_needed_for, layers_dir, with_users};
 use crate::roots::live;
 use crate::roots::module_args::{LayerCommandArgs, LayerVerb, MakingArgs, PackageArgs, SwitchArgs};
 use crate::units::{show_count, show_size};
@@ -128,7 +128,7 @@ pub(crate) fn create(args: &RootCreateArgs, setting: Setting<'_>) -> anyhow::Res
     add_repositories(&mut recipe, &args.making)?;
     let (number, base) = match (&args.from, &args.on) {
         (Some(from), _) => {
-            let made = with_users(|| {
+            let made = as_needed_for(from, || {
                 let progress = Progress::new();
                 let say = |text: &str| progress.say(text);
                 let options =

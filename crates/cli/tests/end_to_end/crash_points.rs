@@ -68,7 +68,8 @@ pub(crate) const RESCUING: [&str; 1] = ["rescue.kept"];
 pub(crate) const PUBLISHING: [&str; 4] =
     ["publish.staged", "publish.staged-durable", "publish.exchanged", "publish.durable"];
 /// Points of a command that makes layers.
-pub(crate) const LAYERING: [&str; 3] = ["layer.made", "layer.exchanged", "layer.unpacked"];
+pub(crate) const LAYERING: [&str; 5] =
+    ["layer.made", "layer.exchanged", "layer.unpacked", "generation.made", "generation.there"];
 
 fn all() -> BTreeSet<&'static str> {
     let counted = SERVING.iter().chain(&HEARD).chain(&MOUNTED).map(|(point, _)| *point);

@@ -104,6 +104,20 @@ fn who_makes_a_layer_dies_at_each_point_and_it_is_all_or_nothing() {
             assert_eq!(run(&mut layers.run(&["--root", archive], "cat /opt/tool")), "tool");
             continue;
         }
+        if point.starts_with("generation.") {
+            run(&mut layers.hayloft(["root", "create", point, "--on", "small"]));
+            dies(&mut layers.hayloft(["root", "layer", point, "install"]), point);
+            let generations = || {
+                let all = run(&mut layers.hayloft(["root", "history", point, "--json"]));
+                serde_json::from_str::<Vec<serde_json::Value>>(&all).unwrap().len()
+            };
+            let there = 1 + usize::from(point == "generation.there");
+            assert_eq!(generations(), there, "{point}");
+            run(&mut layers.hayloft(["root", "layer", point, "install"]));
+            assert_eq!(generations(), there + 1, "{point}");
+            assert!(!layers.dir().join("layers").join(format!(".{point}.hayloft-new")).exists());
+            continue;
+        }
         let from = format!("tar:{archive}");
         dies(&mut layers.hayloft(["root", "create", point, "--from", &from]), point);
         let again = layers.hayloft(["root", "create", point, "--from", &from]).output().unwrap();

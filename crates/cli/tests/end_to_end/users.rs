@@ -157,7 +157,7 @@ fn an_ordinary_user_puts_packages_upon_a_layer() {
     install(&["tools", "install", "other", "--live"]);
     assert_eq!(look(&["cat", "/usr/share/other", "/usr/share/owned"]), "other 1\nowned 1\n");
     run(&mut user.hayloft(["root", "rollback", "tools", "--live"]));
-    assert_eq!(look(&["ls", "/usr/share"]), "owned\n");
+    assert_eq!(look(&["ls", "/usr/share"]), "dpkg\nowned\n");
     run(&mut user.hayloft(["root", "rebuild", "tools"]));
     run(&mut user.hayloft(["root", "rm", "look"]));
     run(&mut user.hayloft(["root", "prune", "tools", "--keep", "1"]));

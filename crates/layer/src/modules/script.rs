@@ -157,7 +157,8 @@ pub fn script(recipe: &Recipe, manager: Option<Manager>) -> String {
     // What differs each time, and belongs to a running machine.
     script.push_str(
         "rm -f /var/cache/ldconfig/aux-cache\n\
-         if [ \"$(cat /etc/machine-id 2>/dev/null || :)\" != \"$id_then\" ]; then echo uninitialized >/etc/machine-id; fi\n",
+         if [ \"$(cat /etc/machine-id 2>/dev/null || :)\" != \"$id_then\" ]; then echo uninitialized >/etc/machine-id; fi\n\
+         step \"write the layer\"\n",
     );
     script
 }
