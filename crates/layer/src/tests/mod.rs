@@ -1,5 +1,6 @@
 //! Changes and publishing, on real files and real overlay mounts. These tests need root.
 
+mod live;
 mod naming;
 mod overlay;
 mod publishing;
