@@ -10,16 +10,19 @@
 //!    has (dominant resource fairness, Ghodsi et al., NSDI 2011); of his builds the one that has least for its weight; of equal
 //!    ones the one that was served longest ago. So whatever is free goes to whoever has work, and who has less
 //!    than his share gets the next slot that is given back.
-//! 3. A build's tasks go in the order in which they came; one that has no room goes behind those that have.
+//! 3. Of a build's tasks those go first of which nothing is known, then those that are expected to take longest (Graham, 1969), of equal ones
+//!    the one that came first; one that has no room goes behind those that have.
 //! 4. A task that has waited for room for [`Config::patience_ms`], since it needs more than is free on any host, gets a host
 //!    reserved: nothing else starts there until it has room.
 //! 5. A host that has run tasks of the same build is preferred to one that has not, unless it has less than half as much free.
 
 mod hosts;
+mod order;
 mod scheduler;
 pub mod share;
 #[cfg(test)]
 mod tests;
+mod waiting;
 
 use std::collections::BTreeSet;
 
@@ -148,6 +151,8 @@ pub struct BuildLoad {
     pub build: Build,
     /// Tasks that wait.
     pub waiting: usize,
+    /// Slots that these want.
+    pub waiting_cores: u64,
     /// Tasks that run.
     pub running: usize,
     /// Slots that these take.

@@ -3,11 +3,15 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use crate::hosts::Hosts;
+use crate::order::{Order, Party};
 use crate::share::max_min;
+use crate::waiting::{Rank, Waiting, is_large};
 use crate::{Assignment, Build, BuildId, BuildLoad, Class, Config, Host, HostId, HostLoad, Need, TaskId};
 
 /// Of each build so many hosts are remembered that have run its tasks.
 const WARM_MAX: usize = 64;
+/// While no slot is free, it is looked this seldom whether a large task has waited for too long, milliseconds.
+const LATE_LOOK_MS: u64 = 100;
 
 #[derive(Debug)]
 struct Task {
@@ -16,6 +20,7 @@ struct Task {
     /// Where it runs; None while it waits.
     host: Option<HostId>,
     since_ms: u64,
+    rank: Rank,
     /// A host that is kept free for it.
     reserved: Option<HostId>,
 }
@@ -27,66 +32,11 @@ struct Usage {
     memory: u64,
 }
 
-/// Waiting tasks of a build that need the same: the first has room, or none has.
-#[derive(Debug)]
-struct Queue {
-    need: Need,
-    /// Each with the number of its arrival.
-    tasks: VecDeque<(u64, TaskId)>,
-}
-
-/// What waits of a build.
-#[derive(Debug, Default)]
-struct Waiting {
-    /// None of them is empty.
-    queues: Vec<Queue>,
-    count: usize,
-    arrived: u64,
-}
-
-impl Waiting {
-    fn push(&mut self, task: TaskId, need: &Need) {
-        self.arrived += 1;
-        self.count += 1;
-        let entry = (self.arrived, task);
-        match self.queues.iter_mut().find(|queue| queue.need == *need) {
-            Some(queue) => queue.tasks.push_back(entry),
-            None => self.queues.push(Queue { need: need.clone(), tasks: VecDeque::from([entry]) }),
-        }
-    }
-
-    fn remove(&mut self, task: TaskId, need: &Need) {
-        let Some(at) = self.queues.iter().position(|queue| queue.need == *need) else { return };
-        let tasks = &mut self.queues[at].tasks;
-        if tasks.front().is_some_and(|first| first.1 == task) {
-            tasks.pop_front();
-            self.count -= 1;
-        } else if let Some(index) = tasks.iter().position(|other| other.1 == task) {
-            tasks.remove(index);
-            self.count -= 1;
-        }
-        if self.queues[at].tasks.is_empty() {
-            self.queues.swap_remove(at);
-        }
-    }
-
-    /// The first task of each need, in the order in which they came.
-    fn firsts(&self) -> Vec<(TaskId, &Need)> {
-        let first = |queue: &'_ Queue| queue.tasks.front().copied();
-        let mut firsts: Vec<_> =
-            self.queues.iter().filter_map(|queue| first(queue).map(|head| (head, &queue.need))).collect();
-        firsts.sort_unstable_by_key(|(head, _)| head.0);
-        firsts.into_iter().map(|(head, need)| (head.1, need)).collect()
-    }
-
-    fn cores(&self) -> u64 {
-        self.queues.iter().map(|queue| u64::from(queue.need.cores) * queue.tasks.len() as u64).sum()
-    }
-}
-
 #[derive(Debug)]
 struct BuildState {
     build: Build,
+    /// The number of its user.
+    user: usize,
     waiting: Waiting,
     running: usize,
     usage: Usage,
@@ -108,9 +58,15 @@ struct UserState {
 pub struct Scheduler {
     config: Config,
     hosts: Hosts,
-    users: BTreeMap<String, UserState>,
+    users: Vec<UserState>,
+    user_numbers: BTreeMap<String, usize>,
     builds: BTreeMap<BuildId, BuildState>,
     tasks: BTreeMap<TaskId, Task>,
+    /// Builds with waiting tasks, and who is next.
+    order: Order,
+    /// Of these, such with tasks that need more than a slot.
+    large: BTreeSet<BuildId>,
+    looked_ms: u64,
     /// What batch builds have.
     batch: Usage,
     /// What batch builds are owed of a slot that is not wholly theirs, in percent.
@@ -124,9 +80,13 @@ impl Scheduler {
         Scheduler {
             config,
             hosts: Hosts::default(),
-            users: BTreeMap::new(),
+            users: Vec::new(),
+            user_numbers: BTreeMap::new(),
             builds: BTreeMap::new(),
             tasks: BTreeMap::new(),
+            order: Order::default(),
+            large: BTreeSet::new(),
+            looked_ms: 0,
             batch: Usage::default(),
             owed: 0,
             turn: 0,
@@ -135,8 +95,8 @@ impl Scheduler {
 
     /// A host is there, or has other resources than before. One without cores gets nothing new.
     pub fn put_host(&mut self, id: HostId, host: Host) {
-        let used = self.used(id, None);
-        self.hosts.put(id, host, used);
+        self.hosts.put(id, host);
+        self.list_all();
     }
 
     /// A host is gone. The tasks that ran there are forgotten and returned: who wants them again submits them again.
@@ -151,21 +111,32 @@ impl Scheduler {
         }
         let lost: Vec<TaskId> = place.tasks.into_iter().collect();
         lost.iter().for_each(|task| self.end(*task));
+        self.list_all();
         lost
     }
 
     /// How much a user gets compared with others; 1 when nothing was said.
     pub fn set_user_weight(&mut self, user: &str, weight: u32) {
-        self.users.entry(user.to_owned()).or_default().weight = weight.max(1);
+        let user = self.user(user);
+        self.users[user].weight = weight.max(1);
+        self.list_all();
+    }
+
+    fn user(&mut self, name: &str) -> usize {
+        if let Some(number) = self.user_numbers.get(name) {
+            return *number;
+        }
+        self.users.push(UserState { weight: 1, ..UserState::default() });
+        self.user_numbers.insert(name.to_owned(), self.users.len() - 1);
+        self.users.len() - 1
     }
 
     /// A build is there. One that is known keeps what it has; its class and weight are those of the first call.
     pub fn put_build(&mut self, id: BuildId, build: Build) {
-        self.users
-            .entry(build.user.clone())
-            .or_insert_with(|| UserState { weight: 1, ..UserState::default() });
+        let user = self.user(&build.user);
         self.builds.entry(id).or_insert_with(|| BuildState {
             build: Build { weight: build.weight.max(1), ..build },
+            user,
             waiting: Waiting::default(),
             running: 0,
             usage: Usage::default(),
@@ -180,18 +151,34 @@ impl Scheduler {
         let its = |(task, state): (&TaskId, &Task)| (state.build == id).then_some(*task);
         let tasks: Vec<TaskId> = self.tasks.iter().filter_map(its).collect();
         tasks.into_iter().for_each(|task| self.end(task));
-        self.builds.remove(&id);
+        if let Some(state) = self.builds.remove(&id) {
+            self.order.remove(id, state.user, state.build.class);
+            self.large.remove(&id);
+        }
     }
 
     /// A task waits. Nothing happens if it is known, or its build is not.
     pub fn submit(&mut self, task: TaskId, build: BuildId, need: Need, now_ms: u64) {
+        self.submit_expected(task, build, need, 0, now_ms);
+    }
+
+    /// The same of one that is expected to take so long, milliseconds; 0: not known.
+    pub fn submit_expected(
+        &mut self,
+        task: TaskId,
+        build: BuildId,
+        need: Need,
+        expected_ms: u32,
+        now_ms: u64,
+    ) {
         let Some(state) = self.builds.get_mut(&build) else { return };
         if self.tasks.contains_key(&task) {
             return;
         }
         let need = Need { cores: need.cores.max(1), ..need };
-        state.waiting.push(task, &need);
-        self.tasks.insert(task, Task { build, need, host: None, since_ms: now_ms, reserved: None });
+        let rank = state.waiting.push(task, &need, expected_ms);
+        self.tasks.insert(task, Task { build, need, host: None, since_ms: now_ms, rank, reserved: None });
+        self.list(build);
     }
 
     /// A task runs that this scheduler has not placed, as a new one hears from the hosts.
@@ -210,28 +197,27 @@ impl Scheduler {
             self.hosts.release(host, id);
         }
         let Some(build) = self.builds.get_mut(&task.build) else { return };
-        let Some(host) = task.host else {
-            build.waiting.remove(id, &task.need);
-            return;
-        };
-        build.running -= 1;
-        build.usage.less(&task.need);
-        if build.build.class == Class::Batch {
-            self.batch.less(&task.need);
+        match task.host {
+            None => build.waiting.remove(task.rank, &task.need),
+            Some(host) => {
+                build.running -= 1;
+                build.usage.less(&task.need);
+                if build.build.class == Class::Batch {
+                    self.batch.less(&task.need);
+                }
+                self.users[build.user].usage.less(&task.need);
+                self.hosts.end(host, id, &task.need);
+            }
         }
-        if let Some(user) = self.users.get_mut(&build.build.user) {
-            user.usage.less(&task.need);
-        }
-        let used = self.used(host, Some(id));
-        self.hosts.end(host, id, used);
+        self.list(task.build);
     }
 
     /// All tasks that can start now, with where. They are taken as running from now on.
     pub fn schedule(&mut self, now_ms: u64) -> Vec<Assignment> {
         let mut given = Vec::new();
         // Builds whose first tasks have no room; more cannot get room in this round, since nothing ends in it.
-        let mut stuck = BTreeSet::new();
-        while let Some(build) = self.next_build(&stuck) {
+        let mut stuck = Vec::new();
+        while let Some(build) = self.next_build() {
             if !self.hosts.has_free_slots() {
                 self.keep_hosts_free(now_ms);
                 break;
@@ -244,16 +230,22 @@ impl Scheduler {
                     self.begin(task, host);
                     given.push(Assignment { task, build, host });
                 }
-                None => drop(stuck.insert(build)),
+                None => {
+                    self.order.pass_over(build);
+                    stuck.push(build);
+                }
             }
         }
+        stuck.into_iter().for_each(|build| self.list(build));
         given
     }
 
     /// Tasks that wait and that no host could run, if it had nothing else to do.
     pub fn hopeless(&self) -> Vec<TaskId> {
-        let waits = self.tasks.iter().filter(|(_, task)| task.host.is_none());
-        waits.filter(|(_, task)| !self.hosts.could_run(&task.need)).map(|(id, _)| *id).collect()
+        let of_build = |state: &'_ BuildState| {
+            state.waiting.of_need(|need| !self.hosts.could_run(need)).collect::<Vec<_>>()
+        };
+        self.builds.values().flat_map(of_build).collect()
     }
 
     /// Where a task runs; None when it waits or is not known.
@@ -268,13 +260,16 @@ impl Scheduler {
 
     /// All builds, and what each may have at the moment.
     pub fn builds(&self) -> Vec<BuildLoad> {
-        let wanted = |state: &BuildState| (state.usage.cores + state.waiting.cores()) as f64;
+        let wanted = |state: &BuildState| (state.usage.cores + state.waiting.cores) as f64;
         let mut by_user: BTreeMap<&str, Vec<(BuildId, f64, f64)>> = BTreeMap::new();
         for (id, state) in &self.builds {
             let party = (*id, f64::from(state.build.weight), wanted(state));
             by_user.entry(&state.build.user).or_default().push(party);
         }
-        let weight = |user: &str| self.users.get(user).map_or(1.0, |user| f64::from(user.weight.max(1)));
+        let weight = |user: &str| {
+            let number = self.user_numbers.get(user);
+            number.map_or(1.0, |number| f64::from(self.users[*number].weight.max(1)))
+        };
         let users: Vec<(f64, f64)> =
             by_user.iter().map(|(user, all)| (weight(user), all.iter().map(|one| one.2).sum())).collect();
         let of_users = max_min(self.hosts.cores as f64, &users);
@@ -287,19 +282,12 @@ impl Scheduler {
             id: *id,
             build: state.build.clone(),
             waiting: state.waiting.count,
+            waiting_cores: state.waiting.cores,
             running: state.running,
             cores: state.usage.cores as u32,
             share: shares.get(id).copied().unwrap_or(0.0),
         };
         self.builds.iter().map(load).collect()
-    }
-
-    /// What the tasks of a host take, but for one.
-    fn used(&self, host: HostId, but: Option<TaskId>) -> (u32, u64) {
-        let Some(place) = self.hosts.get(host) else { return (0, 0) };
-        let needs = place.tasks.iter().filter(|task| Some(**task) != but);
-        let needs = needs.filter_map(|task| self.tasks.get(task)).map(|task| &task.need);
-        needs.fold((0, 0), |sum, need| (sum.0 + need.cores, sum.1 + need.memory))
     }
 
     fn begin(&mut self, id: TaskId, host: HostId) {
@@ -311,7 +299,7 @@ impl Scheduler {
         }
         self.hosts.begin(host, id, &task.need);
         let Some(build) = self.builds.get_mut(&task.build) else { return };
-        build.waiting.remove(id, &task.need);
+        build.waiting.remove(task.rank, &task.need);
         build.running += 1;
         build.served = self.turn;
         build.usage.more(&task.need);
@@ -326,10 +314,34 @@ impl Scheduler {
         if build.build.class == Class::Batch {
             self.batch.more(&task.need);
         }
-        if let Some(user) = self.users.get_mut(&build.build.user) {
-            user.usage.more(&task.need);
-            user.served = self.turn;
-        }
+        let user = &mut self.users[build.user];
+        user.usage.more(&task.need);
+        user.served = self.turn;
+        let build = task.build;
+        self.list(build);
+    }
+
+    /// Puts a build where it belongs in the order, and its user.
+    fn list(&mut self, id: BuildId) {
+        let Some(state) = self.builds.get(&id) else { return };
+        let user = &self.users[state.user];
+        let party = |usage: &Usage, weight, served| Party { level: self.level(usage, weight), served };
+        let of_user = party(&user.usage, user.weight, user.served);
+        let own = party(&state.usage, state.build.weight, state.served);
+        let own = (state.waiting.count > 0).then_some(own);
+        let (number, class, has_large) = (state.user, state.build.class, state.waiting.has_large());
+        self.order.put(id, number, class, own);
+        self.order.put_user(number, of_user);
+        match has_large {
+            true => self.large.insert(id),
+            false => self.large.remove(&id),
+        };
+    }
+
+    /// What the farm has, or a weight, has changed: all levels with it.
+    fn list_all(&mut self) {
+        let all: Vec<BuildId> = self.builds.keys().copied().collect();
+        all.into_iter().for_each(|build| self.list(build));
     }
 
     /// Which class goes first at the moment: batch, while it has less than its guaranteed part. Of a slot that is its own in
@@ -342,31 +354,17 @@ impl Scheduler {
 
     /// A task of this class starts; what batch builds are owed changes when some of both wait.
     fn settle(&mut self, class: Class) {
-        let waits =
-            |class| self.builds.values().any(|state| state.build.class == class && state.waiting.count > 0);
-        if !waits(Class::Batch) {
+        if !self.order.waits(Class::Batch) {
             self.owed = 0;
         } else if class == Class::Interactive {
             self.owed += self.hosts.cores * u64::from(self.config.batch_percent) % 100;
-        } else if waits(Class::Interactive) && self.owed >= 100 {
+        } else if self.order.waits(Class::Interactive) && self.owed >= 100 {
             self.owed -= 100;
         }
     }
 
-    fn next_build(&self, stuck: &BTreeSet<BuildId>) -> Option<BuildId> {
-        if self.hosts.is_empty() {
-            return None;
-        }
-        let first = self.first_class();
-        let key = |(id, state): (&BuildId, &BuildState)| {
-            let user = self.users.get(&state.build.user);
-            let of_user = user.map_or(0, |user| self.level(&user.usage, user.weight));
-            let served = user.map_or(0, |user| user.served);
-            let own = self.level(&state.usage, state.build.weight);
-            (state.build.class != first, of_user, served, own, state.served, *id)
-        };
-        let ready = self.builds.iter().filter(|(id, state)| state.waiting.count > 0 && !stuck.contains(id));
-        ready.map(key).min().map(|key| key.5)
+    fn next_build(&self) -> Option<BuildId> {
+        if self.hosts.is_empty() { None } else { self.order.next(self.first_class()) }
     }
 
     /// How much somebody has for his weight, by what is scarcest of it.
@@ -379,9 +377,11 @@ impl Scheduler {
 
     /// While no slot is free at all: hosts are kept free for tasks that need more than one, and nobody else is looked at.
     fn keep_hosts_free(&mut self, now_ms: u64) {
-        let has_large = |state: &BuildState| state.waiting.queues.iter().any(|queue| is_large(&queue.need));
-        let large: Vec<BuildId> =
-            self.builds.iter().filter(|(_, state)| has_large(state)).map(|(id, _)| *id).collect();
+        if self.large.is_empty() || now_ms < self.looked_ms + LATE_LOOK_MS {
+            return;
+        }
+        self.looked_ms = now_ms;
+        let large: Vec<BuildId> = self.large.iter().copied().collect();
         for build in large {
             self.next_task(build, now_ms);
         }
@@ -411,11 +411,6 @@ impl Scheduler {
         }
         None
     }
-}
-
-/// Whether others may take its room bit by bit for ever.
-fn is_large(need: &Need) -> bool {
-    need.cores > 1 || need.memory > 0
 }
 
 impl Usage {

@@ -150,6 +150,46 @@ fn hosts_that_know_a_build_are_preferred() {
 }
 
 #[test]
+fn what_is_not_known_goes_first_then_what_takes_longest() {
+    let mut scheduler = farm(1, 1);
+    scheduler.put_build(BuildId(0), build("a", Class::Interactive, 1));
+    for (id, expected_ms) in [(1, 50), (2, 900), (3, 0), (4, 900), (5, 0)] {
+        // Another need, and so another queue, changes nothing.
+        let memory = if id == 2 { 1 << 20 } else { 0 };
+        let need = Need { memory, ..Need::default() };
+        scheduler.submit_expected(TaskId(id), BuildId(0), need, expected_ms, 0);
+    }
+    let order: Vec<u64> = (0..5)
+        .map(|_| {
+            let given = scheduler.schedule(0);
+            scheduler.end(given[0].task);
+            given[0].task.0
+        })
+        .collect();
+    assert_eq!(order, [3, 5, 2, 4, 1]);
+}
+
+#[test]
+fn a_build_that_has_no_room_is_passed_over_and_comes_back() {
+    let mut scheduler = farm(2, 2);
+    for of in 0..3 {
+        scheduler.put_build(BuildId(of), build(&format!("u{of}"), Class::Batch, 1));
+    }
+    let nowhere = Need { labels: BTreeSet::from(["arm".to_owned()]), ..Need::default() };
+    submit(&mut scheduler, 0, 0, 3, &nowhere);
+    submit(&mut scheduler, 1, 100, 1, &Need::default());
+    assert_eq!(scheduler.schedule(0).len(), 1);
+    assert_eq!(scheduler.hopeless().len(), 3);
+    scheduler.put_host(HostId(9), Host { labels: BTreeSet::from(["arm".to_owned()]), ..host(2) });
+    assert_eq!(scheduler.schedule(0).iter().filter(|one| one.host == HostId(9)).count(), 2);
+    // A build whose last task goes while it is passed over waits for nothing any more.
+    scheduler.end(TaskId(2));
+    submit(&mut scheduler, 2, 200, 9, &Need::default());
+    assert_eq!(scheduler.schedule(0).len(), 3);
+    assert!(scheduler.builds().iter().all(|load| load.id == BuildId(2) || load.waiting == 0));
+}
+
+#[test]
 fn a_large_task_gets_a_host_in_the_end() {
     let mut scheduler = farm(2, 4);
     for of in 0..2 {

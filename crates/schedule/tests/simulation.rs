@@ -33,6 +33,10 @@ struct Plan {
     spread_ms: u64,
     /// So often a host is lost, with what runs there; it is back after ten seconds.
     lost_every_ms: Option<u64>,
+    /// How long tasks take is known before.
+    knows: bool,
+    /// Users, who have the builds in turn; 0: each has one.
+    users: u64,
 }
 
 #[derive(Debug)]
@@ -90,14 +94,17 @@ impl World {
         let mut random = Random(0x9e37_79b9_7f4a_7c15);
         let all = plan.builds * plan.tasks_each;
         let low = plan.mean_ms - plan.spread_ms;
-        let takes = (0..all).map(|_| low + random.below(2 * plan.spread_ms + 1)).collect();
+        let takes: Vec<u64> = (0..all).map(|_| low + random.below(2 * plan.spread_ms + 1)).collect();
         for build in 0..plan.builds {
-            let of = Build { user: format!("user{build}"), class: Class::Interactive, weight: 1 };
+            let user = if plan.users == 0 { build } else { build % plan.users };
+            let of = Build { user: format!("user{user}"), class: Class::Interactive, weight: 1 };
             scheduler.put_build(BuildId(build), of);
         }
         // Side by side, as makes that run at once have them.
         for task in 0..all {
-            scheduler.submit(TaskId(task), BuildId(task % plan.builds), Need::default(), 0);
+            let expected_ms = if plan.knows { takes[task as usize] as u32 } else { 0 };
+            let build = BuildId(task % plan.builds);
+            scheduler.submit_expected(TaskId(task), build, Need::default(), expected_ms, 0);
         }
         let result = Result {
             took_ms: 0,
@@ -242,6 +249,8 @@ const FARM: Plan = Plan {
     mean_ms: 6_000,
     spread_ms: 300,
     lost_every_ms: None,
+    knows: false,
+    users: 0,
 };
 
 fn is_good(result: &Result) {
@@ -275,11 +284,33 @@ fn long_tasks_at_the_end_cost_no_more_than_one_of_them() {
 }
 
 #[test]
+fn with_a_history_they_cost_nothing_at_the_end() {
+    let plan = Plan { spread_ms: 5_000, knows: true, ..FARM };
+    is_good(&simulate("30 x 25, 1 build, tasks of 1 to 11 s, known", plan));
+    let twenty = Plan { builds: 20, tasks_each: 1_000, ..plan };
+    is_good(&simulate("30 x 25, 20 builds, tasks of 1 to 11 s, known", twenty));
+}
+
+#[test]
 fn large_farms_are_used_as_well_as_small_ones() {
     let large = if std::env::var_os("HAYLOFT_TEST_LONG").is_some() { 10_000 } else { 1_000 };
     for hosts in [100, large] {
         let tasks_each = hosts * 25 * 8 / 20;
         let plan = Plan { hosts, builds: 20, tasks_each, ..FARM };
         is_good(&simulate(&format!("{hosts} x 25, 20 builds of {tasks_each} tasks"), plan));
+    }
+}
+
+/// What a decision costs does not grow with the builds: the figures are for who reads them.
+#[test]
+fn many_builds_of_few_users_and_of_many() {
+    let most = if std::env::var_os("HAYLOFT_TEST_LONG").is_some() { 1_000 } else { 300 };
+    for builds in [10, 100, most] {
+        for users in [0, 5] {
+            let plan = Plan { hosts: 100, builds, users, tasks_each: 40_000 / builds, ..FARM };
+            let whose = if users == 0 { "a user each".to_owned() } else { format!("{users} users") };
+            let result = simulate(&format!("100 x 25, {builds} builds, {whose}"), plan);
+            assert!(result.took_ms as f64 <= 1.05 * result.ideal_ms, "{result:?}");
+        }
     }
 }
