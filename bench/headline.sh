@@ -2,12 +2,13 @@
 # One build on many hosts: network namespaces of this machine, each with a mount and an agent of its own. Everything is
 # real but the compiler, which reads a source and 30 headers, waits, and writes an object and a dependency file beside the source.
 #
-#   bench/headline.sh [--smoke] [--hosts N] [--slots N] [--tasks N] [--mean-ms N] [--compare] [--keep FILE]
+#   bench/headline.sh [--smoke] [--hosts N] [--slots N] [--tasks N] [--mean-ms N] [--compare] [--builds N] [--json FILE]
 #
 #   --smoke      seconds: 3 hosts, 60 tasks; the figures mean nothing
 #   --hosts N    hosts (default 30), with --slots N each (default 25)
 #   --tasks N    how many things there are to compile (default 6000), which take --mean-ms N in the mean (default 6000)
 #   --compare    afterwards the same with plain make, whose recipes a wrapper sends to the hosts in turn (nsenter)
+#   --builds N   instead of one build so many at once, of forks of the same volume, each mounted on all hosts; --tasks is for each
 #   --json FILE  writes the figures there
 #
 # Prints how long it took beside the ideal (all slots busy all the time), and who has used this machine's processors meanwhile. What was
@@ -19,14 +20,14 @@ if [ -z "${HEADLINE_INSIDE:-}" ]; then
     export HEADLINE_INSIDE=1
     exec unshare --net --mount --propagation private "$0" "$@"
 fi
-COUNT=30 SLOTS=25 TASKS=6000 MEAN=6000 COMPARE='' JSON=''
+COUNT=30 SLOTS=25 TASKS=6000 MEAN=6000 COMPARE='' JSON='' BUILDS=''
 while [ $# -gt 0 ]; do
     case $1 in
         --smoke) COUNT=3 SLOTS=4 TASKS=60 MEAN=300 ;;
         --compare) COMPARE=1 ;;
-        --hosts | --slots | --tasks | --mean-ms | --json)
+        --hosts | --slots | --tasks | --mean-ms | --json | --builds)
             [ $# -gt 1 ] || { sed -n '2,/^set /{/^set /d;s/^# \?//;p}' "$0" >&2; exit 2; }
-            case $1 in --hosts) COUNT=$2 ;; --slots) SLOTS=$2 ;; --tasks) TASKS=$2 ;; --mean-ms) MEAN=$2 ;; --json) JSON=$2 ;; esac
+            case $1 in --hosts) COUNT=$2 ;; --slots) SLOTS=$2 ;; --tasks) TASKS=$2 ;; --mean-ms) MEAN=$2 ;; --json) JSON=$2 ;; --builds) BUILDS=$2 ;; esac
             shift
             ;;
         *) sed -n '2,/^set /{/^set /d;s/^# \?//;p}' "$0"; exit 2 ;;
@@ -43,17 +44,19 @@ CONFIG=$(mktemp) && echo "insecure = true" >"$CONFIG" || exit 1
 . "$HERE/../tests/lib/farm.sh"
 export LC_ALL=C HAYLOFT_CONFIG=$CONFIG HAYLOFT_BROKER=nats://$LISTEN:4222
 unset MAKEFLAGS
-AGENTS=() BROKER=''
+AGENTS=() BROKER='' FORKS=()
 farm_serve
 trap 'headline_end; rm -f "$CONFIG"; farm_stop' EXIT
 TREE=$WORK/tree
 mkdir "$TREE" "$WORK/log"
 
 headline_end() {
-    local pid at
+    local pid at tree
     end_agents
     for pid in $BROKER; do kill "$pid" 2>/dev/null && wait "$pid" 2>/dev/null; done
-    for at in "${!HOSTS[@]}"; do on "$at" timeout 60 "$HAYLOFT" umount "$TREE" >/dev/null 2>&1; done
+    for at in "${!HOSTS[@]}"; do
+        for tree in "$TREE" "${FORKS[@]}"; do on "$at" timeout 60 "$HAYLOFT" umount "$tree" >/dev/null 2>&1; done
+    done
 }
 
 on() { # HOST COMMAND...
@@ -153,9 +156,43 @@ round_robin() {
         make -s -j$((COUNT * SLOTS)) SHELL="$ROOT/tests/lib/round-robin.sh"
 }
 
+forks() {
+    local at host
+    for at in $(seq "$BUILDS"); do
+        "$HAYLOFT" fork "$VOLUME" "fork$at" --server "$ADDRESS" >/dev/null && mkdir "$WORK/fork$at" || return 1
+        FORKS+=("$WORK/fork$at")
+        for host in "${!HOSTS[@]}"; do
+            on "$host" "$HAYLOFT" mount "$ADDRESS/fork$at" "$WORK/fork$at" --log-dir "$WORK/log" -o cache=16M,dirty=16M >/dev/null || return 1
+        done
+    done
+    # Agents look at what is mounted every four seconds.
+    local tries
+    for tries in $(seq 100); do
+        [ "$(on "$COUNT" "$HAYLOFT" farm status --json | grep -c '"volume=')" != $((COUNT * (BUILDS + 1))) ] || return 0
+        sleep 0.2
+    done
+    return 1
+}
+builds() {
+    on "$COUNT" python3 "$HERE/headline/builds.py" "$TASKS" "$MEAN" $((COUNT * SLOTS)) "$JSON" "$HAYLOFT" "${FORKS[@]/%//project}" \
+        2>"$WORK/build.log" || { tail -n 20 "$WORK/build.log"; return 1; }
+}
+same_forks() {
+    local tree
+    (cd "$WORK/local" && PRETEND_AT_ONCE=1 make -s -j2 >"$WORK/local.log" 2>&1) || { tail "$WORK/local.log"; return 1; }
+    for tree in "${FORKS[@]}"; do on 0 diff -rq --exclude=.hayloft-history "$WORK/local" "$tree/project" || return 1; done
+}
+
 check "$COUNT hosts of $SLOTS slots" begin
 [ "$FAILED" = 0 ] || { report; exit 1; }
 check "$TASKS sources" project
+if [ -n "$BUILDS" ]; then
+    check "$BUILDS forks, on all hosts" forks
+    check "all built at once" builds
+    check "the products of each are those of a local make" same_forks
+    report
+    exit
+fi
 counted >"$WORK/before"
 check "one build on all hosts" build "hayloft make" "$HAYLOFT" make --summary -s -j -- all
 tail -n 1 "$WORK/build.log"

@@ -30,7 +30,7 @@ use crate::args::{Cli, Verb};
 use crate::config::Config;
 use crate::exit::Exit;
 use crate::farm::args::FarmVerb;
-use crate::farm::{agent, make, status, task};
+use crate::farm::{agent, make, slurm, status, task};
 use crate::mounts::{helper, mount, sync, umount};
 use crate::roots::{root, run as run_root};
 use crate::server::{cert, clients, serve, stats, volume};
@@ -124,6 +124,7 @@ fn run(cli: Cli) -> anyhow::Result<u8> {
             FarmVerb::Agent(args) => agent::run(*args, &config()?, cli.config.as_deref()),
             FarmVerb::Status(args) => status::status(&args, &config()?),
             FarmVerb::Top(args) => status::top(&args, &config()?),
+            FarmVerb::Slurm(args) => slurm::run(*args, &config()?),
         },
     }
 }

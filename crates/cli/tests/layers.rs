@@ -104,7 +104,7 @@ const ROOMS: [(&str, &[&str]); 9] = [
         &["database", "content", "order", "sharing", "session", "commit", "versions", "admin", "connection"],
     ),
     ("layer", &["files", "overlay", "publication", "modules", "named", "tests"]),
-    ("farm", &["protocol", "execution", "dispatch", "agent", "submit", "relay", "make"]),
+    ("farm", &["protocol", "execution", "dispatch", "agent", "scale", "submit", "relay", "make"]),
 ];
 
 #[test]

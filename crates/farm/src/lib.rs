@@ -5,6 +5,7 @@
 //! broker, NATS ([`broker`], [`protocol`]). A task finds its files since its host has the same volume mounted ([`place`]);
 //! [`execution`] runs it and ends all of it. [`relay`] is the process that submits for all of a build on a host. [`make`] has GNU make send its recipes to all this.
 //! What is started for each task is one [`small`] program.
+//! [`scale`] has hosts come and go with the demand.
 
 pub mod agent;
 pub mod broker;
@@ -14,5 +15,6 @@ pub mod make;
 pub mod place;
 pub mod protocol;
 pub mod relay;
+pub mod scale;
 pub mod small;
 pub mod submit;

@@ -94,6 +94,8 @@ pub struct Ended {
     pub system: Duration,
     /// Page faults that had to read.
     pub major_faults: u64,
+    /// Most memory that any one of these processes had resident at a time, bytes.
+    pub peak: u64,
 }
 
 fn duration(time: libc::timeval) -> Duration {
@@ -125,6 +127,8 @@ pub fn wait(pid: Option<i32>, block: bool) -> io::Result<Option<Ended>> {
         user: duration(usage.ru_utime),
         system: duration(usage.ru_stime),
         major_faults: usage.ru_majflt as u64,
+        // The kernel counts it in KiB.
+        peak: (usage.ru_maxrss as u64) << 10,
     }))
 }
 

@@ -9,7 +9,7 @@ use anyhow::Context;
 use hayloft_farm::agent::{self, AgentConfig, AgentError, Policy};
 use hayloft_farm::broker::BrokerError;
 use hayloft_farm::execution::SPAWNER_ARGUMENT;
-use hayloft_farm::small;
+use hayloft_farm::{scale, small};
 use tokio::sync::mpsc;
 
 use crate::config::Config;
@@ -35,6 +35,8 @@ pub(crate) fn run(args: AgentArgs, config: &Config, config_file: Option<&Path>) 
         let path = mount.canonicalize().with_context(|| format!("--mount {}", mount.display()))?;
         mounts.push(path);
     }
+    let mut labels = args.label;
+    labels.extend(std::env::var("SLURM_JOB_ID").ok().map(|job| scale::job_label(&job)));
     let small = std::env::current_exe().ok().and_then(|own| small::beside(&own));
     let mut spawner = Command::new(small.as_deref().unwrap_or(Path::new("/proc/self/exe")));
     spawner.arg(SPAWNER_ARGUMENT);
@@ -43,33 +45,28 @@ pub(crate) fn run(args: AgentArgs, config: &Config, config_file: Option<&Path>) 
         host: host.clone(),
         slots,
         memory: args.memory.unwrap_or_else(host_memory),
-        labels: args.label,
+        labels,
         mounts,
         policy: Policy { map: args.user_map, allows_root: args.allow_root },
         lease: Duration::from_secs(args.lease),
+        grace: Duration::from_secs(args.grace),
         spawner,
         arguments: config_file.map_or_else(Vec::new, |file| {
             vec!["--config".into(), std::path::absolute(file).unwrap_or_else(|_| file.into()).into()]
         }),
     };
-    let (to_stop, mut stop) = mpsc::unbounded_channel();
+    let (to_stop, stop) = mpsc::unbounded_channel();
     signals::on_ending(move |_| {
         let _ = to_stop.send(());
     })
     .context("cannot catch signals")?;
     // One thread has time for all of a host's tasks, and no other one has to be woken for each message.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let done = runtime.block_on(agent::run(
-        agent,
-        async move {
-            let _ = stop.recv().await;
-        },
-        || {
-            let mut out = std::io::stdout();
-            let _ = writeln!(out, "offering {slots} slots as {host}").and_then(|()| out.flush());
-            notify::ready();
-        },
-    ));
+    let done = runtime.block_on(agent::run(agent, stop, || {
+        let mut out = std::io::stdout();
+        let _ = writeln!(out, "offering {slots} slots as {host}").and_then(|()| out.flush());
+        notify::ready();
+    }));
     runtime.shutdown_background();
     match done {
         Ok(()) => Ok(0),

@@ -141,7 +141,8 @@ pub(crate) struct MakeArgs {
 Examples:
   hayloft farm agent --slots 25 --broker nats://farm1:4222
   hayloft farm status --broker nats://farm1:4222
-  hayloft farm top")]
+  hayloft farm top
+  hayloft farm slurm --max 30 --slots 25 -- --exclusive agent.sh")]
 pub(crate) struct FarmArgs {
     /// What to do.
     #[command(subcommand)]
@@ -157,12 +158,54 @@ pub(crate) enum FarmVerb {
     Status(StatusArgs),
     /// Show hosts and builds, again and again
     Top(TopArgs),
+    /// Have Slurm run as many agents as builds want
+    Slurm(Box<SlurmArgs>),
+}
+
+/// `hayloft farm slurm`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+What stands behind -- is for sbatch: options, and the script that becomes the agent (exec hayloft farm agent). It finds HAYLOFT_BROKER and
+HAYLOFT_SLOTS set. What tasks wait for is met by further jobs when it has lasted for a while; of jobs that were not needed for a longer while
+those go that have least to do, when their agents have finished what they run. While no agent is there tasks wait for the first job.
+
+It keeps nothing, and may be stopped and started again; its jobs go on. Runs where sbatch, squeue and scancel do.
+
+Examples:
+  hayloft farm slurm --max 30 --slots 25 -- --exclusive --time=8:00:00 agent.sh
+  hayloft farm slurm --min 2 --max 100 --slots 64 --shrink-after 900 -- --cpus-per-task=64 --mem=200G /etc/hayloft/agent.sh")]
+pub(crate) struct SlurmArgs {
+    /// What the farm is reached by.
+    #[command(flatten)]
+    pub broker: BrokerArgs,
+    /// Fewest jobs
+    #[arg(long, value_name = "JOBS", default_value = "0")]
+    pub min: u32,
+    /// Most jobs
+    #[arg(long, value_name = "JOBS", value_parser = clap::value_parser!(u32).range(1..))]
+    pub max: u32,
+    /// Slots of a job's agent
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub slots: u32,
+    /// Jobs are submitted for what has waited for so long
+    #[arg(long, value_name = "SECONDS", default_value = "3")]
+    pub grow_after: u64,
+    /// Jobs go that were not needed for so long
+    #[arg(long, value_name = "SECONDS", default_value = "300")]
+    pub shrink_after: u64,
+    /// By this name its jobs are told from others of this user
+    #[arg(long, value_name = "NAME", default_value = "hayloft-agent")]
+    pub name: String,
+    /// Options of sbatch, and the script
+    #[arg(last = true, required = true, value_name = "SBATCH ARGUMENTS")]
+    pub batch: Vec<OsString>,
 }
 
 /// `hayloft farm agent`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Prints one line when it has the broker: offering N slots as HOST. SIGTERM and SIGINT end it; its tasks run elsewhere then. With
+Prints one line when it has the broker: offering N slots as HOST. SIGTERM and SIGINT end it; its tasks run elsewhere then, or have
+--grace to end. As a job of Slurm it has the label slurm=JOB. With
 NOTIFY_SOCKET set (systemd, Type=notify) it reports itself ready there. As root it runs tasks as the user who has submitted them,
 if there is one of that name and number here; never as root unless that is allowed. Otherwise it runs tasks of its own user.
 
@@ -198,6 +241,9 @@ pub(crate) struct AgentArgs {
     /// How long tasks run on without word of who has submitted them
     #[arg(long, value_name = "SECONDS", default_value = "10", value_parser = clap::value_parser!(u64).range(3..=120))]
     pub lease: u64,
+    /// How long tasks that run may run on after SIGTERM or SIGINT; with the second one they end at once
+    #[arg(long, value_name = "SECONDS", default_value = "0")]
+    pub grace: u64,
     /// End when the parent process ends.
     #[arg(long, hide = true)]
     pub die_with_parent: bool,

@@ -1,4 +1,4 @@
-//! The farm: `hayloft task`, `make` and `farm agent|status|top`.
+//! The farm: `hayloft task`, `make` and `farm agent|status|top|slurm`.
 
 pub(crate) mod agent;
 pub(crate) mod args;
@@ -7,5 +7,6 @@ pub(crate) mod make;
 mod progress;
 mod recorded;
 pub(crate) mod settings;
+pub(crate) mod slurm;
 pub(crate) mod status;
 pub(crate) mod task;

@@ -102,6 +102,7 @@ mod tests {
             broker: ms(20),
             ran: ms(6_000),
             cpu: ms(5_500),
+            peak: 0,
             host: "h1".into(),
             record: None,
         };

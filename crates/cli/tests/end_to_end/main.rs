@@ -67,6 +67,7 @@ mod tasks;
 mod tasks_brokers;
 mod tasks_faults;
 mod tasks_make;
+mod tasks_memory;
 mod tasks_record;
 mod tasks_roots;
 mod torn;

@@ -170,14 +170,14 @@ fn mounts_of_a_host_share_a_tenth_of_its_memory() {
 }
 
 /// A control group with a bound of memory.
-struct Group {
+pub(crate) struct Group {
     dir: PathBuf,
 }
 
 impl Group {
     /// In the first hierarchy that can have one.
-    fn new(mib: u64) -> Option<Group> {
-        let name = format!("hayloft-e2e-{}", std::process::id());
+    pub(crate) fn new(name: &str, mib: u64) -> Option<Group> {
+        let name = format!("hayloft-e2e-{name}-{}", std::process::id());
         [("/sys/fs/cgroup", "memory.max"), ("/sys/fs/cgroup/memory", "memory.limit_in_bytes")]
             .into_iter()
             .find_map(|(top, limit)| {
@@ -191,6 +191,11 @@ impl Group {
                 fs::write(group.dir.join(limit), (mib << 20).to_string()).ok()?;
                 Some(group)
             })
+    }
+
+    /// Brings a process into it; what that starts from then on is in it as well.
+    pub(crate) fn add(&self, pid: u32) {
+        fs::write(self.dir.join("cgroup.procs"), pid.to_string()).unwrap();
     }
 
     /// Shell commands that bring the shell into the group.
@@ -231,7 +236,7 @@ while not os.path.exists(stop):
 #[test]
 fn memory_pressure_empties_the_cache_at_once() {
     const GROUP_MIB: u64 = 400;
-    let Some(group) = Group::new(GROUP_MIB) else {
+    let Some(group) = Group::new("hog", GROUP_MIB) else {
         eprintln!("skipped: no control group of memory can be made here");
         return;
     };

@@ -65,6 +65,53 @@ fn a_task_whose_agent_is_stopped_runs_elsewhere_at_once() {
 }
 
 #[test]
+fn an_agent_that_has_time_to_go_finishes_what_it_runs_and_takes_nothing_new() {
+    let args = ["--slots", "4", "--allow-root", "--grace", "60"];
+    let mut site = Site::new(2, &args);
+    let task = site.task(WORK).stdout(Stdio::piped()).spawn().unwrap();
+    wait_for_runs(&site, 1);
+    let hosts = site.status()["hosts"].as_array().unwrap().clone();
+    let busy = hosts.iter().position(|host| host["busy"] == 1).expect("a host with a task");
+    let at = hosts[busy]["host"].as_str().unwrap()[1..].parse::<usize>().unwrap();
+    let agent = site.agents.remove(at - 1);
+    kill(agent.id(), libc::SIGTERM);
+    let is_ending = |host: &serde_json::Value| host["draining"] == true;
+    wait_until("it is known to go", Duration::from_secs(60), || {
+        site.status()["hosts"].as_array().unwrap().iter().any(is_ending)
+    });
+    run(&mut site.task("true"));
+    let output = task.wait_with_output().unwrap();
+    assert_eq!((output.status.code(), &*output.stdout), (Some(0), &b"out\n"[..]));
+    assert_eq!(log(site.dir()), ["run", "done"]);
+    wait_until("it has gone", Duration::from_secs(60), || {
+        site.status()["hosts"].as_array().unwrap().len() == 1
+    });
+    drop(agent);
+}
+
+#[test]
+fn what_ends_by_a_signal_to_all_of_a_job_runs_elsewhere() {
+    let mut site = Site::new(2, &["--slots", "4", "--allow-root", "--grace", "60"]);
+    let task = site.task(&WORK.replace("sleep 3", "sleep 3.217")).stdout(Stdio::piped()).spawn().unwrap();
+    wait_for_runs(&site, 1);
+    let hosts = site.status()["hosts"].as_array().unwrap().clone();
+    let busy = hosts.iter().find(|host| host["busy"] == 1).expect("a host with a task");
+    let at = busy["host"].as_str().unwrap()[1..].parse::<usize>().unwrap();
+    let agent = site.agents.remove(at - 1);
+    // As a batch system does: each process of the job, in any order.
+    let inner = Command::new("pgrep").args(["-f", "^sleep 3.217$"]).output().unwrap();
+    let inner = String::from_utf8(inner.stdout).unwrap();
+    for pid in inner.split_whitespace() {
+        kill(pid.parse().unwrap(), libc::SIGTERM);
+    }
+    agent.stop();
+    let output = task.wait_with_output().unwrap();
+    assert_eq!((output.status.code(), &*output.stdout), (Some(0), &b"out\n"[..]));
+    let log = log(site.dir());
+    assert_eq!((log.first().unwrap().as_str(), log.last().unwrap().as_str()), ("run", "done"), "{log:?}");
+}
+
+#[test]
 fn tasks_of_an_agent_that_hangs_end_and_then_nothing_is_busy() {
     let site = Site::new(1, &ALLOWED);
     let mut task = site.task("echo $$ > begun; exec sleep 6789").stderr(Stdio::null()).spawn().unwrap();

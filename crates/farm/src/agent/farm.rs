@@ -5,7 +5,6 @@
 //! late: a host is then given more tasks than it has slots, starts as many as it has, and the rest is given anew. The younger gives up.
 
 use std::collections::BTreeMap;
-use std::future::Future;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use async_nats::{Message as Mail, Subscriber};
@@ -14,6 +13,7 @@ use hayloft_schedule::Config;
 use prost::Message;
 use tokio::sync::mpsc;
 
+use super::ending::Ending;
 use super::host::HostTasks;
 use super::mounts::Mounts;
 use super::{AgentConfig, AgentError};
@@ -22,7 +22,7 @@ use crate::dispatch::{Dispatch, Say};
 use crate::execution::{Event, Spawner};
 use crate::protocol::{
     AGENTS, AgentBeat, AgentSeen, Alive, BEAT, BEGUN, DISPATCH, SEEN, SILENCE, STATUS, ToAgent, ToClient,
-    ToDispatcher, agent_subject, client, client_subject, dispatch, new_id,
+    ToDispatcher, agent, agent_subject, client, client_subject, dispatch, new_id,
 };
 
 /// How often leases are looked at.
@@ -56,16 +56,16 @@ struct Agent {
     /// Since when nobody dispatches.
     nobody_since: Option<Instant>,
     office: Option<Office>,
-    ending: bool,
+    ending: Ending,
 }
 
-/// Runs an agent until `stop` is there. `ready` is called when it has the broker.
+/// Runs an agent until `stop` says so, as often as a signal comes, and nothing runs any more. `ready` is called when it has the broker.
 ///
 /// # Errors
 /// See [`AgentError`].
 pub async fn run(
     mut config: AgentConfig,
-    stop: impl Future<Output = ()>,
+    mut stop: mpsc::UnboundedReceiver<()>,
     ready: impl FnOnce(),
 ) -> Result<(), AgentError> {
     let command = std::mem::replace(&mut config.spawner, std::process::Command::new("false"));
@@ -106,7 +106,7 @@ pub async fn run(
         dispatcher: None,
         nobody_since: None,
         office: None,
-        ending: false,
+        ending: Ending::default(),
     };
     agent.mounts.first(&mut mounts_say).await;
     agent.know_mounts();
@@ -115,8 +115,6 @@ pub async fn run(
     let mut ticks = tokio::time::interval(TICK);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     let mut ready = Some(ready);
-    let mut stop = std::pin::pin!(stop);
-    let mut deadline = None;
     loop {
         tokio::select! {
             _ = ticks.tick() => {
@@ -129,8 +127,13 @@ pub async fn run(
                     }
                     ready();
                 }
-                let is_late = deadline.is_some_and(|deadline| Instant::now() >= deadline);
-                if agent.ending && (agent.tasks.is_idle() || is_late) {
+                for event in agent.ending.released() {
+                    agent.over(event);
+                }
+                if agent.ending.is_time() {
+                    agent.tasks.end_all();
+                }
+                if agent.ending.is_over(agent.tasks.is_idle(), agent.tasks.is_done()) {
                     return agent.leave().await;
                 }
             }
@@ -138,8 +141,10 @@ pub async fn run(
             Some(mail) = seen.next() => agent.hear_seen(&mail),
             Some(_) = begun.next() => agent.beat().await?,
             Some(mail) = own.next() => {
-                if let Ok(message) = ToAgent::decode(mail.payload) {
-                    agent.tasks.receive(message);
+                match ToAgent::decode(mail.payload) {
+                    Ok(ToAgent { body: Some(agent::Body::Drain(_)), .. }) => agent.drain().await?,
+                    Ok(message) => agent.tasks.receive(message),
+                    Err(_) => {}
                 }
             }
             Some(answer) = mounts_say.recv() => {
@@ -148,7 +153,7 @@ pub async fn run(
             }
             event = ended.recv() => match event {
                 Some(Some(event)) => agent.ended(event),
-                _ if agent.ending => return agent.leave().await,
+                _ if agent.ending.has_begun() => return agent.leave().await,
                 _ => return Err(AgentError::SpawnerEnded),
             },
             (mail, from) = next(agent.office.as_mut()) => match from {
@@ -156,13 +161,11 @@ pub async fn run(
                 From::Submitter => agent.hear_request(&mail),
                 From::Asker => agent.tell_status(&mail),
             },
-            () = &mut stop, if !agent.ending => {
-                agent.ending = true;
-                deadline = Some(Instant::now() + Duration::from_secs(2));
-                // Nothing comes back here: others are told first.
-                agent.office = None;
-                agent.beat().await?;
-                agent.tasks.end_all();
+            Some(()) = stop.recv() => {
+                agent.drain().await?;
+                if agent.ending.signal(agent.config.grace) {
+                    agent.tasks.end_all();
+                }
             }
         }
         agent.schedule();
@@ -219,7 +222,7 @@ impl Agent {
             memory: self.tasks.memory,
             labels: self.labels.clone(),
             running: self.tasks.running(),
-            draining: self.ending,
+            draining: self.ending.has_begun(),
             dispatches: self.office.is_some(),
             lease: self.tasks.lease.as_millis() as u64,
             goes: false,
@@ -231,7 +234,7 @@ impl Agent {
             self.broker.say(client_subject(client, "m"), &message);
         }
         self.elect().await?;
-        if self.office.is_some() || self.nobody_since.is_some() || self.ending {
+        if self.office.is_some() || self.nobody_since.is_some() || self.ending.has_begun() {
             self.broker.say(SEEN, &self.seen());
         }
         let now_ms = self.now_ms();
@@ -246,7 +249,7 @@ impl Agent {
         AgentSeen {
             agent: self.tasks.id.clone(),
             started: self.started,
-            draining: self.ending,
+            draining: self.ending.has_begun(),
             dispatches: self.office.is_some(),
         }
     }
@@ -264,10 +267,10 @@ impl Agent {
         let is_oldest = self.others.iter().all(|(id, (started, _))| (*started, id.as_str()) > me);
         let has_listened = self.begun.elapsed() > SILENCE + BEAT
             && self.nobody_since.is_some_and(|since| since.elapsed() >= NOBODY);
-        if self.office.is_some() && (self.ending || !is_oldest) {
+        if self.office.is_some() && (self.ending.has_begun() || !is_oldest) {
             tracing::info!("another agent gives slots to tasks now");
             self.office = None;
-        } else if is_oldest && has_listened && !self.ending && self.broker.is_connected() {
+        } else if is_oldest && has_listened && !self.ending.has_begun() && self.broker.is_connected() {
             self.take_office().await?;
         }
         Ok(())
@@ -353,7 +356,23 @@ impl Agent {
         }
     }
 
+    /// Takes nothing new; others are told so before anything comes back from here.
+    async fn drain(&mut self) -> Result<(), AgentError> {
+        if self.ending.begin() {
+            self.tasks.refuse();
+            self.office = None;
+            self.beat().await?;
+        }
+        Ok(())
+    }
+
     fn ended(&mut self, event: Event) {
+        if let Some(event) = self.ending.judge(event) {
+            self.over(event);
+        }
+    }
+
+    fn over(&mut self, event: Event) {
         let report = event.report;
         if let Some(key) = self.tasks.ended(event.task, report) {
             let body = Some(dispatch::Body::Over(key.clone()));

@@ -4,7 +4,6 @@ use std::collections::{BTreeMap, VecDeque};
 use std::ffi::OsStr;
 use std::fs::File;
 use std::io;
-use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -16,7 +15,8 @@ use tokio::sync::mpsc;
 
 use super::policy::{Policy, RunAs};
 use super::roots::{InRoot, InUse, Plan, Roots};
-use super::task::{self, Pipes, Told};
+use super::shortage::Shortage;
+use super::task::{self, Told};
 use crate::broker::Broker;
 use crate::execution::{Event, Execution, Report, Spawner, message_in};
 use crate::place::{self, Place, VolumeMount};
@@ -39,6 +39,7 @@ struct Running {
     is_over: bool,
     /// Its root is being made; what becomes of it then.
     start: Arc<Mutex<Starting>>,
+    begun: Instant,
     /// What its record is read from, and which folder of this host is another one at the submitter's.
     record: Option<(File, Option<(PathBuf, PathBuf)>)>,
 }
@@ -72,6 +73,7 @@ pub(super) struct HostTasks {
     beats: VecDeque<(u64, Instant)>,
     partial: VecDeque<(TaskKey, Vec<Option<StartPart>>)>,
     last: u64,
+    shortage: Shortage,
     /// The agent ends.
     is_ending: bool,
 }
@@ -101,6 +103,7 @@ impl HostTasks {
             beats: VecDeque::new(),
             partial: VecDeque::new(),
             last: 0,
+            shortage: Shortage::default(),
             is_ending: false,
         }
     }
@@ -136,6 +139,7 @@ impl HostTasks {
             self.beats.pop_front();
         }
         self.roots.tidy();
+        self.shortage.look();
         // It ends all tasks before anybody may take them for lost, should this process hang.
         self.spawner.live(self.lease.mul_f64(0.75))
     }
@@ -171,9 +175,18 @@ impl HostTasks {
         }
     }
 
-    /// Ends all tasks, and takes no more; they may run elsewhere.
-    pub(super) fn end_all(&mut self) {
+    /// Takes no more tasks.
+    pub(super) fn refuse(&mut self) {
         self.is_ending = true;
+    }
+
+    /// Whether nothing runs here, and all ends were heard.
+    pub(super) fn is_done(&self) -> bool {
+        self.is_idle() && self.numbers.is_empty()
+    }
+
+    /// Ends all tasks; they may run elsewhere.
+    pub(super) fn end_all(&mut self) {
         let all: Vec<u64> = self.tasks.keys().copied().collect();
         all.iter().for_each(|number| self.end(*number, None));
     }
@@ -210,7 +223,7 @@ impl HostTasks {
                 None => self.partial.retain(|(partial, _)| *partial != key),
             },
             Some(agent::Body::Echo(beat)) => drop(self.extend(&key.client, beat)),
-            None => {}
+            Some(agent::Body::Drain(_)) | None => {}
         }
     }
 
@@ -315,7 +328,7 @@ impl HostTasks {
             execution.gid = spec.gid;
         }
         let (standard, pipes) =
-            pipes(spec.has_input, spec.merged).map_err(|error| lost("make pipes", error))?;
+            task::pipes(spec.has_input, spec.merged).map_err(|error| lost("make pipes", error))?;
         self.last += 1;
         let number = self.last;
         let is_at_once = in_root.is_none();
@@ -347,7 +360,8 @@ impl HostTasks {
             record = memory.map(|memory| (memory, shown));
             tokio::spawn(attend);
         }
-        let task = Running { key: key.clone(), build, need, told, is_over: false, start, record };
+        let begun = Instant::now();
+        let task = Running { key: key.clone(), build, need, told, is_over: false, start, begun, record };
         self.tasks.insert(number, task);
         self.numbers.insert(key.clone(), number);
         Ok(())
@@ -404,7 +418,10 @@ impl HostTasks {
         let record = task.record.take().filter(|_| report.is_some());
         let record = record
             .and_then(|(memory, shown)| Some(message_in::<Record>(&memory).ok()?.shown(shown.as_ref())));
-        let _ = task.told.send(Told::Over(report, record));
+        let _ = task.told.send(match report {
+            Some(report) if report.has_failed() && self.shortage.since(task.begun) => Told::NoMemory(report),
+            report => Told::Over(report, record),
+        });
         let key = task.key.clone();
         if !self.numbers.contains_key(&key) {
             self.tasks.remove(&number);
@@ -476,23 +493,4 @@ fn path(bytes: &[u8]) -> PathBuf {
 
 fn bytes(path: &Path) -> Vec<u8> {
     path.as_os_str().as_bytes().to_vec()
-}
-
-/// The task's ends of its streams, and ours.
-fn pipes(has_input: bool, is_merged: bool) -> io::Result<([OwnedFd; 3], Pipes)> {
-    let (theirs_in, input) = if has_input {
-        let (reader, writer) = io::pipe()?;
-        (OwnedFd::from(reader), Some(OwnedFd::from(writer)))
-    } else {
-        (File::open("/dev/null")?.into(), None)
-    };
-    let (output, theirs_out) = io::pipe()?;
-    let theirs_out = OwnedFd::from(theirs_out);
-    let (error, theirs_err) = if is_merged {
-        (None, theirs_out.try_clone()?)
-    } else {
-        let (reader, writer) = io::pipe()?;
-        (Some(OwnedFd::from(reader)), OwnedFd::from(writer))
-    };
-    Ok(([theirs_in, theirs_out, theirs_err], Pipes { input, output: output.into(), error }))
 }

@@ -1,10 +1,12 @@
 //! An agent: offers the slots of a host, runs tasks, and dispatches when it is the oldest one.
 
+mod ending;
 mod farm;
 mod host;
 mod mounts;
 pub mod policy;
 mod roots;
+mod shortage;
 mod task;
 
 use std::ffi::OsString;
@@ -36,6 +38,8 @@ pub struct AgentConfig {
     pub policy: Policy,
     /// How long tasks run on without word of who has submitted them.
     pub lease: Duration,
+    /// So long what runs may run on after the first signal to end.
+    pub grace: Duration,
     /// Runs this program as the process that starts tasks: with [`crate::execution::SPAWNER_ARGUMENT`].
     pub spawner: Command,
     /// Arguments of this program that stand before a verb, for build roots.

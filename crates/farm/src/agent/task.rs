@@ -2,6 +2,7 @@
 
 use std::cell::Cell;
 use std::collections::VecDeque;
+use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
@@ -33,6 +34,8 @@ pub(super) enum Told {
     Taken(Taken),
     /// Its processes have ended; without a report they were killed. What it has opened, if that is known.
     Over(Option<Report>, Option<Record>),
+    /// The same of one that has failed while the host was short of memory.
+    NoMemory(Report),
     /// The submitter has started it again: it has not heard that it runs.
     StartedAgain,
     /// The submitter has heard of its end, or is gone.
@@ -46,6 +49,25 @@ pub(super) struct Pipes {
     pub output: OwnedFd,
     /// Not there when it is the same as output.
     pub error: Option<OwnedFd>,
+}
+
+/// The task's ends of its streams, and ours.
+pub(super) fn pipes(has_input: bool, is_merged: bool) -> io::Result<([OwnedFd; 3], Pipes)> {
+    let (theirs_in, input) = if has_input {
+        let (reader, writer) = io::pipe()?;
+        (OwnedFd::from(reader), Some(OwnedFd::from(writer)))
+    } else {
+        (File::open("/dev/null")?.into(), None)
+    };
+    let (output, theirs_out) = io::pipe()?;
+    let theirs_out = OwnedFd::from(theirs_out);
+    let (error, theirs_err) = if is_merged {
+        (None, theirs_out.try_clone()?)
+    } else {
+        let (reader, writer) = io::pipe()?;
+        (Some(OwnedFd::from(reader)), OwnedFd::from(writer))
+    };
+    Ok(([theirs_in, theirs_out, theirs_err], Pipes { input, output: output.into(), error }))
 }
 
 struct Output {
@@ -114,6 +136,11 @@ pub(super) async fn attend(
                 Some(Told::Over(report, record)) => {
                     task.over = Some(Ended { record, ..ended(report, begun.elapsed()) });
                 }
+                Some(Told::NoMemory(report)) => {
+                    let reason = "its host was short of memory: the kernel has ended processes there".to_owned();
+                    let end = End::NoMemory as i32;
+                    task.over = Some(Ended { end, reason, ..ended(Some(report), begun.elapsed()) });
+                }
                 Some(message) => task.told(message),
             },
             () = readable(output) => task.read(0),
@@ -129,8 +156,9 @@ pub(super) async fn attend(
 /// How a try has ended, by what its first process has said.
 fn ended(report: Option<Report>, ran: Duration) -> Ended {
     let ran = ran.as_millis() as u64;
-    let cpu = report.as_ref().map_or(0, |report| report.cpu);
-    let how = |end, number, reason| Ended { end: end as i32, number, reason, ran, cpu, ..Ended::default() };
+    let (cpu, peak) = report.as_ref().map_or((0, 0), |report| (report.cpu, report.peak));
+    let how =
+        |end, number, reason| Ended { end: end as i32, number, reason, ran, cpu, peak, ..Ended::default() };
     match report {
         None => how(End::Lost, 0, "its host has ended it".to_owned()),
         Some(report) if !report.failure.is_empty() => {
@@ -188,7 +216,7 @@ impl Task {
                 }
             }
             Told::StartedAgain => self.say(client::Body::Started(true)),
-            Told::Over(..) | Told::Forget => {}
+            Told::Over(..) | Told::NoMemory(_) | Told::Forget => {}
         }
     }
 

@@ -152,7 +152,7 @@ impl Dispatch {
                 None => {
                     let need = self.need(wanted.need.as_ref());
                     let id = self.insert(&key, None);
-                    self.scheduler.submit(id, build, need, now_ms);
+                    self.scheduler.submit_expected(id, build, need, wanted.expected_ms, now_ms);
                 }
                 Some(Task { placed: Some((agent, told_ms)), is_running: false, .. })
                     if now_ms.saturating_sub(*told_ms) >= TELL_AGAIN_MS =>
@@ -265,6 +265,7 @@ impl Dispatch {
             weight: load.build.weight,
             running: load.running,
             waiting: load.waiting,
+            waiting_slots: load.waiting_cores,
             slots: load.cores,
             share: load.share,
         });

@@ -53,6 +53,9 @@ pub struct BuildStatus {
     pub running: usize,
     /// Tasks that wait.
     pub waiting: usize,
+    /// Slots that these want.
+    #[serde(default)]
+    pub waiting_slots: u64,
     /// Slots that it has.
     pub slots: u32,
     /// Slots that it may have at the moment.

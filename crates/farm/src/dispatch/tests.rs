@@ -32,7 +32,12 @@ fn runs(client: &str, task: u64) -> RunningTask {
 /// Tasks with the agent that each has a slot at; without one when it waits.
 fn wants(client: &str, tasks: &[(u64, &str)]) -> ClientBeat {
     let need = || Some(NeedMessage { cores: 1, ..NeedMessage::default() });
-    let wanted = |(task, agent): &(u64, &str)| Wanted { task: *task, need: need(), agent: agent.to_string() };
+    let wanted = |(task, agent): &(u64, &str)| Wanted {
+        task: *task,
+        need: need(),
+        agent: agent.to_string(),
+        expected_ms: 0,
+    };
     ClientBeat {
         client: client.to_owned(),
         build: Some(build(client)),

@@ -86,6 +86,16 @@ pub(crate) struct Report {
     /// Nothing is left of the task: this process may be given another one.
     #[prost(bool, tag = "8")]
     pub goes_on: bool,
+    /// Most memory that any of its processes had resident, bytes.
+    #[prost(uint64, tag = "9")]
+    pub peak: u64,
+}
+
+impl Report {
+    /// The command has run, and has failed.
+    pub(crate) fn has_failed(&self) -> bool {
+        self.failure.is_empty() && (self.signal != 0 || self.code != 0)
+    }
 }
 
 /// Descriptors of a task: what to run, standard input, output and error.
@@ -294,9 +304,10 @@ fn watch(signals: &OwnedFd, command: i32, mut recorder: Option<&mut Recorder>) -
         while let Ok(Some(ended)) = process::wait(None, false) {
             if ended.pid == command {
                 let cpu = (ended.user + ended.system).as_millis() as u64;
+                let report = Report { cpu, peak: ended.peak, ..Report::default() };
                 return match ended.signal {
-                    Some(signal) => Report { signal, cpu, ..Report::default() },
-                    None => Report { code: ended.code, cpu, ..Report::default() },
+                    Some(signal) => Report { signal, ..report },
+                    None => Report { code: ended.code, ..report },
                 };
             }
         }

@@ -1,4 +1,4 @@
-//! How long recipes took, kept in a file of the project: which ones are worth a way to another host.
+//! How long recipes took and how much memory, kept in a file of the project: which ones are worth a way to another host, and what they need there.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write;
@@ -12,15 +12,27 @@ const ENTRIES: usize = 200_000;
 /// What takes less runs here: another host would cost about a tenth of it.
 const CHEAP_MS: u32 = 40;
 
+/// What needs no more than this asks for nothing, MiB: every slot has it.
+const LITTLE_MIB: u64 = 64;
+
 /// Commands that do little.
 const LITTLE: [&str; 12] =
     [":", "true", "echo", "printf", "mkdir", "rmdir", "rm", "mv", "touch", "test", "ln", "chmod"];
 
-/// Durations by recipe, milliseconds.
+/// What is known of a recipe.
+#[derive(Debug, Clone, Copy, Default)]
+struct Known {
+    /// How long it takes, milliseconds.
+    ms: u32,
+    /// Most memory that any of its processes had resident, MiB; 0 when that is not known.
+    mib: u32,
+}
+
+/// What is known of recipes.
 #[derive(Debug, Default)]
 pub(super) struct History {
     path: PathBuf,
-    known: BTreeMap<u64, u32>,
+    known: BTreeMap<u64, Known>,
     is_changed: bool,
     /// Recipes of this run.
     seen: BTreeSet<u64>,
@@ -32,8 +44,10 @@ impl History {
         let path = directory.join(FILE);
         let text = std::fs::read_to_string(&path).unwrap_or_default();
         let entry = |line: &str| {
-            let (key, ms) = line.split_once(' ')?;
-            Some((u64::from_str_radix(key, 16).ok()?, ms.parse().ok()?))
+            let mut words = line.split(' ');
+            let key = u64::from_str_radix(words.next()?, 16).ok()?;
+            let ms = words.next()?.parse().ok()?;
+            Some((key, Known { ms, mib: words.next().map_or(Some(0), |mib| mib.parse().ok())? }))
         };
         let known = text.lines().filter_map(entry).take(ENTRIES).collect();
         History { path, known, is_changed: false, seen: BTreeSet::new() }
@@ -45,29 +59,44 @@ impl History {
             return None;
         }
         let left = self.known.iter().filter(|(key, _)| !self.seen.contains(key));
-        Some(Duration::from_millis(left.map(|(_, ms)| u64::from(*ms)).sum()))
+        Some(Duration::from_millis(left.map(|(_, known)| u64::from(known.ms)).sum()))
     }
 
     /// Whether a recipe took little time before. One that is not known is not cheap, unless all that it does is said by its first word.
     pub(super) fn is_cheap(&self, recipe: &[u8]) -> bool {
         match self.known.get(&key(recipe)) {
-            Some(ms) => *ms < CHEAP_MS,
+            Some(known) => known.ms < CHEAP_MS,
             None => is_trivial(recipe),
         }
     }
 
-    /// A recipe has taken so long.
-    pub(super) fn learn(&mut self, recipe: &[u8], took: Duration) {
+    /// How long a recipe is expected to take; zero when that is not known.
+    pub(super) fn expected(&self, recipe: &[u8]) -> Duration {
+        self.known.get(&key(recipe)).map_or(Duration::ZERO, |known| Duration::from_millis(known.ms.into()))
+    }
+
+    /// The memory that a recipe asks for, bytes: what it had before and a quarter more; 0 when that is little or not known.
+    pub(super) fn memory(&self, recipe: &[u8]) -> u64 {
+        self.known.get(&key(recipe)).map_or(0, |known| with_headroom(known.mib.into())) << 20
+    }
+
+    /// A recipe has taken so long, and so many bytes of memory at most if that is known.
+    pub(super) fn learn(&mut self, recipe: &[u8], took: Duration, peak: Option<u64>) {
         let took = u32::try_from(took.as_millis()).unwrap_or(u32::MAX);
         let key = key(recipe);
         self.seen.insert(key);
-        if self.known.len() >= ENTRIES && !self.known.contains_key(&key) {
+        let before = self.known.get(&key).copied();
+        if self.known.len() >= ENTRIES && before.is_none() {
             return;
         }
-        let known = self.known.entry(key).or_insert(took);
-        let mean = ((u64::from(*known) + u64::from(took)) / 2) as u32;
-        self.is_changed |= *known == took || mean != *known;
-        *known = mean;
+        let mib = |peak: u64| u32::try_from(peak.div_ceil(1 << 20)).unwrap_or(u32::MAX);
+        let (before, is_new) = (before.unwrap_or(Known { ms: took, mib: 0 }), before.is_none());
+        let mean = ((u64::from(before.ms) + u64::from(took)) / 2) as u32;
+        // More is believed at once, less by and by.
+        let mib =
+            peak.map_or(before.mib, |peak| mib(peak).max((before.mib / 2).saturating_add(mib(peak) / 2)));
+        self.is_changed |= is_new || (mean, mib) != (before.ms, before.mib);
+        self.known.insert(key, Known { ms: mean, mib });
     }
 
     /// Writes it down. A project that cannot be written to has no history.
@@ -78,8 +107,8 @@ impl History {
         let save = || -> std::io::Result<()> {
             let fresh = self.path.with_extension(format!("{}", std::process::id()));
             let mut file = std::io::BufWriter::new(std::fs::File::create(&fresh)?);
-            for (key, ms) in &self.known {
-                writeln!(file, "{key:016x} {ms}")?;
+            for (key, Known { ms, mib }) in &self.known {
+                writeln!(file, "{key:016x} {ms} {mib}")?;
             }
             file.into_inner().map_err(|error| error.into_error())?;
             std::fs::rename(&fresh, &self.path)
@@ -88,6 +117,15 @@ impl History {
             tracing::debug!("{}: {error}", self.path.display());
         }
     }
+}
+
+/// A quarter more, in steps of a quarter of a power of two: few different needs are found room for faster. All of it MiB.
+fn with_headroom(mib: u64) -> u64 {
+    if mib <= LITTLE_MIB {
+        return 0;
+    }
+    let more = mib + mib / 4;
+    more.next_multiple_of((more.next_power_of_two() / 8).max(1))
 }
 
 /// FNV-1a, 64 bits: the file outlives this program.
@@ -143,12 +181,12 @@ mod tests {
     fn what_is_left_is_told_when_much_of_it_was_seen() {
         let dir = tempfile::tempdir().unwrap();
         let mut history = History::open(dir.path());
-        (0..60).for_each(|at| history.learn(format!("cc {at}.c").as_bytes(), Duration::from_secs(1)));
+        (0..60).for_each(|at| history.learn(format!("cc {at}.c").as_bytes(), Duration::from_secs(1), None));
         history.save();
         let mut history = History::open(dir.path());
-        (0..5).for_each(|at| history.learn(format!("cc {at}.c").as_bytes(), Duration::from_secs(1)));
+        (0..5).for_each(|at| history.learn(format!("cc {at}.c").as_bytes(), Duration::from_secs(1), None));
         assert_eq!(history.left(), None);
-        history.learn(b"cc 5.c", Duration::from_secs(1));
+        history.learn(b"cc 5.c", Duration::from_secs(1), None);
         assert_eq!(history.left(), Some(Duration::from_secs(54)));
     }
 
@@ -159,13 +197,42 @@ mod tests {
         assert!(
             !history.is_cheap(b"cc -c a.c") && history.is_cheap(b"echo a") && !history.is_cheap(b"rm x; cc")
         );
-        history.learn(b"cc -c a.c", Duration::from_millis(5));
-        history.learn(b"cc -c b.c", Duration::from_secs(5));
-        history.learn(b"echo a", Duration::from_secs(5));
+        history.learn(b"cc -c a.c", Duration::from_millis(5), None);
+        history.learn(b"cc -c b.c", Duration::from_secs(5), None);
+        history.learn(b"echo a", Duration::from_secs(5), None);
         history.save();
         let history = History::open(dir.path());
         assert!(
             history.is_cheap(b"cc -c a.c") && !history.is_cheap(b"cc -c b.c") && !history.is_cheap(b"echo a")
+        );
+    }
+
+    #[test]
+    fn memory_is_asked_for_with_headroom_and_a_file_without_it_is_read() {
+        let dir = tempfile::tempdir().unwrap();
+        let line = format!("{:016x} 5000\n", key(b"old"));
+        std::fs::write(dir.path().join(FILE), line).unwrap();
+        let mut history = History::open(dir.path());
+        assert_eq!((history.expected(b"old"), history.memory(b"old")), (Duration::from_secs(5), 0));
+        history.learn(b"small", Duration::from_secs(1), Some(30 << 20));
+        history.learn(b"large", Duration::from_secs(1), Some(1000 << 20));
+        history.save();
+        let mut history = History::open(dir.path());
+        assert_eq!((history.memory(b"small"), history.memory(b"large")), (0, 1280 << 20));
+        history.learn(b"large", Duration::from_secs(1), Some(500 << 20));
+        assert_eq!(history.memory(b"large"), 1024 << 20);
+        history.learn(b"large", Duration::from_secs(1), Some(2000 << 20));
+        // One that has run here says nothing of it.
+        history.learn(b"large", Duration::from_secs(1), None);
+        assert_eq!(history.memory(b"large"), 2560 << 20);
+    }
+
+    #[test]
+    fn few_different_needs_are_asked_for() {
+        let all: BTreeSet<u64> = (1..64 << 10).map(with_headroom).collect();
+        assert!(all.len() < 50, "{}", all.len());
+        assert!(
+            (65..64 << 10).all(|mib| with_headroom(mib) >= mib * 5 / 4 && with_headroom(mib) <= mib * 8 / 5)
         );
     }
 }

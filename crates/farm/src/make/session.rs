@@ -208,7 +208,8 @@ impl Session {
         let spec = Spec { layers: root.layers.clone(), isolated: root.isolated, records: *records, ..spec };
         let error = if is_merged { None } else { Some(error) };
         let may_run_here = !self.how.is_only_there();
-        let task = Task { spec, need: self.need.clone(), input: None, output, error, may_run_here };
+        let (need, may_do_with_less, expected) = self.need(&ask.text);
+        let task = Task { spec, need, input: None, output, error, may_run_here, may_do_with_less, expected };
         let (orders, mut obeys) = mpsc::unbounded_channel();
         let (mut signals, mut writer) = stream.into_split();
         let signals = tokio::spawn(async move {
@@ -245,10 +246,22 @@ impl Session {
             self.recording.add(&ask.rules, times.record.take().unwrap_or_else(nothing));
         }
         if done.signal == 0 && done.code == 0 {
-            self.history.lock().unwrap_or_else(PoisonError::into_inner).learn(&ask.text, times.ran);
+            self.history.lock().unwrap_or_else(PoisonError::into_inner).learn(
+                &ask.text,
+                times.ran,
+                Some(times.peak),
+            );
         }
         self.tally.add(&ask.text, times);
         writer.write_all(&wire::frame(&done)).await
+    }
+
+    /// What a recipe needs, whether its memory was learnt, and how long it is expected to take.
+    fn need(&self, recipe: &[u8]) -> (NeedMessage, bool, Duration) {
+        let history = self.history.lock().unwrap_or_else(PoisonError::into_inner);
+        let learns = self.need.memory == 0;
+        let memory = if learns { history.memory(recipe) } else { self.need.memory };
+        (NeedMessage { memory, ..self.need.clone() }, learns, history.expected(recipe))
     }
 
     /// Where on a volume it is, if it is to run on the farm.
@@ -283,7 +296,7 @@ impl Session {
         }
         drop(slot);
         self.tally.here.fetch_add(1, Ordering::Relaxed);
-        self.history.lock().unwrap_or_else(PoisonError::into_inner).learn(&ask.text, begun.elapsed());
+        self.history.lock().unwrap_or_else(PoisonError::into_inner).learn(&ask.text, begun.elapsed(), None);
         let (whole, slot, ran) = (asked.elapsed(), begun - asked, begun.elapsed());
         self.tally.add(&ask.text, Times { whole, slot, ran, ..Times::default() });
         told

@@ -71,6 +71,9 @@ pub struct Wanted {
     /// The agent that it was given to; empty while it waits.
     #[prost(string, tag = "3")]
     pub agent: String,
+    /// How long it is expected to take, milliseconds; 0: not known.
+    #[prost(uint32, tag = "4")]
+    pub expected_ms: u32,
 }
 
 /// A submitter: what it has, what it wants, whom it hears.
@@ -282,7 +285,7 @@ pub struct ToAgent {
     #[prost(uint64, tag = "2")]
     pub task: u64,
     /// What.
-    #[prost(oneof = "agent::Body", tags = "3, 4, 5, 6, 7, 9")]
+    #[prost(oneof = "agent::Body", tags = "3, 4, 5, 6, 7, 9, 11")]
     pub body: Option<agent::Body>,
     /// The ends of these tries of its were heard: forget them.
     #[prost(uint64, repeated, tag = "10")]
@@ -312,6 +315,9 @@ pub mod agent {
         /// The last beat of this agent that the submitter has heard.
         #[prost(uint64, tag = "9")]
         Echo(u64),
+        /// It is to take nothing new, and to go when all that runs there has ended. Of no submitter.
+        #[prost(bool, tag = "11")]
+        Drain(bool),
     }
 }
 
@@ -441,6 +447,9 @@ pub struct Ended {
     /// What it has opened, if that was to be recorded.
     #[prost(message, optional, tag = "8")]
     pub record: Option<super::Record>,
+    /// Most memory that any of its processes had resident, bytes.
+    #[prost(uint64, tag = "9")]
+    pub peak: u64,
 }
 
 /// Ways in which a try ends.
@@ -459,4 +468,6 @@ pub enum End {
     Lost = 4,
     /// It was not started since the host has no room for it now, or it was asked for too late: it may run anywhere.
     Busy = 5,
+    /// It has failed while the kernel has ended processes of its host for want of memory: it may run where it has more.
+    NoMemory = 6,
 }

@@ -29,7 +29,7 @@ impl Handed {
     /// # Errors
     /// When there is no `/dev/null`, or too many files are open.
     pub fn new(task: Task, again: Option<String>) -> io::Result<Handed> {
-        let Task { spec, need, input, output, error, may_run_here } = task;
+        let Task { spec, need, input, output, error, may_run_here, .. } = task;
         let hand = Hand {
             spec: Some(spec),
             need: Some(need),

@@ -188,7 +188,9 @@ impl Relay {
         }
         let input = hand.has_input.then_some(input);
         let error = (!hand.merged).then_some(error);
-        self.see_through(stream, Task { spec, need, input, output, error, may_run_here }).await
+        let (may_do_with_less, expected) = (false, Duration::ZERO);
+        let task = Task { spec, need, input, output, error, may_run_here, may_do_with_less, expected };
+        self.see_through(stream, task).await
     }
 
     async fn attend_like(&self, mut stream: UnixStream, like: Like) -> io::Result<()> {

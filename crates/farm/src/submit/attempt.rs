@@ -20,6 +20,12 @@ const AGAIN: Duration = Duration::from_millis(250);
 const AFTER_LEASE: Duration = Duration::from_millis(500);
 /// So often a task is started anew when its hosts are lost.
 const LOST_MAX: u32 = 5;
+/// So often when hosts are short of memory.
+const SHORT_MAX: u32 = 3;
+/// So much later, and later each time.
+const AFTER_SHORTAGE: Duration = Duration::from_secs(1);
+/// What failed for want of memory asks for so much at least, bytes.
+const LITTLE_MEMORY: u64 = 64 << 20;
 /// Longest part of a start; messages of a broker are limited to 1 MiB.
 const START_PART: usize = 512 << 10;
 /// A task that was to end is waited for this long.
@@ -32,6 +38,8 @@ enum Over {
     Elsewhere(String, String),
     /// It may run anywhere. Counts as lost unless it was never started.
     Anywhere(String, bool),
+    /// Its host was short of memory; so much it had there, bytes.
+    NoMemory(String, u64),
 }
 
 enum Phase {
@@ -80,7 +88,8 @@ pub(super) async fn see_through(
     orders: &mut mpsc::UnboundedReceiver<Order>,
     times: &mut Times,
 ) -> Outcome {
-    let Task { mut spec, mut need, input, output, error, may_run_here } = task;
+    let Task { mut spec, mut need, input, output, error, may_run_here, mut may_do_with_less, expected } =
+        task;
     spec.has_input = input.is_some();
     spec.merged = error.is_none();
     need.labels.push(format!("volume={}", spec.volume));
@@ -91,9 +100,9 @@ pub(super) async fn see_through(
         Err(error) => return Outcome::FarmFailed(format!("standard error: {error}")),
     };
     let mut sinks = [Sink::new(Stream::Output, output), Sink::new(Stream::Error, error)];
-    let (mut lost, mut reasons) = (0, Vec::new());
+    let (mut lost, mut short, mut reasons) = (0, 0, Vec::new());
     loop {
-        let (number, news) = inner.begin(&need);
+        let (number, news) = inner.begin(&need, expected);
         let attempt = Attempt {
             inner,
             number,
@@ -110,6 +119,9 @@ pub(super) async fn see_through(
             since: Instant::now(),
         };
         match attempt.run(news, orders).await {
+            Over::With(Outcome::Nowhere(_)) if may_do_with_less && need.memory > 0 => {
+                (need.memory, may_do_with_less) = (0, false);
+            }
             Over::With(Outcome::Nowhere(reason)) if !reasons.is_empty() => {
                 reasons.dedup();
                 let reasons = format!("{reason}; {}", reasons.join("; "));
@@ -127,6 +139,18 @@ pub(super) async fn see_through(
                 tracing::info!("not at {agent}: {reason}");
                 need.not.push(agent);
                 reasons.push(reason);
+            }
+            Over::NoMemory(reason, had) => {
+                lost += 1;
+                short += 1;
+                if short > SHORT_MAX {
+                    return Outcome::FarmFailed(format!("started {lost} times; {reason}"));
+                }
+                need.memory = (need.memory.max(had) * 2).max(LITTLE_MEMORY);
+                tracing::info!("once more, with {} MiB: {reason}", need.memory >> 20);
+                reasons.push(reason);
+                // Those that have taken it end by and by.
+                tokio::time::sleep(AFTER_SHORTAGE * short).await;
             }
             Over::Anywhere(reason, was_started) => {
                 tracing::info!("once more: {reason}");
@@ -252,13 +276,18 @@ impl Attempt<'_> {
                     Ok(End::Refused) => return Some(Over::Elsewhere(from, reason)),
                     Ok(End::Busy) => return Some(Over::Anywhere(reason, false)),
                     // Whoever asked for its end has it.
-                    Ok(End::Lost) if self.ending.is_some() => {
+                    Ok(End::Lost | End::NoMemory) if self.ending.is_some() => {
                         self.ended = Some(ended);
                         return Some(Over::With(Outcome::Signalled(self.signal)));
                     }
                     Ok(End::Lost) => {
                         self.ended = Some(ended);
                         return Some(Over::Anywhere(reason, true));
+                    }
+                    Ok(End::NoMemory) => {
+                        let had = ended.peak;
+                        self.ended = Some(ended);
+                        return Some(Over::NoMemory(reason, had));
                     }
                     _ => self.ended = Some(ended),
                 }
@@ -376,6 +405,7 @@ impl Attempt<'_> {
         }
         self.times.ran = Duration::from_millis(ended.ran);
         self.times.cpu = Duration::from_millis(ended.cpu);
+        self.times.peak = ended.peak;
         self.times.record.clone_from(&ended.record);
         self.times.broker = self.since.elapsed().saturating_sub(self.times.ran);
         Some(Over::With(match End::try_from(ended.end) {

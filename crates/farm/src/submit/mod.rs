@@ -39,6 +39,10 @@ pub struct Task {
     pub error: Option<File>,
     /// When the farm is away it is given back instead of waited for.
     pub may_run_here: bool,
+    /// Its memory was learnt, not asked for: it runs without where nobody has so much.
+    pub may_do_with_less: bool,
+    /// How long it is expected to take; zero when that is not known. Of a build's tasks the longest go first.
+    pub expected: Duration,
 }
 
 impl Task {
@@ -53,6 +57,8 @@ impl Task {
             output,
             error: (!is_merged).then_some(error),
             may_run_here,
+            may_do_with_less: false,
+            expected: Duration::ZERO,
         }
     }
 }
@@ -103,6 +109,8 @@ pub struct Times {
     pub ran: Duration,
     /// Processor time of that.
     pub cpu: Duration,
+    /// Most memory that any of its processes had resident there, bytes.
+    pub peak: u64,
     /// Its last host.
     pub host: String,
     /// What it has opened there, if that was to be recorded.

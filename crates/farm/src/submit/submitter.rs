@@ -40,6 +40,7 @@ pub(super) enum News {
 #[derive(Debug)]
 struct Try {
     need: NeedMessage,
+    expected_ms: u32,
     /// Where it has a slot; empty while it waits.
     agent: String,
     /// How long that agent may be silent.
@@ -184,16 +185,21 @@ impl Inner {
     }
 
     /// A new try: its number, and what comes for it.
-    pub(super) fn begin(&self, need: &NeedMessage) -> (u64, mpsc::UnboundedReceiver<News>) {
+    pub(super) fn begin(
+        &self,
+        need: &NeedMessage,
+        expected: Duration,
+    ) -> (u64, mpsc::UnboundedReceiver<News>) {
         let (news, hears) = mpsc::unbounded_channel();
+        let expected_ms = u32::try_from(expected.as_millis()).unwrap_or(u32::MAX);
         let mut state = self.state();
         state.last += 1;
         let number = state.last;
-        state
-            .tries
-            .insert(number, Try { need: need.clone(), agent: String::new(), silence: Duration::ZERO, news });
+        let one =
+            Try { need: need.clone(), expected_ms, agent: String::new(), silence: Duration::ZERO, news };
+        state.tries.insert(number, one);
         drop(state);
-        let wanted = Wanted { task: number, need: Some(need.clone()), agent: String::new() };
+        let wanted = Wanted { task: number, need: Some(need.clone()), agent: String::new(), expected_ms };
         let body = Some(dispatch::Body::Submit(self.client_beat(vec![wanted])));
         let reply = client_subject(&self.id, "d");
         self.broker.say_to_somebody(DISPATCH, reply, &ToDispatcher { body });
@@ -286,6 +292,7 @@ impl Inner {
             task: *task,
             need: Some(one.need.clone()),
             agent: one.agent.clone(),
+            expected_ms: one.expected_ms,
         };
         let tasks = state.tries.iter().map(wanted).collect();
         let is_away = state.nobody_since.is_some_and(|since| since.elapsed() > AWAY);
