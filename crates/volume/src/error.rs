@@ -278,7 +278,7 @@ impl From<&VolumeError> for Failed {
         }
         if let VolumeError::OtherTree { last_sequence, durable, kept, kept_id, .. } = error {
             (failed.last_sequence, failed.durable) = (Some(*last_sequence), *durable);
-            (failed.kept, failed.kept_id) = (kept.clone(), kept_id.clone());
+            (failed.kept, failed.kept_id) = (kept.clone(), hayloft_wire::id_begin(kept_id));
         }
         failed
     }

@@ -189,7 +189,7 @@ impl Client {
     fn keep_files(&self, core: &mut Core, failed: &Failed) {
         let tree = self.trees.fetch_add(1, Ordering::Relaxed);
         if core.replace_files(tree) {
-            let kept = Kept { name: failed.kept.clone(), id: failed.kept_id.clone() };
+            let kept = Kept { name: failed.kept.clone(), id: failed.kept_id };
             self.replaced.add(tree, kept);
         }
     }

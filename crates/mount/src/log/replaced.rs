@@ -28,8 +28,8 @@ const LOOK: Duration = Duration::from_secs(1);
 pub(crate) struct Kept {
     /// The snapshot that has it, `VOLUME@NAME`.
     pub(crate) name: String,
-    /// The volume's id where that is mounted: another snapshot may get its name.
-    pub(crate) id: String,
+    /// What the volume's id begins with where that is mounted: another snapshot may get its name.
+    pub(crate) id: u64,
 }
 
 struct Open {
@@ -115,9 +115,10 @@ fn read(client: &Client, kept: &Kept) -> Result<Arc<Client>, MountError> {
     let welcome = opened.welcome;
     let refused =
         |message: &str| MountError::Refused { address: kept.name.clone(), message: message.to_owned() };
-    if welcome.volume_id != kept.id {
+    if hayloft_wire::id_begin(&welcome.volume_id) != kept.id {
         opened.link.close();
-        return Err(MountError::NoSuchVolume { volume: kept.name.clone(), address: kept.id.clone() });
+        let address = "a server where another snapshot has its name".to_owned();
+        return Err(MountError::NoSuchVolume { volume: kept.name.clone(), address });
     }
     let status = welcome.status.ok_or_else(|| refused("it began the session without a status"))?;
     let mut tree = Tree::new(status.used(), hayloft_model::Usage::default());
@@ -132,7 +133,7 @@ fn read(client: &Client, kept: &Kept) -> Result<Arc<Client>, MountError> {
     let speech = (channel().0, channel().0);
     let rescue = client.rescue.clone();
     let reader = Arc::new(Client::new(core, opened.link, clock, stats, options, status, rescue, speech));
-    let _ = reader.volume_id.set(kept.id.clone());
+    let _ = reader.volume_id.set(welcome.volume_id);
     let receiver: Arc<dyn crate::session::link::Receiver> = Arc::clone(&reader) as _;
     reader
         .link

@@ -203,9 +203,14 @@ pub struct Failed {
     /// With the same: the snapshot that has the tree of the session.
     #[prost(string, tag = "8")]
     pub kept: String,
-    /// Its `volume_id` where it is mounted; another snapshot may get its name.
-    #[prost(string, tag = "9")]
-    pub kept_id: String,
+    /// What its `volume_id` begins with where it is mounted, see [`id_begin`]; another snapshot may get its name.
+    #[prost(uint64, tag = "9")]
+    pub kept_id: u64,
+}
+
+/// The first half of a random id, by which two are told apart.
+pub fn id_begin(id: &str) -> u64 {
+    id.get(..16).and_then(|digits| u64::from_str_radix(digits, 16).ok()).unwrap_or(0)
 }
 
 /// Wants more inode numbers.
