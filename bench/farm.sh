@@ -18,7 +18,7 @@ task_farm "${FARM_PORT:-17992}"
 farm_begin || { echo "the farm did not begin"; exit 1; }
 
 cat >"$WORK/measure.py" <<'PYTHON'
-import json, os, resource, statistics, subprocess, sys, time
+import json, os, statistics, subprocess, sys, time
 
 hayloft, rounds, file, broker, *agents = sys.argv[1:]
 rounds = int(rounds)
@@ -50,14 +50,15 @@ for name, all in took.items():
     found[name] = {"median_ms": median, "most_ms": all[len(all) * 9 // 10], "more_ms": median - base}
     print(f"{name:40} median {median:7.2f} ms, 90 % {all[len(all) * 9 // 10]:7.2f}, more than true {median - base:6.2f}")
 
-# Of a process with its threads, and of those of its children that it has waited for.
-def used(pid, with_children):
-    with open(f"/proc/{pid}/stat") as stat:
-        fields = stat.read().rsplit(")", 1)[1].split()
-    with open(f"/proc/{pid}/schedstat") as stat:
-        own = int(stat.read().split()[0]) / 1e6
-    tasks = sum(int(open(f"/proc/{pid}/task/{task}/schedstat").read().split()[0]) / 1e6 for task in os.listdir(f"/proc/{pid}/task"))
-    return max(own, tasks) + (sum(map(int, fields[13:15])) * 10 if with_children else 0)
+# Milliseconds of a processor that these processes have used; those that have gone are left out.
+def used(pids):
+    found = {}
+    for pid in pids:
+        try:
+            found[pid] = sum(int(open(f"/proc/{pid}/task/{task}/schedstat").read().split()[0]) / 1e6 for task in os.listdir(f"/proc/{pid}/task"))
+        except (OSError, IndexError):
+            pass
+    return found
 
 def children(pid):
     return [int(child) for child in open(f"/proc/{pid}/task/{pid}/children").read().split()]
@@ -83,12 +84,11 @@ for name, command in list(ways.items())[2:]:
     spawners = [child for agent in agents for child in children(agent)]
     firsts = [child for spawner in spawners for child in children(spawner)]
     who = {"broker": [broker], "agents": agents, "start of tasks": spawners + firsts, "submitter": list(relays())}
-    of = lambda pids: sum(used(pid, False) for pid in pids)
-    before, all_before, begun = {name: of(pids) for name, pids in who.items()}, busy(), time.perf_counter()
+    before, all_before, begun = {name: used(pids) for name, pids in who.items()}, busy(), time.perf_counter()
     lines = "".join("x\n" for _ in range(count)).encode()
     subprocess.run(["xargs", "-P", "16", "-I{}", *command], input=lines, check=True)
     seconds, whole = time.perf_counter() - begun, (busy() - all_before) / count
-    parts = {name: (of(pids) - before[name]) / count for name, pids in who.items()}
+    parts = {name: sum(ms - before[name][pid] for pid, ms in used(before[name]).items()) / count for name in who}
     found[name] |= {"a_second": count / seconds, "processors_ms": whole, "parts_ms": parts}
     told = ", ".join(f"{part} {ms:.2f}" for part, ms in parts.items())
     print(f"{name:40} 16 at a time on 8 slots: {count / seconds:.0f} a second; of both processors {whole:.2f} ms a task: {told}, the rest its two processes and xargs")
