@@ -3,6 +3,8 @@
 # namespaces): what each adds to the compiler's own work. Ratios to plain make with as many jobs. Packages distcc and icecc are installed.
 #
 #   bench/peers.sh [--rounds N] [--files N]
+#
+# Figures of a machine that is busy otherwise say nothing: processors are divided by session, of which the farm's tasks have their own.
 set -uo pipefail
 HERE=$(cd "$(dirname "$0")" && pwd)
 if [ -z "${PEERS_INSIDE:-}" ]; then
