@@ -14,8 +14,8 @@ if [ -z "${PEERS_INSIDE:-}" ]; then
     exec unshare --net --mount --propagation private "$0" "$@"
 fi
 ROUNDS=3 FILES=120
-while [ $# -gt 1 ]; do
-    case $1 in --rounds) ROUNDS=$2 ;; --files) FILES=$2 ;; *) sed -n '2,/^set /{/^set /d;s/^# \?//;p}' "$0"; exit 2 ;; esac
+while [ $# -gt 0 ]; do
+    case $1:$# in --rounds:1 | --files:1) exit 2 ;; --rounds:*) ROUNDS=$2 ;; --files:*) FILES=$2 ;; *) sed -n '2,/^set /{/^set /d;s/^# \?//;p}' "$0"; exit 2 ;; esac
     shift 2
 done
 ip link set lo up && ip link add farm type bridge && ip addr add 10.79.0.1/24 dev farm && ip link set farm up || exit 1
