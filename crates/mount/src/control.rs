@@ -169,16 +169,18 @@ fn statistics(client: &Client, control: &Control) -> Value {
         .map(|(name, count)| (name.to_string(), json!(count)))
         .collect();
     fuse.insert("total".to_string(), json!(control.counters().total()));
-    let (inodes, directories, dirty_rows, usage, quota) = {
+    let (inodes, directories, largest, dirty_rows, usage, quota) = {
         let core = client.core();
         let (inodes, directories) = core.tree.in_memory();
-        (inodes, directories, core.tree.dirty_rows(), core.tree.usage(), core.tree.quota())
+        let largest = core.tree.largest_directory().map_or(0, |(_, names)| names);
+        (inodes, directories, largest, core.tree.dirty_rows(), core.tree.usage(), core.tree.quota())
     };
     let status = client.status();
     let mut cache = client.stats.cache_json();
     cache["bytes"] = json!(client.budget.cached());
     cache["inodes"] = json!(inodes);
     cache["directories"] = json!(directories);
+    cache["largest_directory"] = json!(largest);
     let mut log = client.stats.log_json();
     log["dirty_bytes"] = json!(client.budget.unshipped());
     log["in_flight_bytes"] = json!(client.budget.in_flight());

@@ -333,6 +333,8 @@ pub(crate) struct Client {
     pub(crate) locks: std::sync::OnceLock<Arc<crate::sharing::locks::Locks>>,
     /// How often rows were evicted: what was asked for before may be outdated.
     pub(crate) evictions: AtomicU64,
+    /// It was said in the log that a directory is larger than what is to be kept.
+    pub(crate) told_of_large: AtomicBool,
     /// What the kernel has to be told, see [`crate::kernel`].
     pub(crate) words: Sender<Word>,
     /// To tell the kernel what waits for no lock, from threads that may block.
@@ -408,6 +410,7 @@ impl Client {
             dirty_rows: AtomicUsize::new(0),
             locks: std::sync::OnceLock::new(),
             evictions: AtomicU64::new(0),
+            told_of_large: AtomicBool::new(false),
             words,
             notifier: std::sync::OnceLock::new(),
             foreword: Mutex::default(),

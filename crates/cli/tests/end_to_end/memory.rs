@@ -95,6 +95,37 @@ fn small_files_count_by_their_size_among_the_rows() {
 }
 
 #[test]
+fn a_directory_of_more_names_than_inodes_is_served_and_said() {
+    let farm = Farm::new();
+    farm.create("v");
+    const NAMES: u64 = 30_000;
+    let options = "cache=16M,dirty=16M,commit=1,inodes=2000";
+    let mount = farm.mount("v", options);
+    fs::create_dir_all(mount.join("large")).unwrap();
+    for n in 0..NAMES {
+        fs::write(mount.join(&format!("large/{n}")), n.to_le_bytes()).unwrap();
+    }
+    mount.sync();
+    mount.unmount();
+    let mount = farm.mount("v", options);
+    for round in 0..2 {
+        assert_eq!(fs::read_dir(mount.join("large")).unwrap().count() as u64, NAMES);
+        for n in (0..NAMES).step_by(997) {
+            assert_eq!(fs::read(mount.join(&format!("large/{n}"))).unwrap(), n.to_le_bytes());
+            assert!(!mount.join(&format!("large/no-{n}-{round}")).exists());
+        }
+        // Something else is used meanwhile.
+        fs::create_dir_all(mount.join("small")).unwrap();
+        (0..500).for_each(|n| fs::write(mount.join(&format!("small/{n}")), "x").unwrap());
+    }
+    let stats = mount.stats();
+    assert_eq!(number(&stats, "cache.largest_directory"), NAMES, "{}", stats["cache"]);
+    assert_eq!(mount.log().matches("more names than inodes= allows").count(), 1, "{}", mount.log());
+    // About 1 KiB for each name, and no more.
+    assert_bounded(&mount, (32 << 20) + (NAMES << 10) + OVERHEAD, "a large directory");
+}
+
+#[test]
 fn what_is_kept_goes_back_when_nothing_is_asked() {
     let farm = Farm::new();
     farm.create("v");

@@ -482,6 +482,14 @@ impl Tree {
     pub fn in_memory(&self) -> (usize, usize) {
         (self.nodes.len(), self.dirs.len())
     }
+
+    /// The directory in memory with the most names, and how many they are. A listing is in memory whole or not at all.
+    pub fn largest_directory(&self) -> Option<(Ino, usize)> {
+        self.dirs
+            .iter()
+            .map(|(ino, directory)| (*ino, directory.by_name.len()))
+            .max_by_key(|(_, names)| *names)
+    }
 }
 
 fn check_name(name: &[u8]) -> Result<(), TreeError> {

@@ -77,6 +77,17 @@ impl Client {
             }
             let left = core.tree.in_memory().0;
             core.trimmed = Some(Trimmed { at: Instant::now(), left });
+            if left > most
+                && let Some((directory, names)) = core.tree.largest_directory().filter(|(_, of)| *of > most)
+                && !self.told_of_large.swap(true, Ordering::Relaxed)
+            {
+                tracing::warn!(
+                    %directory,
+                    names,
+                    most,
+                    "a directory has more names than inodes= allows to keep: it is kept whole while it is used, with about 1 KiB of memory for each"
+                );
+            }
             let excess = left.saturating_sub(enough);
             if excess > 0 && core.released.is_none_or(|since| since.elapsed() > RELEASE_PAUSE) {
                 core.released = Some(Instant::now());
