@@ -147,11 +147,13 @@ pub enum Rule {
     TakeForArrived,
     /// Another tree gives numbers from where it was.
     NumbersAgain,
+    /// A file of the log is written over one of the same number.
+    OverwriteLog,
 }
 
 impl Rule {
     /// All, by name.
-    pub const ALL: [(&'static str, Rule); 63] = [
+    pub const ALL: [(&'static str, Rule); 64] = [
         ("ack-before-apply", Rule::AckBeforeApply),
         ("recall-without-ship", Rule::RecallWithoutShip),
         ("no-claim-grace", Rule::NoClaimGrace),
@@ -215,5 +217,6 @@ impl Rule {
         ("serve-before-moved", Rule::ServeBeforeMoved),
         ("take-for-arrived", Rule::TakeForArrived),
         ("numbers-again", Rule::NumbersAgain),
+        ("overwrite-log", Rule::OverwriteLog),
     ];
 }

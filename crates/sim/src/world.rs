@@ -14,7 +14,7 @@ use crate::history::Fate;
 use crate::messages::{Ask, Entry, ToClient, ToServer};
 use crate::reference::{Reference, Verdict};
 use crate::rng::Rng;
-use crate::server::{AtRest, Fault, Send, Server, Then};
+use crate::server::{AtRest, Fault, LateStore, Put, Send, Server, Then};
 use crate::trees::{Trees, replaces_trees};
 use streams::Connection;
 
@@ -120,6 +120,8 @@ pub(crate) enum What {
     /// The store is copied, and put back later.
     Copy,
     PutBack,
+    /// What had timed out arrives at the store.
+    LateWrite(Vec<(u64, Vec<Put>)>),
     /// A client that has ended is mounted anew.
     Remount(usize, u64),
     /// The quota is so much more than is used, of bytes or of inodes.
@@ -142,6 +144,7 @@ pub(crate) struct World {
     /// When and how clocks are set. Of its own: the rest of a world is as it is without.
     clocks: Rng,
     pub(crate) at_rest: AtRest,
+    pub(crate) late_store: Option<LateStore>,
     queue: BTreeMap<(u64, u64), What>,
     queued: u64,
     pub(crate) connections: BTreeMap<u64, Connection>,
@@ -227,6 +230,7 @@ impl World {
             rng,
             clocks: Rng::new(!config.seed),
             at_rest: AtRest::new(config.seed),
+            late_store: LateStore::new(config.seed),
             queue: BTreeMap::new(),
             queued: 0,
             connections: BTreeMap::new(),
@@ -463,6 +467,7 @@ impl World {
             What::Stick(client) => self.stick(client),
             What::Copy => self.copy_store(),
             What::PutBack => self.take_away(),
+            What::LateWrite(puts) => self.late_write(&puts),
             What::Remount(client, life) => {
                 if self.clients[client].life == life {
                     self.restart_client(client);

@@ -34,6 +34,15 @@ fn worlds_keep_their_promises() {
     assert!(failed.is_empty(), "see crates/sim/README.md to replay:\n{}", failed.join("\n"));
 }
 
+/// Seeds from 2^32 on: a store that times out, and does things twice.
+#[test]
+fn worlds_with_a_late_store_keep_their_promises() {
+    for seed in (1 << 32)..(1 << 32) + WORLDS / 10 {
+        let failure = run(Config { seed, ops: 120, broken: None, trace: false }).failure;
+        assert!(failure.is_none(), "seed {seed}: {:?}", failure.map(|failure| failure.what));
+    }
+}
+
 /// `README.md` says what was wrong.
 #[test]
 fn worlds_that_failed_once_keep_their_promises() {

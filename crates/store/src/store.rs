@@ -203,6 +203,18 @@ impl Store {
         Ok(self.objects.list(Some(&path_of(below))).try_collect().await?)
     }
 
+    /// The names of the folders that lie directly below a path, sorted.
+    ///
+    /// # Errors
+    /// When the store fails.
+    pub async fn folders(&self, below: &str) -> Result<Vec<String>, StoreError> {
+        let listed = self.objects.list_with_delimiter(Some(&path_of(below))).await?;
+        let mut names: Vec<String> =
+            listed.common_prefixes.iter().filter_map(|path| path.filename().map(str::to_owned)).collect();
+        names.sort();
+        Ok(names)
+    }
+
     /// Deletes everything below a path, and the folders that held it.
     ///
     /// # Errors

@@ -44,7 +44,10 @@ pub struct Config {
     pub scrub_bytes_per_second: Option<u64>,
     /// Most connections at a time.
     pub connections_max: usize,
-    /// How long a message may take from its first byte to its last; the first one may take a third of that to begin.
+    /// Most sessions of a volume.
+    pub sessions_max: usize,
+    /// How long a message may take from its first byte to its last; the first one may take a third of that to begin. A connection
+    /// without a session may say nothing for ten times as long, one whose session has not said what it owns for twice.
     pub frame_time: Duration,
 }
 
@@ -72,6 +75,7 @@ impl Config {
             batch_records_bytes: 1 << 30,
             scrub_bytes_per_second: Some(8 << 20),
             connections_max: 2048,
+            sessions_max: 4096,
             frame_time: Duration::from_secs(30),
         }
     }

@@ -4,13 +4,13 @@ use std::collections::{HashMap, HashSet};
 
 use crate::database::Db;
 use crate::database::family::{self, Held};
-use crate::database::registry;
+use crate::database::{named, registry};
 use crate::error::VolumeError;
 use crate::server::Shared;
 use crate::volume::Volume;
 
 impl Shared {
-    /// Ids of databases of the family that a volume's name leads to.
+    /// Ids of databases of the family that a volume's name leads to, or would if its entries in the registry were not lost.
     pub(crate) async fn living(&self, family: &str) -> Result<HashSet<String>, VolumeError> {
         let mut living = HashSet::new();
         for name in registry::names(&self.store).await? {
@@ -20,6 +20,12 @@ impl Shared {
                 }
                 Ok(_) | Err(VolumeError::NoVolume(_)) => {}
                 Err(error) => return Err(error),
+            }
+        }
+        // One whose entries in the registry are lost is there all the same.
+        for id in family::members(&self.store, family).await? {
+            if !living.contains(&id) && named::is_there(&self.store, &id).await? {
+                living.insert(id);
             }
         }
         Ok(living)

@@ -28,6 +28,7 @@ mod database;
 mod error;
 mod kin;
 mod listen;
+mod lost;
 mod order;
 mod peers;
 mod replies;

@@ -322,3 +322,41 @@ pub(crate) fn failure(request: u64, error: &VolumeError) -> Body {
     tracing::debug!(request, %error, "refused or failed");
     Body::Failed(Failed::from(error))
 }
+
+#[cfg(test)]
+mod tests {
+    use tokio::net::UnixStream;
+
+    use super::*;
+
+    /// The way to a client that reads nothing.
+    fn deaf(room: &Arc<Room>) -> (UnixStream, Replies) {
+        let (client, server) = UnixStream::pair().unwrap();
+        let (_, outgoing) = server.into_split();
+        let (replies, _) = Replies::start(Outgoing::Unix(outgoing), room, &Arc::default(), None);
+        (client, replies)
+    }
+
+    fn say(replies: &Replies, messages: usize) {
+        for _ in 0..messages {
+            replies.push(0, Body::Done(hayloft_wire::Done {}));
+        }
+    }
+
+    #[tokio::test]
+    async fn what_is_not_read_is_bounded_for_each_connection_and_for_all() {
+        let room: Arc<Room> = Arc::default();
+        let (_client, one) = deaf(&room);
+        say(&one, UNREAD_MAX);
+        assert!(!one.is_choked());
+        say(&one, 1);
+        assert!(one.is_choked());
+        let (_client, two) = deaf(&room);
+        say(&two, UNREAD_FREE + 1);
+        assert!(!two.is_choked(), "there is room");
+        let (_client, three) = deaf(&room);
+        say(&three, UNREAD_FREE);
+        room.unread.store(UNREAD + 1, Relaxed);
+        assert!(two.is_choked() && !three.is_choked(), "who has little unread stays");
+    }
+}

@@ -21,7 +21,11 @@ const ANSWERS_BYTES: usize = 64 << 20;
 const WAITING: usize = 1 << 15;
 
 /// Requests of one connection that may wait in any case.
-pub(crate) const WAITING_FREE: usize = 64;
+const WAITING_FREE: usize = 64;
+
+/// Requests of one connection that wait for other sessions at a time. They must not keep the socket from being read:
+/// acknowledgements come by it.
+const WAITING_MAX: usize = 1024;
 
 /// Messages that wait to be read, all connections together; beyond it those end that have more than [`UNREAD_FREE`].
 pub(crate) const UNREAD: usize = 1 << 17;
@@ -75,6 +79,20 @@ impl Default for Room {
 }
 
 impl Room {
+    /// A place for one more request that waits for other sessions, of a connection that has so many of them.
+    ///
+    /// # Errors
+    /// The limit, where there is none.
+    pub(crate) fn place_to_wait(&self, own: usize) -> Result<Held, usize> {
+        match own {
+            0..WAITING_FREE => Ok(None),
+            WAITING_FREE..WAITING_MAX => {
+                Arc::clone(&self.waiting).try_acquire_owned().map(Some).map_err(|_| WAITING)
+            }
+            _ => Err(WAITING_MAX),
+        }
+    }
+
     /// Room for answers is short: who has some, and does not read them, is given up.
     pub(crate) fn is_short_for_answers(&self) -> bool {
         self.answers.available_permits() < units(ANSWERS_BYTES / 8) as usize
@@ -83,5 +101,22 @@ impl Room {
     /// Room for bytes of a batch is short: who has some that can be in the store puts it there.
     pub(crate) fn is_short_for_batches(&self) -> bool {
         self.batches.available_permits() < units(BATCHES_BYTES / 8) as usize
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn requests_that_wait_are_bounded_for_each_connection_and_for_all() {
+        let room = Room::default();
+        assert!(room.place_to_wait(WAITING_FREE).is_ok_and(|place| place.is_some()));
+        assert_eq!(room.place_to_wait(WAITING_MAX).err(), Some(WAITING_MAX));
+        let all: Vec<Held> = (0..WAITING).map(|_| room.place_to_wait(WAITING_FREE).unwrap()).collect();
+        assert_eq!(room.place_to_wait(WAITING_FREE).err(), Some(WAITING));
+        assert!(room.place_to_wait(WAITING_FREE - 1).is_ok(), "who has few waiting has a place");
+        drop(all);
+        assert!(room.place_to_wait(WAITING_FREE).is_ok());
     }
 }

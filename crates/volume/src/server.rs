@@ -27,9 +27,11 @@ use crate::content::reserve::Reserve;
 use crate::database;
 use crate::database::family::Remembered;
 use crate::database::format;
+use crate::database::named;
 use crate::database::registry::{self, Registered};
 use crate::error::{ServerError, VolumeError, chain};
 use crate::listen::Listener;
+use crate::lost::LostNames;
 use crate::peers::Peers;
 use crate::room::Room;
 use crate::versions;
@@ -76,6 +78,7 @@ pub(crate) struct Shared {
     clock: Mutex<(SteadyClock, GrowingTime)>,
     /// Open volumes by name. The outer lock is only held to find a place.
     volumes: tokio::sync::Mutex<HashMap<String, Place>>,
+    pub(crate) lost: LostNames,
     stopping: watch::Sender<bool>,
 }
 
@@ -132,8 +135,11 @@ impl Shared {
         }
         let registered = Registered { promoted_to: None, ..registered };
         let registered = format::raise(&self.store, name, registered).await?;
-        let volume = Volume::open(Arc::clone(self), name, registered, false).await?;
+        let volume = Volume::open(Arc::clone(self), name, registered.clone(), false).await?;
         versions::snapshot::forget_begun(self, &volume).await?;
+        if let Err(error) = named::keep(&self.store, name, &registered).await {
+            tracing::warn!(volume = name, %error, "the name in a volume's folder is put there when it is opened next");
+        }
         *place = Some(Arc::clone(&volume));
         Ok(volume)
     }
@@ -146,6 +152,7 @@ impl Shared {
     ) -> Result<(), VolumeError> {
         let mut place = self.hold(name).await;
         let begun = Registered { deleting: true, ..registered.clone() };
+        self.is_not_lost(name).await?;
         match registry::create(&self.store, name, &begun).await {
             Err(exists @ VolumeError::VolumeExists(_)) => {
                 // A server was killed while it made or deleted one of that name: nobody works on it now.
@@ -197,6 +204,16 @@ impl Shared {
         let place = self.volumes.lock().await.get(name).cloned()?;
         let open = place.lock().await;
         open.clone().filter(|volume| volume.is_usable())
+    }
+
+    /// The places of volumes. Those that nobody works on and where none is open are forgotten: names come and go.
+    async fn places_in_use(&self) -> Vec<Place> {
+        let mut volumes = self.volumes.lock().await;
+        let is_used = |place: &Place| {
+            Arc::strong_count(place) > 1 || place.try_lock().map_or(true, |volume| volume.is_some())
+        };
+        volumes.retain(|_, place| is_used(place));
+        volumes.values().cloned().collect()
     }
 
     /// All volumes that are open.
@@ -335,6 +352,7 @@ async fn listen(store: Store, config: Config) -> Result<Server, ServerError> {
         started: Instant::now(),
         clock: Mutex::new((SteadyClock::new(0, system_nanos()), GrowingTime::default())),
         volumes: tokio::sync::Mutex::default(),
+        lost: LostNames::default(),
         stopping: watch::Sender::new(false),
         store,
         config,
@@ -358,7 +376,7 @@ async fn watch_leases(shared: Arc<Shared>) {
         if check.is_multiple_of(PEER_CHECKS) {
             shared.peers.check(&shared.acceptor);
         }
-        let places: Vec<Place> = shared.volumes.lock().await.values().cloned().collect();
+        let places: Vec<Place> = shared.places_in_use().await;
         for place in places {
             // One that is being opened or deleted has its turn later.
             let volume = place.try_lock().ok().and_then(|place| place.clone());

@@ -72,6 +72,8 @@ pub(crate) struct State {
     pub(crate) births: InoRange,
     /// Inode numbers that were given to sessions since the volume was opened: from which, to before which, to whom.
     pub(crate) given: BTreeMap<u64, (u64, SessionId)>,
+    /// How many of these there were when those of ended sessions were taken out last.
+    pub(crate) given_looked: usize,
     /// What sessions have brought back that earlier openings had lost.
     pub(crate) brought: BroughtBack,
 }

@@ -99,9 +99,10 @@ fn list(admin: &mut Admin, json: bool) -> anyhow::Result<u8> {
     };
     let mut volumes = answer.volumes;
     volumes.sort_by(|a, b| a.name.cmp(&b.name));
+    let exit = if volumes.iter().all(|volume| volume.damage.is_empty()) { 0 } else { Exit::Damaged.code() };
     if json {
         println!("{}", Value::Array(volumes.iter().map(to_json).collect()));
-        return Ok(0);
+        return Ok(exit);
     }
     if volumes.is_empty() {
         eprintln!("no volumes yet; make one with `hayloft volume create NAME`");
@@ -110,6 +111,10 @@ fn list(admin: &mut Admin, json: bool) -> anyhow::Result<u8> {
     let width = volumes.iter().map(|volume| volume.name.len()).max().unwrap_or(0).max("VOLUME".len());
     println!("{:width$}  {:>10}  {:>12}  {:>10}  MOUNTED BY", "VOLUME", "USED", "INODES", "QUOTA");
     for volume in &volumes {
+        if !volume.damage.is_empty() {
+            println!("{:width$}  {}", volume.name, volume.damage);
+            continue;
+        }
         let status = volume.status.unwrap_or_default();
         let clients: Vec<&str> = volume.clients.iter().map(|client| client.host_name.as_str()).collect();
         println!(
@@ -121,7 +126,7 @@ fn list(admin: &mut Admin, json: bool) -> anyhow::Result<u8> {
             if clients.is_empty() { "-".to_owned() } else { clients.join(", ") },
         );
     }
-    Ok(0)
+    Ok(exit)
 }
 
 fn show(admin: &mut Admin, name: &str, json: bool) -> anyhow::Result<u8> {
@@ -387,6 +392,9 @@ pub(crate) fn to_json(volume: &VolumeInfo) -> Value {
             })
         })
         .collect();
+    if !volume.damage.is_empty() {
+        return json!({ "name": volume.name, "damage": volume.damage });
+    }
     json!({
         "name": volume.name,
         "id": volume.id,

@@ -186,6 +186,31 @@ fn run_umount(dir: &Path) -> std::process::Output {
 }
 
 #[test]
+fn a_volume_whose_entries_in_the_registry_are_lost_says_so_and_comes_back() {
+    let mut farm = filled(false);
+    for folder in ["registry", "registry-copy"] {
+        fs::remove_dir_all(farm.dir().join("store").join(folder)).unwrap();
+    }
+    farm.start_server();
+    let words = "hayloft volume check vol --repair";
+    let said = farm.try_mount("vol", "mnt").err().expect("no mount");
+    assert!(said.contains(words), "{said}");
+    let listed = farm.volume(["list"]).output().unwrap();
+    let shown = String::from_utf8_lossy(&listed.stdout).into_owned();
+    assert!(listed.status.code() == Some(10) && shown.contains(words), "{shown}");
+    let checked = farm.volume(["check", "vol"]).output().unwrap();
+    assert!(checked.status.code() == Some(10) && String::from_utf8_lossy(&checked.stderr).contains(words));
+    let mended = run(&mut farm.volume(["check", "vol", "--repair"]));
+    assert!(mended.contains("registry/vol and registry-copy/vol were lost"), "{mended}");
+    let mount = farm.try_mount("vol", "mnt").unwrap();
+    for (name, content) in files() {
+        assert!(fs::read(mount.join(&name)).unwrap() == content, "{name}");
+    }
+    mount.unmount();
+    run(&mut farm.volume(["list"]));
+}
+
+#[test]
 fn damage_while_the_server_was_stopped_is_told_or_harms_nothing() {
     table(true);
 }

@@ -262,12 +262,15 @@ pub struct Grants {
 }
 
 impl Grants {
-    /// A session begins, or is found in the tables at the server's start. Nobody is served before it has claimed,
-    /// or ended.
+    /// A session is found in the tables when the volume is opened. Nobody is served before it has claimed, or ended.
     pub fn join(&mut self, session: SessionId, read_only: bool) {
-        let peer = self.peers.entry(session).or_default();
-        peer.read_only = read_only;
+        self.begin(session, read_only);
         self.unclaimed.insert(session);
+    }
+
+    /// A session begins, or has a new connection. Nobody waits for what it will claim: it owns nothing, or what is known here.
+    pub fn begin(&mut self, session: SessionId, read_only: bool) {
+        self.peers.entry(session).or_default().read_only = read_only;
     }
 
     /// The session has a new connection: it has forgotten everything but what it says to own. What it had not

@@ -110,6 +110,24 @@ fn nobody_is_served_before_all_have_claimed_or_ended() {
 }
 
 #[test]
+fn nobody_waits_for_who_has_just_begun_or_has_another_connection() {
+    let mut grants = joined(&[A, C]);
+    read(&mut grants, A, Object::Directory(DIR));
+    read(&mut grants, C, Object::Directory(DIR));
+    grants.begin(B, false);
+    grants.begin(A, false);
+    assert!(grants.all_claimed());
+    let change =
+        Request::Change { objects: vec![Object::Directory(DIR)], local: false, by_slots: BySlots::Cannot };
+    let (_, outcome) = ready(&mut grants, C, change);
+    assert_eq!(outcome, Outcome::Execute);
+    // One that was there when the volume was opened is waited for, how often ever it connects.
+    grants.join(B, false);
+    grants.begin(B, false);
+    assert_eq!(grants.unclaimed(), [B]);
+}
+
+#[test]
 fn who_is_long_alone_in_changing_becomes_the_owner() {
     let mut grants = joined(&[A, B]);
     read(&mut grants, A, Object::Directory(DIR));

@@ -30,7 +30,7 @@ impl World {
         }
         if !known {
             self.write(vec![Put::Session(session, Some(StoredSession::default()))], None);
-            self.server.grants.join(session, false);
+            self.server.grants.begin(session, false);
             self.server.live.insert(session, Live::default());
         }
         // Requests come again; what is carried out already is answered from its outcome.
@@ -172,7 +172,7 @@ impl World {
     ) {
         let live = self.server.live.get_mut(&session).filter(|live| live.connection == Some(connection));
         let Some(live) = live else { return };
-        (live.claimed, live.ever_claimed, live.may_bring) = (true, true, false);
+        (live.claimed, live.awaited, live.may_bring) = (true, false, false);
         live.uses = in_use.into_iter().collect();
         self.server.unanswered.retain(|(of, _), _| *of != session);
         self.server.order.undurable.disconnected(session);

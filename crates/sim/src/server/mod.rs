@@ -6,6 +6,7 @@ mod at_rest;
 mod claims;
 mod execute;
 mod heard;
+mod late;
 mod opening;
 mod order;
 mod sessions;
@@ -28,8 +29,9 @@ use crate::quota::Quota;
 use crate::reference::Attributes;
 use crate::world::{LEASE, What, World, trace};
 pub(crate) use at_rest::AtRest;
-use order::{Doing, Place, Put};
-pub(crate) use order::{Order, Then};
+pub(crate) use late::LateStore;
+use order::{Doing, Place};
+pub(crate) use order::{Order, Put, Then};
 
 /// Who has shipped so many batches since an event has shipped all that it was about.
 const BATCHES_MAX: u64 = 32;
@@ -71,8 +73,9 @@ struct Live {
     connection: Option<u64>,
     /// Its connection has claimed: events go out.
     claimed: bool,
-    ever_claimed: bool,
-    /// It was there when the volume was opened, and may bring back what was lost then.
+    /// It was there when the volume was opened, and has not claimed since: nobody is served before.
+    awaited: bool,
+    /// It may bring back what was lost when the volume was opened.
     may_bring: bool,
     heard: u64,
     /// When a batch of it came last.
@@ -183,7 +186,7 @@ impl Server {
     }
 
     pub(crate) fn all_claimed(&self) -> bool {
-        self.live.values().all(|live| live.ever_claimed)
+        !self.live.values().any(|live| live.awaited)
     }
 
     /// Whether an inode without a name has to stay.

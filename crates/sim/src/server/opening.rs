@@ -118,7 +118,7 @@ impl World {
     }
 
     /// A server opens what it has found of the store of the present one. Returns the latter.
-    fn next_server(&mut self, life: u64, store: Stored) -> Server {
+    pub(super) fn next_server(&mut self, life: u64, store: Stored) -> Server {
         let old = &self.server;
         let next = Server {
             fault: old.fault,
@@ -133,11 +133,11 @@ impl World {
         let sessions: Vec<SessionId> = self.server.stored.sessions.keys().copied().collect();
         for session in sessions {
             self.server.grants.join(session, false);
-            let mut live = Live { heard: self.now, may_bring: true, ..Live::default() };
+            let mut live = Live { heard: self.now, awaited: true, may_bring: true, ..Live::default() };
             let is_moved = self.server.stored.sessions[&session].moved;
             if self.is_broken(Rule::NoClaimGrace) || is_moved && self.is_broken(Rule::ServeBeforeMoved) {
                 drop(self.server.grants.claim(session, &[]));
-                live.ever_claimed = true;
+                live.awaited = false;
             }
             self.server.live.insert(session, live);
         }

@@ -7,6 +7,7 @@ use hayloft_model::replay::{BroughtBack, Undurable};
 
 use super::*;
 use crate::messages::{Entry, Written};
+use crate::server::late::Ending;
 
 /// How long a flush takes, mostly, and now and then.
 const FLUSH: u64 = 12;
@@ -103,6 +104,16 @@ impl Order {
         Order { last, ..Order::default() }
     }
 
+    /// What a flush up to this mark writes.
+    pub(super) fn log_upto(&self, upto: u64) -> Vec<(u64, Vec<Put>)> {
+        self.log.iter().filter(|(mark, _)| *mark <= upto).cloned().collect()
+    }
+
+    /// A flush up to this mark is under way, or may have been.
+    pub(super) fn set_flushing(&mut self, upto: u64) {
+        self.flushing = Some(upto);
+    }
+
     /// Whether all is durable.
     pub(super) fn is_empty(&self) -> bool {
         self.log.is_empty() && self.waits.is_empty()
@@ -193,6 +204,7 @@ impl World {
         }
         let is_slow = self.rng.permille(80);
         let takes = self.rng.between(1, if is_slow { FLUSH_SLOW } else { FLUSH });
+        let takes = self.late_flush().unwrap_or(takes);
         let life = self.server.life;
         self.after(takes, What::Flushed(life));
     }
@@ -200,8 +212,14 @@ impl World {
     /// The flush under way has ended.
     pub(crate) fn flushed(&mut self) {
         let Some(upto) = self.server.order.flushing.take() else { return };
+        let ending = self.late_ending();
         if self.server.order.fenced {
             self.server.order.doomed = true;
+        } else if let Some(ending) = ending {
+            match ending {
+                Ending::TimedOut => self.time_out(upto),
+                Ending::Doubled => self.done_twice(upto),
+            }
         } else if std::mem::take(&mut self.server.flush_fails) {
             self.server.order.flushing = Some(upto);
             self.reopen();
@@ -223,7 +241,7 @@ impl World {
         true
     }
 
-    fn durable_to(&mut self, upto: u64) {
+    pub(super) fn durable_to(&mut self, upto: u64) {
         self.make_durable(upto);
         let (ready, rest) =
             std::mem::take(&mut self.server.order.waits).into_iter().partition(|(mark, _)| *mark <= upto);
@@ -233,7 +251,7 @@ impl World {
     }
 
     /// The store has it; the server may not know.
-    fn make_durable(&mut self, upto: u64) {
+    pub(super) fn make_durable(&mut self, upto: u64) {
         self.log_grows();
         let server = &mut self.server;
         let order = &mut server.order;
@@ -293,7 +311,7 @@ impl World {
     }
 
     /// The database has failed, and is opened again in this server, which writes once more what it has entries of.
-    fn reopen(&mut self) {
+    pub(super) fn reopen(&mut self) {
         self.has_fault();
         let lost = self.lose_suffix();
         trace!(self, "the database is opened again without {lost:?}");

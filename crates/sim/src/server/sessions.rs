@@ -23,12 +23,8 @@ impl World {
         let now = self.now;
         // An answer that waits for all claims waits for those who have not.
         let replays = !self.server.replays.is_empty() || !self.server.early.is_empty();
-        let unclaimed = self
-            .server
-            .live
-            .iter()
-            .filter(|(_, live)| replays && !live.ever_claimed)
-            .map(|(session, _)| *session);
+        let unclaimed =
+            self.server.live.iter().filter(|(_, live)| replays && live.awaited).map(|(session, _)| *session);
         let mut waited_for = self.server.grants.waited_for();
         waited_for.extend(self.waited_for_to_hear());
         waited_for.extend(unclaimed);

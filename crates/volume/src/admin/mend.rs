@@ -46,7 +46,8 @@ pub(crate) async fn check(shared: &Arc<Shared>, asked: &CheckVolume) -> Result<C
         let checked = volume.check(asked.content).await;
         return checked.inspect_err(|error| volume.note(error)).map_err(|error| error.of(&volume.name));
     }
-    let mut mended = Vec::new();
+    let mut mended: Vec<String> = shared.restore_lost(&asked.name).await?.into_iter().collect();
+    let was_lost = !mended.is_empty();
     let volume = match shared.volume(&asked.name).await {
         Err(error) if error.is_at_rest() => {
             mend_log(shared, &asked.name, &mut mended).await?;
@@ -54,7 +55,13 @@ pub(crate) async fn check(shared: &Arc<Shared>, asked: &CheckVolume) -> Result<C
         }
         opened => opened?,
     };
-    volume.refuse_when_mounted()?;
+    match volume.refuse_when_mounted() {
+        // Its entries are back, for which nobody had to go; the rest is looked at.
+        Err(VolumeError::Busy { .. }) if was_lost => {
+            return Ok(Checked { mended, ..volume.check(asked.content).await? });
+        }
+        refused => refused?,
+    }
     let mut left = volume.check_for_repair(asked.content).await?;
     for _ in 0..ROUNDS {
         let (checked, fixes) = &left;

@@ -21,7 +21,7 @@ use hayloft_wire::{
 
 use crate::database::family;
 use crate::database::registry::{self, Registered};
-use crate::error::VolumeError;
+use crate::error::{VolumeError, chain};
 use crate::rights::{Grant, Right, denied};
 use crate::server::Shared;
 use crate::versions::snapshot;
@@ -85,8 +85,22 @@ async fn allow(shared: &Arc<Shared>, peer: &Peer, body: &Body) -> Result<(), Vol
             None => return Err(VolumeError::Invalid("not a request of administration")),
         },
     };
-    let right = shared.right_of(peer, &registry::read(&shared.store, volume).await?);
-    if right >= needed { Ok(()) } else { Err(denied(peer, volume, right, needed)) }
+    let (registered, told) = match registry::read(&shared.store, volume).await {
+        Err(none @ VolumeError::NoVolume(_)) => match shared.lost_volume(volume).await? {
+            Some(lost) => {
+                let told = lost.told();
+                (lost.entry, Some(told))
+            }
+            None => return Err(none),
+        },
+        found => (found?, None),
+    };
+    let right = shared.right_of(peer, &registered);
+    if right < needed {
+        return Err(denied(peer, volume, right, needed));
+    }
+    let is_repair = matches!(body, Body::CheckVolume(check) if check.repair);
+    told.filter(|_| !is_repair).map_or(Ok(()), Err)
 }
 
 /// Changes who may do what; who has lost a right is told so at once.
@@ -120,7 +134,13 @@ async fn perform(shared: &Arc<Shared>, peer: &Peer, body: Body) -> Result<Answer
                     Ok(info) => volumes.push(info),
                     // One that is being deleted, or was just now.
                     Err(VolumeError::NoVolume(_)) => {}
+                    Err(error) if error.is_at_rest() => volumes.push(damaged(name, &error)),
                     Err(error) => return Err(error),
+                }
+            }
+            for lost in shared.lost_volumes().await? {
+                if shared.right_of(peer, &lost.entry) >= Right::Read {
+                    volumes.push(damaged(lost.name.clone(), &lost.told()));
                 }
             }
             Answer::Volumes(Volumes { volumes })
@@ -167,6 +187,11 @@ async fn perform(shared: &Arc<Shared>, peer: &Peer, body: Body) -> Result<Answer
     })
 }
 
+/// What there is to show of a volume that cannot be opened.
+fn damaged(name: String, error: &VolumeError) -> VolumeInfo {
+    VolumeInfo { name, damage: chain(error), ..VolumeInfo::default() }
+}
+
 /// The answer that is one volume.
 async fn one(shared: &Arc<Shared>, peer: &Peer, name: &str) -> Result<Answer, VolumeError> {
     Ok(Answer::Volumes(Volumes { volumes: vec![show(shared, peer, name).await?] }))
@@ -198,6 +223,8 @@ async fn clients(shared: &Arc<Shared>, peer: &Peer, volume: &str) -> Result<Clie
             Ok(volume) => clients.extend(volume.clients()),
             // One that is being deleted, or was just now.
             Err(VolumeError::NoVolume(_)) => {}
+            // Nobody has it mounted; the list of volumes says what it is.
+            Err(error) if error.is_at_rest() => {}
             Err(error) => return Err(error),
         }
     }

@@ -12,7 +12,7 @@ use slatedb::{ErrorKind, SstReader};
 use crate::database;
 use crate::database::homes;
 use crate::database::ledger::{self, Damage};
-use crate::database::registry;
+use crate::database::{named, registry};
 use crate::error::VolumeError;
 use crate::server::Shared;
 use crate::volume::Volume;
@@ -90,7 +90,7 @@ impl Volume {
     pub(crate) async fn scrub(&self, rate: Option<u64>) -> Result<Checked, VolumeError> {
         let mut round = Round { volume: self, rate, damages: Vec::new(), objects: 0 };
         // It mends an entry that the other one can mend.
-        registry::read(&self.shared.store, &self.name).await?;
+        self.scrub_name().await?;
         round.count(0).await;
         round.log().await?;
         round.tables().await?;
@@ -104,6 +104,16 @@ impl Volume {
         self.scrubbed.rounds.fetch_add(1, Relaxed);
         self.scrubbed.finished_secs.store(self.shared.now().secs as u64, Relaxed);
         Ok(Checked { problems, objects, ..Checked::default() })
+    }
+}
+
+impl Volume {
+    /// What says that the volume is there, and under which name.
+    async fn scrub_name(&self) -> Result<(), VolumeError> {
+        // Nobody deletes it meanwhile.
+        let _place = self.shared.hold(&self.name).await;
+        let registered = registry::read(&self.shared.store, &self.name).await?;
+        named::keep(&self.shared.store, &self.name, &registered).await
     }
 }
 

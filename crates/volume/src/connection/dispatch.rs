@@ -14,6 +14,7 @@ use crate::connection::frames::Taken;
 use crate::connection::intake::Ordered;
 use crate::connection::{Connection, UNKNOWN_REQUEST};
 use crate::error::VolumeError;
+use crate::replies::failure;
 use crate::room::{BATCHES_BYTES, Held, units};
 
 /// How long a part of a batch waits for room; then the batch has to be sent anew, and gives its own back.
@@ -124,7 +125,8 @@ impl Connection {
             Body::Ack(ack) => {
                 if volume.check_connection(session, self.number).is_ok() {
                     // Who uses what is noted before anybody acts on the acknowledgement.
-                    volume.add_uses(session, &ack.in_use);
+                    let added = volume.add_uses(session, &ack.in_use);
+                    added.map_err(|error| self.end_for(&error))?;
                     if volume.sharing.lock().is_recall(session, &ack.events) {
                         let ordered = Ordered::new(request, Body::Ack(ack), started);
                         return mounted.ordered.send(ordered).await.map_err(|_| ());
@@ -134,7 +136,8 @@ impl Connection {
             }
             Body::LetGo(let_go) => {
                 if volume.check_connection(session, self.number).is_ok() {
-                    volume.remove_uses(session, &let_go.inos);
+                    let removed = volume.remove_uses(session, &let_go.inos);
+                    removed.map_err(|error| self.end_for(&error))?;
                 }
             }
             Body::Shipped(shipped) => {
@@ -176,6 +179,13 @@ impl Connection {
         }
         self.shared.stats.count(kind, started.elapsed());
         Ok(())
+    }
+
+    /// The client said more than is kept for it: it hears so, and the connection is ended.
+    fn end_for(&self, error: &VolumeError) {
+        let (peer, address) = (&self.peer.identity, &self.peer.address);
+        tracing::warn!(connection = self.number, %peer, %address, %error, "the connection is ended");
+        self.replies.push(0, failure(0, error));
     }
 
     /// Room for a part of a batch: of the connection's own, else of all. `true`: there is none for too long.

@@ -32,7 +32,7 @@ use crate::database::listing;
 use crate::error::VolumeError;
 use crate::replies::{Replies, failure};
 use crate::rights::{Right, denied};
-use crate::room::{FREE_BYTES, WAITING_FREE, units};
+use crate::room::{FREE_BYTES, units};
 use crate::server::Shared;
 use crate::session::Begun;
 use crate::versions::{is_version, view};
@@ -43,10 +43,6 @@ const ORDERED_QUEUE: usize = 64;
 
 /// Reads that are worked on at a time; then the socket is not read any more.
 const READS_MAX: usize = 32;
-
-/// Requests that wait for other sessions at a time; what is beyond is refused. They must not keep the socket from being
-/// read: acknowledgements come by it.
-const WAITING_MAX: usize = 1024;
 
 /// Most pieces of content in one request: 32 MiB of blocks, half a frame.
 const CONTENT_MAX: usize = 512;
@@ -103,10 +99,10 @@ fn notice_dead_peers(socket: &TcpStream, lease: Duration) {
 
 /// How long a connection may say nothing while nothing of it is worked on: without a session, and with one that has not said what it
 /// owns. `None`: a session sends nothing for as long as it likes; others end it when they need what it holds.
-fn idle_time(claimed: Option<bool>) -> Option<Duration> {
+fn idle_time(claimed: Option<bool>, frame_time: Duration) -> Option<Duration> {
     match claimed {
-        None => Some(Duration::from_secs(300)),
-        Some(false) => Some(Duration::from_secs(60)),
+        None => Some(10 * frame_time),
+        Some(false) => Some(2 * frame_time),
         Some(true) => None,
     }
 }
@@ -264,12 +260,18 @@ impl Connection {
                     None => std::future::pending().await,
                 }
             };
-            let idle = idle_time(self.mounted.as_ref().map(|mounted| mounted.claimed));
+            let claimed = self.mounted.as_ref().map(|mounted| mounted.claimed);
+            let idle = idle_time(claimed, self.shared.config.frame_time);
             let read = tokio::select! {
                 read = frames.read(&self.shared.room) => read,
                 _ = stopping.wait_for(|stop| *stop) => return,
                 () = self.hang_up.notified() => return,
                 () = gives_way => return,
+                // It is idle from then on.
+                Some(_) = self.tasks.join_next(), if !self.tasks.is_empty() => {
+                    spoke = Instant::now();
+                    continue;
+                }
                 () = idle_since(spoke, idle), if self.tasks.is_empty() => Err(Over::Idle),
             };
             if let Err(error) = read {
@@ -376,7 +378,10 @@ impl Connection {
                 });
                 self.replies.send(request, Answer::Welcome(welcome)).await;
             }
-            Err(error) => self.replies.answer(request, Err(error)).await,
+            Err(error) => {
+                let error = self.shared.told(error).await;
+                self.replies.answer(request, Err(error)).await;
+            }
         }
         Ok(())
     }
@@ -424,17 +429,13 @@ impl Connection {
     /// stream before its objects are free.
     fn wait_for_others(&mut self, request: u64, body: Body, started: Instant) {
         let Some(mounted) = &self.mounted else { return };
-        let of_all = match self.tasks.len() {
-            0..WAITING_FREE => Ok(None),
-            WAITING_FREE..WAITING_MAX => {
-                Arc::clone(&self.shared.room.waiting).try_acquire_owned().map(Some).map_err(|_| ())
+        let of_all = match self.shared.room.place_to_wait(self.tasks.len()) {
+            Ok(of_all) => of_all,
+            Err(limit) => {
+                let error = VolumeError::Limit { what: "requests at a time", limit };
+                self.replies.push(request, failure(request, &error));
+                return;
             }
-            _ => Err(()),
-        };
-        let Ok(of_all) = of_all else {
-            let error = VolumeError::Limit { what: "requests at a time", limit: WAITING_MAX };
-            self.replies.push(request, failure(request, &error));
-            return;
         };
         let (volume, session) = (Arc::clone(&mounted.volume), mounted.session);
         let (replies, hang_up) = (self.replies.clone(), Arc::clone(&self.hang_up));

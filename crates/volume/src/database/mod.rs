@@ -8,6 +8,7 @@ mod handle;
 pub(crate) mod homes;
 pub(crate) mod ledger;
 pub(crate) mod listing;
+pub(crate) mod named;
 pub(crate) mod packed;
 pub(crate) mod registry;
 pub(crate) mod rows;

@@ -1,5 +1,5 @@
 //! The registry: which volumes a store has. One object per volume, named after it, and a second one like it in another
-//! folder: without them nothing says under which name a volume is to be found.
+//! folder. What brings both back is in the folder of the volume's database ([`named`]).
 
 use std::collections::BTreeMap;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -11,6 +11,7 @@ use serde_json::Value;
 use crate::database::format::{FAMILIES, FORMAT, KNOWN};
 use crate::database::homes;
 use crate::database::ledger::Damage;
+use crate::database::named;
 use crate::error::VolumeError;
 use crate::rights::Grant;
 
@@ -247,10 +248,13 @@ async fn read_one(store: &Store, folder: &str, name: &str) -> Result<Read, Volum
 pub(crate) async fn update(store: &Store, name: &str, entry: &Registered) -> Result<(), VolumeError> {
     store.put(&path(FIRST, name), entry.json()).await?;
     hayloft_crash::point("registry.updated-first");
-    Ok(store.put(&path(SECOND, name), entry.json()).await?)
+    let second = async { Ok(store.put(&path(SECOND, name), entry.json()).await?) };
+    futures::try_join!(second, named::write(store, name, entry)).map(drop)
 }
 
-pub(crate) async fn remove(store: &Store, name: &str) -> Result<(), VolumeError> {
+/// Takes the name away from a database.
+pub(crate) async fn remove(store: &Store, name: &str, id: &str) -> Result<(), VolumeError> {
+    named::remove(store, name, id).await?;
     store.delete(&path(SECOND, name)).await?;
     hayloft_crash::point("registry.removed-second");
     Ok(store.delete(&path(FIRST, name)).await?)
@@ -262,7 +266,7 @@ pub(crate) async fn erase(store: &Store, name: &str, marked: &Registered) -> Res
     if marked.format < FAMILIES {
         erase_objects(store, &marked.id).await?;
     }
-    remove(store, name).await
+    remove(store, name, &marked.id).await
 }
 
 /// Deletes what a database consists of, its packs too.

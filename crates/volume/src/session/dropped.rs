@@ -11,9 +11,6 @@ use crate::session::Session;
 use crate::session::ended::End;
 use crate::volume::Volume;
 
-/// Most sessions of a volume.
-const SESSIONS_MAX: usize = 4096;
-
 /// Sessions without a connection that own nothing: so many are kept beyond their lease, those that were heard of last. The
 /// mount of one that is not goes on with another one by itself.
 const DROPPED_MAX: usize = 64;
@@ -25,9 +22,10 @@ const ENDED_AT_A_TIME: usize = 512;
 impl Volume {
     /// Makes room for one more session: those that were dropped, and own nothing, have to go for it. The caller has the turn.
     pub(crate) async fn make_room(self: &Arc<Self>, db: &Db, id: SessionId) -> Result<(), VolumeError> {
+        let most = self.shared.config.sessions_max;
         let has_room = || {
             let state = self.state.lock();
-            state.sessions.len() < SESSIONS_MAX || state.sessions.contains_key(&id)
+            state.sessions.len() < most || state.sessions.contains_key(&id)
         };
         if has_room() {
             return Ok(());
@@ -35,7 +33,7 @@ impl Volume {
         self.end_some(db, 0, 0).await?;
         match has_room() {
             true => Ok(()),
-            false => Err(VolumeError::Limit { what: "sessions of a volume", limit: SESSIONS_MAX }),
+            false => Err(VolumeError::Limit { what: "sessions of a volume", limit: most }),
         }
     }
 
@@ -82,22 +80,20 @@ impl Volume {
                 && found.orphans.is_empty()
                 && now.saturating_sub(heard) >= patience_ms
         };
-        let mut left: Vec<(SessionId, u64)> = {
+        let mut left: Vec<(u64, SessionId, bool)> = {
             let state = self.state.lock();
             let all = state.sessions.iter().map(|(id, found)| (*id, found, found.heard.load(Relaxed)));
-            all.filter(|(_, found, heard)| is_left(found, *heard)).map(|(id, _, heard)| (id, heard)).collect()
+            let left = all.filter(|(_, found, heard)| is_left(found, *heard));
+            left.map(|(id, found, heard)| (heard, id, found.has_claimed)).collect()
         };
         if left.is_empty() {
             return Vec::new();
         }
-        let (owners, unclaimed) = {
-            let sharing = self.sharing.lock();
-            (sharing.grants.owners(), sharing.grants.unclaimed())
-        };
-        left.retain(|(id, _)| !owners.contains(id) && self.locks.count(*id) == 0);
-        left.sort_unstable_by_key(|(_, heard)| *heard);
+        let owners = self.sharing.lock().grants.owners();
+        left.retain(|(_, id, _)| !owners.contains(id) && self.locks.count(*id) == 0);
+        left.sort_unstable();
         let excess = left.len().saturating_sub(kept);
-        let is_over = |at: usize, id: &SessionId| at < excess || unclaimed.contains(id);
-        left.iter().enumerate().filter(|(at, (id, _))| is_over(*at, id)).map(|(_, (id, _))| *id).collect()
+        let over = left.iter().enumerate().filter(|(at, (.., has_claimed))| *at < excess || !has_claimed);
+        over.map(|(_, (_, id, _))| *id).collect()
     }
 }

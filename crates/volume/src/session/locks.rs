@@ -7,7 +7,7 @@
 use std::collections::{HashMap, HashSet};
 
 use hayloft_model::SessionId;
-use hayloft_model::locks::{Answer as Outcome, Lock, Locks as Table, Wait};
+use hayloft_model::locks::{Answer as Outcome, LAST_BYTE, Lock, Locks as Table, Wait};
 use hayloft_wire::client_message::Body;
 use hayloft_wire::server_message::Body as Answer;
 use hayloft_wire::{LockAnswer, LockKind, LockMessage, LockRequest};
@@ -25,6 +25,9 @@ const WAITS_FREE: usize = 64;
 
 /// Most requests of one session that wait: the client bounds its own below that.
 const SESSION_WAITS_MAX: usize = 1024;
+
+/// Most locks that one session holds: parts of a file that are locked apart count each.
+const SESSION_LOCKS_MAX: usize = 1 << 16;
 
 /// Who asked, and where the answer goes.
 #[derive(Clone)]
@@ -46,6 +49,8 @@ struct State {
     waiting: HashMap<Wait, Asker>,
     /// How many of these each session has.
     counts: HashMap<SessionId, usize>,
+    /// At least as many locks as each session holds; they are counted when that is too many.
+    held: HashMap<SessionId, usize>,
     /// Sessions that may hold locks from before the restart.
     unclaimed: HashSet<SessionId>,
     /// Sessions whose locks were in somebody's way since [`Locks::take_needed`].
@@ -155,6 +160,7 @@ impl Locks {
                 state.early.push(Early { asker, ask });
                 None
             } else {
+                state.has_place(&lock)?;
                 state.table.unset(&lock);
                 Some(LockAnswer::default())
             }
@@ -185,6 +191,9 @@ impl Locks {
 
     /// A session says, on a new connection, what it holds. It will send again what it still waits for.
     pub(crate) fn claim(&self, session: SessionId, locks: &[LockMessage]) -> Result<(), VolumeError> {
+        if locks.len() > SESSION_LOCKS_MAX {
+            return Err(TOO_MANY);
+        }
         let locks: Vec<Lock> = locks
             .iter()
             .map(|message| message.lock(session).map(|(lock, _)| lock))
@@ -192,6 +201,7 @@ impl Locks {
         let mut state = self.state.lock();
         state.forget(session);
         state.early.retain(|early| early.asker.session != session);
+        state.held.insert(session, locks.len());
         let refused = state.table.claim(session, locks);
         let ready = state.settle(session);
         drop(state);
@@ -207,6 +217,7 @@ impl Locks {
         let mut state = self.state.lock();
         state.forget(session);
         state.early.retain(|early| early.asker.session != session);
+        state.held.remove(&session);
         state.table.end_session(session);
         let ready = state.settle(session);
         drop(state);
@@ -231,7 +242,23 @@ impl Locks {
     }
 }
 
+const TOO_MANY: VolumeError =
+    VolumeError::Limit { what: "locks that one session holds", limit: SESSION_LOCKS_MAX };
+
 impl State {
+    /// Refuses a session that holds as many locks as it may. To set one, or to free a part, makes two more at most.
+    fn has_place(&mut self, lock: &Lock) -> Result<(), VolumeError> {
+        let session = lock.owner.session;
+        let held = self.held.get(&session).copied().unwrap_or_default();
+        let held = if held + 2 > SESSION_LOCKS_MAX { self.table.count(session) } else { held };
+        if held + 2 > SESSION_LOCKS_MAX {
+            self.held.insert(session, held);
+            return Err(TOO_MANY);
+        }
+        self.held.insert(session, held + 2);
+        Ok(())
+    }
+
     /// Requests of a session that wait.
     fn waits_of(&self, session: SessionId) -> usize {
         let early = self.early.iter().filter(|early| early.asker.session == session).count();
@@ -270,6 +297,11 @@ impl State {
         };
         if ask.test {
             return Ok(self.table.test(&lock).map_or(Some(LockAnswer::default()), blocked));
+        }
+        // What frees all of a file makes no lock more.
+        let is_whole = !set && lock.start == 0 && lock.end == LAST_BYTE;
+        if !is_whole {
+            self.has_place(&lock)?;
         }
         if !set {
             self.table.unset(&lock);

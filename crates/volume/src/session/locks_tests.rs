@@ -132,3 +132,25 @@ async fn after_a_restart_nobody_gets_a_lock_before_all_have_claimed() {
     assert_eq!((locks.count(a.session), locks.count(b.session)), (0, 0));
     assert!(locks.claim(b.session, &[LockMessage { kind: 9, ..lock(1, LockKind::Read) }]).is_err());
 }
+
+#[tokio::test]
+async fn locks_that_are_held_are_bounded_for_each_session() {
+    let locks = Locks::default();
+    let (one, two) = (Client::new(A).await, Client::new(B).await);
+    let set = |client: &Client, ino, start, end, kind| {
+        let lock = LockMessage { ino, owner: 1, start, end, kind: kind as u32, ..LockMessage::default() };
+        let ask = LockRequest { lock: Some(lock), wait: false, test: false };
+        locks.request(client.session, 1, ask, &client.replies, &HashSet::new())
+    };
+    let taken = (1..).take_while(|ino| set(&one, *ino, 0, 99, LockKind::Write).is_ok()).count();
+    assert!((SESSION_LOCKS_MAX - 2..=SESSION_LOCKS_MAX).contains(&taken), "{taken}");
+    // Another one is served, and a part is not freed, which would make two of one.
+    assert!(set(&two, 1 << 40, 0, 99, LockKind::Write).is_ok());
+    assert!(set(&one, 1, 10, 20, LockKind::Unlock).is_err());
+    for ino in 1..10 {
+        set(&one, ino, 0, LAST_BYTE, LockKind::Unlock).unwrap();
+    }
+    set(&one, 1, 0, 99, LockKind::Write).unwrap();
+    let claim = vec![LockMessage { ino: 1, end: 9, ..LockMessage::default() }; SESSION_LOCKS_MAX + 1];
+    assert!(locks.claim(two.session, &claim).is_err());
+}

@@ -32,6 +32,7 @@ use crate::order::Ordered;
 use crate::replies::Replies;
 use crate::session::ended::End;
 use crate::session::numbers::FIRST_NUMBERS;
+use crate::sharing::uses::{TOO_MANY, USES_MAX};
 use crate::volume::Volume;
 
 /// How long a hello that takes over waits for the dead client's connection to be seen as closed.
@@ -63,6 +64,8 @@ pub(crate) struct Session {
     pub(crate) uncertain: bool,
     /// It was there when the volume was opened, and has not claimed since: it may bring back what was lost then.
     pub(crate) may_bring: bool,
+    /// It has said what it owns, on whatever connection.
+    pub(crate) has_claimed: bool,
     pub(crate) spoken: SpokenHere,
     /// Ends the connection that speaks for it.
     hang_up: Arc<Notify>,
@@ -80,6 +83,7 @@ impl Session {
             failed: None,
             uncertain: false,
             may_bring: false,
+            has_claimed: false,
             spoken: Default::default(),
             hang_up: Arc::default(),
         }
@@ -184,7 +188,7 @@ impl Volume {
         let (inos, place) = self.begin(&db, id, hello, owner).await?;
         let row = db.get(tables::inode(Ino::ROOT)).await?.ok_or(VolumeError::NoInode(Ino::ROOT))?;
         let root = database::decode::<InodeRowMessage>(row, "inode")?;
-        self.sharing.lock().join(id, hello.read_only);
+        self.sharing.lock().begin(id, hello.read_only);
         let (last_sequence, heard, worked) = {
             let mut state = self.state.lock();
             let session = state.sessions.get_mut(&id).ok_or(VolumeError::SessionEnded(id))?;
@@ -236,6 +240,9 @@ impl Volume {
     ) -> Result<(), VolumeError> {
         let own: Vec<Object> = claim.own.iter().map(Object::try_from).collect::<Result<_, _>>()?;
         self.check_connection(id, connection)?;
+        if claim.in_use.len() > USES_MAX {
+            return Err(TOO_MANY);
+        }
         if !own.is_empty() && self.state.lock().sessions.get(&id).is_some_and(|found| found.row.read_only) {
             return Err(VolumeError::Invalid("who changes nothing owns nothing"));
         }
@@ -251,7 +258,7 @@ impl Volume {
             if claimed.is_ok() {
                 self.order.disconnected(id);
                 let last_sequence = self.state.lock().sessions.get_mut(&id).map_or(0, |session| {
-                    session.may_bring = false;
+                    (session.may_bring, session.has_claimed) = (false, true);
                     session.row.last_sequence
                 });
                 replies.push(request, Answer::Claimed(Claimed { last_sequence }));
@@ -409,7 +416,7 @@ impl Volume {
             let last_sequence = state.sessions.get(&id).map_or(0, |session| session.row.last_sequence);
             let range = InoRange { next: state.next_ino, end: state.next_ino + FIRST_NUMBERS };
             state.next_ino = range.end;
-            state.given.insert(range.next, (range.end, id));
+            state.give(range, id)?;
             let row = SessionRow {
                 last_sequence,
                 host_id: hello.host_id.clone(),

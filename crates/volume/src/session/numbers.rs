@@ -12,7 +12,7 @@ use crate::database::Db;
 use crate::database::rows::Rows;
 use crate::database::tables;
 use crate::error::VolumeError;
-use crate::volume::Volume;
+use crate::volume::{State, Volume};
 
 /// Inode numbers that a session gets at its start.
 pub(super) const FIRST_NUMBERS: u64 = 1 << 16;
@@ -22,6 +22,34 @@ const LOOKUPS: usize = 16;
 
 /// Most inode numbers handed out at once.
 const NUMBERS_MAX: u64 = 1 << 24;
+
+/// Ranges of numbers that one session has been given apart, since others were given some in between.
+const RANGES_MAX: usize = 4096;
+
+impl State {
+    /// Notes that numbers are a session's. What ended sessions were given need not be known.
+    pub(super) fn give(&mut self, range: InoRange, session: SessionId) -> Result<(), VolumeError> {
+        if let Some((_, (end, last))) = self.given.iter_mut().next_back()
+            && (*end, *last) == (range.next, session)
+        {
+            *end = range.end;
+            return Ok(());
+        }
+        if self.given.len() >= self.given_looked + RANGES_MAX {
+            let sessions = &self.sessions;
+            self.given.retain(|_, (_, of)| sessions.contains_key(of));
+            self.given_looked = self.given.len();
+            if self.given.values().filter(|(_, of)| *of == session).count() >= RANGES_MAX {
+                return Err(VolumeError::Limit {
+                    what: "ranges of inode numbers for one session",
+                    limit: RANGES_MAX,
+                });
+            }
+        }
+        self.given.insert(range.next, (range.end, session));
+        Ok(())
+    }
+}
 
 impl Volume {
     /// More inode numbers for a session.
@@ -36,7 +64,7 @@ impl Volume {
             let mut state = self.state.lock();
             let range = InoRange { next: state.next_ino, end: state.next_ino + count.clamp(1, NUMBERS_MAX) };
             state.next_ino = range.end;
-            state.given.insert(range.next, (range.end, session));
+            state.give(range, session)?;
             (state.volume_row(), range)
         };
         let mut batch = Rows::new();
@@ -110,5 +138,36 @@ impl Volume {
         let next = state.births.next;
         state.births.next += 1;
         Ok(InoRange { next, end: next + 1 })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranges_of_numbers_are_bounded_for_each_session_and_those_of_ended_ones_go() {
+        let mut state = State::default();
+        let (own, other) = (SessionId(1), SessionId(2));
+        for session in [own, other] {
+            state.sessions.insert(session, crate::session::Session::found(&Default::default(), 0));
+        }
+        let mut next = 0;
+        let mut give = |state: &mut State, session| {
+            next += 10;
+            state.give(InoRange { next: next - 10, end: next }, session)
+        };
+        for _ in 0..10 * RANGES_MAX {
+            give(&mut state, own).unwrap();
+        }
+        assert_eq!(state.given.len(), 1, "those that follow one another are one");
+        let refused = (0..10 * RANGES_MAX).find(|at| give(&mut state, [other, own][at % 2]).is_err());
+        assert!(refused.is_some_and(|at| (RANGES_MAX..4 * RANGES_MAX).contains(&at)), "{refused:?}");
+        // Others come and go.
+        state.sessions.remove(&other);
+        for session in 10..10 + 3 * RANGES_MAX as u64 {
+            give(&mut state, SessionId(session)).unwrap();
+        }
+        assert!(state.given.len() < 4 * RANGES_MAX, "{}", state.given.len());
     }
 }

@@ -26,6 +26,19 @@ use crate::volume::Volume;
 /// Most changes of a session that are under way, or of which it may ask the outcome again.
 const CHANGES_MAX: usize = 1 << 15;
 
+/// Most of all sessions of a volume, beyond [`CHANGES_FREE`] of each.
+const CHANGES_ALL: usize = 1 << 17;
+
+/// Changes that one session may have under way in any case.
+const CHANGES_FREE: usize = 1 << 10;
+
+/// The limit that one more change of a session would exceed. They are only counted where there may be too many.
+fn too_many(all: usize, of_session: impl Fn(usize) -> usize) -> Option<usize> {
+    let has = |most: usize| all >= most && of_session(most) >= most;
+    let is_full = all >= CHANGES_ALL && has(CHANGES_FREE);
+    is_full.then_some(CHANGES_ALL).or_else(|| has(CHANGES_MAX).then_some(CHANGES_MAX))
+}
+
 /// A request for a change.
 struct Asked {
     session: SessionId,
@@ -72,13 +85,10 @@ impl Volume {
         let asked = Asked { session, request, change, local: !message.execute, opening: self.opening() };
         let mut sharing = self.sharing.lock();
         sharing.forget_below(session, message.forget_below);
-        // They are only counted where there may be too many.
-        let of_session = || sharing.changes.range((session, 0)..=(session, u64::MAX)).take(CHANGES_MAX);
-        if sharing.changes.len() >= CHANGES_MAX && of_session().count() == CHANGES_MAX {
-            return Err(VolumeError::Limit {
-                what: "changes of which the outcomes are wanted",
-                limit: CHANGES_MAX,
-            });
+        if let Some(limit) = too_many(sharing.changes.len(), |most| {
+            sharing.changes.range((session, 0)..=(session, u64::MAX)).take(most).count()
+        }) {
+            return Err(VolumeError::Limit { what: "changes of which the outcomes are wanted", limit });
         }
         match sharing.changes.get(&(session, request)) {
             Some(Progress::UnderWay) => return Ok(()),
@@ -472,4 +482,19 @@ impl Sharing {
 
 fn outcome(executed: &Executed) -> Changed {
     Changed { ino: executed.made.map_or(0, |ino| ino.0), ..Changed::default() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn changes_are_bounded_for_each_session_and_for_all() {
+        let more = |all: usize, own: usize| too_many(all, |most| own.min(most));
+        assert_eq!(more(CHANGES_MAX, CHANGES_MAX - 1), None);
+        assert_eq!(more(CHANGES_MAX, CHANGES_MAX), Some(CHANGES_MAX));
+        assert_eq!(more(CHANGES_ALL, CHANGES_FREE - 1), None, "who has few goes on");
+        assert_eq!(more(CHANGES_ALL, CHANGES_FREE), Some(CHANGES_ALL));
+        assert_eq!(more(CHANGES_ALL - 1, CHANGES_FREE), None);
+    }
 }

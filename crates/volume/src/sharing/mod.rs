@@ -268,10 +268,16 @@ impl Sharing {
         self.drive(now_ms);
     }
 
-    /// A session begins, or has a new connection; it is told nothing until it has claimed.
+    /// A session was there when the volume was opened: nobody is served until it has claimed.
     pub(crate) fn join(&mut self, session: SessionId, read_only: bool) {
         self.streams.remove(&session);
         self.grants.join(session, read_only);
+    }
+
+    /// A session begins, or has a new connection; it is told nothing until it has claimed, and holds up nobody.
+    pub(crate) fn begin(&mut self, session: SessionId, read_only: bool) {
+        self.streams.remove(&session);
+        self.grants.begin(session, read_only);
     }
 
     /// A session has said what it owns, on this connection. To be followed by [`Sharing::drive`].

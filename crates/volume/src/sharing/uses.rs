@@ -16,6 +16,9 @@ use crate::volume::Volume;
 /// Inodes that are settled with one batch.
 const SLICE: usize = 256;
 
+/// Inodes without a name, or cover, that one session may say it uses; and those of all that may wait to be looked at.
+pub(crate) const USES_MAX: usize = 1 << 20;
+
 /// An inode that a `CHANGE` took the last name of. Until all have said whether they use it, the asker's orphan row
 /// keeps it, or those of others when the asker has ended.
 struct Unnamed {
@@ -31,6 +34,8 @@ struct Unnamed {
 #[derive(Default)]
 pub(crate) struct Uses {
     by: HashMap<Ino, BTreeSet<SessionId>>,
+    /// How many of these each session uses.
+    counts: HashMap<SessionId, usize>,
     unnamed: HashMap<Ino, Unnamed>,
     /// Orphan rows that are not needed any more.
     released: HashSet<(SessionId, Ino)>,
@@ -48,7 +53,9 @@ impl Uses {
     /// A session says that its kernel knows these.
     pub(crate) fn add(&mut self, session: SessionId, inos: &[u64]) {
         for ino in inos.iter().map(|ino| Ino(*ino)) {
-            self.by.entry(ino).or_default().insert(session);
+            if self.by.entry(ino).or_default().insert(session) {
+                *self.counts.entry(session).or_default() += 1;
+            }
             self.released.remove(&(session, ino));
             self.due.insert(ino);
         }
@@ -78,12 +85,35 @@ impl Uses {
 
     fn drop_use(&mut self, session: SessionId, ino: Ino) {
         if let Some(users) = self.by.get_mut(&ino) {
-            users.remove(&session);
+            let was_used = users.remove(&session);
             if users.is_empty() {
                 self.by.remove(&ino);
             }
+            if was_used {
+                self.used_less(session);
+            }
         }
         self.due.insert(ino);
+    }
+
+    fn used_less(&mut self, session: SessionId) {
+        if let Some(count) = self.counts.get_mut(&session) {
+            *count -= 1;
+            if *count == 0 {
+                self.counts.remove(&session);
+            }
+        }
+    }
+
+    /// Nobody uses an inode that is gone.
+    fn forget(&mut self, ino: Ino) {
+        self.by.remove(&ino).into_iter().flatten().for_each(|user| self.used_less(user));
+    }
+
+    /// Whether so many more are too many for a session, or for all together.
+    fn is_too_much(&self, session: SessionId, more: usize) -> bool {
+        let of_session = self.counts.get(&session).copied().unwrap_or_default();
+        of_session + more > USES_MAX || self.due.len() + more > USES_MAX
     }
 
     /// A `CHANGE` has taken the last name of these; `event` is what the asker is told of it.
@@ -156,6 +186,10 @@ impl Uses {
     }
 }
 
+/// What is said to who uses too many.
+pub(crate) const TOO_MANY: VolumeError =
+    VolumeError::Limit { what: "inodes in use without a name", limit: USES_MAX };
+
 impl Volume {
     /// A session has done what events told it.
     pub(crate) fn acknowledge(self: &Arc<Self>, session: SessionId, events: &[u64]) {
@@ -165,17 +199,35 @@ impl Volume {
     }
 
     /// A session's kernel knows these, though their names or cover are gone.
-    pub(crate) fn add_uses(self: &Arc<Self>, session: SessionId, inos: &[u64]) {
+    ///
+    /// # Errors
+    /// There are too many: the connection is to be ended.
+    pub(crate) fn add_uses(self: &Arc<Self>, session: SessionId, inos: &[u64]) -> Result<(), VolumeError> {
         if !inos.is_empty() {
-            self.sharing.lock().uses.add(session, inos);
+            let mut sharing = self.sharing.lock();
+            if sharing.uses.is_too_much(session, inos.len()) {
+                return Err(TOO_MANY);
+            }
+            sharing.uses.add(session, inos);
+            drop(sharing);
             self.settle_uses();
         }
+        Ok(())
     }
 
     /// A session's kernel has forgotten these.
-    pub(crate) fn remove_uses(self: &Arc<Self>, session: SessionId, inos: &[u64]) {
-        self.sharing.lock().uses.remove(session, inos);
+    ///
+    /// # Errors
+    /// More than can be looked at: the connection is to be ended. What the session uses is in its next claim.
+    pub(crate) fn remove_uses(self: &Arc<Self>, session: SessionId, inos: &[u64]) -> Result<(), VolumeError> {
+        let mut sharing = self.sharing.lock();
+        if sharing.uses.due.len() + inos.len() > USES_MAX {
+            return Err(TOO_MANY);
+        }
+        sharing.uses.remove(session, inos);
+        drop(sharing);
         self.settle_uses();
+        Ok(())
     }
 
     /// Deletes rows that nobody uses any more, and makes it durable who uses the others; on a task of its own.
@@ -265,7 +317,7 @@ impl Volume {
         let mut sharing = self.sharing.lock();
         for (ino, _) in &gone {
             sharing.grants.forget(*ino);
-            sharing.uses.by.remove(ino);
+            sharing.uses.forget(*ino);
         }
         for released in considered {
             sharing.uses.released.remove(&released);
@@ -280,5 +332,29 @@ impl Volume {
             state.sessions.get_mut(&session).map(|session| session.orphans.insert(ino));
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_session_uses_is_counted_and_bounded() {
+        let mut uses = Uses::default();
+        let (one, two) = (SessionId(1), SessionId(2));
+        uses.add(one, &[5, 6, 6]);
+        uses.add(two, &[6]);
+        assert_eq!((uses.counts[&one], uses.counts[&two]), (2, 1));
+        uses.forget(Ino(6));
+        uses.remove(one, &[5, 5]);
+        assert!(uses.counts.is_empty() && uses.by.is_empty());
+        uses.due.clear();
+        uses.add(one, &(0..USES_MAX as u64).collect::<Vec<_>>());
+        assert!(uses.is_too_much(two, 1), "so many have to be looked at first");
+        uses.due.clear();
+        assert!(uses.is_too_much(one, 1) && !uses.is_too_much(two, 1));
+        uses.end(one);
+        assert!(uses.counts.is_empty());
     }
 }

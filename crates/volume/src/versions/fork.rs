@@ -70,6 +70,7 @@ async fn from_snapshot(
     {
         registry::erase(&shared.store, name, &left).await?;
     }
+    shared.is_not_lost(name).await?;
     registry::create(&shared.store, name, &begun).await?;
     hayloft_crash::point("fork.entered");
     let made = async {
@@ -86,7 +87,7 @@ async fn from_snapshot(
         }
         Err(error) => {
             let undone = async {
-                registry::remove(&shared.store, name).await?;
+                registry::remove(&shared.store, name, &registered.id).await?;
                 leftovers::delete_database(&shared.store, &registered.id).await?;
                 family::leave(&shared.store, family, &registered.id).await
             };

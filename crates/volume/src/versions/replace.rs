@@ -15,7 +15,7 @@ use crate::database::family::Snapshot;
 use crate::database::registry::{self, Registered};
 use crate::database::rows::Rows;
 use crate::database::tables::{self, HistoryRow, MarkRow, SessionRow};
-use crate::database::{self, family};
+use crate::database::{self, family, named};
 use crate::error::VolumeError;
 use crate::server::Shared;
 use crate::session::Session;
@@ -135,7 +135,7 @@ pub(crate) async fn promote(
         *place = None;
         let replaced = replace(shared, &old, &new, &new_entry, &begun).await;
         let left = match &replaced {
-            Ok(_) => registry::remove(&shared.store, fork).await,
+            Ok(_) => registry::remove(&shared.store, fork, &fork_entry.id).await,
             Err(error) if is_uncertain(error) => Ok(()),
             Err(_) => {
                 if let Err(error) = new.close().await {
@@ -158,7 +158,7 @@ pub(crate) async fn has_left(shared: &Shared, name: &str, entry: &Registered) ->
     let Some(volume) = &entry.promoted_to else { return Ok(false) };
     let is_there = registry::read(&shared.store, volume).await.is_ok_and(|found| found.id == entry.id);
     match is_there {
-        true => registry::remove(&shared.store, name).await?,
+        true => registry::remove(&shared.store, name, &entry.id).await?,
         false => {
             let stays = Registered { promoted_to: None, ..entry.clone() };
             registry::update(&shared.store, name, &stays).await?;
@@ -185,6 +185,7 @@ async fn replace(
         new.inherit(old.inheritance(entry, &kept)).await?;
         new.close().await?;
         hayloft_crash::point("replace.ready");
+        named::remove(&shared.store, &old.name, &old.id).await?;
         if let Err(error) = registry::update(&shared.store, &old.name, entry).await {
             // What it says now is what counts.
             match registry::read(&shared.store, &old.name).await {
@@ -201,6 +202,10 @@ async fn replace(
         && !is_uncertain(error)
     {
         old.go_on(slot);
+        let registered = old.registered.lock().clone();
+        if let Err(error) = named::keep(&shared.store, &old.name, &registered).await {
+            tracing::warn!(volume = old.name, %error, "the name in a volume's folder is put there when it is opened next");
+        }
         return changed;
     }
     // Whoever opens it next opens what the registry says.

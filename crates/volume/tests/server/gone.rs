@@ -18,25 +18,30 @@ use crate::common::*;
 const LARGE: usize = 512;
 
 /// A session that says what it is told to, and reads when it is told to.
-struct Raw<S> {
-    socket: S,
+pub(crate) struct Raw<S> {
+    pub(crate) socket: S,
     sealer: Sealer,
     request: u64,
 }
 
 impl<S: Write> Raw<S> {
-    fn session(socket: S, session: u64) -> Raw<S> {
+    pub(crate) fn session(socket: S, session: u64) -> Raw<S> {
         let mut raw = Raw { socket, sealer: Sealer::default(), request: 0 };
         raw.say(Ask::Hello(hello(session)));
         raw.say(Ask::Claim(Claim::default()));
         raw
     }
 
-    fn say(&mut self, body: Ask) {
+    pub(crate) fn frame(&mut self, body: Ask) -> Vec<u8> {
         let mut bytes = Vec::new();
         self.request += 1;
         frame::encode(&ClientMessage { request: self.request, body: Some(body) }, &mut bytes);
         self.sealer.seal(&mut bytes);
+        bytes
+    }
+
+    fn say(&mut self, body: Ask) {
+        let bytes = self.frame(body);
         self.socket.write_all(&bytes).unwrap();
     }
 
@@ -72,7 +77,7 @@ fn connections(running: &Running) -> u64 {
     at.split(|c: char| !c.is_ascii_digit()).next().unwrap().parse().unwrap()
 }
 
-fn await_connections(running: &Running, wanted: u64) {
+pub(crate) fn await_connections(running: &Running, wanted: u64) {
     let limit = Instant::now() + Duration::from_secs(40);
     while connections(running) != wanted {
         assert!(Instant::now() < limit, "{} connections, not {wanted}", connections(running));

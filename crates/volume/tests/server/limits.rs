@@ -79,6 +79,36 @@ fn who_says_nothing_does_not_lock_others_out_and_has_to_go() {
 }
 
 #[test]
+fn who_says_hello_and_does_not_claim_holds_up_nobody() {
+    let folder = tempfile::tempdir().unwrap();
+    // Nobody is ended for being silent.
+    let (running, mut honest) =
+        opened(hayloft_volume::Config { lease: Duration::from_secs(600), ..config(folder.path()) });
+    let mut greeted: Vec<Client> =
+        (10..20).map(|session| Client::greet(running.address, hello(session)).unwrap().0).collect();
+    greeted.drain(..5);
+    honest.enter(1, 0).unwrap();
+    let (mut other, _) = Client::open(running.address, hello(2)).unwrap();
+    let asked = other.send(Ask::Enter(Enter { dir: 1, ..Enter::default() }));
+    eventually(|| {
+        honest.ack_all();
+        other.is_answered(asked)
+    });
+    other.listings(asked).unwrap();
+    // Nor does a session on another connection, of which all is known.
+    drop(other);
+    let (mut other, _) = Client::greet(running.address, Hello { resume: true, ..hello(2) }).unwrap();
+    let (mut third, _) = Client::open(running.address, hello(3)).unwrap();
+    let asked = third.send(Ask::Enter(Enter { dir: 1, ..Enter::default() }));
+    eventually(|| {
+        honest.ack_all();
+        third.is_answered(asked)
+    });
+    assert!(matches!(other.ask(Ask::Claim(Claim::default())), Ok(Answer::Claimed(_))));
+    running.shutdown();
+}
+
+#[test]
 fn what_is_begun_has_to_be_ended() {
     let (_folder, running) = hasty();
     let whole = frame_of(Ask::Ping(Ping {}));

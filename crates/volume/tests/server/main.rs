@@ -15,6 +15,7 @@ mod packed;
 mod protocol;
 mod reading;
 mod replay;
+mod rooms;
 mod sharing;
 mod small;
 mod space;

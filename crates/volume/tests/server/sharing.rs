@@ -83,13 +83,6 @@ fn changed(answer: Answer) -> Changed {
     }
 }
 
-/// Asks until it is so; somebody has to be heard of meanwhile.
-fn eventually(mut is_so: impl FnMut() -> bool) {
-    while !is_so() {
-        std::thread::sleep(Duration::from_millis(20));
-    }
-}
-
 #[test]
 fn an_owner_ships_its_log_before_another_reads() {
     let (_folder, running) = started();

@@ -191,6 +191,9 @@ pub struct VolumeInfo {
     /// Bytes in the store that its snapshots or forks have as well, or what it was forked from.
     #[prost(uint64, tag = "11")]
     pub shared_bytes: u64,
+    /// Why it cannot be opened; then nothing else is told of it. Empty if it can.
+    #[prost(string, tag = "12")]
+    pub damage: String,
 }
 
 /// A mounted client.

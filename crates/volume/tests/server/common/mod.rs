@@ -490,6 +490,13 @@ impl ListedEntry {
     }
 }
 
+/// Asks until it is so; somebody has to be heard of meanwhile.
+pub(crate) fn eventually(mut is_so: impl FnMut() -> bool) {
+    while !is_so() {
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
 /// Reads all that can be reached and compares it with `rows`.
 pub(crate) fn compare_tree(client: &mut Client, rows: &Rows) {
     let mut listed = HashMap::new();
