@@ -37,10 +37,13 @@ struct Open {
     used: Instant,
 }
 
+/// What reads a tree, while somebody does.
+type AtHand = Arc<Mutex<Option<Open>>>;
+
 /// Trees of which the kernel has files, by the numbers that they have here.
 #[derive(Default)]
 pub(crate) struct Replaced {
-    trees: Mutex<HashMap<u32, (Kept, Arc<Mutex<Option<Open>>>)>>,
+    trees: Mutex<HashMap<u32, (Kept, AtHand)>>,
 }
 
 impl Replaced {
@@ -92,7 +95,7 @@ impl std::fmt::Debug for Replaced {
 }
 
 /// Gives a tree up when nobody has read from it for a while.
-fn look_after(open: Arc<Mutex<Option<Open>>>) -> std::io::Result<()> {
+fn look_after(open: AtHand) -> std::io::Result<()> {
     let look = move || {
         loop {
             std::thread::sleep(LOOK);
