@@ -165,7 +165,8 @@ fn an_ordinary_user_puts_packages_upon_a_layer() {
     assert_eq!(user.left(), ["small"]);
     // Without others' files there is nothing to be had from packages.
     let alone = User::new("no-packages", false);
-    let base = format!("dir:{}", alone.home.path().display());
+    alone.bootstrap("");
+    let base = format!("dir:{}", alone.home.path().join("bin").display());
     run(&mut alone.hayloft(["root", "create", "small", "--from", &base]));
     let (code, said) =
         run_failing(&mut alone.hayloft(["root", "layer", "x", "--on", "small", "install", "y"]));
