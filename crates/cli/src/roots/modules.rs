@@ -250,7 +250,7 @@ impl<'a> Next<'a> {
             (_, Some(on)) => recipe.on = Some(input(on, layers, &|_, _| {}).map_err(as_failure)?),
             (Some(_), None) => {}
         }
-        let (number, folder) = draft.next().map_err(as_failure)?;
+        let (number, folder) = draft.next_generation().map_err(as_failure)?;
         Ok(Next { layers, draft, name, number, folder, recipe, hooks_of: current })
     }
 
@@ -267,7 +267,7 @@ impl<'a> Next<'a> {
         let info = described(&mut self.recipe, &base, why);
         let dish = Dish { name: self.name, recipe: &self.recipe, own: None, folder: &self.folder, info };
         let info = setting.maker(self.layers).make(&dish)?;
-        let number = self.draft.add(self.number).map_err(as_failure)?;
+        let number = self.draft.commit(self.number).map_err(as_failure)?;
         tell(self.layers, self.name, number, &info, as_json)
     }
 }

@@ -181,9 +181,9 @@ impl LayersDir {
             created: now(),
             ..target
         };
-        let (number, folder) = draft.next()?;
+        let (number, folder) = draft.next_generation()?;
         info.write(&folder)?;
-        draft.add(number)
+        draft.commit(number)
     }
 
     /// Removes all but the newest `keep` generations, and those that are in use, or that a generation that stays is made from.
@@ -248,7 +248,7 @@ impl Draft<'_> {
     ///
     /// # Errors
     /// When the folder cannot be made.
-    pub fn next(&self) -> Result<(u64, PathBuf)> {
+    pub fn next_generation(&self) -> Result<(u64, PathBuf)> {
         let number = match self.layers.generations(&self.name) {
             Ok(all) => all.last().map_or(1, |last| last + 1),
             Err(_) => 1,
@@ -309,7 +309,7 @@ impl Draft<'_> {
     ///
     /// # Errors
     /// When it cannot be made durable or renamed; the layer is as it was, unless the error is [`LayerError::NotDurable`].
-    pub fn add(self, number: u64) -> Result<u64> {
+    pub fn commit(self, number: u64) -> Result<u64> {
         if !self.exists() {
             self.put(false)?;
             return Ok(number);
