@@ -33,7 +33,7 @@ pub(crate) struct Maker<'a> {
 }
 
 /// What is made.
-pub(crate) struct Dish<'a> {
+pub(crate) struct Order<'a> {
     /// The layer's name.
     pub name: &'a str,
     /// How.
@@ -51,41 +51,42 @@ impl Maker<'_> {
     ///
     /// # Errors
     /// When a layer below is gone, or something that is run fails; nothing but the folder has changed then.
-    pub(crate) fn make(&self, dish: &Dish<'_>) -> anyhow::Result<LayerInfo> {
+    pub(crate) fn make(&self, order: &Order<'_>) -> anyhow::Result<LayerInfo> {
         let progress = Progress::new();
         let unpacking = |done: u64, all: u64| {
             let percent = (done * 100).checked_div(all).unwrap_or(100);
             progress.say(&format!("unpacking a layer: {percent} %"));
         };
         // Held until the layer is made.
-        let below = inputs(self.layers, dish.name, dish.recipe, dish.own, &unpacking).map_err(as_failure)?;
-        let mut info = dish.info.clone();
-        info.recipe = Some(dish.recipe.clone());
-        if dish.recipe.is_plain() {
-            let tree = dish.folder.join("tree");
+        let below =
+            inputs(self.layers, order.name, order.recipe, order.own, &unpacking).map_err(as_failure)?;
+        let mut info = order.info.clone();
+        info.recipe = Some(order.recipe.clone());
+        if order.recipe.is_plain() {
+            let tree = order.folder.join("tree");
             fs::create_dir(&tree).with_context(|| format!("cannot make {}", tree.display()))?;
         } else {
-            let told = self.run(dish, &below, &progress);
+            let told = self.run(order, &below, &progress);
             progress.end();
             info.packages = told?.added();
         }
-        let seal = || info.clone().seal(dish.folder).map(|_| 0).map_err(as_failure);
+        let seal = || info.clone().seal(order.folder).map(|_| 0).map_err(as_failure);
         match with_users(seal)? {
-            0 => LayerInfo::read(dish.folder).map_err(as_failure),
-            _ => Err(failure(Exit::Failed, format!("the layer '{}' was not made", dish.name))),
+            0 => LayerInfo::read(order.folder).map_err(as_failure),
+            _ => Err(failure(Exit::Failed, format!("the layer '{}' was not made", order.name))),
         }
     }
 
-    fn run(&self, dish: &Dish<'_>, below: &[Found], progress: &Progress) -> anyhow::Result<Told> {
+    fn run(&self, order: &Order<'_>, below: &[Found], progress: &Progress) -> anyhow::Result<Told> {
         let paths: Vec<&Path> = below.iter().map(|found| found.path.as_path()).collect();
         let manager = Manager::of(&paths);
-        let recipe = dish.recipe;
-        require_users(dish.name)?;
+        let recipe = order.recipe;
+        require_users(order.name)?;
         if manager.is_none() && !(recipe.all_packages().is_empty() && recipe.remove.is_empty()) {
             let said = "the layer below has no package manager that is known: apt-get with dpkg, or dnf";
-            return Err(failure(Exit::Missing, format!("the layer '{}' was not made: {said}", dish.name)));
+            return Err(failure(Exit::Missing, format!("the layer '{}' was not made: {said}", order.name)));
         }
-        let mut command = self.command(dish, &paths, manager)?;
+        let mut command = self.command(order, &paths, manager)?;
         let (reader, writer) = std::io::pipe().context("cannot make a pipe")?;
         let errors = writer.try_clone().context("cannot make a pipe")?;
         command.stdin(Stdio::null()).stdout(writer).stderr(errors);
@@ -99,7 +100,7 @@ impl Maker<'_> {
             let line = line.rsplit('\r').next().unwrap_or_default();
             let step = told.step.clone();
             let Some(shown) = told.line(line).filter(|shown| !shown.is_empty()) else { continue };
-            progress.say(&format!("{}: {shown}", dish.name));
+            progress.say(&format!("{}: {shown}", order.name));
             if told.step != step {
                 // What went well is no part of what did not.
                 last.clear();
@@ -113,15 +114,20 @@ impl Maker<'_> {
         let status = child.wait().context("cannot wait for this program")?;
         match status.success() {
             true => Ok(told),
-            false => Err(failed(dish, &told, status, &Vec::from(last).join("\n"))),
+            false => Err(failed(order, &told, status, &Vec::from(last).join("\n"))),
         }
     }
 
     /// `hayloft run` in the layers below, with the new tree as what is published.
-    fn command(&self, dish: &Dish<'_>, below: &[&Path], manager: Option<Manager>) -> anyhow::Result<Command> {
+    fn command(
+        &self,
+        order: &Order<'_>,
+        below: &[&Path],
+        manager: Option<Manager>,
+    ) -> anyhow::Result<Command> {
         let mut command = Command::new(hayloft_root::program::path());
         // Paths of the host have no place in a text with ':'.
-        command.current_dir(dish.folder);
+        command.current_dir(order.folder);
         if let Some(file) = self.config_file {
             command.arg("--config").arg(std::path::absolute(file)?);
         }
@@ -145,15 +151,15 @@ impl Maker<'_> {
         for folder in manager.map(Manager::scratch).unwrap_or_default() {
             command.args(["--scratch", folder]);
         }
-        for folder in &dish.recipe.repositories {
+        for folder in &order.recipe.repositories {
             command.arg("--bind").arg(folder);
         }
-        let hooks = dish.folder.join(HOOK_FILES);
+        let hooks = order.folder.join(HOOK_FILES);
         if hooks.is_dir() {
             command.arg("--bind").arg(format!("{}:{HOOKS}", hooks.display()));
         }
-        command.arg("--env").arg(format!("SOURCE_DATE_EPOCH={}", dish.recipe.epoch));
-        command.args(["--", "sh", "-c"]).arg(script(dish.recipe, manager));
+        command.arg("--env").arg(format!("SOURCE_DATE_EPOCH={}", order.recipe.epoch));
+        command.args(["--", "sh", "-c"]).arg(script(order.recipe, manager));
         Ok(command)
     }
 }
@@ -166,9 +172,9 @@ fn require_users(name: &str) -> anyhow::Result<()> {
     if has_them { Ok(()) } else { Err(as_failure(hayloft_layer::LayerError::NeedsUsers { what })) }
 }
 
-fn failed(dish: &Dish<'_>, told: &Told, status: ExitStatus, last: &str) -> anyhow::Error {
-    let name = dish.name;
-    let below = dish.recipe.on.as_ref().map_or(name, |on| &on.name);
+fn failed(order: &Order<'_>, told: &Told, status: ExitStatus, last: &str) -> anyhow::Error {
+    let name = order.name;
+    let below = order.recipe.on.as_ref().map_or(name, |on| &on.name);
     let not_made = format!("the layer '{name}' was not made");
     if let Some(package) = &told.absent {
         return failure(
@@ -197,7 +203,7 @@ fn failed(dish: &Dish<'_>, told: &Told, status: ExitStatus, last: &str) -> anyho
         (Some(code), _) => format!("exit code {code}"),
         (None, signal) => format!("ended by signal {}", signal.unwrap_or_default()),
     };
-    let is_here = told.step == READ_LISTS && dish.recipe.repositories.is_empty() && last.contains("file:/");
+    let is_here = told.step == READ_LISTS && order.recipe.repositories.is_empty() && last.contains("file:/");
     let hint = match is_here {
         true => "\na source that is a folder of this host has to be named: --repository DIR",
         false => "",

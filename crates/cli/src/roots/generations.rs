@@ -9,7 +9,7 @@ use hayloft_tree::{Difference, How};
 use serde_json::{Value, json};
 
 use crate::exit::{self, Exit, failure};
-use crate::roots::compose::{Dish, Maker, copy_hooks};
+use crate::roots::compose::{Maker, Order, copy_hooks};
 use crate::roots::layers::{Progress, as_failure, as_needed_for, layers_dir, with_users};
 use crate::roots::live;
 use crate::roots::module_args::{HistoryArgs, PruneArgs, RebuildArgs, RollbackLayerArgs};
@@ -182,9 +182,9 @@ fn again(
     for hook in copy_hooks(&files, recipe, folder)? {
         changed.push(format!("the hook {} is not what it was", hook.display()));
     }
-    let dish = Dish { name: &args.name, recipe, own: None, folder, info: info.clone() };
+    let order = Order { name: &args.name, recipe, own: None, folder, info: info.clone() };
     let maker = Maker { layers, state_dir: setting.state_dir, config_file: setting.config_file };
-    let made = maker.make(&dish)?;
+    let made = maker.make(&order)?;
     Ok(Rebuilt {
         inputs: changed,
         packages: package_differences(&info.packages, &made.packages),

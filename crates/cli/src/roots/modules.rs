@@ -12,7 +12,7 @@ use crate::config::Config;
 use crate::dial;
 use crate::exit::{Exit, failure};
 use crate::mountinfo;
-use crate::roots::compose::{Dish, Maker, copy_hooks, write_hooks};
+use crate::roots::compose::{Maker, Order, copy_hooks, write_hooks};
 use crate::roots::layer_args::RootCreateArgs;
 use crate::roots::layers::{Progress, as_failure, as_needed_for, layers_dir, with_users};
 use crate::roots::live;
@@ -160,8 +160,8 @@ pub(crate) fn create(args: &RootCreateArgs, setting: Setting<'_>) -> anyhow::Res
     let info = described(&mut recipe, &base, why);
     let own = draft.top().join("tree");
     let own = recipe.on.is_none().then_some(own.as_path());
-    let dish = Dish { name: &args.name, recipe: &recipe, own, folder: &folder, info };
-    let info = setting.maker(&layers).make(&dish)?;
+    let order = Order { name: &args.name, recipe: &recipe, own, folder: &folder, info };
+    let info = setting.maker(&layers).make(&order)?;
     draft.put(args.force).map_err(as_failure)?;
     sweep(&layers)?;
     tell(&layers, &args.name, number, &info, args.making.json)
@@ -265,8 +265,8 @@ impl<'a> Next<'a> {
             None => self.layers.generation(self.name, 1).map_err(as_failure)?.from,
         };
         let info = described(&mut self.recipe, &base, why);
-        let dish = Dish { name: self.name, recipe: &self.recipe, own: None, folder: &self.folder, info };
-        let info = setting.maker(self.layers).make(&dish)?;
+        let order = Order { name: self.name, recipe: &self.recipe, own: None, folder: &self.folder, info };
+        let info = setting.maker(self.layers).make(&order)?;
         let number = self.draft.commit(self.number).map_err(as_failure)?;
         tell(self.layers, self.name, number, &info, as_json)
     }

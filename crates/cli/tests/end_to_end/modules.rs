@@ -62,11 +62,11 @@ impl World {
 
     /// The base as a layer.
     fn with_base(self) -> World {
-        run(&mut self.hayloft(["root", "create", "small", "--from", &self.from_base()]));
+        run(&mut self.hayloft(["root", "create", "small", "--from", &self.base_source()]));
         self
     }
 
-    fn from_base(&self) -> String {
+    fn base_source(&self) -> String {
         format!("dir:{}", self.debian.base.display())
     }
 
@@ -140,7 +140,7 @@ impl World {
 #[test]
 fn a_layer_has_one_stream_of_each_module_and_goes_back() {
     let world = World::new();
-    let from = world.from_base();
+    let from = world.base_source();
     let made = world.json(&mut world.making([
         "root",
         "create",
@@ -220,7 +220,7 @@ fn packages_are_installed_upon_a_layer_that_stays_as_it_is() {
     // What is below stays there.
     for mut command in [
         world.hayloft(["root", "rm", "--layer", "small"]),
-        world.hayloft(["root", "create", "small", "--force", "--from", &world.from_base()]),
+        world.hayloft(["root", "create", "small", "--force", "--from", &world.base_source()]),
     ] {
         let (code, said) = run_failing(&mut command);
         assert!(code == 5 && said.contains("is made upon 'small'"), "{code}: {said}");
@@ -272,7 +272,7 @@ fn what_is_wrong_is_said_and_nothing_is_half() {
     ] {
         for verb in [
             &["create", "new", "--on", "small", "--enable"][..],
-            &["create", "new", "--from", &world.from_base(), "--enable"],
+            &["create", "new", "--from", &world.base_source(), "--enable"],
             &["switch", "base"],
         ] {
             // There one stream takes the place of another.
