@@ -1,6 +1,7 @@
 //! What is run inside to install packages and run hooks: a shell script, and what it tells.
 
 use std::fmt::Write;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
 
 use crate::modules::recipe::{HookKind, Installed, Recipe};
@@ -27,7 +28,7 @@ pub enum Manager {
 impl Manager {
     /// That of a tree of layers, topmost first.
     pub fn of(layers: &[&Path]) -> Option<Manager> {
-        let has = |path: &str| layers.iter().any(|layer| layer.join(path).symlink_metadata().is_ok());
+        let has = |path: &str| is_seen(layers, Path::new(path));
         if has("usr/bin/apt-get") && has("var/lib/dpkg/status") {
             Some(Manager::Apt)
         } else {
@@ -84,6 +85,22 @@ impl Manager {
             "step \"remove\"\nfor name in {names}; do\n  {is_there} \"$name\" >/dev/null 2>&1 || {{ tell absent \"$name\"; exit 96; }}\ndone\n{remove} {names}\n"
         )
     }
+}
+
+/// Whether a path is in layers, topmost first, and none above has removed it or a folder that it is in.
+fn is_seen(layers: &[&Path], path: &Path) -> bool {
+    for layer in layers {
+        for step in path.ancestors().filter(|step| !step.as_os_str().is_empty()) {
+            let Ok(meta) = layer.join(step).symlink_metadata() else { continue };
+            if meta.file_type().is_char_device() && meta.rdev() == 0 {
+                return false;
+            }
+            if step == path {
+                return true;
+            }
+        }
+    }
+    false
 }
 
 fn quoted(packages: &[Package]) -> String {
@@ -265,6 +282,23 @@ mod tests {
             let status = std::process::Command::new("sh").args(["-n", "-c", &text]).status().unwrap();
             assert!(status.success(), "{text}");
         }
+    }
+
+    #[test]
+    fn what_a_layer_above_has_removed_is_not_there() {
+        let dir = tempfile::tempdir().unwrap();
+        let [above, below] = ["above", "below"].map(|name| dir.path().join(name));
+        for file in ["usr/bin/apt-get", "usr/bin/dnf", "var/lib/dpkg/status"] {
+            std::fs::create_dir_all(below.join(file).parent().unwrap()).unwrap();
+            std::fs::write(below.join(file), "").unwrap();
+        }
+        std::fs::create_dir_all(above.join("var/lib")).unwrap();
+        assert_eq!(Manager::of(&[&above, &below]), Some(Manager::Apt));
+        let gone = above.join("var/lib/dpkg");
+        let kind = rustix::fs::FileType::CharacterDevice;
+        rustix::fs::mknodat(rustix::fs::CWD, &gone, kind, rustix::fs::Mode::empty(), 0).unwrap();
+        assert_eq!(Manager::of(&[&above, &below]), Some(Manager::Dnf));
+        assert_eq!(Manager::of(&[&above]), None);
     }
 
     #[test]
