@@ -42,7 +42,7 @@ pub(crate) struct RootCreateArgs {
     /// The layer that it is made upon: a name, a folder or an archive
     #[arg(long, value_name = "LAYER", conflicts_with = "from")]
     pub on: Option<String>,
-    /// Streams of modules: MODULE[:STREAM][/PROFILE...], several with commas; one stream of each module
+    /// Streams of modules, as gcc:12/full or python, several with commas: one stream of each module, any number of its profiles
     #[arg(long, value_name = "CHOICE", value_delimiter = ',', value_parser = parse::<Choice>)]
     pub enable: Vec<Choice>,
     /// Replace a layer of this name; roots that use the old one keep it until they end

@@ -117,7 +117,7 @@ Examples:
 pub(crate) struct SwitchArgs {
     /// The layer
     pub name: String,
-    /// Streams with profiles: MODULE:STREAM[/PROFILE...]
+    /// Streams with profiles, as gcc:13/full
     #[arg(value_name = "CHOICE", value_delimiter = ',', value_parser = parse::<Choice>, required_unless_present = "off")]
     pub choices: Vec<Choice>,
     /// Take a module away; may be given several times
