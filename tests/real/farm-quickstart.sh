@@ -34,7 +34,7 @@ host() {
         mount --rbind /dev dev && mount -t sysfs sysfs sys && mount -t proc proc proc
         for at in run tmp var/tmp mnt srv home; do mkdir -p "$at" && mount -t tmpfs tmpfs "$at" && chmod 1777 "$at"; done
         rm -rf etc/hayloft var/lib/hayloft var/log/hayloft root/.config/hayloft
-        for program in hayloft hayloft-recipe hayloft-task; do [ ! -e "$3/$program" ] || install "$3/$program" usr/local/bin; done
+        for program in hayloft hayloft-task; do [ ! -e "$3/$program" ] || install "$3/$program" usr/local/bin; done
         hostname "$name"
         printf "127.0.0.1 localhost\n10.78.0.1 farm1\n10.78.0.2 farm2\n10.78.0.3 farm3\n" >etc/hosts
         echo "builder:x:4242:4242::/home/builder:/bin/sh" >>etc/passwd && echo "builder:x:4242:" >>etc/group
