@@ -178,7 +178,10 @@ fn a_task_of_a_host_that_stands_still_does_not_write_when_that_goes_on() {
     // The mount is the first that goes on, then the task, and only then what would end that.
     let agent = tree(site.agents[at - 1].id());
     let stopped: Vec<u32> = agent.into_iter().chain(tree(site.mounts[at].pid())).rev().collect();
-    stopped.iter().for_each(|pid| kill(*pid, libc::SIGSTOP));
+    for pid in &stopped {
+        // SAFETY: plain numbers. The script's sleeps come and go.
+        unsafe { libc::kill(*pid as i32, libc::SIGSTOP) };
+    }
     wait_until("it has ended elsewhere", Duration::from_secs(120), || task.try_wait().unwrap().is_some());
     assert!(task.wait().unwrap().success());
     assert_eq!(fs::read_to_string(site.dir().join("out")).unwrap(), "new\n");

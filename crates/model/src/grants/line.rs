@@ -22,7 +22,7 @@ impl Grants {
         let Some(waiting) = self.requests.get(&ticket) else { return };
         let is_free = match waiting.stage {
             Stage::Dropping(_) => true,
-            Stage::Waiting if waiting.awaits > 0 => false,
+            Stage::Waiting if waiting.awaits > 0 || self.begun.contains(&waiting.session) => false,
             Stage::Waiting => !waiting.claims().any(|(ino, mode)| self.is_taken(ticket, ino, mode)),
             Stage::Ready | Stage::Settling(_) => false,
         };
@@ -36,12 +36,17 @@ impl Grants {
     fn is_taken(&self, ticket: Ticket, ino: Ino, mode: Mode) -> bool {
         let others = self.claims.get(&ino).into_iter().flatten();
         others.into_iter().any(|(other, theirs)| {
-            let has_begun = || {
-                let other = self.requests.get(other);
-                other.is_some_and(|other| matches!(other.stage, Stage::Ready | Stage::Dropping(_)))
-            };
-            *other != ticket && theirs.conflicts(mode) && (*other < ticket || has_begun())
+            *other != ticket && theirs.conflicts(mode) && self.comes_before(*other, ticket)
         })
+    }
+
+    fn comes_before(&self, other: Ticket, ticket: Ticket) -> bool {
+        let Some(waiting) = self.requests.get(&other) else { return other < ticket };
+        match waiting.stage {
+            Stage::Ready | Stage::Dropping(_) => true,
+            // Who has not claimed is not served, and is in nobody's way.
+            _ => other < ticket && !self.begun.contains(&waiting.session),
+        }
     }
 
     /// Says who has heard of what a request has published, and forgets it when all have.

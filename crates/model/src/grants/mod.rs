@@ -255,6 +255,9 @@ pub struct Grants {
     line: BTreeSet<Ticket>,
     /// Sessions of which it is not known what they own.
     unclaimed: BTreeSet<SessionId>,
+    /// Sessions that have begun, or have a new connection, and have not claimed. They are not served: a claim takes away all that it
+    /// does not name, also what was granted just before.
+    begun: BTreeSet<SessionId>,
     /// How many sessions were told to give an object back, and have not.
     recalls: HashMap<Ino, usize>,
     shows_all: bool,
@@ -268,9 +271,11 @@ impl Grants {
         self.unclaimed.insert(session);
     }
 
-    /// A session begins, or has a new connection. Nobody waits for what it will claim: it owns nothing, or what is known here.
+    /// A session begins, or has a new connection. Nobody else waits for what it will claim: it owns nothing, or what is known here. It
+    /// is served itself when it has claimed.
     pub fn begin(&mut self, session: SessionId, read_only: bool) {
         self.peers.entry(session).or_default().read_only = read_only;
+        self.begun.insert(session);
     }
 
     /// The session has a new connection: it has forgotten everything but what it says to own. What it had not
@@ -287,6 +292,7 @@ impl Grants {
             }
         }
         self.unclaimed.remove(&session);
+        self.begun.remove(&session);
         self.settle_all();
         self.advance();
         if refused.is_empty() { Ok(()) } else { Err(refused) }
@@ -297,6 +303,7 @@ impl Grants {
         self.let_go_of_all(session);
         self.peers.remove(&session);
         self.unclaimed.remove(&session);
+        self.begun.remove(&session);
         let is_void = |request: &Waiting| {
             request.session == session && !matches!(request.stage, Stage::Ready | Stage::Settling(_))
         };

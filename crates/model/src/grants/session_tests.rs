@@ -4,6 +4,7 @@ const A: SessionId = SessionId(1);
 const B: SessionId = SessionId(2);
 const C: SessionId = SessionId(3);
 const DIR: Ino = Ino(20);
+const OTHER: Ino = Ino(21);
 const FILE: Object = Object::File { ino: Ino(30), home: DIR };
 
 fn joined(sessions: &[SessionId]) -> Grants {
@@ -121,6 +122,19 @@ fn nobody_waits_for_who_has_just_begun_or_has_another_connection() {
         Request::Change { objects: vec![Object::Directory(DIR)], local: false, by_slots: BySlots::Cannot };
     let (_, outcome) = ready(&mut grants, C, change);
     assert_eq!(outcome, Outcome::Execute);
+    // Who has not claimed is not served: the claim would take away what it was given, and it would go on knowing it.
+    let asked = grants.request(A, Request::Read(vec![Object::Directory(OTHER)]));
+    let is_ready = |outputs: &[Output]| {
+        outputs.iter().any(|output| matches!(output, Output::Ready { ticket, .. } if *ticket == asked))
+    };
+    assert!(!is_ready(&grants.take_outputs()));
+    let change =
+        Request::Change { objects: vec![Object::Directory(OTHER)], local: false, by_slots: BySlots::Cannot };
+    let (ticket, _) = ready(&mut grants, C, change);
+    grants.finish(ticket);
+    grants.claim(A, &[]).unwrap();
+    assert!(is_ready(&grants.take_outputs()));
+    assert_eq!(grants.held(A, OTHER), Some(Grant::Read));
     // One that was there when the volume was opened is waited for, how often ever it connects.
     grants.join(B, false);
     grants.begin(B, false);
