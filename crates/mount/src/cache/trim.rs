@@ -77,10 +77,12 @@ impl Client {
             }
             let left = core.tree.in_memory().0;
             core.trimmed = Some(Trimmed { at: Instant::now(), left });
+            // Looking through all directories is for once.
             if left > most
+                && !self.told_of_large.load(Ordering::Relaxed)
                 && let Some((directory, names)) = core.tree.largest_directory().filter(|(_, of)| *of > most)
-                && !self.told_of_large.swap(true, Ordering::Relaxed)
             {
+                self.told_of_large.store(true, Ordering::Relaxed);
                 tracing::warn!(
                     %directory,
                     names,
