@@ -69,6 +69,8 @@ pub(crate) struct Core {
     pub(crate) ways: HashMap<Ino, Vec<u8>>,
     /// What was owned, is recalled, and is not given back yet.
     pub(crate) giving: HashSet<Ino, FxBuildHasher>,
+    /// The connection that was lost last: all that was not owned was forgotten with it, and what was recalled is recalled again.
+    pub(crate) cut_off: u64,
     /// Files of which data was set aside for want of room, and whose users have not been told.
     pub(crate) lost: HashSet<Ino, FxBuildHasher>,
     /// When rows were evicted last.

@@ -45,6 +45,8 @@ pub enum Rule {
     OwnFlagEarly,
     /// A client that loses its connection forgets to claim what was recalled and not given back.
     ForgetRecalled,
+    /// What was recalled on a connection that is lost is given back all the same, and read on.
+    RecallAfterLoss,
     /// Names that an uncovered directory does not have stay in the kernel.
     KeepAbsentNames,
     /// A change that came back as the client's own is requested as before.
@@ -153,7 +155,7 @@ pub enum Rule {
 
 impl Rule {
     /// All, by name.
-    pub const ALL: [(&'static str, Rule); 64] = [
+    pub const ALL: [(&'static str, Rule); 65] = [
         ("ack-before-apply", Rule::AckBeforeApply),
         ("recall-without-ship", Rule::RecallWithoutShip),
         ("no-claim-grace", Rule::NoClaimGrace),
@@ -166,6 +168,7 @@ impl Rule {
         ("list-uncovered", Rule::ListUncovered),
         ("own-flag-early", Rule::OwnFlagEarly),
         ("forget-recalled", Rule::ForgetRecalled),
+        ("recall-after-loss", Rule::RecallAfterLoss),
         ("keep-absent-names", Rule::KeepAbsentNames),
         ("yours-for-ever", Rule::YoursForEver),
         ("list-own-files", Rule::ListOwnFiles),

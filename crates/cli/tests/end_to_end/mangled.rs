@@ -10,9 +10,20 @@ use crate::workers::{Work, leave, of_all};
 
 #[test]
 fn what_a_network_does_to_bytes_does_nothing_to_data() {
-    let farm = Farm::with(None, &["--lease", "3"]);
+    work_behind("3", 4);
+}
+
+/// Leases run out more often, and sessions are ended.
+#[test]
+fn what_a_network_does_to_bytes_does_nothing_to_data_with_short_leases() {
+    work_behind("1", 2);
+}
+
+/// With leases of so many seconds, and one of so many streams that could be swallowed.
+fn work_behind(lease: &str, lasting: u64) {
+    let farm = Farm::with(None, &["--lease", lease]);
     farm.create("v");
-    let mangler = Mangler::before(&farm.address, seed());
+    let mangler = Mangler::with(&farm.address, seed(), lasting);
     let mounts = [0, 1].map(|at| farm.mount_through(&mangler.address, "v", &format!("mnt-{at}")));
     let work = Work::new(&mounts, "");
     let until = Instant::now() + Duration::from_secs(rounds(40, 30 * 60) as u64);

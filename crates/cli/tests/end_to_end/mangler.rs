@@ -34,13 +34,15 @@ const HARMS: [Harm; 7] =
 const RARITY: u64 = 12;
 /// And it is quiet for so long after it, so that something gets through.
 const PAUSE: Duration = Duration::from_millis(150);
-/// One of so many harms that would be the last one is that: what is swallowed costs two leases each time.
-const LASTING: u64 = 4;
 
 /// What all connections of one share.
 struct Shared {
     server: String,
     active: AtomicBool,
+    /// What the server says next is the last that arrives on that connection.
+    cuts_next: AtomicBool,
+    /// One of so many harms that would be the last one is that: what is swallowed costs two leases each time.
+    lasting: u64,
     started: Instant,
     /// When harm was done last, milliseconds after the start.
     last_ms: AtomicU64,
@@ -57,11 +59,18 @@ pub(crate) struct Mangler {
 impl Mangler {
     /// One that harms nothing yet.
     pub(crate) fn before(server: &str, seed: u64) -> Mangler {
+        Mangler::with(server, seed, 4)
+    }
+
+    /// The same; what is swallowed is so rare.
+    pub(crate) fn with(server: &str, seed: u64, lasting: u64) -> Mangler {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap().to_string();
         let shared = Arc::new(Shared {
             server: server.to_owned(),
             active: AtomicBool::new(false),
+            cuts_next: AtomicBool::new(false),
+            lasting,
             started: Instant::now(),
             last_ms: AtomicU64::new(0),
             counts: Default::default(),
@@ -74,7 +83,7 @@ impl Mangler {
                 for (way, from, to) in [(1, forth, upstream), (2, back, client)] {
                     let shared = Arc::clone(&of_all);
                     let random = Random::new(seed.wrapping_mul(1_000_003) + number * 2 + way);
-                    std::thread::spawn(move || shared.pass(from, to, random));
+                    std::thread::spawn(move || shared.pass(from, to, random, way == 2));
                 }
             }
         });
@@ -85,6 +94,11 @@ impl Mangler {
         self.shared.active.store(active, Ordering::SeqCst);
     }
 
+    /// Cuts the connection off behind what the server says next.
+    pub(crate) fn cut_behind_next(&self) {
+        self.shared.cuts_next.store(true, Ordering::SeqCst);
+    }
+
     /// How often each kind of harm was done.
     pub(crate) fn counts(&self) -> Vec<(String, usize)> {
         let counts = self.shared.counts.iter().map(|count| count.load(Ordering::SeqCst));
@@ -93,7 +107,7 @@ impl Mangler {
 }
 
 impl Shared {
-    fn pass(&self, mut from: TcpStream, mut to: TcpStream, mut random: Random) {
+    fn pass(&self, mut from: TcpStream, mut to: TcpStream, mut random: Random, is_from_server: bool) {
         let _ = to.set_nodelay(true);
         let mut buffer = vec![0; 256 << 10];
         while let Ok(read @ 1..) = from.read(&mut buffer) {
@@ -139,7 +153,8 @@ impl Shared {
                     break;
                 }
             }
-            if to.write_all(&part).is_err() {
+            let is_last = is_from_server && self.cuts_next.swap(false, Ordering::SeqCst);
+            if to.write_all(&part).is_err() || is_last {
                 break;
             }
         }
@@ -159,7 +174,7 @@ impl Shared {
             return None;
         }
         let mut which = random.below(HARMS.len() as u64) as usize;
-        if HARMS[which] == Harm::Swallow && random.below(LASTING) != 0 {
+        if HARMS[which] == Harm::Swallow && random.below(self.lasting) != 0 {
             which = 0;
         }
         self.counts[which].fetch_add(1, Ordering::SeqCst);

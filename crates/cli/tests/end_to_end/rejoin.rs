@@ -6,8 +6,9 @@ use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::Duration;
 
-use crate::farm::{Farm, Mount, hayloft, number, run, run_failing, sh, wait_until};
+use crate::farm::{Farm, Mount, hayloft, number, rounds, run, run_failing, seed, sh, wait_until};
 use crate::hosts::network;
+use crate::mangler::Mangler;
 use crate::net::{Net, SERVER};
 use crate::root_box::RootBox;
 use crate::space::SmallDisk;
@@ -54,6 +55,32 @@ impl Drop for Program {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
+}
+
+#[test]
+fn what_is_recalled_on_a_connection_that_breaks_is_not_known_any_longer_than_that() {
+    let farm = Farm::new();
+    farm.create("v");
+    let mangler = Mangler::before(&farm.address, seed());
+    let (one, two) = (farm.mount("v", ""), farm.mount_through(&mangler.address, "v", "mnt-2"));
+    for round in 0..rounds(40, 400) {
+        let (here, there) = (two.join(&format!("d-{round}")), one.join(&format!("d-{round}")));
+        fs::create_dir(&here).unwrap();
+        fs::write(here.join("old"), "old").unwrap();
+        two.sync();
+        // The directory is recalled, and that is the last that the other host hears.
+        mangler.cut_behind_next();
+        let names = |dir: &Path| {
+            let names =
+                fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
+            names.collect::<std::collections::BTreeSet<String>>()
+        };
+        assert_eq!(names(&there), ["old".to_owned()].into());
+        fs::write(there.join("new"), "new").unwrap();
+        assert_eq!(fs::read_to_string(here.join("new")).expect("what has been made"), "new", "round {round}");
+        assert_eq!(names(&here), ["new".to_owned(), "old".to_owned()].into());
+    }
+    assert!(number(&two.stats(), "server.reconnects") > 0);
 }
 
 fn sessions_replaced(mount: &Mount) -> u64 {

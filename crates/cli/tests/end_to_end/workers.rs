@@ -20,6 +20,9 @@ const KEPT: usize = 60;
 struct Made {
     seed: u64,
     len: usize,
+    /// By which host, and the how many-th of it.
+    host: usize,
+    serial: u64,
     /// fsync(2) of it, and of its directory, has returned.
     durable: bool,
     /// It is being removed, or was: it may be there.
@@ -116,7 +119,8 @@ impl Work {
                 1..4 => 5000 + random.below(60_000),
                 _ => 1 + random.below(3000),
             } as usize;
-            let mut made = Made { seed: random.below(1 << 40), len, durable: false, removed: false };
+            let seed = random.below(1 << 40);
+            let mut made = Made { seed, len, host: at, serial, durable: false, removed: false };
             let path = format!("{dir}/{at}-{serial}");
             let durable = random.below(2) == 0;
             match self.make(at, &path, &made, durable, random.below(2) == 0) {
@@ -160,14 +164,17 @@ impl Work {
         Ok(())
     }
 
-    /// Reads what the other host, or this one, has made.
+    /// Reads what the other host, or this one, has made; in one of two cases what the other one has made last.
     fn read(&self, at: usize, mut random: Random) {
         while !self.over.load(Ordering::SeqCst) {
             let picked = {
                 let known = self.known.lock().unwrap();
                 let there: Vec<(&String, &Made)> = known.iter().filter(|(_, made)| !made.removed).collect();
-                let at = random.below(there.len().max(1) as u64) as usize;
-                there.get(at).map(|(path, made)| ((*path).clone(), **made))
+                let picked = match random.below(2) {
+                    0 => there.iter().filter(|(_, made)| made.host != at).max_by_key(|(_, made)| made.serial),
+                    _ => there.get(random.below(there.len().max(1) as u64) as usize),
+                };
+                picked.map(|(path, made)| ((*path).clone(), **made))
             };
             let Some((path, made)) = picked else {
                 std::thread::sleep(Duration::from_millis(20));

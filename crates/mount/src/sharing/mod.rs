@@ -78,9 +78,10 @@ impl LinkReceiver for Client {
         self.give_back_quiet();
     }
 
-    fn lost(&self) {
+    fn lost(&self, connection: u64) {
         self.partial.lock().clear();
         let mut core = self.core();
+        core.cut_off = connection;
         core.own_given();
         core.note_ways();
         let mut stale = core.tree.uncover_all();

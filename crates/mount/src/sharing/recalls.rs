@@ -101,8 +101,10 @@ impl Client {
     fn give_way(&self, free: Vec<(Recalled, Instant)>) -> Vec<(Recalled, Instant)> {
         self.expire_before(&free);
         let mut core = self.core();
+        // Who stays a reader by a recall of a connection that is lost is told of no change: nobody knows of it.
+        let still = free.into_iter().filter(|(recalled, _)| recalled.connection > core.cut_off);
         let (kept, recalled): (Vec<_>, Vec<_>) =
-            free.into_iter().partition(|(recalled, _)| core.is_appending(recalled.object));
+            still.partition(|(recalled, _)| core.is_appending(recalled.object));
         for (recalled, _) in &recalled {
             for ino in core.tree.owned_of(recalled.object, recalled.keep_read) {
                 core.giving.insert(ino);
@@ -116,9 +118,12 @@ impl Client {
         }
         for (Recalled { connection, event, object, keep_read }, _) in &recalled {
             let mut core = self.core();
+            if *connection <= core.cut_off {
+                // It is owned again.
+                continue;
+            }
             let ino = object.ino();
             core.giving.retain(|given| *given != ino && (*keep_read || given.of_slot() != Some(ino)));
-            // Owned again: there is another connection.
             let is_held = *keep_read || core.tree.owns_itself(ino);
             let (mut stale, names) = if is_held {
                 (Stale::default(), Vec::new())

@@ -25,6 +25,7 @@ impl World {
 
     pub(crate) fn client_loses(&mut self, at: usize) {
         let forgets = self.is_broken(Rule::ForgetRecalled);
+        let is_late = self.is_broken(Rule::RecallAfterLoss);
         let client = &mut self.clients[at];
         client.connection = None;
         client.link = Link::Down;
@@ -34,8 +35,12 @@ impl World {
         client.behind.clear();
         client.ships.clear();
         // What was not given back is still its own: changes of it may be in the log.
-        for ino in client.recalls.drain(..).filter(|_| !forgets).flat_map(|recall| recall.owned) {
-            client.tree.own(ino);
+        let recalls = std::mem::take(&mut client.recalls);
+        for ino in recalls.iter().filter(|_| !forgets).flat_map(|recall| &recall.owned) {
+            client.tree.own(*ino);
+        }
+        if is_late {
+            client.late = recalls;
         }
         for expiry in std::mem::take(&mut client.expiries).into_values() {
             expiry.unknown.into_iter().for_each(|ino| client.kernel.invalidate_also_new(ino));
@@ -291,7 +296,11 @@ impl World {
         if self.clients[at].in_flight.as_ref().is_some_and(|(_, batch)| batch.sequence <= last) {
             self.shipped(at);
         }
-        let client = &self.clients[at];
+        let client = &mut self.clients[at];
+        let accepted = client.accepted;
+        let late = std::mem::take(&mut client.late).into_iter();
+        let given = late.filter(|recall| recall.keep_read && recall.until <= accepted);
+        given.flat_map(|recall| recall.owned).for_each(|ino| client.tree.disown(ino));
         let (own, entries) = (client.tree.owned(), client.kept.to_bring(client.history.opening));
         self.say(at, ToServer::Claim { own, in_use, entries });
     }

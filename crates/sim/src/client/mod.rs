@@ -132,6 +132,8 @@ pub(crate) struct Client {
     /// Others wait for the batch on its way.
     pressing: bool,
     recalls: Vec<Recall>,
+    /// With a rule left out: recalls of a connection that is lost.
+    late: Vec<Recall>,
     /// What the server has asked to be shipped, with the batch that ships it.
     ships: Vec<(u64, Sequence)>,
     expiries: BTreeMap<u64, Expiry>,
@@ -299,6 +301,7 @@ impl World {
             pauses: false,
             pressing: false,
             recalls: Vec::new(),
+            late: Vec::new(),
             ships: Vec::new(),
             expiries: BTreeMap::new(),
             foreword: None,

@@ -159,7 +159,7 @@ impl Link {
         loop {
             self.read_answers(&mut reader, receiver);
             let _ = reader.socket().shutdown(Shutdown::Both);
-            {
+            let connection = {
                 let mut state = self.state.lock();
                 state.connected = false;
                 self.wake_all(&state);
@@ -169,11 +169,12 @@ impl Link {
                     receiver.ended();
                     return;
                 }
-            }
+                state.connection
+            };
             *self.writer.lock() = None;
             tracing::warn!(server = %self.address, "the connection broke, connecting again");
             // Before the server is spoken to again: others wait for this host until it has claimed.
-            receiver.lost();
+            receiver.lost(connection);
             match self.reconnect(receiver) {
                 Some(next) => reader = next,
                 None => {
@@ -207,7 +208,12 @@ impl Link {
                             return Some(reader);
                         }
                         Err(_) if self.ended().is_some() => return None,
-                        Err(error) => tracing::debug!(%error, "not resumed yet"),
+                        Err(error) => {
+                            tracing::debug!(%error, "not resumed yet");
+                            // It may have claimed already, and been told something.
+                            let connection = self.state.lock().connection;
+                            receiver.lost(connection);
+                        }
                     }
                 }
                 Ok(Greeting::Refused(failed))

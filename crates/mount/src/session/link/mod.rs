@@ -64,8 +64,8 @@ pub(crate) trait Receiver: Send + Sync {
     fn all_heard(&self, changes: &[u64]);
     /// All that has come on this connection is received.
     fn received_all(&self, connection: u64);
-    /// The connection is lost: what is not owned may change from now on. Returns when nobody here can see it any more.
-    fn lost(&self);
+    /// A connection is lost: what is not owned may change from now on. Returns when nobody here can see it any more.
+    fn lost(&self, connection: u64);
     /// A new connection, and the last batch that the server holds without what is brought back. Returns what is owned.
     fn renew(&self, last: Sequence) -> Claim;
     /// The claim is sent: the connection can be used.
