@@ -38,12 +38,28 @@ pub(crate) struct Options {
     /// What is done, in this order
     #[arg(long, value_delimiter = ',', value_enum, default_values_t = Part::value_variants().to_vec())]
     parts: Vec<Part>,
+    #[command(flatten)]
+    looks: Looks,
     /// Process of the server of the last target: the part `crowd` tells what an operation costs it
     #[arg(long, value_name = "PID")]
     server_pid: Option<u32>,
     /// File systems to measure, each with one directory seen through all of its mounts; the first is the baseline
     #[arg(value_name = "NAME=DIR[,DIR...]", required = true)]
     targets: Vec<Mounts>,
+}
+
+/// How those look who only look, in `watched`.
+#[derive(Args, Clone, Copy, Serialize)]
+struct Looks {
+    /// How long a looker waits after each look, milliseconds
+    #[arg(long, value_name = "MS", default_value_t = 1.0)]
+    look_every: f64,
+    /// How long a looker waits after each listing, seconds; 0: it lists nothing
+    #[arg(long, value_name = "S", default_value_t = 1.0)]
+    list_every: f64,
+    /// Looks only at the first so many files of each worker; 0: at any
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    look_among: usize,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -86,6 +102,7 @@ struct Report<'a> {
     machine: Machine,
     workers: u32,
     lookers: usize,
+    looks: Looks,
     seconds: f64,
     targets: &'a [Mounts],
     /// By target, then round.
@@ -109,9 +126,10 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     let names: Vec<&str> = targets.iter().map(Mounts::name).collect();
     let mounts: Vec<String> = targets.iter().map(|t| format!("{} {}", t.name(), t.dirs.len())).collect();
     println!(
-        "\n{} workers; mounts: {}; {lookers} lookers in `watched`; load at the start {:.2}",
+        "\n{} workers; mounts: {}; {lookers} lookers in `watched`, every {} ms; load at the start {:.2}",
         options.workers,
         mounts.join(", "),
+        options.looks.look_every,
         machine.load
     );
     println!(
@@ -126,6 +144,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         machine,
         workers: options.workers,
         lookers,
+        looks: options.looks,
         seconds: options.seconds,
         targets: &targets,
         measurements: &measured,
@@ -197,7 +216,11 @@ impl Measuring<'_> {
         let made: Vec<AtomicUsize> = places.iter().map(|_| AtomicUsize::new(0)).collect();
         places.extend((1..=lookers).map(|n| dirs[n % dirs.len()].join(folder)));
         let (_, lines) = self.together(part, &places, |worker| {
-            if worker.number < made.len() { worker.make_watched(&made) } else { worker.watch(&made) }
+            if worker.number < made.len() {
+                worker.make_watched(&made)
+            } else {
+                worker.watch(&made, self.options.looks)
+            }
         })?;
         Ok(lines)
     }

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 
+use super::Looks;
 use crate::rng::Rng;
 use crate::sys;
 
@@ -19,10 +20,8 @@ const DEPENDENCIES: usize = 3000;
 const HARD: usize = 3901;
 /// What a worker of a crowd leaves in its directory.
 const CROWD_LEFT: usize = 8;
-/// How often who waits for an object, or only looks, does so.
+/// How often who waits for an object looks for it.
 const LOOK: Duration = Duration::from_millis(1);
-/// How often who only looks reads the whole listing.
-const LIST: Duration = Duration::from_secs(1);
 
 /// The calls of one worker, by kind, in seconds.
 pub(super) type Calls = Vec<(&'static str, Vec<f64>)>;
@@ -143,12 +142,14 @@ impl Worker<'_> {
     }
 
     /// Looks at names of files that others have made, and now and then at all of them. What has been made has to be there.
-    pub(super) fn watch(&mut self, made: &[AtomicUsize]) -> Result<()> {
+    pub(super) fn watch(&mut self, made: &[AtomicUsize], looks: Looks) -> Result<()> {
         let mut random = Rng::new(self.number as u64);
         let mut listed: Option<Instant> = None;
         let there = |of: usize| made[of].load(Ordering::Acquire);
+        let (every, list) = (looks.look_every / 1e3, Duration::from_secs_f64(looks.list_every));
+        let among = if looks.look_among == 0 { usize::MAX } else { looks.look_among };
         self.repeat(|worker, _| {
-            if listed.is_none_or(|at| at.elapsed() >= LIST) {
+            if !list.is_zero() && listed.is_none_or(|at| at.elapsed() >= list) {
                 let least: usize = (0..made.len()).map(there).sum();
                 let dir = worker.dir;
                 let names = worker.timed("list", || {
@@ -159,11 +160,12 @@ impl Worker<'_> {
             }
             let of = random.below(made.len());
             if let known @ 1.. = there(of) {
-                let path = worker.of(of, random.below(known));
+                let path = worker.of(of, random.below(known.min(among)));
                 worker.timed("stat", || fs::symlink_metadata(&path))?;
             }
             // Who looks all the time takes the processor from who makes them.
-            std::thread::sleep(LOOK);
+            let left = worker.until.saturating_duration_since(Instant::now());
+            std::thread::sleep(Duration::from_secs_f64(every).min(left));
             Ok(())
         })?;
         Ok(())
