@@ -118,16 +118,16 @@ impl World {
         let (on, astray): (Vec<_>, Vec<_>) = clients.partition(|client| history.holds(client.history));
         // Those of them that the copy does not have were ended before.
         let sessions = &self.server.stored.sessions;
-        let on: BTreeSet<SessionId> = on
-            .into_iter()
-            .map(|client| client.session)
-            .filter(|session| sessions.contains_key(session))
-            .collect();
+        let on: Vec<_> = on.into_iter().filter(|client| sessions.contains_key(&client.session)).collect();
+        // What only those keep that do not go on nobody brings.
+        let entries = on.iter().flat_map(|client| client.kept.to_bring(self.fate.openings + 1));
+        let keeps = entries.map(|entry| (entry.opening, entry.mark)).collect();
+        let on: BTreeSet<SessionId> = on.into_iter().map(|client| client.session).collect();
         for (session, from) in astray.into_iter().map(|client| (client.session, client.on_its_way())) {
             let unsent = self.reference.unsent_names(session, from);
             self.fate.unsent.extend(unsent.into_iter().map(|place| (session, place)));
         }
-        let verdict = self.reference.put_back(&older.reference, &on, self.now);
+        let verdict = self.reference.put_back(&older.reference, (&on, &keeps), self.now);
         self.judge("the store is put back", verdict);
         self.has_fault();
     }

@@ -136,6 +136,8 @@ pub(crate) struct Reference {
     operations: BTreeMap<u64, Operation>,
     /// What ended sessions had changed and not made durable.
     lost: BTreeMap<u64, Lost>,
+    /// What servers had of them that were replaced: they do not know, and send it again if the store is put back.
+    lost_there: BTreeMap<u64, Lost>,
     views: Views,
     /// Changes by request, by who asked.
     pub(crate) requests: BTreeMap<(SessionId, u64), u64>,

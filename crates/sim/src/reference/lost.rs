@@ -10,6 +10,21 @@ pub(super) struct Lost {
     kinds: BTreeMap<u64, FileKind>,
 }
 
+impl Lost {
+    /// What of it a session had done in its batches, without what others did behind it.
+    pub(super) fn of_batches(&self, session: u64) -> Lost {
+        let of = |operation: &&Operation| operation.session == session && operation.batch.is_some();
+        let operations = self.operations.iter().filter(|(_, operation)| of(operation));
+        let operations: BTreeMap<u64, Operation> = operations.map(|(op, it)| (*op, it.clone())).collect();
+        let versions = self.versions.iter().filter_map(|(register, (before, versions))| {
+            let own = versions.iter().take_while(|version| operations.contains_key(&version.op));
+            let own: Vec<Version> = own.cloned().collect();
+            (!own.is_empty()).then_some((*register, (*before, own)))
+        });
+        Lost { versions: versions.collect(), operations, kinds: self.kinds.clone() }
+    }
+}
+
 impl Reference {
     /// A session is over: what the server does not have of it has not happened, and nobody may have built on it.
     pub(crate) fn ended(&mut self, session: SessionId) -> Verdict {
@@ -66,6 +81,16 @@ impl Reference {
     /// What a session had changed that was ended has happened now: nobody may have changed anything of it since.
     pub(crate) fn restored(&mut self, session: SessionId, place: (u64, u64), now: u64) -> Verdict {
         let Some(lost) = self.lost.remove(&session.0) else { return Ok(()) };
+        self.happened(session, lost, place, now)
+    }
+
+    pub(super) fn happened(
+        &mut self,
+        session: SessionId,
+        lost: Lost,
+        place: (u64, u64),
+        now: u64,
+    ) -> Verdict {
         self.kinds.extend(lost.kinds);
         for (register, (before, versions)) in lost.versions {
             let all = self.history.entry(register).or_default();

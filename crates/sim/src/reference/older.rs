@@ -35,9 +35,14 @@ impl Reference {
         changed.map(|(place, _)| place).collect()
     }
 
-    /// The store is as it was; these sessions have seen no more of it. What they keep of what the server had accepted
-    /// they bring.
-    pub(crate) fn put_back(&mut self, kept: &Kept, on: &BTreeSet<SessionId>, now: u64) -> Verdict {
+    /// The store is as it was; these sessions have seen no more of it. What they keep of what the server had accepted, these
+    /// entries, they bring.
+    pub(crate) fn put_back(
+        &mut self,
+        kept: &Kept,
+        (on, entries): (&BTreeSet<SessionId>, &BTreeSet<(u64, u64)>),
+        now: u64,
+    ) -> Verdict {
         for (op, operation) in &mut self.operations {
             operation.durable &= kept.durable.contains(op);
             if let Some(accepted) = operation.accepted.as_mut().filter(|_| !operation.durable) {
@@ -46,7 +51,7 @@ impl Reference {
         }
         let lost = self.operations.iter().filter(|(_, operation)| {
             let is_here = operation.durable
-                || operation.accepted.is_some()
+                || operation.accepted.is_some_and(|accepted| entries.contains(&accepted.entry))
                 || on.contains(&SessionId(operation.session));
             !is_here && !operation.writes.is_empty()
         });
@@ -59,9 +64,14 @@ impl Reference {
     }
 
     fn revive(&mut self, session: SessionId, now: u64) -> Verdict {
-        let operations = self.lost.get(&session.0).map(|lost| lost.operations.clone()).unwrap_or_default();
-        self.restored(session, (0, 0), now)?;
-        self.operations.extend(operations);
+        for lost in [self.lost_there.remove(&session.0), self.lost.remove(&session.0)].into_iter().flatten() {
+            let mut operations = lost.operations.clone();
+            self.happened(session, lost, (0, 0), now)?;
+            for accepted in operations.values_mut().filter_map(|operation| operation.accepted.as_mut()) {
+                accepted.place = accepted.entry;
+            }
+            self.operations.extend(operations);
+        }
         Ok(())
     }
 }

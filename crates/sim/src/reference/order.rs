@@ -170,6 +170,10 @@ impl Reference {
             }
         }
         self.is_tree()?;
+        let ended: BTreeSet<u64> = left.operations.values().map(|operation| operation.session).collect();
+        for session in ended.into_iter().filter(|session| !alive.contains_key(&SessionId(*session))) {
+            self.lost_there.insert(session, left.of_batches(session));
+        }
         Ok(left.operations.len() as u64)
     }
 

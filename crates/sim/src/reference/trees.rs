@@ -37,7 +37,7 @@ impl Reference {
             operation.returned.get_or_insert(now);
             operation.durable = true;
         }
-        (tree.views, tree.lost, tree.requests) = Default::default();
+        (tree.views, tree.lost, tree.lost_there, tree.requests) = Default::default();
         Ok(tree)
     }
 
