@@ -6,6 +6,8 @@
 # What has to be undone, the last first. Everything runs in the background and is waited for: bash would
 # otherwise hold a signal back until the command in the foreground ends.
 undo=() running=
+# How each mount of Hayloft was mounted.
+declare -A mounted=()
 cleanup() {
     local status=$? n
     trap '' INT TERM HUP
@@ -176,6 +178,23 @@ mount_hayloft() { # WHAT NAME
         --cache-dir "$work/image/client/$2" --log-dir "$work/log/$2"
     undo+=("stop $daemon" "leave_hayloft $work/$2")
     wait_for "$daemon" "$work/$2.log" mountpoint -q "$work/$2"
+    mounted[$work/$2]="$1 $work/$2 --cache-dir $work/image/client/$2 --log-dir $work/log/$2"
+}
+
+# A script that makes $BENCH_NAME cold, or says how many requests it has sent since then. The server keeps what it has in memory, as
+# one that has many hosts would; its store, on the image, is as cold as the image.
+mounted_anew() {
+    local name dir drop='sync; echo 3 >/proc/sys/vm/drop_caches'
+    echo "set -euo pipefail"
+    echo "case \$1:\$BENCH_NAME in"
+    for name in "${names[@]}"; do
+        dir=${dirs[$name]%%,*}
+        [[ -n ${mounted[$dir]:-} ]] || continue
+        echo "cold:$name) $hayloft umount $dir >&2; $drop; $hayloft mount ${mounted[$dir]} >&2 ;;"
+        echo "requests:$name) $hayloft stats $dir --json | sed -n '/^  \"server\"/,/^  }/s/.*\"total\": *\([0-9]*\).*/\1/p' ;;"
+    done
+    echo "cold:*) $drop ;;"
+    echo "esac"
 }
 
 leave_hayloft() {

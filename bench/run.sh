@@ -6,7 +6,7 @@
 #
 #   --smoke           seconds: a fiftieth of the tree and toy packages, one round; the figures mean nothing
 #   --rounds N        rounds of each workload (default 3)
-#   --workloads LIST  of tree,build,shared,make,many (default tree,build)
+#   --workloads LIST  of tree,cold,build,shared,make,many (default tree,build); cold drops all that this machine's kernel caches
 #   --only LIST       which of tmpfs,ext4,bindfs,hayloft to prepare (default all; hayloft if it has been built)
 #   --rtt LIST        hayloft over slow links: a target for each of these round-trip times, in milliseconds; the first is
 #                     the baseline, and (without --only) nothing else is prepared
@@ -25,6 +25,7 @@
 # Examples:
 #   bench/run.sh --smoke
 #   bench/run.sh --rounds 5 --only tmpfs,ext4,hayloft
+#   bench/run.sh --workloads cold --only ext4,hayloft
 #   bench/run.sh --workloads tree nfs=/mnt/nfs
 #   bench/run.sh --workloads tree,build,shared,make --rtt 0,1,10
 #   bench/run.sh --workloads shared --only hayloft --store-delay 30
@@ -33,6 +34,10 @@ set -euo pipefail
 export LC_ALL=C
 
 here=$(cd "$(dirname "$0")" && pwd)
+# What is mounted here is seen by nobody else: a copy of it in a namespace that somebody makes meanwhile would keep it after it was taken away.
+if [[ $(id -u) == 0 && -z ${BENCH_ALONE:-} ]]; then
+    BENCH_ALONE=1 exec unshare --mount "$0" "$@"
+fi
 hayloft=${HAYLOFT:-$here/../target/release/hayloft}
 smoke= rounds=3 workloads=tree,build only= rtt= store_delay= parts= out= scratch=${TMPDIR:-/var/tmp}
 mounts=4 make_hosts=8
@@ -72,7 +77,7 @@ while [[ $# -gt 0 ]]; do
     shift
 done
 for workload in ${workloads//,/ }; do
-    [[ $workload =~ ^(tree|build|shared|make|many)$ ]] || fail "no such workload: $workload"
+    [[ $workload =~ ^(tree|cold|build|shared|make|many)$ ]] || fail "no such workload: $workload"
 done
 [[ $rtt =~ ^([0-9.]+(,[0-9.]+)*)?$ ]] || fail "--rtt: not milliseconds: $rtt"
 [[ $mounts =~ ^[1-9][0-9]*$ ]] || fail "--mounts: not a number: $mounts"
@@ -153,6 +158,21 @@ run_tree() {
     for name in "${names[@]}"; do targets+=("$(through "$name" 1)"); done
     [[ -z $smoke ]] || options+=(--scale 0.02)
     measure tree tree "${options[@]}" "${targets[@]}"
+}
+
+# What is in memory cannot be made cold.
+run_cold() {
+    local name targets=() options=() cold=$work/cold.sh
+    for name in "${names[@]}"; do
+        [[ $(findmnt -n -o FSTYPE -T "${dirs[$name]%%,*}") == tmpfs || $name == bindfs ]] || targets+=("$(through "$name" 1)")
+    done
+    if [[ ${#targets[@]} -eq 0 ]]; then
+        note "workload cold is for what lies on a disk: left out"
+        return
+    fi
+    mounted_anew >"$cold"
+    [[ -z $smoke ]] || options+=(--scale 0.02)
+    measure cold cold --cold "bash $cold cold" --requests "bash $cold requests" "${options[@]}" "${targets[@]}"
 }
 
 run_build() {

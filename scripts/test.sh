@@ -149,7 +149,7 @@ if has real; then
     done
 fi
 if has bench; then
-    step "benchmark, short" bench/run.sh --smoke --workloads tree,build,shared,make,many --store-delay 5
+    step "benchmark, short" bench/run.sh --smoke --workloads tree,cold,build,shared,make,many --store-delay 5
     step "benchmark of slow links, short" bench/run.sh --smoke --workloads tree,build,shared,make --rtt 0,1
     step "benchmark of roots, short" bench/roots.sh --smoke
     step "benchmark of many hosts, short" bench/headline.sh --smoke --compare

@@ -24,6 +24,7 @@ Examples:
   hayloft-bench tree tmpfs=/dev/shm ext4=/mnt/image
   hayloft-bench tree --scale 0.02 --rounds 1 tmpfs=/dev/shm          a smoke run
   hayloft-bench tree --sync --json run.json tmpfs=/dev/shm hayloft=/mnt/hayloft
+  hayloft-bench cold --cold 'echo 3 >/proc/sys/vm/drop_caches' ext4=/mnt/image      as root
   hayloft-bench build --rounds 3 tmpfs=/dev/shm ext4=/mnt/image
   hayloft-bench build --source zlib_1.3.orig.tar.gz tmpfs=/dev/shm ext4=/mnt/image
   hayloft-bench shared --workers 8 tmpfs=/dev/shm hayloft=/mnt/a,/mnt/b      one volume, mounted twice
@@ -43,6 +44,8 @@ struct Cli {
 enum Workload {
     /// Create, compile, read, stat and delete a tree shaped like a kernel's, as compilebench does
     Tree(tree::Options),
+    /// Walk through such a tree by find and by tar, of which nothing has been kept
+    Cold(tree::cold::Options),
     /// Unpack, configure and make a real package
     Build(build::Options),
     /// Several mounts of one file system: create, rename, read and delete where others do so too
@@ -81,6 +84,7 @@ fn main() -> ExitCode {
     sys::catch_interrupts();
     let done = match &cli.workload {
         Workload::Tree(options) => tree::run(options),
+        Workload::Cold(options) => tree::cold::run(options),
         Workload::Build(options) => build::run(options),
         Workload::Shared(options) => shared::run(options),
         Workload::Make(options) => make::run(options),

@@ -34,6 +34,10 @@ pub(crate) struct Options {
     /// places before it in the list
     #[arg(long, value_delimiter = ',', value_name = "FILES", conflicts_with_all = ["files", "parts"])]
     at: Vec<u64>,
+    /// Go on in DIR itself, where earlier runs with this option have left so many files, and leave there what is there at the end:
+    /// create begins behind these, and --at with as many
+    #[arg(long, value_name = "FILES")]
+    goes_on: Option<u64>,
     /// What is done, in this order; all portions of one before the next
     #[arg(long, value_delimiter = ',', value_enum, default_values_t = Part::value_variants().to_vec())]
     parts: Vec<Part>,
@@ -311,9 +315,9 @@ impl Run<'_> {
             self.measure_at(&mut measure)?;
             return Ok(lines);
         }
-        let files = self.options.files;
+        let (files, there) = (self.options.files, self.options.goes_on.unwrap_or(0));
         for part in &self.options.parts {
-            let mut from = 0;
+            let mut from = if *part == Part::Create { there } else { 0 };
             while from < files {
                 let to = (from + self.options.portion).min(files);
                 measure(*part, (from, to), if *part == Part::Delete { files - from } else { from })?;
@@ -326,7 +330,7 @@ impl Run<'_> {
     /// A portion of each part at each number of files.
     fn measure_at(&self, measure: &mut impl FnMut(Part, (u64, u64), u64) -> Result<()>) -> Result<()> {
         let portion = self.options.portion;
-        let mut there = 0;
+        let mut there = self.options.goes_on.unwrap_or(0);
         for (at, wanted) in self.options.at.iter().copied().enumerate() {
             match wanted {
                 more if more > there => measure(Part::Fill, (there, more), there)?,
@@ -365,7 +369,10 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         needed.all(|(needed, at)| *at >= needed && at.is_multiple_of(options.portion)),
         "--at: multiples of --portion, the first at least one of them, the second two, and so on"
     );
-    let name = format!("hayloft-bench-many-{}", std::process::id());
+    let name = match options.goes_on {
+        Some(_) => ".".to_string(),
+        None => format!("hayloft-bench-many-{}", std::process::id()),
+    };
     let run = Run {
         options,
         top: options.dir.join(&name),
@@ -373,10 +380,15 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         server: Process(options.server_pid),
         client: Process(options.client_pid),
     };
-    fs::create_dir(&run.top).with_context(|| format!("{}", run.top.display()))?;
+    if options.goes_on.is_none() {
+        fs::create_dir(&run.top).with_context(|| format!("{}", run.top.display()))?;
+    }
     let machine = Machine::describe();
     let measured = run.measure();
-    let removed = fs::remove_dir_all(&run.top).with_context(|| format!("{}", run.top.display()));
+    let removed = match options.goes_on {
+        Some(_) => Ok(()),
+        None => fs::remove_dir_all(&run.top).with_context(|| format!("{}", run.top.display())),
+    };
     let lines = measured?;
     removed?;
     if let Some(path) = &options.json {

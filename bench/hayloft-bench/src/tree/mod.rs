@@ -1,11 +1,13 @@
-//! The workload `tree`: what unpacking, building, searching and deleting a kernel tree asks of a file system.
+//! The workload `tree`: what unpacking, building, searching and deleting a kernel tree asks of a file system. And `cold`: what
+//! walks through one cost.
 
+pub(crate) mod cold;
 mod content;
 mod corpus;
 mod phases;
 mod shape;
 
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, ensure};
 use clap::Args;
@@ -135,7 +137,7 @@ fn measure(target: &Target, plan: &Plan, content: &Content, options: &Options) -
         measured.push(tree.sync().context("sync")?);
     }
     if let Some(command) = &options.after {
-        run_hook(command, target)?;
+        print!("{}", hook(command, target).context("--after")?);
     }
     // The first pass after writing still fetches what the kernel has not kept of it; the second is all warm.
     let read = tree
@@ -151,13 +153,15 @@ fn measure(target: &Target, plan: &Plan, content: &Content, options: &Options) -
     Ok(measured)
 }
 
-fn run_hook(command: &str, target: &Target) -> Result<()> {
-    let status = Command::new("sh")
+/// Runs a shell command that is told of the target; gives what it prints.
+fn hook(command: &str, target: &Target) -> Result<String> {
+    let output = Command::new("sh")
         .args(["-c", command])
         .env("BENCH_NAME", &target.name)
         .env("BENCH_DIR", &target.dir)
-        .status()
+        .stderr(Stdio::inherit())
+        .output()
         .context("sh")?;
-    ensure!(status.success(), "--after failed ({status}): {command}");
-    Ok(())
+    ensure!(output.status.success(), "failed ({}): {command}", output.status);
+    String::from_utf8(output.stdout).context("what it prints")
 }
