@@ -174,7 +174,7 @@ forks() {
     return 1
 }
 builds() {
-    on "$COUNT" python3 "$HERE/headline/builds.py" "$TASKS" "$MEAN" $((COUNT * SLOTS)) "$JSON" "$HAYLOFT" "${FORKS[@]/%//project}" \
+    on "$COUNT" python3 "$HERE/headline/builds.py" "$TASKS" "$MEAN" $((COUNT * SLOTS)) "$JSON" "$HAYLOFT" "$TREE/project" "${FORKS[@]/%//project}" \
         2>"$WORK/build.log" || { tail -n 20 "$WORK/build.log"; return 1; }
 }
 same_forks() {

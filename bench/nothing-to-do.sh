@@ -21,6 +21,8 @@ KEPT=${KEPT:-$WORK/kept}
 # Makefiles know where they were made: it is built at the path at which the volume is seen afterwards.
 build() {
     [ ! -e "$KEPT/built" ] || return 0
+    # What an earlier run has left half done.
+    rm -rf "$KEPT/source"
     mkdir -p "$KEPT" && bash "$ROOT/bench/fetch-source.sh" "$PACKAGE" "$ROOT/target/sources" >"$WORK/sources" &&
         (cd "$KEPT" && dpkg-source --extract --no-check "$(sed -n 1p "$WORK/sources")" source) >"$WORK/unpack.log" 2>&1 &&
         (cd "$KEPT/source" && ./configure --disable-nls CFLAGS=-O0 && make -j2) >"$WORK/build.log" 2>&1 && touch "$KEPT/built" ||

@@ -25,7 +25,7 @@ pub struct BrokerOptions {
     pub ca: Option<PathBuf>,
     /// Our own certificate and its key, PEM.
     pub certificate: Option<(PathBuf, PathBuf)>,
-    /// Credentials of NATS (a JWT with its key).
+    /// Credentials of NATS: a JWT with its key, as `nsc` writes them, or a user's key alone.
     pub credentials: Option<PathBuf>,
 }
 
@@ -67,6 +67,14 @@ struct Letter {
     bytes: Bytes,
 }
 
+/// A user's key (a seed of nkeys), if that is all that a file of credentials has beside comments.
+fn key_alone(credentials: &str) -> Option<&str> {
+    let mut lines =
+        credentials.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#'));
+    let key = lines.next().filter(|line| line.starts_with("SU"))?;
+    lines.next().is_none().then_some(key)
+}
+
 impl Broker {
     /// Connects. `waits`: a broker that is not there yet is no error.
     ///
@@ -105,10 +113,12 @@ impl Broker {
             connect = connect.add_client_certificate(certificate.clone(), key.clone()).require_tls(true);
         }
         if let Some(file) = &options.credentials {
-            connect = connect
-                .credentials_file(file)
-                .await
-                .map_err(|error| BrokerError::Credentials(file.clone(), error))?;
+            let bad = |error| BrokerError::Credentials(file.clone(), error);
+            let text = std::fs::read_to_string(file).map_err(bad)?;
+            connect = match key_alone(&text) {
+                Some(key) => connect.nkey(key.to_owned()),
+                None => connect.credentials(&text).map_err(bad)?,
+            };
         }
         let client = match connect.clone().connect(&addresses[..]).await {
             Err(_) if waits => connect.retry_on_initial_connect().connect(&addresses[..]).await,

@@ -18,3 +18,5 @@ pub mod relay;
 pub mod scale;
 pub mod small;
 pub mod submit;
+#[cfg(test)]
+mod testing;

@@ -22,7 +22,7 @@ pub(crate) struct BrokerArgs {
     /// Its key, PEM
     #[arg(long, value_name = "FILE", env = "HAYLOFT_BROKER_KEY")]
     pub broker_key: Option<PathBuf>,
-    /// Credentials of NATS
+    /// Credentials of NATS: a JWT with its key, as `nsc` writes them, or a user's key (nkey) alone
     #[arg(long, value_name = "FILE", env = "HAYLOFT_BROKER_CREDENTIALS")]
     pub broker_credentials: Option<PathBuf>,
 }

@@ -81,10 +81,22 @@ pub(crate) struct Agent {
 
 impl Agent {
     pub(crate) fn new(url: &str, name: &str, mount: &Path, args: &[&str]) -> Agent {
+        Agent::by(hayloft::<&str>([]), url, name, mount, args)
+    }
+
+    /// By a command that becomes `hayloft` with further arguments.
+    pub(crate) fn by(mut command: Command, url: &str, name: &str, mount: &Path, args: &[&str]) -> Agent {
         let log = mount.with_extension(format!("agent-{name}"));
-        let mut command =
-            hayloft(["farm", "agent", "--broker", url, "--name", name, "--lease", "4", "--mount"]);
-        command.arg(mount).args(args).stdout(Stdio::piped()).stderr(File::create(&log).unwrap());
+        command.args(["farm", "agent", "--broker", url, "--name", name]);
+        if !args.contains(&"--lease") {
+            command.args(["--lease", "4"]);
+        }
+        command
+            .arg("--mount")
+            .arg(mount)
+            .args(args)
+            .stdout(Stdio::piped())
+            .stderr(File::create(&log).unwrap());
         let mut child = command.spawn().unwrap();
         let mut line = String::new();
         BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();

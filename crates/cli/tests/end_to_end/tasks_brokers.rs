@@ -3,6 +3,9 @@
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+use data_encoding::BASE64URL_NOPAD;
+use nkeys::KeyPair;
+use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use crate::agents::{Agent, Broker, free_port};
@@ -119,6 +122,71 @@ fn a_broker_with_a_password_takes_those_who_know_it() {
     assert!(
         !relays.is_empty() && relays.iter().all(|line| !String::from_utf8_lossy(line).contains("secret-1"))
     );
+}
+
+/// A token of NATS: claims that are signed by who has issued them.
+fn token(issuer: &KeyPair, subject: &KeyPair, name: &str, nats: Value) -> String {
+    let claims = json!({ "jti": name, "iat": 1_700_000_000, "iss": issuer.public_key(), "sub": subject.public_key(), "name": name, "nats": nats });
+    let part = |value: Value| BASE64URL_NOPAD.encode(value.to_string().as_bytes());
+    let signed = format!("{}.{}", part(json!({ "typ": "JWT", "alg": "ed25519-nkey" })), part(claims));
+    format!("{signed}.{}", BASE64URL_NOPAD.encode(&issuer.sign(signed.as_bytes()).unwrap()))
+}
+
+/// Writes a file for a test; its path.
+fn written(dir: &TempDir, name: &str, text: &str) -> String {
+    let path = dir.path().join(name);
+    std::fs::write(&path, text).unwrap();
+    path.to_str().unwrap().to_owned()
+}
+
+/// Tasks run with these credentials; without any, and with others, nobody gets in.
+fn only_with(broker: &Broker, credentials: &str, others: &str) {
+    let with = |file: &str| words(&["--broker", &broker.url(), "--broker-credentials", file]);
+    let hosts = Hosts::new(1, &with(credentials));
+    assert_eq!(hosts.run("echo there"), "there\n");
+    // By its command line alone as well.
+    assert_eq!(hosts.run("echo there"), "there\n");
+    for flags in [with(others), words(&["--broker", &broker.url()])] {
+        let (_, said) = run_failing(hayloft(["farm", "status"]).args(flags));
+        assert!(said.contains("cannot be reached"), "{said}");
+    }
+}
+
+#[test]
+fn a_broker_of_an_operator_takes_those_whose_account_is_his() {
+    let dir = tempfile::tempdir_in("/var/tmp").unwrap();
+    let unlimited = json!({ "subs": -1, "data": -1, "payload": -1, "imports": -1, "exports": -1, "wildcards": true, "conn": -1, "leaf": -1 });
+    let credentials = |name: &str, account: &KeyPair| {
+        let user = KeyPair::new_user();
+        let may = json!({ "pub": {}, "sub": {}, "subs": -1, "data": -1, "payload": -1, "type": "user", "version": 2 });
+        let text = format!(
+            "-----BEGIN NATS USER JWT-----\n{}\n------END NATS USER JWT------\n\n-----BEGIN USER NKEY SEED-----\n{}\n------END USER NKEY SEED------\n",
+            token(account, &user, name, may),
+            user.seed().unwrap()
+        );
+        written(&dir, name, &text)
+    };
+    let (operator, account) = (KeyPair::new_operator(), KeyPair::new_account());
+    let of_operator = token(&operator, &operator, "operator", json!({ "type": "operator", "version": 2 }));
+    let of_account = json!({ "limits": unlimited, "type": "account", "version": 2 });
+    let of_account = token(&operator, &account, "builds", of_account);
+    let public = account.public_key();
+    let config = format!(
+        "operator: {of_operator}\nresolver: MEMORY\nresolver_preload: {{ {public}: {of_account} }}\n"
+    );
+    let broker = Broker::with(&words(&["-c", &written(&dir, "config", &config)]));
+    only_with(&broker, &credentials("ours", &account), &credentials("theirs", &KeyPair::new_account()));
+}
+
+#[test]
+fn a_broker_that_knows_keys_takes_those_who_have_one() {
+    let dir = tempfile::tempdir_in("/var/tmp").unwrap();
+    let (ours, theirs) = (KeyPair::new_user(), KeyPair::new_user());
+    let config = format!("authorization: {{ users: [ {{ nkey: {} }} ] }}\n", ours.public_key());
+    let broker = Broker::with(&words(&["-c", &written(&dir, "config", &config)]));
+    let key =
+        |name: &str, pair: &KeyPair| written(&dir, name, &format!("# {name}\n{}\n", pair.seed().unwrap()));
+    only_with(&broker, &key("ours", &ours), &key("theirs", &theirs));
 }
 
 #[test]

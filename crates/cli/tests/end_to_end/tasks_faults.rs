@@ -206,6 +206,20 @@ fn tasks_of_a_submitter_that_is_killed_end() {
     assert!(!site.dir().join("late").exists());
 }
 
+/// Long before its lease is over: the broker knows that nobody is there.
+#[test]
+fn tasks_of_a_make_that_is_killed_end_when_the_broker_has_missed_it() {
+    let site = Site::new(1, &[&ALLOWED[..], &["--lease", "40"]].concat());
+    std::fs::write(site.dir().join("Makefile"), "all:\n\techo > begun; sleep 15; echo > late\n").unwrap();
+    let mut make = site.command(&["make", "-j2"], &[]);
+    let mut make = make.stderr(Stdio::null()).spawn().unwrap();
+    wait_until("it runs", Duration::from_secs(60), || site.dir().join("begun").exists());
+    make.kill().unwrap();
+    make.wait().unwrap();
+    wait_until("its slot is free", Duration::from_secs(60), || site.status()["hosts"][0]["busy"] == 0);
+    assert!(!site.dir().join("late").exists());
+}
+
 #[test]
 fn a_broker_that_is_killed_and_started_again_costs_nothing() {
     let mut site = Site::new(2, &ALLOWED);

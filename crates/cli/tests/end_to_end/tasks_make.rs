@@ -51,6 +51,15 @@ fn outputs(dir: &std::path::Path) -> Vec<(String, String)> {
     all
 }
 
+/// As if all that is known of this project's recipes were that they take little.
+fn take_for_cheap(project: &std::path::Path) {
+    let history = project.join(".hayloft-history");
+    let known = fs::read_to_string(&history).unwrap();
+    let cheap: String =
+        known.lines().map(|line| format!("{} 1\n", line.split_once(' ').unwrap().0)).collect();
+    fs::write(&history, cheap).unwrap();
+}
+
 #[test]
 fn make_does_the_same_with_recipes_on_other_hosts() {
     let site = Site::new(2, &ALLOWED);
@@ -75,11 +84,7 @@ fn make_does_the_same_with_recipes_on_other_hosts() {
     run(hayloft(["make", "-j3", "--", "all"]).current_dir(&here).env_remove("MAKEFLAGS"));
     assert_eq!(outputs(&here), plain);
     // What took little time before runs here.
-    let history = site.dir().join("farm/.hayloft-history");
-    let known = fs::read_to_string(&history).unwrap();
-    let cheap: String =
-        known.lines().map(|line| format!("{} 1\n", line.split_once(' ').unwrap().0)).collect();
-    fs::write(&history, cheap).unwrap();
+    take_for_cheap(&site.dir().join("farm"));
     let again = run(&mut {
         let mut make = site.command(&["make", "-j"], &["one"]);
         make.current_dir(site.dir().join("farm")).env_remove("MAKEFLAGS");
@@ -106,6 +111,42 @@ fn options_of_make_and_exit_codes_are_its_own() {
     assert!(String::from_utf8_lossy(&output.stdout).contains("echo b > b.out"));
     assert_eq!(make(&["-q", "b"]).status.code(), Some(1));
     assert_eq!(make(&["no-such-target"]).status.code(), Some(2));
+}
+
+/// What make runs without a shell is not what a shell makes of it: shells have an `echo` of their own.
+#[test]
+fn lines_of_plain_words_are_run_as_by_plain_make() {
+    const LINES: &str = r#"
+all:
+	echo -e one
+	@echo 'a\tb'
+	@echo "a\tb"
+	@echo '(a\tb)'
+	@echo a\tb
+	@printf '%s|' x 'y z' ''
+	@env printf '%s\n' -e there
+	@cd . && echo -e shell
+	-./Makefile
+	-no-such-program
+	@test -d . -a ! -e x
+"#;
+    let site = Site::new(1, &ALLOWED);
+    fs::write(site.dir().join("Makefile"), LINES).unwrap();
+    let mut plain = Command::new("make");
+    let plain = plain.args(["-j2", "all"]).current_dir(site.dir()).env_remove("MAKEFLAGS").output().unwrap();
+    // At first nothing is known of these lines, then that they take little.
+    for round in 0..2 {
+        let mut make = site.command(&["make", "-j2"], &["all"]);
+        let farm = make.env_remove("MAKEFLAGS").output().unwrap();
+        let texts = |output: &std::process::Output| {
+            let said = String::from_utf8_lossy(&output.stderr).into_owned();
+            let errors: Vec<String> =
+                said.lines().filter(|line| line.contains("(ignored)")).map(str::to_owned).collect();
+            (output.status.code(), String::from_utf8_lossy(&output.stdout).into_owned(), errors)
+        };
+        assert_eq!(texts(&farm), texts(&plain), "{round} {farm:?}");
+        take_for_cheap(site.dir());
+    }
 }
 
 #[test]

@@ -1,9 +1,11 @@
-//! Memory of tasks: what recipes took is asked for by the next build, and what fails since its host had too little runs again.
+//! Memory of tasks: what recipes took is asked for by the next build, and what fails since its host had too little runs again. The same of room for
+//! temporary files.
 
 use std::fs;
+use std::process::Command;
 
-use crate::agents::Site;
-use crate::farm::run;
+use crate::agents::{Agent, Site};
+use crate::farm::{HAYLOFT, run};
 use crate::memory::Group;
 
 /// Takes 250 MiB for a while. How many do so at a time is seen in `running`.
@@ -53,4 +55,32 @@ fn what_fails_for_want_of_memory_runs_again_and_the_next_build_asks_for_it() {
     ["a", "b", "c", "running"].iter().for_each(|name| fs::remove_file(project.join(name)).unwrap());
     assert_eq!(make(), ["262144000\n"; 3]);
     assert_eq!(most_at_a_time(&fs::read_to_string(project.join("running")).unwrap()), 1);
+}
+
+#[test]
+fn what_fails_for_want_of_room_on_its_host_runs_elsewhere() {
+    let site = Site::new(1, &["--slots", "4", "--allow-root"]);
+    let mut small = Command::new("unshare");
+    let script = "mount -t tmpfs -o size=1M small /tmp && exec \"$@\"";
+    small.args(["--mount", "--propagation", "slave", "sh", "-c", script, "sh", HAYLOFT]);
+    small.env("HAYLOFT_CONFIG", "/dev/null");
+    let args = ["--slots", "4", "--allow-root", "--label", "small"];
+    let small = Agent::by(small, &site.broker.url(), "small", site.mounts[1].path(), &args);
+    site.wait_for(2);
+    let script = "f=$(mktemp) && trap 'rm -f $f' EXIT && head -c 8M /dev/zero > $f && echo made";
+    let task = |more: &[&str]| {
+        site.command(&[&["task", "--farm"][..], more].concat(), &["sh", "-c", script]).output().unwrap()
+    };
+    // Where there is none it is the farm that has failed.
+    let output = task(&["--label", "small"]);
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(125), "{said}");
+    assert!(said.contains("no room for temporary files"), "{said}");
+    for _ in 0..8 {
+        assert_eq!(String::from_utf8_lossy(&task(&[]).stdout), "made\n");
+    }
+    // What fails by itself does.
+    let own = site.command(&["task", "--farm"], &["sh", "-c", "exit 7"]).status().unwrap();
+    assert_eq!(own.code(), Some(7));
+    drop(small);
 }

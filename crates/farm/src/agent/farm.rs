@@ -22,7 +22,7 @@ use crate::dispatch::{Dispatch, Say};
 use crate::execution::{Event, Spawner};
 use crate::protocol::{
     AGENTS, AgentBeat, AgentSeen, Alive, BEAT, BEGUN, DISPATCH, SEEN, SILENCE, STATUS, ToAgent, ToClient,
-    ToDispatcher, agent, agent_subject, client, client_subject, dispatch, new_id,
+    ToDispatcher, agent, agent_subject, client, client_subject, dispatch, new_id, unheard_subject,
 };
 
 /// How often leases are looked at.
@@ -90,6 +90,7 @@ pub async fn run(
     let mut seen = broker.hear(SEEN).await?;
     let mut begun = broker.hear(BEGUN).await?;
     let mut own = broker.hear(agent_subject(&id)).await?;
+    let mut unheard = broker.hear(unheard_subject(&id, "*")).await?;
     let started = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis() as u64;
     let tasks = HostTasks::new(id, &config, broker.clone(), spawner, failed);
     let (mounts, mut mounts_say) = Mounts::new(config.mounts.clone());
@@ -146,6 +147,9 @@ pub async fn run(
                     Ok(message) => agent.tasks.receive(message),
                     Err(_) => {}
                 }
+            }
+            Some(mail) = unheard.next() => {
+                agent.tasks.unheard(mail.subject.as_str().rsplit('.').next().unwrap_or_default());
             }
             Some(answer) = mounts_say.recv() => {
                 agent.mounts.hear(answer);
@@ -224,14 +228,15 @@ impl Agent {
             running: self.tasks.running(),
             draining: self.ending.has_begun(),
             dispatches: self.office.is_some(),
-            lease: self.tasks.lease.as_millis() as u64,
+            lease: self.config.lease.as_millis() as u64,
             goes: false,
         };
         self.broker.say(AGENTS, &beat);
         for (client, tasks) in self.tasks.submitters() {
             let body = Some(client::Body::Beat(Alive { beat: self.beat, tasks }));
             let message = ToClient { task: 0, agent: self.tasks.id.clone(), body };
-            self.broker.say(client_subject(client, "m"), &message);
+            let unheard = unheard_subject(&self.tasks.id, client);
+            self.broker.say_to_somebody(client_subject(client, "m"), unheard, &message);
         }
         self.elect().await?;
         if self.office.is_some() || self.nobody_since.is_some() || self.ending.has_begun() {

@@ -7,12 +7,13 @@ use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use bytes::BytesMut;
 use prost::Message;
 use tokio::sync::mpsc;
 
+use super::leases::Leases;
 use super::policy::{Policy, RunAs};
 use super::roots::{InRoot, InUse, Plan, Roots};
 use super::shortage::Shortage;
@@ -25,8 +26,6 @@ use crate::protocol::{
     ToClient, agent, client, client_subject,
 };
 
-/// Beats that are remembered: more than fit into the longest lease.
-const BEATS: usize = 512;
 /// Starts of which not all parts have come; beyond it the oldest is forgotten.
 const PARTIAL: usize = 256;
 
@@ -37,6 +36,8 @@ struct Running {
     told: mpsc::UnboundedSender<Told>,
     /// Its processes have ended: it takes no slot.
     is_over: bool,
+    /// Its submitter has asked it to end: it has not failed for want of anything.
+    was_asked: bool,
     /// Its root is being made; what becomes of it then.
     start: Arc<Mutex<Starting>>,
     begun: Instant,
@@ -57,7 +58,6 @@ pub(super) struct HostTasks {
     pub id: String,
     pub slots: u32,
     pub memory: u64,
-    pub lease: Duration,
     pub policy: Policy,
     pub mounts: Vec<VolumeMount>,
     broker: Broker,
@@ -67,10 +67,7 @@ pub(super) struct HostTasks {
     failed: mpsc::UnboundedSender<Option<Event>>,
     tasks: BTreeMap<u64, Running>,
     numbers: BTreeMap<TaskKey, u64>,
-    /// Until when tasks of each submitter run without further word.
-    leases: BTreeMap<String, Instant>,
-    /// When which beat was sent.
-    beats: VecDeque<(u64, Instant)>,
+    leases: Leases,
     partial: VecDeque<(TaskKey, Vec<Option<StartPart>>)>,
     last: u64,
     shortage: Shortage,
@@ -90,7 +87,6 @@ impl HostTasks {
             id,
             slots: config.slots,
             memory: config.memory,
-            lease: config.lease,
             policy: config.policy.clone(),
             mounts: Vec::new(),
             broker,
@@ -99,8 +95,7 @@ impl HostTasks {
             failed,
             tasks: BTreeMap::new(),
             numbers: BTreeMap::new(),
-            leases: BTreeMap::new(),
-            beats: VecDeque::new(),
+            leases: Leases::new(config.lease),
             partial: VecDeque::new(),
             last: 0,
             shortage: Shortage::default(),
@@ -134,39 +129,21 @@ impl HostTasks {
 
     /// A beat is about to be sent; the process that starts tasks lives on.
     pub(super) fn beats(&mut self, beat: u64) -> io::Result<()> {
-        self.beats.push_back((beat, Instant::now()));
-        if self.beats.len() > BEATS {
-            self.beats.pop_front();
-        }
+        self.leases.beats(beat);
         self.roots.tidy();
         self.shortage.look();
         // It ends all tasks before anybody may take them for lost, should this process hang.
-        self.spawner.live(self.lease.mul_f64(0.75))
+        self.spawner.live(self.leases.length().mul_f64(0.75))
     }
 
-    /// A submitter has heard this beat: its tasks may run for a lease from when that was sent. False when that is too long ago.
-    fn extend(&mut self, client: &str, beat: u64) -> bool {
-        let sent = self.beats.iter().rev().find(|(number, _)| *number == beat).map(|(_, at)| *at);
-        let Some(until) = sent.map(|at| at + self.lease) else { return false };
-        if until <= Instant::now() {
-            return false;
-        }
-        let lease = self.leases.entry(client.to_owned()).or_insert(until);
-        *lease = (*lease).max(until);
-        true
+    /// The broker says that a submitter is not there.
+    pub(super) fn unheard(&mut self, client: &str) {
+        self.leases.unheard(client);
     }
 
-    /// Ends tasks whose submitters were silent for too long.
+    /// Ends tasks whose submitters were silent for too long, or have gone.
     pub(super) fn enforce(&mut self) {
-        let now = Instant::now();
-        let silent: Vec<String> = self
-            .leases
-            .iter()
-            .filter(|(_, until)| **until <= now)
-            .map(|(client, _)| client.clone())
-            .collect();
-        for client in silent {
-            self.leases.remove(&client);
+        for client in self.leases.over() {
             let its: Vec<TaskKey> = self.numbers.keys().filter(|key| key.client == client).cloned().collect();
             if !its.is_empty() {
                 tracing::warn!("no word of {client}: its tasks end ({})", its.len());
@@ -222,7 +199,7 @@ impl HostTasks {
                 // A start that was on its way is not to be heard any more.
                 None => self.partial.retain(|(partial, _)| *partial != key),
             },
-            Some(agent::Body::Echo(beat)) => drop(self.extend(&key.client, beat)),
+            Some(agent::Body::Echo(beat)) => drop(self.leases.extend(&key.client, beat)),
             Some(agent::Body::Drain(_)) | None => {}
         }
     }
@@ -275,7 +252,7 @@ impl HostTasks {
         if self.is_ending {
             return Err(refused("its agent ends".to_owned()));
         }
-        if !self.extend(&key.client, start.beat) {
+        if !self.leases.extend(&key.client, start.beat) {
             return Err((End::Busy, "the slot was given too long ago".to_owned()));
         }
         let live = || self.tasks.values().filter(|task| !task.is_over);
@@ -361,7 +338,17 @@ impl HostTasks {
             tokio::spawn(attend);
         }
         let begun = Instant::now();
-        let task = Running { key: key.clone(), build, need, told, is_over: false, start, begun, record };
+        let task = Running {
+            key: key.clone(),
+            build,
+            need,
+            told,
+            is_over: false,
+            was_asked: false,
+            start,
+            begun,
+            record,
+        };
         self.tasks.insert(number, task);
         self.numbers.insert(key.clone(), number);
         Ok(())
@@ -418,9 +405,11 @@ impl HostTasks {
         let record = task.record.take().filter(|_| report.is_some());
         let record = record
             .and_then(|(memory, shown)| Some(message_in::<Record>(&memory).ok()?.shown(shown.as_ref())));
-        let _ = task.told.send(match report {
-            Some(report) if report.has_failed() && self.shortage.since(task.begun) => Told::NoMemory(report),
-            report => Told::Over(report, record),
+        let failed = !task.was_asked && report.as_ref().is_some_and(Report::has_failed);
+        let short = if failed { self.shortage.since(task.begun) } else { None };
+        let _ = task.told.send(match (report, short) {
+            (Some(report), Some(short)) => Told::Short(report, short),
+            (report, _) => Told::Over(report, record),
         });
         let key = task.key.clone();
         if !self.numbers.contains_key(&key) {
@@ -456,11 +445,12 @@ impl HostTasks {
         }
     }
 
-    fn signal(&self, number: u64, signal: i32) {
-        let waits =
-            |task: &Running| *task.start.lock().unwrap_or_else(PoisonError::into_inner) == Starting::Waits;
+    fn signal(&mut self, number: u64, signal: i32) {
         let is_end = [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGQUIT].contains(&signal);
-        if !self.tasks.get(&number).is_some_and(waits) {
+        let Some(task) = self.tasks.get_mut(&number) else { return };
+        task.was_asked |= is_end;
+        let waits = *task.start.lock().unwrap_or_else(PoisonError::into_inner) == Starting::Waits;
+        if !waits {
             let _ = self.spawner.signal(number, signal);
         } else if is_end {
             self.end(number, Some(signal));

@@ -3,6 +3,7 @@
 mod ending;
 mod farm;
 mod host;
+mod leases;
 mod mounts;
 pub mod policy;
 mod roots;

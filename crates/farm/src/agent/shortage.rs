@@ -1,14 +1,71 @@
-//! Whether the host was short of memory: the kernel counts the processes that it has ended for that.
+//! Whether the host was short of memory, or of room for temporary files: what fails then may not have failed by itself.
+//!
+//! The kernel counts the processes that it has ended for want of memory. Room is looked at by a thread of its own: the place may not answer.
 
-use std::time::Instant;
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::time::{Duration, Instant};
+
+use rustix::fs::{StatVfsMountFlags, statvfs};
+
+use crate::protocol::BEAT;
+
+/// Where programs put temporary files.
+const PLACES: [&str; 2] = ["/tmp", "/var/tmp"];
+/// With less than this a place is full: compilers write some at a time, and take what they wrote away when they fail.
+const ROOM_MIN: u64 = 4 << 20;
+/// So often it is looked.
+const LOOK: Duration = BEAT;
+
+/// What a host was short of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Short {
+    Memory,
+    Room,
+}
 
 /// See the module's documentation.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Shortage {
     /// What the kernel has counted by the last look.
     counted: Option<u64>,
     /// When it was found last that more had been ended.
     found: Option<Instant>,
+    /// When a place was found full last.
+    full: Arc<Mutex<Option<Instant>>>,
+}
+
+impl Default for Shortage {
+    fn default() -> Shortage {
+        let full = Arc::default();
+        let tells = Arc::downgrade(&full);
+        // Without the thread no place is ever full.
+        let _ = std::thread::Builder::new().name("room".to_owned()).spawn(move || watch(&tells));
+        Shortage { counted: None, found: None, full }
+    }
+}
+
+/// Looks at all places until nobody wants to know any more.
+fn watch(tells: &Weak<Mutex<Option<Instant>>>) {
+    loop {
+        let is_full = PLACES.iter().any(|place| is_full(Path::new(place)));
+        let Some(full) = tells.upgrade() else { return };
+        if is_full {
+            *full.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
+        }
+        drop(full);
+        std::thread::sleep(LOOK);
+    }
+}
+
+/// One that nobody can write to, or without any bound, has no room for other reasons.
+fn is_full(place: &Path) -> bool {
+    statvfs(place).is_ok_and(|found| {
+        let may_be = found.f_blocks > 0 && !found.f_flag.contains(StatVfsMountFlags::RDONLY);
+        let has_room =
+            found.f_bavail * found.f_frsize >= ROOM_MIN && (found.f_files == 0 || found.f_favail > 0);
+        may_be && !has_room
+    })
 }
 
 impl Shortage {
@@ -26,10 +83,15 @@ impl Shortage {
         self.counted = counted.or(self.counted);
     }
 
-    /// Whether processes of this host were ended since then, or shortly before.
-    pub(super) fn since(&mut self, then: Instant) -> bool {
+    /// What this host was short of since then, or shortly before.
+    pub(super) fn since(&mut self, then: Instant) -> Option<Short> {
         self.look();
-        self.found.is_some_and(|found| found >= then)
+        let full = *self.full.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.found.is_some_and(|found| found >= then) {
+            Some(Short::Memory)
+        } else {
+            full.filter(|found| *found + LOOK >= then).map(|_| Short::Room)
+        }
     }
 }
 

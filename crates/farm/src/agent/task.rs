@@ -11,6 +11,7 @@ use bytes::{Bytes, BytesMut};
 use tokio::net::unix::pipe;
 use tokio::sync::mpsc;
 
+use super::shortage::Short;
 use crate::broker::Broker;
 use crate::execution::Report;
 use crate::protocol::{
@@ -34,8 +35,8 @@ pub(super) enum Told {
     Taken(Taken),
     /// Its processes have ended; without a report they were killed. What it has opened, if that is known.
     Over(Option<Report>, Option<Record>),
-    /// The same of one that has failed while the host was short of memory.
-    NoMemory(Report),
+    /// The same of one that has failed while the host was short of something.
+    Short(Report, Short),
     /// The submitter has started it again: it has not heard that it runs.
     StartedAgain,
     /// The submitter has heard of its end, or is gone.
@@ -136,9 +137,14 @@ pub(super) async fn attend(
                 Some(Told::Over(report, record)) => {
                     task.over = Some(Ended { record, ..ended(report, begun.elapsed()) });
                 }
-                Some(Told::NoMemory(report)) => {
-                    let reason = "its host was short of memory: the kernel has ended processes there".to_owned();
-                    let end = End::NoMemory as i32;
+                Some(Told::Short(report, short)) => {
+                    let (end, reason) = match short {
+                        Short::Memory => {
+                            (End::NoMemory, "its host was short of memory: the kernel has ended processes there")
+                        }
+                        Short::Room => (End::NoRoom, "its host had no room for temporary files"),
+                    };
+                    let (end, reason) = (end as i32, reason.to_owned());
                     task.over = Some(Ended { end, reason, ..ended(Some(report), begun.elapsed()) });
                 }
                 Some(message) => task.told(message),
@@ -216,7 +222,7 @@ impl Task {
                 }
             }
             Told::StartedAgain => self.say(client::Body::Started(true)),
-            Told::Over(..) | Told::NoMemory(_) | Told::Forget => {}
+            Told::Over(..) | Told::Short(..) | Told::Forget => {}
         }
     }
 

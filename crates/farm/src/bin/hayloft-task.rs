@@ -12,7 +12,7 @@ use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::Command;
 
-use hayloft_farm::{execution, make::recipe, relay::again};
+use hayloft_farm::{execution, make::recipe, relay::again, small};
 
 /// What the C library calls.
 // SAFETY: no other `main` is linked, and its arguments are not looked at: the standard library has them from the C library as well.
@@ -27,7 +27,7 @@ fn serve() -> u8 {
     match arguments.first().and_then(|first| first.to_str()) {
         Some("--version") => {
             // Whoever runs it looks whether it belongs to him.
-            let _ = writeln!(std::io::stdout(), "{}", env!("CARGO_PKG_VERSION"));
+            let _ = writeln!(std::io::stdout(), "{}", small::BUILD);
             0
         }
         Some(recipe::ARGUMENT) if arguments.len() > 1 => recipe::serve(&arguments[1..]),

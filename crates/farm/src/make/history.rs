@@ -142,11 +142,16 @@ fn is_trivial(recipe: &[u8]) -> bool {
     first.is_empty() || (is_one && LITTLE.iter().any(|little| little.as_bytes() == first))
 }
 
-/// What a shell has to look at to know a recipe that does little without asking anybody: `text` is the recipe, `"$@"` the command.
+/// What a shell has to look at to know a recipe that does little without asking anybody: `text` is the recipe, `"$@"` the command. Where make would
+/// start no shell (see [`direct`](super::direct)), it is not started here either; what cannot be seen without looking into quotes is asked.
 pub(super) fn trivial_in_shell() -> String {
     let little: Vec<String> = LITTLE.iter().map(|name| format!("{name}|{name}\\ *")).collect();
-    let more_than_one = "*[\\;\\&\\|\\`\\$'\n']*";
-    format!("case $text in {more_than_one}) ;; {}) exec \"$@\" ;; esac\n", little.join("|"))
+    let little = little.join("|");
+    format!(
+        "case $text in *[\\;\\&\\|\\`\\$'\n']*) ;; {little})\n\
+         case $1$2$# in /bin/sh-c3) case $text in *[\\#\\\"\\*\\?\\<\\>\\(\\)\\{{\\}}\\^\\~\\!\\[]*|*\\]*|test*) ;; :*) exit 0 ;; *) eval \"exec $text\" ;; esac ;; esac\n\
+         case $text in *\\'*) ;; *) exec \"$@\" ;; esac ;;\nesac\n"
+    )
 }
 
 #[cfg(test)]
@@ -174,6 +179,34 @@ mod tests {
             let output = std::process::Command::new("sh").args(shell).output().unwrap();
             let expected: &[u8] = if is_trivial(recipe.as_bytes()) { b"here" } else { b"asks\n" };
             assert_eq!(output.stdout, expected, "{recipe}");
+        }
+    }
+
+    #[test]
+    fn what_make_runs_without_a_shell_is_no_command_of_the_shell() {
+        let dir = tempfile::tempdir().unwrap();
+        let program = dir.path().join("echo");
+        crate::testing::write_program(&program, "#!/bin/sh\nprintf 'program %s' \"$*\"\n");
+        let path = format!("{}:{}", dir.path().display(), std::env::var("PATH").unwrap());
+        let script = format!("for text; do :; done\n{}printf asks", trivial_in_shell());
+        let expected = [
+            ("echo -e x=y", "program -e x=y"),
+            ("echo", "program "),
+            ("echo x > y", ""),
+            ("echo 'x;y'", "asks"),
+            ("echo 'a b'", "program a b"),
+            ("echo '(x)'", "asks"),
+            ("echo \"x\"", "x\n"),
+            ("echo a\\b", "program ab"),
+            (": x", ""),
+            ("test x = x", ""),
+        ];
+        for (recipe, expected) in expected {
+            let shell = ["-c", &script, "recipe", "/bin/sh", "-c", recipe];
+            let mut shell_of_make = std::process::Command::new("sh");
+            let output =
+                shell_of_make.args(shell).current_dir(dir.path()).env("PATH", &path).output().unwrap();
+            assert_eq!(String::from_utf8_lossy(&output.stdout), expected, "{recipe}");
         }
     }
 

@@ -5,6 +5,7 @@
 //! and sub-makes), and `$(shell)`, are left alone.
 
 pub mod arguments;
+mod direct;
 mod history;
 mod hook;
 pub mod recipe;

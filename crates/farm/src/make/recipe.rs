@@ -11,8 +11,8 @@ use std::process::Command;
 
 use hayloft_process as process;
 
-use super::record;
 use super::wire::{self, Answer, Ask, Done, Hand, PASSED};
+use super::{direct, record};
 use crate::submit;
 
 /// The first argument by which this program becomes a recipe's process.
@@ -48,6 +48,8 @@ pub fn serve(command: &[OsString]) -> u8 {
     let (rules, command) = rules(command);
     match run(command, &rules) {
         Ok(Way::Here) => {
+            let direct = direct::words(command);
+            let command = direct.as_deref().unwrap_or(command);
             let mut here = Command::new(&command[0]);
             if !rules.is_empty() {
                 here.env(RULES, OsString::from_vec(rules));
@@ -118,6 +120,8 @@ fn run(command: &[OsString], rules: &[u8]) -> io::Result<Way> {
         return Ok(Way::Here);
     }
     let (signals, before) = process::signals_by_descriptor(&PASSED)?;
+    let direct = direct::words(command);
+    let command = direct.as_deref().unwrap_or(command);
     let hand = Hand {
         command: command.iter().map(|argument| argument.as_bytes().to_vec()).collect(),
         environment: submit::environment(),
@@ -132,7 +136,10 @@ fn run(command: &[OsString], rules: &[u8]) -> io::Result<Way> {
         let _ = io::stderr().write_all(done.message.as_bytes());
         return Ok(Way::Here);
     }
-    Ok(Way::Ended { code: done.code, signal: done.signal, message: done.message })
+    // make says the same of a program that is not there and of one that cannot be run.
+    let is_not_run = direct.is_some() && !done.message.is_empty() && done.code == 126;
+    let code = if is_not_run { 127 } else { done.code };
+    Ok(Way::Ended { code, signal: done.signal, message: done.message })
 }
 
 /// Whether this is a recipe that make shares no job server with, and no `$(shell)`. Without a job server nothing runs beside it: nothing is

@@ -470,4 +470,6 @@ pub enum End {
     Busy = 5,
     /// It has failed while the kernel has ended processes of its host for want of memory: it may run where it has more.
     NoMemory = 6,
+    /// It has failed while its host had no room for temporary files: it may run elsewhere.
+    NoRoom = 7,
 }

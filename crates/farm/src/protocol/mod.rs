@@ -36,6 +36,11 @@ pub fn agent_subject(id: &str) -> String {
     format!("hayloft.1.agent.{id}")
 }
 
+/// Where the broker tells an agent that nobody has heard what it said to a submitter; of all submitters with `*`.
+pub fn unheard_subject(id: &str, client: &str) -> String {
+    format!("hayloft.1.agent.{id}.{client}")
+}
+
 /// What is for one submitter. `about` is a word: the broker says itself there that nobody has heard a message.
 pub fn client_subject(id: &str, about: &str) -> String {
     format!("hayloft.1.client.{id}.{about}")

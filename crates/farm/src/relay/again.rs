@@ -16,6 +16,7 @@ use hayloft_process as process;
 
 use super::key;
 use super::wire::{self, Again, PASSED, Told};
+use crate::small;
 use crate::submit::{self, IN_TASK, Outcome, own_folder};
 
 /// Settings of the machine; of the user's there is one below his home.
@@ -35,7 +36,7 @@ pub fn split(arguments: &[OsString]) -> Option<(&[OsString], &[OsString])> {
 /// When /proc is not there.
 pub fn name(flags: &[OsString]) -> io::Result<String> {
     let mut hasher = DefaultHasher::new();
-    (env!("CARGO_PKG_VERSION"), flags).hash(&mut hasher);
+    (small::BUILD, flags).hash(&mut hasher);
     let (uid, gid) = (rustix::process::geteuid(), rustix::process::getegid());
     let session = rustix::process::getsid(None)?.as_raw_nonzero();
     (uid.as_raw(), gid.as_raw(), session).hash(&mut hasher);

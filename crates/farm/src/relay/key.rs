@@ -9,6 +9,7 @@ use prost::Message;
 
 use crate::broker::BrokerOptions;
 use crate::protocol::BuildMessage;
+use crate::small;
 use crate::submit::own_folder;
 
 /// The first argument by which this program becomes a relay.
@@ -33,7 +34,7 @@ pub struct Key {
     build: Option<BuildMessage>,
     #[prost(string, tag = "7")]
     host: String,
-    /// The program's version.
+    /// What the program is built from.
     #[prost(string, tag = "8")]
     version: String,
     /// In which namespaces and below which root broker and files are found.
@@ -62,7 +63,7 @@ impl Key {
             credentials: text(broker.credentials.as_deref())?,
             build: Some(build),
             host: host.to_owned(),
-            version: env!("CARGO_PKG_VERSION").to_owned(),
+            version: small::BUILD.to_owned(),
             namespaces: namespaces()?,
         })
     }

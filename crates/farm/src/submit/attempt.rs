@@ -22,6 +22,8 @@ const AFTER_LEASE: Duration = Duration::from_millis(500);
 const LOST_MAX: u32 = 5;
 /// So often when hosts are short of memory.
 const SHORT_MAX: u32 = 3;
+/// So often when hosts have no room for temporary files; after that it is taken to have failed by itself if its last host has room.
+const ROOM_MAX: u32 = 2;
 /// So much later, and later each time.
 const AFTER_SHORTAGE: Duration = Duration::from_secs(1);
 /// What failed for want of memory asks for so much at least, bytes.
@@ -40,6 +42,8 @@ enum Over {
     Anywhere(String, bool),
     /// Its host was short of memory; so much it had there, bytes.
     NoMemory(String, u64),
+    /// Its host had no room for temporary files.
+    NoRoom(String, String),
 }
 
 enum Phase {
@@ -100,7 +104,7 @@ pub(super) async fn see_through(
         Err(error) => return Outcome::FarmFailed(format!("standard error: {error}")),
     };
     let mut sinks = [Sink::new(Stream::Output, output), Sink::new(Stream::Error, error)];
-    let (mut lost, mut short, mut reasons) = (0, 0, Vec::new());
+    let (mut lost, mut short, mut full, mut reasons) = (0, 0, 0, Vec::new());
     loop {
         let (number, news) = inner.begin(&need, expected);
         let attempt = Attempt {
@@ -151,6 +155,16 @@ pub(super) async fn see_through(
                 reasons.push(reason);
                 // Those that have taken it end by and by.
                 tokio::time::sleep(AFTER_SHORTAGE * short).await;
+            }
+            Over::NoRoom(agent, reason) => {
+                lost += 1;
+                full += 1;
+                if full > ROOM_MAX {
+                    return Outcome::FarmFailed(format!("started {lost} times; {reason}"));
+                }
+                tracing::info!("not again at {agent}: {reason}");
+                need.not.push(agent);
+                reasons.push(reason);
             }
             Over::Anywhere(reason, was_started) => {
                 tracing::info!("once more: {reason}");
@@ -276,7 +290,7 @@ impl Attempt<'_> {
                     Ok(End::Refused) => return Some(Over::Elsewhere(from, reason)),
                     Ok(End::Busy) => return Some(Over::Anywhere(reason, false)),
                     // Whoever asked for its end has it.
-                    Ok(End::Lost | End::NoMemory) if self.ending.is_some() => {
+                    Ok(End::Lost | End::NoMemory | End::NoRoom) if self.ending.is_some() => {
                         self.ended = Some(ended);
                         return Some(Over::With(Outcome::Signalled(self.signal)));
                     }
@@ -288,6 +302,10 @@ impl Attempt<'_> {
                         let had = ended.peak;
                         self.ended = Some(ended);
                         return Some(Over::NoMemory(reason, had));
+                    }
+                    Ok(End::NoRoom) => {
+                        self.ended = Some(ended);
+                        return Some(Over::NoRoom(from, reason));
                     }
                     _ => self.ended = Some(ended),
                 }
