@@ -18,7 +18,7 @@ task_farm "${FARM_PORT:-17992}"
 farm_begin || { echo "the farm did not begin"; exit 1; }
 
 cat >"$WORK/measure.py" <<'PYTHON'
-import json, os, statistics, subprocess, sys, time
+import json, os, resource, statistics, subprocess, sys, time
 
 hayloft, rounds, file, broker, *agents = sys.argv[1:]
 rounds = int(rounds)
@@ -72,29 +72,52 @@ def relays():
         except OSError:
             pass
 
+# The same of the children that each of these has waited for: the commands of tasks.
+def of_children(pids):
+    found = {}
+    for pid in pids:
+        with open(f"/proc/{pid}/stat") as stat:
+            found[pid] = sum(map(int, stat.read().rsplit(") ", 1)[1].split()[13:15])) * 1e3 / os.sysconf("SC_CLK_TCK")
+    return found
+
+def of_own_children():
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return (usage.ru_utime + usage.ru_stime) * 1e3
+
 def busy():
     with open("/proc/stat") as stat:
         user, nice, system, _, _, irq, soft = map(int, stat.readline().split()[1:8])
     return (user + nice + system + irq + soft) * 10
 
-# Started by xargs, which costs least of what starts many at a time.
+# Started by xargs, which costs least of what starts many at a time. What all that takes part has used says how many there could be on these
+# processors, also when others use them as well.
+cores = os.cpu_count()
 for name, command in list(ways.items())[2:]:
-    once(command)
     count = rounds * 20
+    lines = "".join("x\n" for _ in range(count)).encode()
+    many = lambda lines: subprocess.run(["xargs", "-P", "16", "-I{}", *command], input=lines, check=True)
+    # So that all that is kept from task to task is there.
+    many(lines[: 2 * 64])
     spawners = [child for agent in agents for child in children(agent)]
     firsts = [child for spawner in spawners for child in children(spawner)]
     who = {"broker": [broker], "agents": agents, "start of tasks": spawners + firsts, "submitter": list(relays())}
-    before, all_before, begun = {name: used(pids) for name, pids in who.items()}, busy(), time.perf_counter()
-    lines = "".join("x\n" for _ in range(count)).encode()
-    subprocess.run(["xargs", "-P", "16", "-I{}", *command], input=lines, check=True)
+    before, commands, own = {name: used(pids) for name, pids in who.items()}, of_children(firsts), of_own_children()
+    all_before, begun = busy(), time.perf_counter()
+    many(lines)
     seconds, whole = time.perf_counter() - begun, (busy() - all_before) / count
     parts = {name: sum(ms - before[name][pid] for pid, ms in used(before[name]).items()) / count for name in who}
-    found[name] |= {"a_second": count / seconds, "processors_ms": whole, "parts_ms": parts}
+    parts["its command"] = sum(ms - commands[pid] for pid, ms in of_children(firsts).items()) / count
+    parts["its own process, with xargs"] = (of_own_children() - own) / count
+    sum_ms = sum(parts.values())
+    found[name] |= {"a_second": count / seconds, "processors_ms": whole, "parts_ms": parts, "at_most_a_second": cores * 1e3 / sum_ms}
     told = ", ".join(f"{part} {ms:.2f}" for part, ms in parts.items())
-    print(f"{name:40} 16 at a time on 8 slots: {count / seconds:.0f} a second; of both processors {whole:.2f} ms a task: {told}, the rest its two processes and xargs")
+    print(f"{name:40} 16 at a time on 8 slots: {count / seconds:.0f} a second; {sum_ms:.2f} ms of a processor each: {told}; "
+          f"so {cores} processors could do {cores * 1e3 / sum_ms:.0f}; of all that they did {whole:.2f} ms a task")
+own = of_own_children()
 begun = time.perf_counter()
 subprocess.run(["xargs", "-P", "16", "-I{}", "sh", "-c", "true"], input=lines, check=True)
-print(f"{'sh -c true':40} the same way, without a farm: {count / (time.perf_counter() - begun):.0f} a second")
+seconds, own = time.perf_counter() - begun, (of_own_children() - own) / count
+print(f"{'sh -c true':40} the same way, without a farm: {count / seconds:.0f} a second; {own:.2f} ms of a processor each")
 
 targets = " ".join(f"t{at}" for at in range(400))
 with open("Makefile", "w") as makefile:

@@ -67,7 +67,7 @@ fn what_fails_for_want_of_room_on_its_host_runs_elsewhere() {
     let args = ["--slots", "4", "--allow-root", "--label", "small"];
     let small = Agent::by(small, &site.broker.url(), "small", site.mounts[1].path(), &args);
     site.wait_for(2);
-    let script = "f=$(mktemp) && trap 'rm -f $f' EXIT && head -c 8M /dev/zero > $f && echo made";
+    let script = "f=$(mktemp -p /tmp) && trap 'rm -f $f' EXIT && head -c 8M /dev/zero > $f && echo made";
     let task = |more: &[&str]| {
         site.command(&[&["task", "--farm"][..], more].concat(), &["sh", "-c", script]).output().unwrap()
     };

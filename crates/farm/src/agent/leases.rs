@@ -62,7 +62,7 @@ impl Leases {
         let patience = ABSENT.min(self.length / 2);
         let has_gone =
             |client: &String| self.absent.get(client).is_some_and(|since| *since + patience <= now);
-        let is_over = |(client, until): &(&String, &Instant)| **until <= now || has_gone(*client);
+        let is_over = |(client, until): &(&String, &Instant)| **until <= now || has_gone(client);
         let over: Vec<String> = self.until.iter().filter(is_over).map(|(client, _)| client.clone()).collect();
         for client in &over {
             self.until.remove(client);
