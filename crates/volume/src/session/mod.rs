@@ -456,6 +456,8 @@ impl Volume {
             && session.connection == Some(connection)
         {
             session.connection = None;
+            // It is never silent while something of it is worked on, which the end of its connection may have interrupted.
+            session.heard.fetch_min(self.shared.uptime_ms(), Relaxed);
         }
     }
 

@@ -1,6 +1,6 @@
 //! Several sessions of one volume, as clients see it: grants and recalls, changes that all are told of, inodes in use.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::common::*;
 use hayloft_model::grants::Object;
@@ -466,6 +466,24 @@ fn who_acquires_a_file_has_its_row_alone() {
     // A directory that others read is not given away.
     let acquired = two.ask(Ask::Acquire(Acquire { object: Some(ROOT.into()) })).unwrap();
     assert!(matches!(acquired, Answer::Acquired(acquired) if !acquired.owned));
+    running.shutdown();
+}
+
+#[test]
+fn who_is_cut_off_while_something_of_it_is_worked_on_holds_nobody_up_for_longer_than_a_lease() {
+    let (_folder, running, mut one, mut two) = readers();
+    two.send_no_message();
+    assert!(
+        matches!(two.receive_or_end(0), Some(Answer::Failed(failed)) if failed.message.contains("unreadable"))
+    );
+    assert!(two.is_closed_soon());
+    // It has to hear of this, or to be ended.
+    let asked = one.send(create("g"));
+    let until = Instant::now() + Duration::from_secs(20);
+    while !one.is_answered(asked) {
+        assert!(Instant::now() < until, "it waits for who has gone");
+    }
+    changed(one.receive(asked));
     running.shutdown();
 }
 

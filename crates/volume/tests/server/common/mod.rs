@@ -258,6 +258,20 @@ impl Client {
         self.socket.write_all(&bytes).unwrap();
     }
 
+    /// Sends a frame that is as it should be, with something in it that is no message.
+    pub(crate) fn send_no_message(&mut self) {
+        /// With the tag of a hello, which it is not: what is not UTF-8 is no name of a volume.
+        #[derive(Clone, PartialEq, prost::Message)]
+        struct Other {
+            #[prost(bytes = "bytes", tag = "2")]
+            hello: Bytes,
+        }
+        let mut bytes = Vec::new();
+        frame::encode(&Other { hello: Bytes::from_static(&[0x12, 1, 0xff]) }, &mut bytes);
+        self.sealer.seal(&mut bytes);
+        self.socket.write_all(&bytes).unwrap();
+    }
+
     pub(crate) fn receive(&mut self, request: u64) -> Answer {
         self.receive_or_end(request).expect("the server closed the connection")
     }
