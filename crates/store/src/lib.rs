@@ -18,6 +18,7 @@ mod pack;
 mod sealed;
 mod store;
 mod trail;
+mod unfinished;
 
 pub use codec::{ChunkError, Codec, EncodedChunk, decode_chunk, encode_chunk, name_chunk};
 pub use counting::{Operation, OperationStats, Watcher};

@@ -322,7 +322,7 @@ impl Sweep<'_> {
         Ok(())
     }
 
-    /// Deletes pack objects that no row names: of commits that never came.
+    /// Deletes pack objects that no row names: of commits that never came; and what is left of objects that were not written to their end.
     async fn delete_orphans(&mut self) -> Result<(), VolumeError> {
         let volume = self.volume;
         let objects = volume.shared.store.list(&homes::folder(&volume.id)).await?;
@@ -347,6 +347,9 @@ impl Sweep<'_> {
             hayloft_crash::point("sweep.orphan-deleted");
             self.done.packs_deleted += 1;
             self.done.bytes_reclaimed += object.size;
+        }
+        for folder in [homes::folder(&volume.id), database::path(&volume.id)] {
+            self.done.bytes_reclaimed += volume.shared.store.delete_unfinished(&folder).await?;
         }
         Ok(())
     }
