@@ -2,7 +2,13 @@
 
 use std::io::{self, IsTerminal};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::time::Duration;
+use std::time::{Duration, Instant};
+
+/// Does something of which it is not known how far it has come; meanwhile a line says what is waited for, and for how long.
+pub(crate) fn waited<T>(what: &str, work: impl FnOnce() -> T) -> T {
+    let begun = Instant::now();
+    shown(|| format!("{what}: {} s", begun.elapsed().as_secs()), work)
+}
 
 /// Does something; meanwhile a line says how far that has come, if standard error is a terminal.
 pub(crate) fn shown<T>(text: impl Fn() -> String + Sync, work: impl FnOnce() -> T) -> T {

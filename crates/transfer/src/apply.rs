@@ -5,122 +5,32 @@ use std::ffi::{CString, OsStr};
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 
-use hayloft_tree::{Kind, PIECE, Pieces, split};
+use hayloft_tree::{Kind, split};
 use parking_lot::Mutex;
 use rustix::fs::{
     self as sys, AtFlags, FileType, Gid, Mode, OFlags, ResolveFlags, Timespec, Timestamps, Uid, XattrFlags,
 };
 use rustix::io::Errno;
 
-use crate::chunk::ChunkId;
+use crate::contents::{Contents, LARGE, Reader, fill_by_all};
 use crate::error::TransferError;
-use crate::fetch::{Fetched, FrameReader};
-use crate::manifest::{Content, Entry, Manifest};
-use crate::receive::Tree;
-use crate::seed::{Seed, threads};
+use crate::manifest::{Entry, Manifest};
+use crate::seed::threads;
 
-/// Where a chunk is in trees that are here: which tree, which file, where in it.
-pub(crate) type Places<'a> = HashMap<ChunkId, (usize, &'a Entry, u64)>;
-
-pub(crate) fn places(seeds: &[Tree]) -> Places<'_> {
-    let mut places = HashMap::new();
-    for (at, seed) in seeds.iter().enumerate() {
-        for entry in &seed.manifest.entries {
-            for (id, offset, _) in entry.pieces() {
-                places.entry(id).or_insert((at, entry, offset));
-            }
-        }
-    }
-    places
-}
-
-/// Where the chunks are.
-pub(crate) struct Contents<'a> {
-    pub(crate) fetched: &'a Fetched,
-    pub(crate) seeded: Places<'a>,
-    pub(crate) seeds: &'a [Seed],
-}
-
-/// Reads chunks, for one thread.
-struct Reader<'a> {
-    contents: &'a Contents<'a>,
-    frames: FrameReader<'a>,
-    /// The file of a seed that was read last.
-    open: Option<(usize, &'a [u8], File)>,
-    buffer: Vec<u8>,
+/// Makes files, in one thread.
+struct Maker<'a> {
+    reader: Reader<'a>,
     /// The directory in which something was made last.
     dir: Option<(&'a [u8], OwnedFd)>,
-    /// Whether each chunk is compared with its name. Without that the content of the file tells.
-    verifies: bool,
 }
 
-impl<'a> Reader<'a> {
-    fn new(contents: &'a Contents<'a>) -> Reader<'a> {
-        let frames = FrameReader::new(contents.fetched);
-        Reader { contents, frames, open: None, buffer: Vec::new(), dir: None, verifies: false }
+impl<'a> Maker<'a> {
+    fn new(contents: &'a Contents<'a>) -> Maker<'a> {
+        Maker { reader: Reader::new(contents), dir: None }
     }
-
-    fn read(&mut self, id: &ChunkId, len: u32) -> Result<&[u8], TransferError> {
-        if let Some(&(at, entry, offset)) = self.contents.seeded.get(id) {
-            let seed = &self.contents.seeds[at];
-            let is_open = |open: &(usize, &[u8], File)| open.0 == at && open.1 == entry.path.as_slice();
-            if !self.open.as_ref().is_some_and(is_open) {
-                self.open = Some((at, &entry.path, seed.file(&entry.path)?));
-            }
-            let path = seed.shown(&entry.path);
-            self.buffer.resize(len as usize, 0);
-            if let Some((_, _, file)) = &self.open {
-                let failed = TransferError::io(format!("cannot read {}", path.display()));
-                file.read_exact_at(&mut self.buffer, offset).map_err(failed)?;
-            }
-            return match !self.verifies || ChunkId::of(&self.buffer) == *id {
-                true => Ok(&self.buffer),
-                false => Err(TransferError::Lacking(format!("{} has changed meanwhile", path.display()))),
-            };
-        }
-        match self.frames.read(id)? {
-            Some(chunk) => Ok(chunk),
-            None => Err(TransferError::Lacking(format!("chunk {id} did not come"))),
-        }
-    }
-}
-
-/// Files from this size on are made by all threads, bytes.
-const LARGE: u64 = 8 << 20;
-/// So many chunks, which are mostly in few frames, are one thread's.
-const CHUNKS_AT_A_TIME: usize = 128;
-
-/// The hash of a file's content, worked out by all threads.
-fn content_of(file: &File, size: u64) -> std::io::Result<[u8; 32]> {
-    let count = size.div_ceil(PIECE) as usize;
-    let mut hashes = vec![[0; 32]; count];
-    let part = count.div_ceil(threads()).max(1);
-    let result = Mutex::new(Ok(()));
-    std::thread::scope(|scope| {
-        for (at, hashes) in hashes.chunks_mut(part).enumerate() {
-            let result = &result;
-            scope.spawn(move || {
-                let mut buffer = vec![0; PIECE as usize];
-                for (index, hash) in hashes.iter_mut().enumerate() {
-                    let offset = ((at * part + index) as u64) * PIECE;
-                    let piece = &mut buffer[..(size - offset).min(PIECE) as usize];
-                    if let Err(error) = file.read_exact_at(piece, offset) {
-                        *result.lock() = Err(error);
-                        return;
-                    }
-                    *hash = ChunkId::of(piece).0;
-                }
-            });
-        }
-    });
-    result.into_inner()?;
-    let mut pieces = Pieces::default();
-    hashes.iter().for_each(|hash| pieces.push(hash));
-    Ok(pieces.finish())
 }
 
 struct Apply<'a> {
@@ -129,13 +39,11 @@ struct Apply<'a> {
     contents: &'a Contents<'a>,
 }
 
+/// Threads that make files in a mount: they wait for its server most of the time.
+const THREADS_IN_A_MOUNT: usize = 8;
+
 /// What lies where now, and is to be replaced, gets this name until it is whole.
 const INCOMING: &[u8] = b".hayloft-incoming";
-
-/// Whether both are the same but for what only a host knows, and for the times of a directory.
-fn is_same(one: &Entry, other: &Entry) -> bool {
-    one.plain() == other.plain()
-}
 
 /// Whether both have the same content, or lead to the same place, and are no directories.
 fn has_same_body(one: &Entry, other: &Entry) -> bool {
@@ -191,7 +99,7 @@ pub(crate) fn apply(
             .filter(|old| (old.kind() == Kind::Directory) == (entry.kind() == Kind::Directory));
         let follows = !entry.same_as.is_empty() && anew.contains(entry.same_as.as_slice());
         match old {
-            Some(old) if is_same(old, entry) && !follows => continue,
+            Some(old) if old.is_same(entry) && !follows => continue,
             Some(old) if entry.kind() != Kind::Directory && has_same_body(old, entry) && !follows => {
                 if entry.same_as.is_empty() {
                     apply.describe(entry, &entry.path)?;
@@ -270,20 +178,20 @@ impl<'a> Apply<'a> {
         // One after the other, each by all threads.
         let is_large = |(entry, _): &(&Entry, bool)| entry.kind() == Kind::File && entry.size >= LARGE;
         let (large, files): (Vec<_>, Vec<_>) = files.iter().copied().partition(is_large);
-        let mut reader = Reader::new(self.contents);
+        let mut maker = Maker::new(self.contents);
         for (entry, is_there) in large {
-            self.make(entry, is_there, &mut reader)?;
+            self.make(entry, is_there, &mut maker)?;
         }
         let parts: Vec<_> = files.chunks(AT_A_TIME).collect();
         let (next, done, result) = (AtomicUsize::new(0), AtomicU64::new(0), Mutex::new(Ok(())));
-        let threads = threads();
+        let threads = if hayloft_tree::is_mount(&self.top) { THREADS_IN_A_MOUNT } else { threads() };
         std::thread::scope(|scope| {
             for _ in 0..threads.min(parts.len()) {
                 scope.spawn(|| {
-                    let mut reader = Reader::new(self.contents);
+                    let mut maker = Maker::new(self.contents);
                     while let Some(part) = parts.get(next.fetch_add(1, Relaxed)) {
                         for (entry, is_there) in part.iter().copied() {
-                            if let Err(error) = self.make(entry, is_there, &mut reader) {
+                            if let Err(error) = self.make(entry, is_there, &mut maker) {
                                 *result.lock() = Err(error);
                                 next.store(parts.len(), Relaxed);
                                 return;
@@ -299,14 +207,14 @@ impl<'a> Apply<'a> {
     }
 
     /// Makes a file, in place of another one.
-    fn make(&self, entry: &'a Entry, is_there: bool, reader: &mut Reader<'a>) -> Result<(), TransferError> {
+    fn make(&self, entry: &'a Entry, is_there: bool, maker: &mut Maker<'a>) -> Result<(), TransferError> {
         let (dir, name) = split(&entry.path);
-        let fd = match reader.dir.take().filter(|(open, _)| *open == dir) {
+        let fd = match maker.dir.take().filter(|(open, _)| *open == dir) {
             Some((_, fd)) => fd,
             None => self.open(dir)?,
         };
-        let made = self.make_in(&fd, name, entry, is_there, reader);
-        reader.dir = Some((dir, fd));
+        let made = self.make_in(&fd, name, entry, is_there, &mut maker.reader);
+        maker.dir = Some((dir, fd));
         made
     }
 
@@ -327,13 +235,18 @@ impl<'a> Apply<'a> {
                 let flags = OFlags::CREATE | OFlags::EXCL | OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW;
                 let mode = Mode::from_raw_mode(entry.mode & 0o777);
                 let file = File::from(sys::openat(dir, under, flags, mode).map_err(failed())?);
+                let not_written =
+                    |error| self.failed(entry)(Errno::from_io_error(&error).unwrap_or(Errno::IO));
                 let content = match entry.size >= LARGE {
-                    true => self.fill_by_all(&file, entry)?,
-                    false => self.fill(&file, entry, reader)?,
+                    true => fill_by_all(self.contents, &file, entry, &not_written)?,
+                    false => reader.fill(&file, entry, &not_written)?,
                 };
                 // The tree's name says this, and not which chunks it has.
                 if content != entry.content_hash() {
-                    return Err(self.why_damaged(entry, reader));
+                    reader.verify(entry)?;
+                    let shown = String::from_utf8_lossy(&entry.path);
+                    let said = format!("{shown} has other chunks than its name by content says");
+                    return Err(TransferError::Damaged(said));
                 }
                 self.describe_file(&file, entry)?;
             }
@@ -351,77 +264,6 @@ impl<'a> Apply<'a> {
             sys::renameat(dir, under, dir, name).map_err(failed())?;
         }
         Ok(())
-    }
-
-    fn write(&self, file: &File, entry: &Entry, chunk: &[u8], offset: u64) -> Result<(), TransferError> {
-        let failed = |error: std::io::Error| Errno::from_io_error(&error).unwrap_or(Errno::IO);
-        file.write_all_at(chunk, offset).map_err(|error| self.failed(entry)(failed(error)))
-    }
-
-    /// Writes a file's chunks. Returns the hash of what it has then.
-    fn fill(
-        &self,
-        file: &File,
-        entry: &'a Entry,
-        reader: &mut Reader<'a>,
-    ) -> Result<[u8; 32], TransferError> {
-        let (mut content, mut end_is_hole) = (Content::new(), false);
-        for (id, offset, len) in entry.pieces() {
-            let chunk = reader.read(&id, len)?;
-            content.update(chunk);
-            // Holes stay holes.
-            end_is_hole = chunk.iter().all(|byte| *byte == 0);
-            if !end_is_hole {
-                self.write(file, entry, chunk, offset)?;
-            }
-        }
-        if end_is_hole {
-            sys::ftruncate(file, entry.size).map_err(self.failed(entry))?;
-        }
-        Ok(content.finish())
-    }
-
-    /// As [`Apply::fill`], by all threads: what has been written is read again to be hashed, since pieces end where no chunks do.
-    fn fill_by_all(&self, file: &File, entry: &'a Entry) -> Result<[u8; 32], TransferError> {
-        sys::ftruncate(file, entry.size).map_err(self.failed(entry))?;
-        let chunks: Vec<_> = entry.pieces().collect();
-        let (next, result) = (AtomicUsize::new(0), Mutex::new(Ok::<(), TransferError>(())));
-        let parts: Vec<_> = chunks.chunks(CHUNKS_AT_A_TIME).collect();
-        let write = |reader: &mut Reader<'a>| {
-            while let Some(part) = parts.get(next.fetch_add(1, Relaxed)) {
-                for (id, offset, len) in *part {
-                    let chunk = reader.read(id, *len)?;
-                    if chunk.iter().any(|byte| *byte != 0) {
-                        self.write(file, entry, chunk, *offset)?;
-                    }
-                }
-            }
-            Ok(())
-        };
-        std::thread::scope(|scope| {
-            for _ in 0..threads() {
-                scope.spawn(|| {
-                    if let Err(error) = write(&mut Reader::new(self.contents)) {
-                        next.store(parts.len(), Relaxed);
-                        *result.lock() = Err(error);
-                    }
-                });
-            }
-        });
-        result.into_inner()?;
-        content_of(file, entry.size)
-            .map_err(|error| self.failed(entry)(Errno::from_io_error(&error).unwrap_or(Errno::IO)))
-    }
-
-    /// Why a file has other content than it should: chunks that are not what their names say, or other chunks.
-    fn why_damaged(&self, entry: &'a Entry, reader: &mut Reader<'a>) -> TransferError {
-        reader.verifies = true;
-        let wrong = entry.pieces().find_map(|(id, _, len)| reader.read(&id, len).err());
-        reader.verifies = false;
-        wrong.unwrap_or_else(|| {
-            let shown = String::from_utf8_lossy(&entry.path);
-            TransferError::Damaged(format!("{shown} has other chunks than its name by content says"))
-        })
     }
 
     /// As [`Apply::describe`], of a file that was just made: only what it does not have already.

@@ -13,6 +13,21 @@ use crate::manifest::Manifest;
 /// So many bytes of manifests are kept; those that were not used for the longest time go.
 const KEPT: u64 = 1 << 30;
 
+/// A manifest as it is kept.
+#[derive(Debug)]
+pub struct Packed(Vec<u8>);
+
+impl Packed {
+    /// Of a manifest.
+    ///
+    /// # Errors
+    /// There is no memory.
+    pub fn of(manifest: &Manifest) -> Result<Packed, TransferError> {
+        let bytes = zstd::bulk::compress(&manifest.to_kept_bytes(), 3);
+        bytes.map(Packed).map_err(TransferError::io("cannot compress a manifest"))
+    }
+}
+
 /// A folder of manifests. It may be deleted at any time: then files are read again.
 #[derive(Clone, Debug)]
 pub struct Cache(PathBuf);
@@ -52,12 +67,11 @@ impl Cache {
     /// # Errors
     /// There is no room.
     pub fn put(&self, manifest: &Manifest) -> Result<(), TransferError> {
-        self.write(&self.path(&manifest.tree), manifest)
+        self.write(&self.path(&manifest.tree), Packed::of(manifest)?)
     }
 
-    fn write(&self, path: &Path, manifest: &Manifest) -> Result<(), TransferError> {
+    fn write(&self, path: &Path, Packed(bytes): Packed) -> Result<(), TransferError> {
         let failed = || TransferError::io(format!("cannot write in {}", self.0.display()));
-        let bytes = zstd::bulk::compress(&manifest.to_kept_bytes(), 3).map_err(failed())?;
         let file = tempfile::Builder::new().prefix(".new-").tempfile_in(&self.0).map_err(failed())?;
         fs::write(file.path(), bytes).map_err(failed())?;
         file.persist(path).map_err(|error| failed()(error.error))?;
@@ -78,11 +92,11 @@ impl Cache {
         Manifest::from_bytes(&bytes).ok()
     }
 
-    /// Keeps what a folder is.
+    /// Keeps what a folder is, once that is on its disk.
     ///
     /// # Errors
     /// There is no room.
-    pub fn put_folder(&self, folder: &Path, manifest: &Manifest) -> Result<(), TransferError> {
+    pub fn put_folder(&self, folder: &Path, manifest: Packed) -> Result<(), TransferError> {
         match self.path_of(folder) {
             Some(path) => self.write(&path, manifest),
             None => Ok(()),

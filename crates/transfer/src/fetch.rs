@@ -65,7 +65,8 @@ impl<'a> FrameReader<'a> {
         FrameReader { fetched, open: None }
     }
 
-    /// The bytes of a chunk; `None` if it is not here.
+    /// The bytes of a chunk; `None` if it is not here. They are not compared with its name: what has come from a web server was when it
+    /// came, and whoever makes something of them knows the hash of that.
     ///
     /// # Errors
     /// The frame cannot be read, or is damaged.
@@ -78,7 +79,7 @@ impl<'a> FrameReader<'a> {
                 .file
                 .read_exact_at(&mut bytes, place.offset)
                 .map_err(TransferError::io("cannot read a frame of a pack"))?;
-            self.open = Some((frame, pack::open_frame(&place.info, &bytes)?));
+            self.open = Some((frame, pack::unpack_frame(&bytes)?));
         }
         let chunk = self.open.as_ref().and_then(|(_, bytes)| bytes.get(at as usize..(at + len) as usize));
         Ok(chunk)

@@ -3,7 +3,11 @@
 
 mod apply;
 mod cache;
+mod changes;
+#[cfg(test)]
+mod changes_tests;
 pub mod chunk;
+mod contents;
 mod error;
 mod fetch;
 pub mod leftovers;
@@ -17,11 +21,12 @@ mod send;
 #[cfg(test)]
 mod tests;
 
-pub use cache::Cache;
+pub use cache::{Cache, Packed};
+pub use changes::Change;
 pub use error::TransferError;
 pub use fetch::Packs;
 pub use manifest::Manifest;
 pub use merge::{Conflict, merge};
 pub use mirror::{Folder, LATEST, PackRef, Record, Sink, Source, Tar};
-pub use receive::{Received, Tree, fetch, make, manifest};
+pub use receive::{Received, Tree, fetch, make, manifest, useful};
 pub use send::{Sent, Version, send};

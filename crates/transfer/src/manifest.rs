@@ -1,6 +1,6 @@
 //! The manifest of a tree: all that is in it but the bytes of files, of which it has the chunks' names.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::io::{self, Read};
 use std::path::Path;
 
@@ -69,6 +69,37 @@ impl Entry {
         Kind::of(self.mode)
     }
 
+    /// What was found in a walk, without other names that it has.
+    pub(crate) fn of(found: hayloft_tree::Entry, cut: Cut) -> Entry {
+        let (size, target) = match found.body {
+            Body::File { size, .. } => (size, Vec::new()),
+            Body::Link(target) => (0, target),
+            Body::Directory(_) | Body::Nothing => (0, Vec::new()),
+        };
+        let of = found.attributes;
+        let is_derived = cut.lengths.len() <= 1;
+        let has_content = Kind::of(of.mode) == Kind::File && !is_derived;
+        Entry {
+            path: found.path,
+            mode: of.mode,
+            uid: of.uid,
+            gid: of.gid,
+            rdev: if Kind::of(of.mode) == Kind::Special { of.rdev } else { 0 },
+            modified_seconds: found.modified.0,
+            modified_nanos: found.modified.1,
+            xattrs: of.xattrs.into_iter().map(|(name, value)| Xattr { name, value }).collect(),
+            size,
+            content: if has_content { cut.content.to_vec() } else { Vec::new() },
+            chunks: cut.chunks,
+            lengths: cut.lengths,
+            target,
+            same_as: Vec::new(),
+            inode: if cut.inode == 0 { found.linked } else { cut.inode },
+            changed_seconds: cut.changed.0,
+            changed_nanos: cut.changed.1,
+        }
+    }
+
     /// Its chunks: name, where in the file it begins, length.
     pub(crate) fn pieces(&self) -> impl Iterator<Item = (ChunkId, u64, u32)> + '_ {
         ChunkId::all(&self.chunks).zip(&self.lengths).scan(0, |at, (id, len)| {
@@ -78,9 +109,34 @@ impl Entry {
         })
     }
 
+    /// Whether both are the same but for what only a host knows.
+    pub(crate) fn is_same(&self, other: &Entry) -> bool {
+        let of = |entry: &Entry| {
+            (
+                entry.mode,
+                entry.uid,
+                entry.gid,
+                entry.rdev,
+                entry.size,
+                entry.modified_seconds,
+                entry.modified_nanos,
+            )
+        };
+        of(self) == of(other)
+            && self.path == other.path
+            && self.xattrs == other.xattrs
+            && (&self.content, &self.chunks, &self.lengths) == (&other.content, &other.chunks, &other.lengths)
+            && (&self.target, &self.same_as) == (&other.target, &other.same_as)
+    }
+
     /// Without what only a host knows.
     pub(crate) fn plain(&self) -> Entry {
         Entry { inode: 0, changed_seconds: 0, changed_nanos: 0, ..self.clone() }
+    }
+
+    /// As [`Entry::plain`], without times.
+    pub(crate) fn timeless(&self) -> Entry {
+        Entry { modified_seconds: 0, modified_nanos: 0, ..self.plain() }
     }
 
     pub(crate) fn content_hash(&self) -> [u8; 32] {
@@ -111,7 +167,7 @@ impl Entry {
         };
         let node = hayloft_tree::name::node(&attributes, &body);
         let modified = (self.modified_seconds, self.modified_nanos);
-        hayloft_tree::Entry { path: self.path.clone(), attributes, body, node, modified, linked: 0 }
+        hayloft_tree::Entry { path: self.path.clone(), attributes, body, node, modified, linked: 0, links: 1 }
     }
 }
 
@@ -126,7 +182,7 @@ pub struct Manifest {
 
 /// What is known of a file: where its chunks are cut, and the hash of its content.
 #[derive(Clone, Default)]
-struct Cut {
+pub(crate) struct Cut {
     content: [u8; 32],
     chunks: Vec<u8>,
     lengths: Vec<u32>,
@@ -135,9 +191,24 @@ struct Cut {
 }
 
 /// Cuts the files of a walk, but for those that a manifest of the same tree's earlier state knows.
-struct Cutter<'a> {
+pub(crate) struct Cutter<'a> {
+    /// By the path where it is looked for now.
     known: HashMap<&'a [u8], &'a Entry>,
+    /// Paths where content is what is known, whatever the inode says.
+    trusted: HashSet<&'a [u8]>,
     cuts: Mutex<HashMap<Vec<u8>, Cut>>,
+}
+
+impl<'a> Cutter<'a> {
+    /// With what is known of some paths.
+    pub(crate) fn new(known: HashMap<&'a [u8], &'a Entry>, trusted: HashSet<&'a [u8]>) -> Cutter<'a> {
+        Cutter { known, trusted, cuts: Mutex::default() }
+    }
+
+    /// What was cut, by path.
+    pub(crate) fn cuts(self) -> HashMap<Vec<u8>, Cut> {
+        self.cuts.into_inner()
+    }
 }
 
 /// Computes the hash of a content from bytes as they come.
@@ -200,9 +271,10 @@ impl Read for Hashed<'_> {
 impl Contents for Cutter<'_> {
     fn of(&self, found: &Found<'_>, file: &mut dyn Read) -> io::Result<(u64, [u8; 32])> {
         let is_same = |entry: &&&Entry| {
-            entry.inode == found.inode
-                && entry.size == found.size
-                && (entry.changed_seconds, entry.changed_nanos) == found.changed
+            let is_untouched = entry.inode != 0
+                && entry.inode == found.inode
+                && (entry.changed_seconds, entry.changed_nanos) == found.changed;
+            entry.size == found.size && (is_untouched || self.trusted.contains(found.path))
         };
         let mut cut = Cut { inode: found.inode, changed: found.changed, ..Cut::default() };
         let mut size = found.size;
@@ -271,11 +343,10 @@ impl Manifest {
         progress: &Progress,
     ) -> Result<Manifest, WalkError> {
         let known = known.map_or(&[][..], |known| &known.entries);
-        let known = known.iter().filter(|entry| entry.inode != 0);
-        let known = known.map(|entry| (entry.path.as_slice(), entry)).collect();
-        let cutter = Cutter { known, cuts: Mutex::default() };
+        let known = known.iter().map(|entry| (entry.path.as_slice(), entry)).collect();
+        let cutter = Cutter::new(known, HashSet::new());
         let walked = hayloft_tree::walk_with(top, &cutter, progress)?;
-        let mut cuts = cutter.cuts.into_inner();
+        let mut cuts = cutter.cuts();
         let mut first_names: HashMap<u64, Vec<u8>> = HashMap::new();
         let entries = walked.entries.into_iter().map(|found| {
             let cut = cuts.remove(&found.path).unwrap_or_default();
@@ -286,33 +357,7 @@ impl Manifest {
                     None => drop(first_names.insert(found.linked, found.path.clone())),
                 }
             }
-            let (size, target) = match found.body {
-                Body::File { size, .. } => (size, Vec::new()),
-                Body::Link(target) => (0, target),
-                Body::Directory(_) | Body::Nothing => (0, Vec::new()),
-            };
-            let is_file = Kind::of(found.attributes.mode) == Kind::File;
-            let is_derived = cut.lengths.len() <= 1;
-            let of = found.attributes;
-            Entry {
-                path: found.path,
-                mode: of.mode,
-                uid: of.uid,
-                gid: of.gid,
-                rdev: if Kind::of(of.mode) == Kind::Special { of.rdev } else { 0 },
-                modified_seconds: found.modified.0,
-                modified_nanos: found.modified.1,
-                xattrs: of.xattrs.into_iter().map(|(name, value)| Xattr { name, value }).collect(),
-                size,
-                content: if is_file && !is_derived { cut.content.to_vec() } else { Vec::new() },
-                chunks: cut.chunks,
-                lengths: cut.lengths,
-                target,
-                same_as,
-                inode: cut.inode,
-                changed_seconds: cut.changed.0,
-                changed_nanos: cut.changed.1,
-            }
+            Entry { same_as, ..Entry::of(found, cut) }
         });
         Ok(Manifest { entries: entries.collect(), tree: walked.name })
     }

@@ -17,8 +17,7 @@ pub struct Conflict {
 
 /// Whether both are the same, but for times, and for what only a host knows.
 fn is_same(one: &Entry, other: &Entry) -> bool {
-    let timeless = |entry: &Entry| Entry { modified_seconds: 0, modified_nanos: 0, ..entry.plain() };
-    timeless(one) == timeless(other)
+    one.timeless() == other.timeless()
 }
 
 fn are_same(one: Option<&Entry>, other: Option<&Entry>) -> bool {

@@ -209,6 +209,16 @@ impl Source {
     pub fn record(&self, volume: &str, snapshot: &str) -> Result<Record, TransferError> {
         check_name(volume)?;
         check_name(snapshot)?;
+        // The newest one has a file of its own only when another one follows it. Asked in this order, a version that is there is found
+        // also in that moment.
+        match self.record_in(volume, LATEST) {
+            Ok(newest) if [LATEST, &newest.snapshot].contains(&snapshot) => Ok(newest),
+            newest if snapshot == LATEST || matches!(newest, Err(TransferError::Web(_))) => newest,
+            _ => self.record_in(volume, snapshot),
+        }
+    }
+
+    fn record_in(&self, volume: &str, snapshot: &str) -> Result<Record, TransferError> {
         let path = record_path(volume, snapshot);
         let (bytes, of) = match self {
             Source::Folder(folder) => {
@@ -484,16 +494,26 @@ impl Sink for Folder {
     }
 
     fn finish(&mut self, record: &Record) -> Result<(), TransferError> {
-        let there = fs::read(self.path.join(record_path(&record.volume, &record.snapshot)));
-        let there = there.ok().and_then(|bytes| Record::parse(&bytes, "").ok());
-        if there.is_some_and(|there| there.tree != record.tree) {
+        let path = |name: &str| self.path.join(record_path(&record.volume, name));
+        let read = |name| fs::read(path(name)).ok().and_then(|bytes| Record::parse(&bytes, "").ok());
+        let (there, newest) = (read(&record.snapshot), read(LATEST));
+        let is_taken = |there: &Record| there.snapshot == record.snapshot && there.tree != record.tree;
+        if there.iter().chain(&newest).any(is_taken) {
             let said = format!(
                 "the mirror has another tree as {}@{}: choose another name (--as)",
                 record.volume, record.snapshot
             );
             return Err(TransferError::Exists(said));
         }
-        self.write(record, &record.snapshot)?;
+        // First: whoever looks for it finds it at any time.
+        if let Some(newest) =
+            newest.filter(|newest| newest.snapshot != record.snapshot && !path(&newest.snapshot).exists())
+        {
+            self.write(&newest, &newest.snapshot)?;
+        }
+        if there.is_some() {
+            self.write(record, &record.snapshot)?;
+        }
         self.write(record, LATEST)
     }
 }

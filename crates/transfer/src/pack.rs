@@ -81,13 +81,25 @@ impl Frame {
     }
 }
 
+fn damaged_frame() -> TransferError {
+    TransferError::Damaged("a frame of a pack".to_owned())
+}
+
+/// The chunks of a frame, as they are.
+///
+/// # Errors
+/// It is damaged.
+pub(crate) fn unpack_frame(bytes: &[u8]) -> Result<Vec<u8>, TransferError> {
+    zstd::bulk::decompress(bytes, FRAME_MOST).map_err(|_| damaged_frame())
+}
+
 /// Takes a frame apart, and checks each chunk against its name.
 ///
 /// # Errors
 /// It is damaged.
 pub(crate) fn open_frame(info: &FrameInfo, bytes: &[u8]) -> Result<Vec<u8>, TransferError> {
-    let damaged = || TransferError::Damaged("a frame of a pack".to_owned());
-    let whole = zstd::bulk::decompress(bytes, FRAME_MOST).map_err(|_| damaged())?;
+    let damaged = damaged_frame;
+    let whole = unpack_frame(bytes)?;
     let mut rest = whole.as_slice();
     for (id, len) in info.ids().zip(&info.lengths) {
         let (chunk, later) = rest.split_at_checked(*len as usize).ok_or_else(damaged)?;

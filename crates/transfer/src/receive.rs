@@ -1,11 +1,12 @@
 //! Receives a version: what this host lacks is brought, then a folder is made what the version is.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
 
-use crate::apply::{self, Contents};
+use crate::apply;
 use crate::cache::Cache;
 use crate::chunk::ChunkId;
+use crate::contents::{Contents, places};
 use crate::error::TransferError;
 use crate::fetch::{self, Fetched, FrameReader, Packs};
 use crate::manifest::Manifest;
@@ -68,10 +69,12 @@ pub fn manifest(
         match have.get(id) {
             Some(chunk) => bytes.extend_from_slice(chunk),
             None => {
-                let chunk = reader.read(id)?;
-                bytes.extend_from_slice(
-                    chunk.ok_or_else(|| TransferError::Lacking(format!("chunk {id} did not come")))?,
-                );
+                let lacking = || TransferError::Lacking(format!("chunk {id} did not come"));
+                let chunk = reader.read(id)?.ok_or_else(lacking)?;
+                if ChunkId::of(chunk) != *id {
+                    return Err(TransferError::Damaged(format!("chunk {id} of the manifest")));
+                }
+                bytes.extend_from_slice(chunk);
             }
         }
     }
@@ -83,6 +86,22 @@ pub fn manifest(
     }
     let _ = std::fs::remove_file(spool);
     Ok(manifest)
+}
+
+/// Which of some trees have chunks of a version that none before them has.
+pub fn useful(wanted: &Manifest, trees: &[&Manifest]) -> Vec<bool> {
+    let mut lacking: HashSet<ChunkId> =
+        wanted.entries.iter().flat_map(|entry| ChunkId::all(&entry.chunks)).collect();
+    let mut has = |tree: &&Manifest| {
+        let before = lacking.len();
+        for entry in &tree.entries {
+            for id in ChunkId::all(&entry.chunks) {
+                lacking.remove(&id);
+            }
+        }
+        lacking.len() < before
+    };
+    trees.iter().map(|tree| has(tree)).collect()
 }
 
 /// Brings what none of `seeds` has.
@@ -97,7 +116,7 @@ pub fn fetch(
     cache: &Cache,
     progress: &(dyn Fn(u64, u64) + Sync),
 ) -> Result<Received, TransferError> {
-    let seeded = apply::places(seeds);
+    let seeded = places(seeds);
     let mut lacking: HashMap<ChunkId, u32> = HashMap::new();
     let (mut had, mut lacked) = (0, 0);
     for entry in &manifest.entries {
@@ -139,14 +158,14 @@ fn apply_from(
     progress: &(dyn Fn(u64, u64) + Sync),
 ) -> Result<(), TransferError> {
     let opened = seeds.iter().map(|tree| Seed::open(&tree.folder)).collect::<Result<Vec<_>, _>>()?;
-    let contents = Contents { fetched, seeded: apply::places(seeds), seeds: &opened };
+    let contents = Contents { fetched, seeded: places(seeds), seeds: &opened };
     apply::apply(folder, is, wanted, &contents, progress)
 }
 
 impl Received {
     /// What can be read here, through a mount of another server's: nothing has to be brought before. `seeds` are what is nearer.
     pub fn here(manifest: Manifest, seeds: &[Tree]) -> Received {
-        let seeded = apply::places(seeds);
+        let seeded = places(seeds);
         let chunks: HashMap<ChunkId, u32> =
             manifest.entries.iter().flat_map(|entry| entry.pieces()).map(|(id, _, len)| (id, len)).collect();
         let (had, lacked): (Vec<_>, Vec<_>) = chunks.iter().partition(|(id, _)| seeded.contains_key(*id));
@@ -170,14 +189,14 @@ impl Received {
     }
 
     /// What a folder of this host's disk is in which this was applied, when it is there to stay: names and all else are read, but what
-    /// is in files was verified as it was written.
+    /// is in files was verified as it was written. Until then `meanwhile` does something with it.
     ///
     /// # Errors
     /// As [`hayloft_tree::walk`], and when it cannot be written.
-    pub fn copy(&self, folder: &Path) -> Result<Manifest, TransferError> {
+    pub fn copy<T>(&self, folder: &Path, meanwhile: impl FnOnce(Manifest) -> T) -> Result<T, TransferError> {
         std::thread::scope(|scope| {
             let synced = scope.spawn(|| apply::sync(folder));
-            let copy = self.manifest.of_copy(folder)?;
+            let copy = meanwhile(self.manifest.of_copy(folder)?);
             let failed =
                 |_| Err(TransferError::Lacking("the thread that waits for the disk has ended".to_owned()));
             synced.join().unwrap_or_else(failed)?;

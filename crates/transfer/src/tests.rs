@@ -58,7 +58,7 @@ fn receive_into(source: &Source, snapshot: &str, folder: &Path, seeds: &[Tree], 
     let is = (fs::read_dir(folder).unwrap().count() > 0).then(|| read(folder));
     received.apply(folder, is.as_ref(), seeds, &|_, _| {}).unwrap();
     assert_eq!(read(folder).to_bytes(), received.manifest.to_bytes(), "{snapshot}");
-    assert_eq!(received.copy(folder).unwrap().tree, received.manifest.tree);
+    assert_eq!(received.copy(folder, |copy| copy.tree).unwrap(), received.manifest.tree);
     assert_eq!(record.tree, received.manifest.tree.to_string());
     received
 }
@@ -617,7 +617,10 @@ fn forged(forge: impl FnOnce(&mut Manifest, &mut Record)) -> (TempDir, Record) {
         let sent = source(mirror.path()).record("v", "bad").unwrap();
         (record.manifest, record.packs) = (sent.manifest, sent.packs);
     }
-    fs::write(mirror.path().join("versions/v/one.json"), serde_json::to_vec(&record).unwrap()).unwrap();
+    for name in ["one", LATEST] {
+        let path = mirror.path().join(format!("versions/v/{name}.json"));
+        fs::write(path, serde_json::to_vec(&record).unwrap()).unwrap();
+    }
     (mirror, record)
 }
 
@@ -691,6 +694,40 @@ fn a_name_stands_for_one_tree_and_latest_for_none() {
         let error = send(&version(&changed, from.path(), name), None, &mut sink, &|_, _| {}).unwrap_err();
         assert!(error.to_string().contains(what), "{error}");
     }
+}
+
+/// Of the newest version there is one record, which gets the version's name when another one follows.
+#[test]
+fn a_mirror_has_a_record_for_each_version_and_no_more() {
+    let [from, mirror] = [(); 2].map(|()| tempdir().unwrap());
+    let records = || {
+        let found = fs::read_dir(mirror.path().join("versions/v")).unwrap();
+        let mut names: Vec<_> =
+            found.map(|found| found.unwrap().file_name().into_string().unwrap()).collect();
+        names.sort();
+        names.join(" ")
+    };
+    for (at, name) in ["one", "two", "three"].into_iter().enumerate() {
+        fs::write(from.path().join("a"), name).unwrap();
+        send_folder(from.path(), mirror.path(), name);
+        let source = source(mirror.path());
+        let trees: Vec<_> = ["one", "two", "three"][..=at]
+            .iter()
+            .map(|name| source.record("v", name).unwrap().tree)
+            .collect();
+        assert_eq!(trees.iter().collect::<std::collections::HashSet<_>>().len(), at + 1);
+        assert_eq!(source.record("v", LATEST).unwrap().snapshot, name);
+    }
+    assert_eq!(records(), "latest.json one.json two.json");
+    // An older one that is sent again is the latest, and both are found under their names.
+    fs::write(from.path().join("a"), "one").unwrap();
+    send_folder(from.path(), mirror.path(), "one");
+    assert_eq!(records(), "latest.json one.json three.json two.json");
+    let source = source(mirror.path());
+    assert_eq!(source.record("v", LATEST).unwrap(), source.record("v", "one").unwrap());
+    assert_eq!(source.record("v", "three").unwrap().snapshot, "three");
+    let error = source.record("v", "four").unwrap_err();
+    assert!(error.to_string().contains("has no version v@four"), "{error}");
 }
 
 /// A default access control list would be given to each file, and none of them is in the tree's name.

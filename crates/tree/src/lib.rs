@@ -4,7 +4,10 @@
 mod compare;
 pub mod name;
 mod walk;
+mod xattrs;
 
 pub use compare::{Difference, How, compare};
 pub use name::{Attributes, Body, Kind, Node, PIECE, Pieces, TreeName};
-pub use walk::{Contents, Entry, Found, Progress, WalkError, Walked, named, split, walk, walk_with};
+pub use walk::{
+    Contents, Entry, Found, Progress, WalkError, Walked, is_mount, named, read, split, walk, walk_with,
+};

@@ -1,10 +1,10 @@
 //! Reads a folder with all that is in it, by several threads, and works out its name.
 
-use std::collections::HashMap;
-use std::ffi::{CString, OsStr};
+use std::collections::{BTreeMap, HashMap};
+use std::ffi::OsStr;
 use std::fs::File;
 use std::io::{self, Read};
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -15,6 +15,7 @@ use rustix::fs::{self, AtFlags, Mode, OFlags, ResolveFlags, Statx, StatxAttribut
 use rustix::io::Errno;
 
 use crate::name::{self, Attributes, Body, Kind, Node, PIECE, Pieces, TreeName};
+use crate::xattrs::{self, Xattrs};
 
 /// Files that one thread takes at a time.
 const FILES_AT_A_TIME: usize = 64;
@@ -43,6 +44,8 @@ pub struct Entry {
     pub modified: (i64, u32),
     /// Its inode number if it has several names, else 0. Does not count for the name.
     pub linked: u64,
+    /// How many names it has, also outside of the tree.
+    pub links: u32,
 }
 
 /// A file that a walk has come to.
@@ -126,10 +129,21 @@ pub enum WalkError {
     Mounted(PathBuf),
 }
 
+impl WalkError {
+    /// Whether nothing is there; what lies behind a symbolic link does not.
+    fn is_of_nothing(&self) -> bool {
+        let WalkError::Io { source, .. } = self else { return false };
+        let errno = Errno::from_io_error(source);
+        errno.is_some_and(|errno| [Errno::NOENT, Errno::NOTDIR, Errno::LOOP].contains(&errno))
+    }
+}
+
 enum Job {
     Directory(Vec<u8>),
     /// Names in a directory.
     Files(Vec<u8>, Vec<Vec<u8>>),
+    /// Names in a directory that may be of directories, or of nothing; of the empty one is the directory itself.
+    Some(Vec<u8>, Vec<Vec<u8>>),
 }
 
 struct Queue {
@@ -161,6 +175,37 @@ pub fn walk(top: &Path, progress: &Progress) -> Result<Walked, WalkError> {
 /// # Errors
 /// As [`walk`].
 pub fn walk_with(top: &Path, contents: &dyn Contents, progress: &Progress) -> Result<Walked, WalkError> {
+    run(top, vec![Job::Directory(Vec::new())], contents, progress).map(named)
+}
+
+/// Reads what is at some paths relative to the folder, and nothing else. What is not there is left out.
+///
+/// # Errors
+/// As [`walk`].
+pub fn read<'p>(
+    top: &Path,
+    paths: impl IntoIterator<Item = &'p [u8]>,
+    contents: &dyn Contents,
+    progress: &Progress,
+) -> Result<Vec<Entry>, WalkError> {
+    let mut by_directory: BTreeMap<Vec<u8>, Vec<Vec<u8>>> = BTreeMap::new();
+    for path in paths {
+        let (dir, name) = split(path);
+        by_directory.entry(dir.to_vec()).or_default().push(name.to_vec());
+    }
+    let jobs = by_directory.into_iter().flat_map(|(dir, names)| {
+        let parts = names.chunks(FILES_AT_A_TIME).map(<[_]>::to_vec).collect::<Vec<_>>();
+        parts.into_iter().map(move |names| Job::Some(dir.clone(), names))
+    });
+    run(top, jobs.collect(), contents, progress)
+}
+
+fn run(
+    top: &Path,
+    jobs: Vec<Job>,
+    contents: &dyn Contents,
+    progress: &Progress,
+) -> Result<Vec<Entry>, WalkError> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let fd = fs::open(top, flags, Mode::empty())
         .map_err(|error| WalkError::Io { path: top.to_owned(), source: error.into() })?;
@@ -168,16 +213,11 @@ pub fn walk_with(top: &Path, contents: &dyn Contents, progress: &Progress) -> Re
         contents,
         top,
         fd,
-        queue: Mutex::new(Queue {
-            jobs: vec![Job::Directory(Vec::new())],
-            working: 0,
-            found: Ok(Vec::new()),
-        }),
+        queue: Mutex::new(Queue { jobs, working: 0, found: Ok(Vec::new()) }),
         changed: Condvar::new(),
         progress,
     };
-    let is_mount = fs::fstatfs(&walk.fd).is_ok_and(|stat| stat.f_type as u64 == FUSE);
-    let threads = match is_mount {
+    let threads = match is_mount(&walk.fd) {
         true => THREADS_OF_A_MOUNT,
         false => std::thread::available_parallelism().map_or(2, |cores| cores.get().clamp(2, THREADS_MAX)),
     };
@@ -186,7 +226,12 @@ pub fn walk_with(top: &Path, contents: &dyn Contents, progress: &Progress) -> Re
             scope.spawn(|| walk.work());
         }
     });
-    walk.queue.into_inner().found.map(named)
+    walk.queue.into_inner().found
+}
+
+/// Whether a folder is in a mount whose file system is a process.
+pub fn is_mount(folder: impl AsFd) -> bool {
+    fs::fstatfs(folder).is_ok_and(|stat| stat.f_type as u64 == FUSE)
 }
 
 /// Works out the nodes of directories, from those of what is in them, and the order.
@@ -236,6 +281,7 @@ impl Walk<'_> {
             let done = match job {
                 Job::Directory(path) => self.directory(&path),
                 Job::Files(dir, names) => self.files(&dir, &names),
+                Job::Some(dir, names) => self.some(&dir, &names),
             };
             self.done(done);
         }
@@ -284,16 +330,7 @@ impl Walk<'_> {
 
     fn directory(&self, path: &[u8]) -> Result<(Vec<Entry>, Vec<Job>), WalkError> {
         let fd = self.open(path)?;
-        let stat = self.stat(&fd, b"", path)?;
-        let own = Entry {
-            path: path.to_vec(),
-            attributes: attributes(&stat, self.xattrs(fd.as_fd(), None, path)?),
-            body: Body::Nothing,
-            node: [0; 32],
-            modified: (stat.stx_mtime.tv_sec, stat.stx_mtime.tv_nsec),
-            linked: 0,
-        };
-        self.progress.entries.fetch_add(1, Relaxed);
+        let own = self.own(&fd, path)?;
         let (mut directories, mut files) = (Vec::new(), Vec::new());
         let read = || fs::Dir::read_from(&fd).map_err(|error| self.failed(path, error));
         for found in read()? {
@@ -328,6 +365,21 @@ impl Walk<'_> {
         Ok((vec![own], jobs))
     }
 
+    /// A directory without what is in it.
+    fn own(&self, fd: &OwnedFd, path: &[u8]) -> Result<Entry, WalkError> {
+        let stat = self.stat(fd, b"", path)?;
+        self.progress.entries.fetch_add(1, Relaxed);
+        Ok(Entry {
+            path: path.to_vec(),
+            attributes: attributes(&stat, self.xattrs(fd.as_fd(), None, path)?),
+            body: Body::Nothing,
+            node: [0; 32],
+            modified: (stat.stx_mtime.tv_sec, stat.stx_mtime.tv_nsec),
+            linked: 0,
+            links: 1,
+        })
+    }
+
     /// What statx(2) says of a name in a directory, or of that itself.
     fn stat(&self, dir: &OwnedFd, name: &[u8], path: &[u8]) -> Result<Statx, WalkError> {
         let flags = if name.is_empty() { AtFlags::EMPTY_PATH } else { AtFlags::SYMLINK_NOFOLLOW };
@@ -345,27 +397,60 @@ impl Walk<'_> {
         let fd = self.open(dir)?;
         let mut entries = Vec::with_capacity(names.len());
         for name in names {
-            let path = joined(dir, name);
-            let stat = self.stat(&fd, name, dir)?;
-            let (body, xattrs) = match Kind::of(stat.stx_mode.into()) {
-                Kind::File => self.file(&fd, name, &path)?,
-                Kind::Link => {
-                    let target = fs::readlinkat(&fd, name.as_slice(), Vec::new());
-                    let target = target.map_err(|error| self.failed(&path, error))?;
-                    (Body::Link(target.into_bytes()), self.xattrs(fd.as_fd(), Some(name), &path)?)
-                }
-                Kind::Special => (Body::Nothing, self.xattrs(fd.as_fd(), Some(name), &path)?),
+            match self.entry(&fd, dir, name)? {
+                Some(entry) => entries.push(entry),
                 // It was none when the directory was read.
-                Kind::Directory => return Err(WalkError::Changed(self.shown(&path))),
-            };
-            let attributes = attributes(&stat, xattrs);
-            let node = name::node(&attributes, &body);
-            self.progress.entries.fetch_add(1, Relaxed);
-            let modified = (stat.stx_mtime.tv_sec, stat.stx_mtime.tv_nsec);
-            let linked = if stat.stx_nlink > 1 { stat.stx_ino } else { 0 };
-            entries.push(Entry { path, attributes, body, node, modified, linked });
+                None => return Err(WalkError::Changed(self.shown(&joined(dir, name)))),
+            }
         }
         Ok((entries, Vec::new()))
+    }
+
+    fn some(&self, dir: &[u8], names: &[Vec<u8>]) -> Result<(Vec<Entry>, Vec<Job>), WalkError> {
+        let mut entries = Vec::with_capacity(names.len());
+        let fd = match self.open(dir) {
+            Err(error) if error.is_of_nothing() => return Ok((entries, Vec::new())),
+            fd => fd?,
+        };
+        for name in names {
+            let one = || match name.is_empty() {
+                true => self.own(&fd, dir),
+                false => match self.entry(&fd, dir, name)? {
+                    Some(entry) => Ok(entry),
+                    None => {
+                        let path = joined(dir, name);
+                        self.own(&self.open(&path)?, &path)
+                    }
+                },
+            };
+            match one() {
+                Err(error) if error.is_of_nothing() => {}
+                one => entries.push(one?),
+            }
+        }
+        Ok((entries, Vec::new()))
+    }
+
+    /// What a name in a directory leads to; `None`: a directory.
+    fn entry(&self, fd: &OwnedFd, dir: &[u8], name: &Vec<u8>) -> Result<Option<Entry>, WalkError> {
+        let path = joined(dir, name);
+        let stat = self.stat(fd, name, dir)?;
+        let (body, xattrs) = match Kind::of(stat.stx_mode.into()) {
+            Kind::File => self.file(fd, name, &path)?,
+            Kind::Link => {
+                let target = fs::readlinkat(fd, name.as_slice(), Vec::new());
+                let target = target.map_err(|error| self.failed(&path, error))?;
+                (Body::Link(target.into_bytes()), self.xattrs(fd.as_fd(), Some(name), &path)?)
+            }
+            Kind::Special => (Body::Nothing, self.xattrs(fd.as_fd(), Some(name), &path)?),
+            Kind::Directory => return Ok(None),
+        };
+        let attributes = attributes(&stat, xattrs);
+        let node = name::node(&attributes, &body);
+        self.progress.entries.fetch_add(1, Relaxed);
+        let modified = (stat.stx_mtime.tv_sec, stat.stx_mtime.tv_nsec);
+        let linked = if stat.stx_nlink > 1 { stat.stx_ino } else { 0 };
+        Ok(Some(Entry { path, attributes, body, node, modified, linked, links: stat.stx_nlink }))
     }
 
     fn file(&self, dir: &OwnedFd, name: &[u8], path: &[u8]) -> Result<(Body, Xattrs), WalkError> {
@@ -388,59 +473,8 @@ impl Walk<'_> {
     }
 
     /// Extended attributes of what is open, or of a name in a directory that is.
-    fn xattrs(
-        &self,
-        fd: std::os::fd::BorrowedFd<'_>,
-        name: Option<&[u8]>,
-        path: &[u8],
-    ) -> Result<Xattrs, WalkError> {
-        // Links and devices cannot be opened for it; the name is looked for in the directory that is open.
-        let by_path = name.map(|name| {
-            let begin = format!("/proc/self/fd/{}/", fd.as_raw_fd()).into_bytes();
-            CString::new([begin, name.to_vec()].concat()).unwrap_or_default()
-        });
-        let list = |buffer: &mut [u8]| match &by_path {
-            Some(path) => fs::llistxattr(path.as_c_str(), buffer),
-            None => fs::flistxattr(fd, buffer),
-        };
-        let Some(names) = read_whole(list, 1024).map_err(|error| self.failed(path, error))? else {
-            return Ok(Vec::new());
-        };
-        let mut xattrs = Vec::new();
-        for name in names.split(|byte| *byte == 0).filter(|name| !name.is_empty() && name::counts(name)) {
-            let get = |buffer: &mut [u8]| match &by_path {
-                Some(path) => fs::lgetxattr(path.as_c_str(), name, buffer),
-                None => fs::fgetxattr(fd, name, buffer),
-            };
-            match read_whole(get, 256) {
-                Ok(value) => xattrs.push((name.to_vec(), value.unwrap_or_default())),
-                Err(Errno::NODATA) => {}
-                Err(error) => return Err(self.failed(path, error)),
-            }
-        }
-        xattrs.sort_unstable();
-        Ok(xattrs)
-    }
-}
-
-type Xattrs = Vec<(Vec<u8>, Vec<u8>)>;
-
-/// Reads with a larger buffer until it is large enough; `None` where there is nothing of the kind.
-fn read_whole(
-    mut read: impl FnMut(&mut [u8]) -> Result<usize, Errno>,
-    first: usize,
-) -> Result<Option<Vec<u8>>, Errno> {
-    let mut buffer = vec![0; first];
-    loop {
-        match read(&mut buffer) {
-            Ok(len) => {
-                buffer.truncate(len);
-                return Ok(Some(buffer));
-            }
-            Err(Errno::RANGE) => buffer.resize(buffer.len() * 8, 0),
-            Err(Errno::OPNOTSUPP) => return Ok(None),
-            Err(error) => return Err(error),
-        }
+    fn xattrs(&self, fd: BorrowedFd<'_>, name: Option<&[u8]>, path: &[u8]) -> Result<Xattrs, WalkError> {
+        xattrs::of(fd, name).map_err(|error| self.failed(path, error))
     }
 }
 
@@ -455,75 +489,5 @@ fn attributes(stat: &Statx, xattrs: Xattrs) -> Attributes {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::fs;
-    use std::os::unix::fs::{PermissionsExt, symlink};
-
-    use super::*;
-
-    fn name(top: &Path) -> TreeName {
-        walk(top, &Progress::default()).unwrap().name
-    }
-
-    fn make(top: &Path) {
-        fs::create_dir_all(top.join("a/b")).unwrap();
-        for at in 0..200 {
-            fs::write(top.join(format!("a/{at}")), vec![at as u8; at * 1000]).unwrap();
-        }
-        fs::write(top.join("a-file"), "").unwrap();
-        symlink("a/7", top.join("link")).unwrap();
-        fs::hard_link(top.join("a/9"), top.join("a/b/nine")).unwrap();
-    }
-
-    #[test]
-    fn the_same_tree_has_the_same_name_and_any_change_another_one() {
-        let [one, two] = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
-        make(one.path());
-        make(two.path());
-        // As if it had been made on another file system, with its own ideas of links and times.
-        fs::remove_file(two.path().join("a/b/nine")).unwrap();
-        fs::copy(two.path().join("a/9"), two.path().join("a/b/nine")).unwrap();
-        let first = name(one.path());
-        assert_eq!(first, name(two.path()));
-        let top = one.path();
-        let back = fs::read(top.join("a/150")).unwrap();
-        let mut changed = back.clone();
-        changed[149_999] ^= 1;
-        type Change<'a> = (&'a dyn Fn(), &'a dyn Fn());
-        let mode = |mode| fs::set_permissions(top.join("a/b"), fs::Permissions::from_mode(mode)).unwrap();
-        let changes: [Change<'_>; 5] = [
-            (&|| fs::write(top.join("a/150"), &changed).unwrap(), &|| {
-                fs::write(top.join("a/150"), &back).unwrap()
-            }),
-            (&|| mode(0o700), &|| mode(0o755)),
-            (&|| fs::write(top.join("a/b/new"), "").unwrap(), &|| {
-                fs::remove_file(top.join("a/b/new")).unwrap()
-            }),
-            (&|| fs::rename(top.join("a-file"), top.join("b-file")).unwrap(), &|| {
-                fs::rename(top.join("b-file"), top.join("a-file")).unwrap()
-            }),
-            (&|| fs::create_dir(top.join("a/b/c")).unwrap(), &|| fs::remove_dir(top.join("a/b/c")).unwrap()),
-        ];
-        for (at, (there, back)) in changes.iter().enumerate() {
-            there();
-            assert_ne!(name(top), first, "change {at}");
-            back();
-            assert_eq!(name(top), first, "change {at} taken back");
-        }
-    }
-
-    #[test]
-    fn holes_are_read_as_zeros() {
-        let [one, two] = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
-        File::create(one.path().join("f")).unwrap().set_len(3 * PIECE + 5).unwrap();
-        fs::write(two.path().join("f"), vec![0; 3 * PIECE as usize + 5]).unwrap();
-        assert_eq!(name(one.path()), name(two.path()));
-    }
-
-    #[test]
-    fn what_is_no_folder_is_named() {
-        let dir = tempfile::tempdir().unwrap();
-        let missing = walk(&dir.path().join("nothing"), &Progress::default()).unwrap_err();
-        assert!(missing.to_string().contains("nothing"), "{missing}");
-    }
-}
+#[path = "walk_tests.rs"]
+mod tests;

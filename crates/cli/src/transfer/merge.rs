@@ -1,5 +1,8 @@
 //! `hayloft merge`.
 
+use std::collections::BTreeSet;
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -13,20 +16,23 @@ use crate::exit::{Exit, exit_of, failure};
 use crate::server::admin::Admin;
 use crate::server::volume::show_volume;
 use crate::transfer::args::MergeArgs;
-use crate::transfer::{cache, failed, manifest_of, replace};
+use crate::transfer::{self, cache, failed, manifest_of, replace};
 use crate::units::show_count;
 use crate::versions::args::parse_snapshot;
 use crate::versions::commands;
-use crate::versions::diff::shown;
+use crate::versions::diff::{self, shown};
 use crate::versions::mounted::Mounted;
 
 /// So often it is tried again when hosts have written meanwhile.
 const TRIES: u32 = 5;
 
-/// A snapshot with its manifest.
-struct Side {
-    of: Version,
-    manifest: Manifest,
+/// The three versions of a merge, and what they are: the whole trees, or only where they differ.
+struct Sides {
+    ours: Tree,
+    theirs: Tree,
+    base: Manifest,
+    is_whole: bool,
+    _mounts: Vec<Mounted>,
 }
 
 /// Where it is merged.
@@ -98,15 +104,67 @@ fn delete(admin: &mut Admin, of: &Version) -> anyhow::Result<()> {
 }
 
 impl Merge<'_> {
-    fn side(&self, admin: &mut Admin, of: &Version, like: Option<&Manifest>) -> anyhow::Result<Side> {
-        let (_, manifest) = manifest_of(admin, self.server, of, &self.cache, like)?;
-        Ok(Side { of: of.clone(), manifest })
+    /// What the three are where they differ: nothing else of them is read. `None`: that has to be looked for in the whole trees.
+    fn where_they_differ(
+        &self,
+        admin: &mut Admin,
+        [base, ours, theirs]: [&Version; 3],
+    ) -> anyhow::Result<Option<Sides>> {
+        let mut changes = Vec::new();
+        for side in [ours, theirs] {
+            match transfer::changes(admin, base, side)? {
+                Some(found) => changes.push(found),
+                None => return Ok(None),
+            }
+        }
+        let mounts = Mounted::all(self.server, [base, ours, theirs])?;
+        let mut paths = BTreeSet::new();
+        for (mounted, changes) in mounts[1..].iter().zip(&changes) {
+            for change in changes {
+                for (top, path) in [(&mounts[0], &change.old), (mounted, &change.new)] {
+                    let Some(path) = path else { continue };
+                    // What is in a folder that has another path is not told.
+                    if change.old != change.new {
+                        add_below(top.path(), path, &mut paths)?;
+                    }
+                    paths.insert(path.clone());
+                }
+            }
+        }
+        let mut manifests = Vec::new();
+        for mounted in &mounts {
+            let found = Manifest::of_paths(mounted.path(), &paths, manifests.first());
+            match found.map_err(|error| failure(Exit::Failed, error.to_string()))? {
+                Some(found) => manifests.push(found),
+                None => return Ok(None),
+            }
+        }
+        let [base, ours, theirs] =
+            <[Manifest; 3]>::try_from(manifests).map_err(|_| anyhow::anyhow!("three were read"))?;
+        let tree = |manifest, mounted: &Mounted| Tree { manifest, folder: mounted.path().to_owned() };
+        let (ours, theirs) = (tree(ours, &mounts[1]), tree(theirs, &mounts[2]));
+        Ok(Some(Sides { ours, theirs, base, is_whole: false, _mounts: mounts }))
+    }
+
+    fn sides(&self, admin: &mut Admin, of: [&Version; 3]) -> anyhow::Result<Sides> {
+        if let Some(sides) = self.where_they_differ(admin, of)? {
+            return Ok(sides);
+        }
+        let [base, ours, theirs] = of;
+        let (_, manifest) = manifest_of(admin, self.server, base, &self.cache, None)?;
+        let mut trees = Vec::new();
+        let mounts = Mounted::all(self.server, [ours, theirs])?;
+        for (of, mounted) in [ours, theirs].into_iter().zip(&mounts) {
+            let (_, manifest) = manifest_of(admin, self.server, of, &self.cache, Some((base, &manifest)))?;
+            trees.push(Tree { manifest, folder: mounted.path().to_owned() });
+        }
+        let [ours, theirs] = <[Tree; 2]>::try_from(trees).map_err(|_| anyhow::anyhow!("two were read"))?;
+        Ok(Sides { ours, theirs, base: manifest, is_whole: true, _mounts: mounts })
     }
 
     /// The snapshot of what the volume was, if it is another one now.
     fn run(&self, admin: &mut Admin, base: &Version, fork: &Version) -> anyhow::Result<Option<Version>> {
-        let mut base = self.side(admin, base, None)?;
-        let mut theirs = self.side(admin, fork, Some(&base.manifest))?;
+        let (mut base, mut theirs) = (base.clone(), fork.clone());
         let begun = now();
         let name = |round: u32| match round {
             0 => format!("before-merge-{begun}"),
@@ -120,8 +178,7 @@ impl Merge<'_> {
         loop {
             let of = version(round);
             create(admin, &of, &format!("before the merge of {}", fork.volume))?;
-            let ours = self.side(admin, &of, Some(&base.manifest))?;
-            let done = self.round(admin, &base, &ours, &theirs);
+            let done = self.round(admin, [&base, &of, &theirs]);
             if !matches!(done, Ok(Some(_))) {
                 // The volume is what it was.
                 let _ = delete(admin, &of);
@@ -150,37 +207,32 @@ impl Merge<'_> {
                 return Ok(Some(version(0)));
             }
             // What hosts have written until the trees were exchanged is merged into the new one.
-            theirs = self.side(admin, &kept, Some(&ours.manifest))?;
-            base = ours;
+            (base, theirs) = (of, kept);
             round += 1;
         }
     }
 
     /// The snapshot of what the volume was when the trees were exchanged; none if there is nothing to do.
-    fn round(
-        &self,
-        admin: &mut Admin,
-        base: &Side,
-        ours: &Side,
-        theirs: &Side,
-    ) -> anyhow::Result<Option<Version>> {
-        let merged = hayloft_transfer::merge(&base.manifest, &ours.manifest, &theirs.manifest)
-            .map_err(|conflicts| refused(&conflicts, ours, theirs))?;
+    fn round(&self, admin: &mut Admin, of: [&Version; 3]) -> anyhow::Result<Option<Version>> {
+        let [_, ours_of, theirs_of] = of;
+        let Sides { ours, theirs, base, is_whole, _mounts } = self.sides(admin, of)?;
+        let merged = hayloft_transfer::merge(&base, &ours.manifest, &theirs.manifest)
+            .map_err(|conflicts| refused(&conflicts, ours_of, theirs_of))?;
         if merged.tree == ours.manifest.tree {
             return Ok(None);
         }
-        let mut mounts = Vec::new();
-        let mut seeds = Vec::new();
-        for side in [ours, theirs] {
-            let mounted = Mounted::new(self.server, &side.of)?;
-            seeds.push(Tree { manifest: side.manifest.clone(), folder: mounted.path().to_owned() });
-            mounts.push(mounted);
-        }
+        let seeds = [ours, theirs];
+        let ours = &seeds[0].manifest;
         let make = |folder: &Path| {
-            hayloft_transfer::make(folder, &ours.manifest, &merged, &seeds, &|_, _| {}).map_err(failed)
+            transfer::making(|report| hayloft_transfer::make(folder, ours, &merged, &seeds, report))
+                .map_err(failed)
+        };
+        let is_right = |admin: &mut Admin, new: &Version| match is_whole {
+            true => replace::is_tree(merged.tree)(admin, new),
+            false => differs_as(admin, (ours_of, new), &ours.differing(&merged)),
         };
         let live = Version { volume: self.volume.clone(), snapshot: String::new() };
-        let rests = |admin: &mut Admin| match replace::differences(admin, &ours.of, &live)? {
+        let rests = |admin: &mut Admin| match replace::differences(admin, ours_of, &live)? {
             0 => Ok(()),
             _ => {
                 let said = format!(
@@ -190,13 +242,49 @@ impl Merge<'_> {
                 Err(failure(Exit::Busy, said))
             }
         };
-        let kept = replace::replace(admin, self.server, &ours.of, merged.tree, make, rests)?;
-        let _ = self.cache.put(&merged);
+        let kept = replace::replace(admin, self.server, ours_of, make, is_right, rests)?;
+        if is_whole {
+            let _ = self.cache.put(&merged);
+        }
         Ok(kept.of)
     }
 }
 
-fn refused(conflicts: &[Conflict], ours: &Side, theirs: &Side) -> anyhow::Error {
+/// Adds all that is in a folder, if it is one.
+fn add_below(top: &Path, path: &[u8], paths: &mut BTreeSet<Vec<u8>>) -> anyhow::Result<()> {
+    let folder = top.join(OsStr::from_bytes(path));
+    if !folder.symlink_metadata().is_ok_and(|found| found.is_dir()) {
+        return Ok(());
+    }
+    for found in std::fs::read_dir(&folder)? {
+        let path = [path, b"/", found?.file_name().as_bytes()].concat();
+        add_below(top, &path, paths)?;
+        paths.insert(path);
+    }
+    Ok(())
+}
+
+/// Refuses a new tree that differs from the old one elsewhere than it should, or not where it should. What is in files was compared as it
+/// was written.
+fn differs_as(
+    admin: &mut Admin,
+    (old, new): (&Version, &Version),
+    wanted: &BTreeSet<Vec<u8>>,
+) -> anyhow::Result<()> {
+    let (found, _) = diff::differences(admin, old, new, Vec::new())?;
+    let paths = found.into_iter().flat_map(|found| [found.old_path, found.new_path]).flatten();
+    let found: BTreeSet<Vec<u8>> = paths.map(|path| path.to_vec()).collect();
+    match found.symmetric_difference(wanted).next() {
+        None => Ok(()),
+        Some(path) => {
+            let said =
+                format!("the new tree is not what it has to be, see {}; nothing is merged", shown(path));
+            Err(failure(Exit::Damaged, said))
+        }
+    }
+}
+
+fn refused(conflicts: &[Conflict], ours: &Version, theirs: &Version) -> anyhow::Error {
     const SHOWN: usize = 50;
     let lines = conflicts
         .iter()
@@ -208,8 +296,8 @@ fn refused(conflicts: &[Conflict], ours: &Side, theirs: &Side) -> anyhow::Error 
     };
     let said = format!(
         "{} and {} have changed the same paths; nothing is merged:{}{more}",
-        ours.of.volume,
-        commands::shown(&theirs.of),
+        ours.volume,
+        commands::shown(theirs),
         lines.collect::<String>()
     );
     failure(Exit::Exists, said)

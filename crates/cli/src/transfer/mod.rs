@@ -4,24 +4,25 @@ pub(crate) mod args;
 pub(crate) mod merge;
 pub(crate) mod receive;
 mod replace;
+mod seeds;
 pub(crate) mod send;
 
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use hayloft_transfer::{Cache, Manifest, TransferError};
-use hayloft_tree::{Progress, TreeName};
+use hayloft_transfer::{Cache, Change, Manifest, TransferError};
+use hayloft_tree::{Progress, TreeName, WalkError};
 use hayloft_wire::client_message::Body as Ask;
-use hayloft_wire::{ListSnapshots, SnapshotInfo, Version};
+use hayloft_wire::{Difference, ListSnapshots, SnapshotInfo, Version, difference};
 
-use crate::exit::{Exit, failure};
+use crate::exit::{Exit, exit_of, failure};
 use crate::progress;
 use crate::server::admin::Admin;
 use crate::sys;
 use crate::units::{show_count, show_size};
-use crate::versions::commands;
-use crate::versions::mounted::Mounted;
+use crate::versions::mounted::Mounting;
+use crate::versions::{commands, diff};
 
 /// The error of this command for one of a transfer.
 fn failed(error: TransferError) -> anyhow::Error {
@@ -72,6 +73,16 @@ impl Share {
     }
 }
 
+/// Makes files; on a terminal it is seen how many there are.
+fn making<T>(make: impl FnOnce(&(dyn Fn(u64, u64) + Sync)) -> T) -> T {
+    let share = Share::default();
+    let text = || {
+        let (done, all, percent) = share.get();
+        format!("{percent:3} %  {} of {} files made", show_count(done), show_count(all))
+    };
+    progress::shown(text, || make(&|done, all| share.set(done, all)))
+}
+
 /// A snapshot with its name by content, as the server works it out the first time.
 fn named(admin: &mut Admin, of: &Version) -> anyhow::Result<(SnapshotInfo, TreeName)> {
     let mut info = commands::one(admin, Ask::ListSnapshots(ListSnapshots { of: Some(of.clone()) }))?;
@@ -89,41 +100,60 @@ fn name(admin: &mut Admin, of: &Version) -> anyhow::Result<TreeName> {
 
 /// Reads a folder.
 fn read(folder: &Path, known: Option<&Manifest>) -> anyhow::Result<Manifest> {
+    shown(|progress| Manifest::of_folder(folder, known, progress))
+}
+
+/// Reads something; on a terminal it is seen how far that has come.
+fn shown<T>(read: impl FnOnce(&Progress) -> Result<T, WalkError>) -> anyhow::Result<T> {
     let progress = Progress::default();
     let text = || {
         let (entries, bytes) = (progress.entries.load(Relaxed), progress.bytes.load(Relaxed));
         format!("{} files, {} looked at", show_count(entries), show_size(bytes))
     };
-    let read = progress::shown(text, || Manifest::of_folder(folder, known, &progress));
-    read.map_err(|error| failure(Exit::Failed, error.to_string()))
+    progress::shown(text, || read(&progress)).map_err(|error| failure(Exit::Failed, error.to_string()))
 }
 
-/// A snapshot's manifest: as it is kept here, or read through a mount. What has not changed is taken from `like`, of the same
-/// family, or from an older snapshot's that is kept.
+/// A snapshot's manifest: as it is kept here, or read through a mount. When that of `like`, of the same family, or of another
+/// snapshot of the volume is kept, only what the server says to have changed since is read.
 fn manifest_of(
     admin: &mut Admin,
     server: &str,
     of: &Version,
     cache: &Cache,
-    like: Option<&Manifest>,
+    like: Option<(&Version, &Manifest)>,
 ) -> anyhow::Result<(SnapshotInfo, Manifest)> {
     let (info, tree) = named(admin, of)?;
     if let Some(manifest) = cache.get(&tree) {
         return Ok((info, manifest));
     }
-    let mounted = Mounted::new(server, of)?;
-    let mut known = like.cloned();
-    for older in commands::all(admin, &of.volume)?.iter().rev() {
-        if known.is_some() {
-            break;
+    let mounting = Mounting::begin(server, of, "ro")?;
+    let known = match like {
+        Some((of, manifest)) => Some((of.clone(), manifest.clone())),
+        None => kept(admin, of, cache)?,
+    };
+    let changes = match &known {
+        Some((older, _)) => changes(admin, older, of)?,
+        None => None,
+    };
+    let mounted = mounting.done()?;
+    let after = match (&known, &changes) {
+        (Some((_, known)), Some(changes)) => {
+            shown(|progress| known.after(changes, mounted.path(), progress))?
+                .filter(|found| found.tree == tree)
         }
-        known = older.tree.parse().ok().and_then(|tree| cache.get(&tree));
-    }
-    let mut manifest = read(mounted.path(), known.as_ref())?;
-    if manifest.tree != tree && known.is_some() {
-        // What is kept was of something else that has the same numbers and times.
-        manifest = read(mounted.path(), None)?;
-    }
+        _ => None,
+    };
+    let manifest = match after {
+        Some(manifest) => manifest,
+        None => {
+            let manifest = read(mounted.path(), known.as_ref().map(|(_, known)| known))?;
+            match manifest.tree == tree || known.is_none() {
+                true => manifest,
+                // What is kept was of something else that has the same numbers and times.
+                false => read(mounted.path(), None)?,
+            }
+        }
+    };
     if manifest.tree != tree {
         let said = format!(
             "{} is {} as it is read, and {tree} by its rows: see `hayloft verify --deep`",
@@ -134,4 +164,25 @@ fn manifest_of(
     }
     cache.put(&manifest).map_err(failed)?;
     Ok((info, manifest))
+}
+
+/// The newest other snapshot of a volume of which the manifest is kept here.
+fn kept(admin: &mut Admin, of: &Version, cache: &Cache) -> anyhow::Result<Option<(Version, Manifest)>> {
+    let others = commands::all(admin, &of.volume)?;
+    Ok(others.into_iter().rev().find_map(|other| Some((other.of?, cache.get(&other.tree.parse().ok()?)?))))
+}
+
+/// What has changed from one snapshot to another one; `None`: the server does not tell.
+fn changes(admin: &mut Admin, from: &Version, to: &Version) -> anyhow::Result<Option<Vec<Change>>> {
+    let found = match diff::with_times(admin, from, to) {
+        // Of different families, or one of them was deleted meanwhile.
+        Err(error) if matches!(exit_of(&error), Exit::Usage | Exit::NoVolume) => None,
+        found => found?,
+    };
+    let changed = |difference: &Difference| Change {
+        old: difference.old_path.as_deref().map(<[u8]>::to_vec),
+        new: difference.new_path.as_deref().map(<[u8]>::to_vec),
+        content: difference.changed & (difference::CONTENT | difference::TYPE) != 0,
+    };
+    Ok(found.map(|found| found.iter().map(changed).collect()))
 }

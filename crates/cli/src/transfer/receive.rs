@@ -3,7 +3,9 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
-use hayloft_transfer::{Cache, Folder, LATEST, Manifest, Packs, Received, Record, Source, Tree, leftovers};
+use hayloft_transfer::{
+    Cache, Folder, LATEST, Manifest, Packed, Packs, Received, Record, Source, Tree, leftovers,
+};
 use hayloft_wire::client_message::Body as Ask;
 use hayloft_wire::server_message::Body as Answer;
 use hayloft_wire::{CreateSnapshot, DeleteSnapshot, ListVolumes, SignSnapshot, SnapshotInfo, Version};
@@ -17,7 +19,8 @@ use crate::server::admin::Admin;
 use crate::server::volume;
 use crate::transfer::args::{IntoArgs, PullArgs, ReceiveArgs};
 use crate::transfer::replace;
-use crate::transfer::{Share, cache, failed, manifest_of, name, named, read};
+use crate::transfer::seeds::{Known, Place, Seeds};
+use crate::transfer::{Share, cache, failed, making, manifest_of, name, named, read};
 use crate::units::{show_count, show_size};
 use crate::versions::args::{is_folder, parse_snapshot, parse_version};
 use crate::versions::commands;
@@ -31,22 +34,6 @@ struct Transfer<'a> {
     from: From,
     record: Record,
     cache: Cache,
-}
-
-/// Trees in which chunks are looked for, with the mounts that they need.
-#[derive(Default)]
-struct Seeds {
-    trees: Vec<Tree>,
-    mounts: Vec<Mounted>,
-}
-
-impl Seeds {
-    fn mount(&mut self, server: &str, of: &Version, manifest: Manifest) -> anyhow::Result<()> {
-        let mounted = Mounted::new(server, of)?;
-        self.trees.push(Tree { manifest, folder: mounted.path().to_owned() });
-        self.mounts.push(mounted);
-        Ok(())
-    }
 }
 
 /// Where it comes from.
@@ -143,20 +130,22 @@ fn bring(args: &IntoArgs, config: &Config, from: From, record: Record, cache: Ca
 }
 
 impl Transfer<'_> {
-    /// The seeds that were named, then what else this host has of the server's volumes.
-    fn seeds(&self, seeds: &mut Seeds) -> anyhow::Result<()> {
+    /// The seeds that were named.
+    fn named_seeds(&self) -> anyhow::Result<Vec<Known>> {
+        let mut known = Vec::new();
         for seed in &self.args.seed {
-            if is_folder(seed) {
+            let (manifest, place) = if is_folder(seed) {
                 let folder = PathBuf::from(seed);
-                seeds.trees.push(Tree { manifest: self.seed(&folder)?, folder });
+                (self.seed(&folder)?, Place::Folder(folder))
             } else {
                 let of = parse_snapshot(seed).map_err(|said| failure(Exit::Usage, said))?;
                 let mut admin = Admin::connect(self.server)?;
                 let (_, manifest) = manifest_of(&mut admin, self.server, &of, &self.cache, None)?;
-                seeds.mount(self.server, &of, manifest)?;
-            }
+                (manifest, Place::Version(of))
+            };
+            known.push(Known { manifest, place, is_optional: false });
         }
-        Ok(())
+        Ok(known)
     }
 
     /// A folder of which what has changed since this host has received or read it last is read.
@@ -164,24 +153,26 @@ impl Transfer<'_> {
         let known = self.cache.of_folder(folder);
         let manifest = read(folder, known.as_ref())?;
         if known.as_ref() != Some(&manifest) {
-            self.cache.put_folder(folder, &manifest).map_err(failed)?;
+            let packed = Packed::of(&manifest).map_err(failed)?;
+            self.cache.put_folder(folder, packed).map_err(failed)?;
         }
         Ok(manifest)
     }
 
-    /// The newest snapshot of each of the server's volumes that this host knows the manifest of.
-    fn others(&self, admin: &mut Admin, but: &str, seeds: &mut Seeds) -> anyhow::Result<()> {
+    /// The newest snapshot of each of the server's volumes that this host knows the manifest of. One that goes meanwhile is not needed.
+    fn others(&self, admin: &mut Admin, but: &str) -> anyhow::Result<Vec<Known>> {
         let Answer::Volumes(list) = admin.ask(Ask::ListVolumes(ListVolumes {}))? else {
             return Err(admin.unexpected());
         };
+        let mut others = Vec::new();
         for volume in list.volumes.iter().filter(|volume| volume.name != but) {
             let found = commands::all(admin, &volume.name).unwrap_or_default();
             if let Some((info, manifest)) = found.iter().rev().find_map(|info| self.kept(info)) {
-                // One that goes meanwhile is not needed.
-                let _ = seeds.mount(self.server, &info.of.clone().unwrap_or_default(), manifest);
+                let place = Place::Version(info.of.clone().unwrap_or_default());
+                others.push(Known { manifest, place, is_optional: true });
             }
         }
-        Ok(())
+        Ok(others)
     }
 
     fn kept<'i>(&self, info: &'i SnapshotInfo) -> Option<(&'i SnapshotInfo, Manifest)> {
@@ -189,20 +180,39 @@ impl Transfer<'_> {
         Some((info, self.cache.get(&tree)?))
     }
 
-    /// Brings what none of the seeds has.
-    fn fetch(&self, seeds: &mut Seeds) -> anyhow::Result<Received> {
+    /// Brings what none of the trees has that `known` finds, and those of them that have something.
+    fn fetch(&self, known: impl FnOnce() -> anyhow::Result<Vec<Known>>) -> anyhow::Result<(Received, Seeds)> {
         let source = match &self.from {
             From::Mirror(source) => source,
             From::Server(manifest, mounted) => {
+                let mut seeds = Seeds::of(self.server, known()?, manifest)?;
                 let received = Received::here(manifest.clone(), &seeds.trees);
                 seeds.trees.push(Tree { manifest: manifest.clone(), folder: mounted.path().to_owned() });
-                return Ok(received);
+                return Ok((received, seeds));
             }
         };
-        let like: Vec<&Manifest> = seeds.trees.iter().map(|tree| &tree.manifest).collect();
         let mut packs = Packs::new(source, &self.record);
-        let manifest =
-            hayloft_transfer::manifest(&mut packs, &self.record, &self.cache, &like).map_err(failed)?;
+        // While files are looked at the manifest comes: most of it is that of a folder as it was.
+        let as_they_were = self.args.seed.iter().filter(|seed| is_folder(seed));
+        let like: Vec<Manifest> =
+            as_they_were.filter_map(|seed| self.cache.of_folder(Path::new(seed))).collect();
+        let mut bring = |like: &[&Manifest]| {
+            hayloft_transfer::manifest(&mut packs, &self.record, &self.cache, like).map_err(failed)
+        };
+        let (known, manifest) = if like.is_empty() {
+            let known = known()?;
+            let like: Vec<&Manifest> = known.iter().map(|known| &known.manifest).collect();
+            let manifest = bring(&like)?;
+            (known, manifest)
+        } else {
+            std::thread::scope(|scope| {
+                let coming = scope.spawn(|| bring(&like.iter().collect::<Vec<_>>()));
+                let known = known()?;
+                let ended = |_| Err(failure(Exit::Failed, "the thread that receives has ended"));
+                anyhow::Ok((known, coming.join().unwrap_or_else(ended)?))
+            })?
+        };
+        let seeds = Seeds::of(self.server, known, &manifest)?;
         let share = Share::default();
         let text = || {
             let (done, all, percent) = share.get();
@@ -212,7 +222,8 @@ impl Transfer<'_> {
         let fetch = || {
             hayloft_transfer::fetch(&mut packs, &self.record, manifest, &seeds.trees, &self.cache, &report)
         };
-        progress::shown(text, fetch).map_err(failed)
+        let received = progress::shown(text, fetch).map_err(failed)?;
+        Ok((received, seeds))
     }
 
     fn apply(
@@ -222,13 +233,7 @@ impl Transfer<'_> {
         is: Option<&Manifest>,
         seeds: &Seeds,
     ) -> anyhow::Result<()> {
-        let share = Share::default();
-        let text = || {
-            let (done, all, percent) = share.get();
-            format!("{percent:3} %  {} of {} files made", show_count(done), show_count(all))
-        };
-        let report = |done, all| share.set(done, all);
-        let applied = progress::shown(text, || received.apply(folder, is, &seeds.trees, &report));
+        let applied = making(|report| received.apply(folder, is, &seeds.trees, report));
         if applied.is_err() {
             // What was known of them may be what is wrong.
             seeds.trees.iter().for_each(|tree| self.cache.forget_folder(&tree.folder));
@@ -248,17 +253,19 @@ impl Transfer<'_> {
             );
             return Err(failure(Exit::Exists, said));
         }
-        let mut seeds = Seeds::default();
-        self.seeds(&mut seeds)?;
-        // Without a server there are no others.
-        if let Ok(mut admin) = Admin::connect(self.server) {
-            self.others(&mut admin, "", &mut seeds)?;
-        }
-        let received = self.fetch(&mut seeds)?;
+        let (received, seeds) = self.fetch(|| {
+            let mut known = self.named_seeds()?;
+            // Without a server there are no others.
+            if let Ok(mut admin) = Admin::connect(self.server) {
+                known.extend(self.others(&mut admin, "")?);
+            }
+            Ok(known)
+        })?;
         self.apply(&received, folder, None, &seeds)?;
-        let now = received.copy(folder).map_err(failed)?;
-        self.check(&now.tree.to_string(), folder.display())?;
-        self.cache.put_folder(folder, &now).map_err(failed)?;
+        let now = |now: Manifest| (now.tree, Packed::of(&now));
+        let (tree, packed) = received.copy(folder, now).map_err(failed)?;
+        self.check(&tree.to_string(), folder.display())?;
+        self.cache.put_folder(folder, packed.map_err(failed)?).map_err(failed)?;
         self.say(&received, &folder.display().to_string(), None)?;
         received.forget();
         Ok(0)
@@ -301,17 +308,20 @@ impl Transfer<'_> {
                 return Ok(0);
             }
         }
-        let mut seeds = Seeds::default();
         let mut base = None;
-        if let Some(newest) = &newest {
-            let (_, manifest) = manifest_of(&mut admin, self.server, newest, &self.cache, None)?;
-            seeds.mount(self.server, newest, manifest.clone())?;
-            base = Some(manifest);
-        }
-        self.seeds(&mut seeds)?;
-        self.others(&mut admin, &volume, &mut seeds)?;
         // First what can be interrupted, and goes on later.
-        let received = self.fetch(&mut seeds)?;
+        let (received, seeds) = self.fetch(|| {
+            let mut known = Vec::new();
+            if let Some(newest) = &newest {
+                let (_, manifest) = manifest_of(&mut admin, self.server, newest, &self.cache, None)?;
+                base = Some(manifest.clone());
+                let place = Place::Version(newest.clone());
+                known.push(Known { manifest, place, is_optional: false });
+            }
+            known.extend(self.named_seeds()?);
+            known.extend(self.others(&mut admin, &volume)?);
+            Ok(known)
+        })?;
         if !has(&volume) {
             let make = |folder: &Path| self.apply(&received, folder, None, &seeds);
             replace::create(&mut admin, self.server, &volume, received.manifest.tree, make)?;
@@ -353,7 +363,8 @@ impl Transfer<'_> {
             Some(newest) => refuse_changed(admin, newest),
             None => refuse_filled(admin, volume),
         };
-        let kept = replace::replace(admin, self.server, &begin, received.manifest.tree, make, still)?;
+        let is_right = replace::is_tree(received.manifest.tree);
+        let kept = replace::replace(admin, self.server, &begin, make, is_right, still)?;
         self.keep(admin, &version(&self.record.snapshot))?;
         // What it was has a name already, or is nothing.
         let of = kept.of.clone().unwrap_or_default();

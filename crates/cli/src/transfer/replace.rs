@@ -11,6 +11,7 @@ use hayloft_wire::server_message::Body as Answer;
 use hayloft_wire::{CreateVolume, Fork, ListVolumes, Promote, SnapshotInfo, Version, VolumeInfo};
 
 use crate::exit::{Exit, exit_of, failure};
+use crate::progress;
 use crate::server::admin::Admin;
 use crate::server::volume;
 use crate::sys;
@@ -38,22 +39,17 @@ impl Incoming<'_> {
         Incoming { server, version }
     }
 
-    /// Has `make` make it what it has to be, and checks that it is.
+    /// Has `make` make it what it has to be, and `is_right` look whether it is.
     fn fill(
         &self,
         admin: &mut Admin,
-        tree: TreeName,
         make: impl FnOnce(&Path) -> anyhow::Result<()>,
+        is_right: impl FnOnce(&mut Admin, &Version) -> anyhow::Result<()>,
     ) -> anyhow::Result<()> {
         let mounted = Mounted::writable(self.server, &self.version)?;
         make(mounted.path())?;
         mounted.leave().context("the new tree is not in the store")?;
-        let found = name(admin, &self.version)?;
-        if found == tree {
-            return Ok(());
-        }
-        let said = format!("the new tree is {found}, and has to be {tree}: what came is not what was sent");
-        Err(failure(Exit::Damaged, said))
+        is_right(admin, &self.version)
     }
 
     /// Deletes it. What failed before may have been the connection.
@@ -94,8 +90,20 @@ fn delete_left(admin: &mut Admin) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Forks `begin`, has `make` make it what it has to be, and puts it in the volume's place if it is `tree` then and `still` agrees. Returns
-/// the snapshot of what the volume was.
+/// For [`replace`]: whether a version is this tree.
+pub(super) fn is_tree(tree: TreeName) -> impl FnOnce(&mut Admin, &Version) -> anyhow::Result<()> {
+    move |admin, version| {
+        let found = name(admin, version)?;
+        if found == tree {
+            return Ok(());
+        }
+        let said = format!("the new tree is {found}, and has to be {tree}: what came is not what was sent");
+        Err(failure(Exit::Damaged, said))
+    }
+}
+
+/// Forks `begin`, has `make` make it what it has to be, and puts it in the volume's place if it `is_right` then and `still` agrees.
+/// Returns the snapshot of what the volume was.
 ///
 /// # Errors
 /// What `make` or `still` says, what the server refuses: then the volume is as it was.
@@ -103,18 +111,18 @@ pub(super) fn replace(
     admin: &mut Admin,
     server: &str,
     begin: &Version,
-    tree: TreeName,
     make: impl FnOnce(&Path) -> anyhow::Result<()>,
+    is_right: impl FnOnce(&mut Admin, &Version) -> anyhow::Result<()>,
     still: impl FnOnce(&mut Admin) -> anyhow::Result<()>,
 ) -> anyhow::Result<SnapshotInfo> {
     delete_left(admin)?;
     let incoming = Incoming::new(server);
     let name = incoming.version.volume.clone();
     admin.ask(Ask::Fork(Fork { of: Some(begin.clone()), name: name.clone(), as_stored: false }))?;
-    let replaced = incoming
-        .fill(admin, tree, make)
-        .and_then(|()| still(admin))
-        .and_then(|()| commands::one(admin, Ask::Promote(Promote { fork: name, keep_as: String::new() })));
+    let replaced = incoming.fill(admin, make, is_right).and_then(|()| still(admin)).and_then(|()| {
+        let ask = Promote { fork: name, keep_as: String::new() };
+        progress::waited(commands::EXCHANGE, || commands::one(admin, Ask::Promote(ask)))
+    });
     replaced.inspect_err(|_| drop(incoming.delete()))
 }
 
@@ -134,7 +142,7 @@ pub(super) fn create(
     let (uid, gid) = sys::user_and_group();
     let name = incoming.version.volume.clone();
     admin.ask(Ask::CreateVolume(CreateVolume { name, mode: 0o755, uid, gid, ..CreateVolume::default() }))?;
-    let created = incoming.fill(admin, tree, make).and_then(|()| {
+    let created = incoming.fill(admin, make, is_tree(tree)).and_then(|()| {
         let fork = Fork { of: Some(incoming.version.clone()), name: volume.to_owned(), as_stored: false };
         admin.ask(Ask::Fork(fork)).map(drop)
     });

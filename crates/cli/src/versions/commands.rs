@@ -11,6 +11,7 @@ use serde_json::{Value, json};
 
 use crate::config::Config;
 use crate::exit::{Exit, failure};
+use crate::progress;
 use crate::server::admin::Admin;
 use crate::server::volume;
 use crate::units::{show_count, show_size, show_utc};
@@ -18,6 +19,12 @@ use crate::versions::args::{
     ForkArgs, PromoteArgs, PruneArgs, RollbackArgs, ServerArgs, SnapshotArgs, SnapshotVerb,
 };
 use crate::versions::signatures;
+
+/// What a snapshot waits for.
+const SHIPPING: &str = "hosts bring what they have changed";
+
+/// What going back waits for.
+pub(crate) const EXCHANGE: &str = "all hosts let go of the tree that was";
 
 pub(super) fn connect(at: &ServerArgs, config: &Config) -> anyhow::Result<Admin> {
     Admin::connect(at.server(config))
@@ -69,7 +76,8 @@ fn to_json(info: &SnapshotInfo) -> Value {
 /// # Errors
 /// What the server refuses.
 pub(crate) fn name_tree(admin: &mut Admin, of: &Version, anew: bool) -> anyhow::Result<Named> {
-    match admin.ask(Ask::NameTree(NameTree { of: Some(of.clone()), anew }))? {
+    let ask = Ask::NameTree(NameTree { of: Some(of.clone()), anew });
+    match progress::waited("the server works out the name by content", || admin.ask(ask))? {
         Answer::Named(named) => Ok(named),
         _ => Err(admin.unexpected()),
     }
@@ -93,7 +101,7 @@ pub(crate) fn snapshot(args: SnapshotArgs, config: &Config) -> anyhow::Result<u8
     match args.verb {
         SnapshotVerb::Create(args) => {
             let ask = CreateSnapshot { of: Some(args.snapshot), note: args.note, as_stored: args.as_stored };
-            let made = one(&mut admin, Ask::CreateSnapshot(ask))?;
+            let made = progress::waited(SHIPPING, || one(&mut admin, Ask::CreateSnapshot(ask)))?;
             let said = format!(
                 "created snapshot {} ({} inodes, {})",
                 name_of(&made),
@@ -232,8 +240,8 @@ fn show(info: &SnapshotInfo, json: bool) {
 pub(crate) fn fork(args: ForkArgs, config: &Config) -> anyhow::Result<u8> {
     let mut admin = connect(&args.at, config)?;
     let of = shown(&args.of);
-    let answer =
-        admin.ask(Ask::Fork(Fork { of: Some(args.of), name: args.name, as_stored: args.as_stored }))?;
+    let ask = Fork { of: Some(args.of), name: args.name, as_stored: args.as_stored };
+    let answer = progress::waited(SHIPPING, || admin.ask(Ask::Fork(ask)))?;
     let made = volume::one_volume(&admin, answer)?;
     say(args.at.json, volume::to_json(&made), &format!("created volume {}, a fork of {of}", made.name));
     Ok(0)
@@ -246,7 +254,8 @@ pub(crate) fn fork(args: ForkArgs, config: &Config) -> anyhow::Result<u8> {
 pub(crate) fn rollback(args: RollbackArgs, config: &Config) -> anyhow::Result<u8> {
     let mut admin = connect(&args.at, config)?;
     let (volume, to) = (args.to.volume.clone(), shown(&args.to));
-    let kept = one(&mut admin, Ask::Rollback(Rollback { to: Some(args.to), keep_as: args.keep_as }))?;
+    let ask = Rollback { to: Some(args.to), keep_as: args.keep_as };
+    let kept = progress::waited(EXCHANGE, || one(&mut admin, Ask::Rollback(ask)))?;
     let said = format!("{volume} is what {to} was; what it was itself is {}", name_of(&kept));
     say(args.at.json, json!({ "kept": to_json(&kept) }), &said);
     Ok(0)
@@ -258,7 +267,8 @@ pub(crate) fn rollback(args: RollbackArgs, config: &Config) -> anyhow::Result<u8
 /// As [`snapshot`].
 pub(crate) fn promote(args: PromoteArgs, config: &Config) -> anyhow::Result<u8> {
     let mut admin = connect(&args.at, config)?;
-    let kept = one(&mut admin, Ask::Promote(Promote { fork: args.fork.clone(), keep_as: args.keep_as }))?;
+    let ask = Promote { fork: args.fork.clone(), keep_as: args.keep_as };
+    let kept = progress::waited(EXCHANGE, || one(&mut admin, Ask::Promote(ask)))?;
     let volume = kept.of.clone().unwrap_or_default().volume;
     let said = format!("{volume} is what {} was; what it was itself is {}", args.fork, name_of(&kept));
     say(args.at.json, json!({ "kept": to_json(&kept) }), &said);

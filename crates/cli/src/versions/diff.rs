@@ -75,7 +75,26 @@ pub(crate) fn differences(
     to: &Version,
     below: Vec<u8>,
 ) -> anyhow::Result<(Vec<Difference>, u64)> {
-    let ask = Diff { from: Some(from.clone()), to: Some(to.clone()), below: below.into() };
+    let ask = Diff { from: Some(from.clone()), to: Some(to.clone()), below: below.into(), times: false };
+    let (found, rows_read, _) = asked(admin, ask)?;
+    Ok((found, rows_read))
+}
+
+/// As [`differences`], and also what has only been modified at another time. `None`: the server cannot tell that.
+///
+/// # Errors
+/// As there.
+pub(crate) fn with_times(
+    admin: &mut Admin,
+    from: &Version,
+    to: &Version,
+) -> anyhow::Result<Option<Vec<Difference>>> {
+    let ask = Diff { from: Some(from.clone()), to: Some(to.clone()), times: true, ..Diff::default() };
+    let (found, _, times) = asked(admin, ask)?;
+    Ok(times.then_some(found))
+}
+
+fn asked(admin: &mut Admin, ask: Diff) -> anyhow::Result<(Vec<Difference>, u64, bool)> {
     let (mut found, mut rows_read) = (Vec::new(), 0);
     let mut answer = admin.ask(Ask::Diff(ask))?;
     loop {
@@ -83,7 +102,7 @@ pub(crate) fn differences(
         found.extend(part.differences);
         rows_read += part.rows_read;
         if !part.more {
-            return Ok((found, rows_read));
+            return Ok((found, rows_read, part.times));
         }
         answer = admin.next_part()?;
     }
@@ -112,7 +131,7 @@ pub(crate) fn run(args: &DiffArgs, config: &Config) -> anyhow::Result<u8> {
     } else if args.stat {
         stat(&mut out, &found)
     } else if args.patch {
-        let sides = [Mounted::new(server, &args.from)?, Mounted::new(server, &to)?];
+        let sides = Mounted::all(server, [&args.from, &to])?;
         return patch(&mut out, &found, &sides).map(|()| 0);
     } else {
         found.iter().try_for_each(|difference| writeln!(out, "{}", line(difference)))
@@ -187,7 +206,7 @@ fn stat(out: &mut impl Write, found: &[Difference]) -> io::Result<()> {
 }
 
 /// Text files as diff(1) shows them; all else in a line.
-fn patch(out: &mut impl Write, found: &[Difference], sides: &[Mounted; 2]) -> anyhow::Result<()> {
+fn patch(out: &mut impl Write, found: &[Difference], sides: &[Mounted]) -> anyhow::Result<()> {
     let is_file = |mode: u32| mode & 0o170_000 == 0o100_000;
     for difference in found {
         let (old, new) = (difference.old_path.as_deref(), difference.new_path.as_deref());

@@ -1,5 +1,6 @@
 //! A version that is mounted for as long as a command needs it.
 
+use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Seek};
 use std::os::fd::OwnedFd;
 use std::path::Path;
@@ -58,7 +59,20 @@ impl Mounted {
     /// # Errors
     /// It cannot be mounted.
     pub(crate) fn new(server: &str, version: &Version) -> anyhow::Result<Mounted> {
-        Mounted::with(server, version, "ro")
+        Mounting::begin(server, version, "ro")?.done()
+    }
+
+    /// As [`Mounted::new`], of several at the same time.
+    ///
+    /// # Errors
+    /// One of them cannot be mounted.
+    pub(crate) fn all<'v>(
+        server: &str,
+        versions: impl IntoIterator<Item = &'v Version>,
+    ) -> anyhow::Result<Vec<Mounted>> {
+        let mounts: anyhow::Result<Vec<_>> =
+            versions.into_iter().map(|of| Mounting::begin(server, of, "ro")).collect();
+        mounts?.into_iter().map(Mounting::done).collect()
     }
 
     /// As [`Mounted::new`], to be written; device and setuid files are made as they are.
@@ -66,7 +80,7 @@ impl Mounted {
     /// # Errors
     /// As there.
     pub(crate) fn writable(server: &str, version: &Version) -> anyhow::Result<Mounted> {
-        Mounted::with(server, version, "rw")
+        Mounting::begin(server, version, "rw")?.done()
     }
 
     /// Leaves it: everything is in the store then.
@@ -83,15 +97,27 @@ impl Mounted {
         self.client.wait()?;
         Ok(())
     }
+}
 
-    fn with(server: &str, version: &Version, options: &str) -> anyhow::Result<Mounted> {
+/// A mount that begins. The thread that begins it has to live on: a mount ends with who has begun it.
+pub(crate) struct Mounting {
+    mounted: Option<Mounted>,
+    log: File,
+}
+
+impl Mounting {
+    /// Begins to mount a version, with options of mount(8).
+    ///
+    /// # Errors
+    /// No process can be started, or there is no room for a folder.
+    pub(crate) fn begin(server: &str, version: &Version, options: &str) -> anyhow::Result<Mounting> {
         sweep();
         let names = format!("{NAMES}{}-", std::process::id());
         let dir = tempfile::Builder::new().prefix(&names).tempdir()?;
         let held = leftovers::hold_folder(dir.path())?;
         let label = commands::shown(version);
         let own = std::env::current_exe().context("cannot find the hayloft program")?;
-        let mut log = tempfile::tempfile()?;
+        let log = tempfile::tempfile()?;
         let mut command = Command::new(own);
         command
             .args(["mount", "--foreground", "--die-with-parent", "-o", options])
@@ -101,21 +127,46 @@ impl Mounted {
             .stdout(Stdio::piped())
             .stderr(log.try_clone()?);
         // Ctrl-C is for this command; when that ends, the mount is left in order.
-        let mut client = sys::in_own_session(&mut command).spawn().context("cannot start hayloft mount")?;
-        let mut line = String::new();
-        if let Some(stdout) = client.stdout.take() {
-            BufReader::new(stdout).read_line(&mut line)?;
-        }
-        if line.is_empty() {
-            client.wait()?;
-            let mut said = String::new();
-            log.rewind()?;
-            log.read_to_string(&mut said)?;
-            let why = said.lines().rev().find_map(|line| line.strip_prefix("hayloft: ")).unwrap_or(&said);
-            return Err(failure(Exit::Failed, format!("{label} cannot be mounted: {why}")));
-        }
-        Ok(Mounted { dir, label, client, is_left: false, _held: held })
+        let client = sys::in_own_session(&mut command).spawn().context("cannot start hayloft mount")?;
+        let mounted = Mounted { dir, label, client, is_left: false, _held: held };
+        Ok(Mounting { mounted: Some(mounted), log })
     }
+
+    /// Waits until it is mounted.
+    ///
+    /// # Errors
+    /// It cannot be mounted.
+    pub(crate) fn done(mut self) -> anyhow::Result<Mounted> {
+        let over = || failure(Exit::Failed, "it was waited for already");
+        wait(self.mounted.take().ok_or_else(over)?, &mut self.log)
+    }
+}
+
+impl Drop for Mounting {
+    fn drop(&mut self) {
+        // What is being mounted cannot be left before it is there.
+        if let Some(mounted) = self.mounted.take() {
+            let _ = wait(mounted, &mut self.log);
+        }
+    }
+}
+
+fn wait(mut mounted: Mounted, log: &mut File) -> anyhow::Result<Mounted> {
+    let mut line = String::new();
+    if let Some(stdout) = mounted.client.stdout.take() {
+        BufReader::new(stdout).read_line(&mut line)?;
+    }
+    if !line.is_empty() {
+        return Ok(mounted);
+    }
+    mounted.client.wait()?;
+    // There is nothing to leave.
+    mounted.is_left = true;
+    let mut said = String::new();
+    log.rewind()?;
+    log.read_to_string(&mut said)?;
+    let why = said.lines().rev().find_map(|line| line.strip_prefix("hayloft: ")).unwrap_or(&said);
+    Err(failure(Exit::Failed, format!("{} cannot be mounted: {why}", mounted.label)))
 }
 
 impl Mounted {

@@ -1,13 +1,14 @@
 //! Layers that are put together from modules and packages, and their generations.
 
 use std::fs;
+use std::io::Write;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use serde_json::Value;
 
-use crate::farm::{run, run_failing, wait_until};
+use crate::farm::{Farm, run, run_failing, sh, wait_until};
 use crate::root_box::RootBox;
 use crate::small_debian::SmallDebian;
 
@@ -485,4 +486,86 @@ fn killed_or_two_at_once_it_is_whole() {
         run(&mut world.hayloft(["root", "layer", "tools", "live"]));
         world.names() == ["small", "tools"] && world.roots.list().is_empty()
     });
+}
+
+#[test]
+fn a_catalogue_is_named_by_the_volume_that_is_mounted() {
+    let world = World::new().with_base();
+    let (farm, mount) = Farm::mounted("builds");
+    let named = format!("{}/builds", farm.address);
+    let list = |named: &str| {
+        let mut command = world.hayloft(["root", "list", "--modules"]);
+        command.arg(named).env_remove("HAYLOFT_MODULES");
+        command
+    };
+    let (code, said) = run_failing(&mut list(&named));
+    assert!(code != 0 && said.contains("modules"), "{code}: {said}");
+    run(sh("cp -r \"$1\" \"$2\"").arg("-").arg(world.roots.dir().join("volume/modules")).arg(mount.path()));
+    assert!(run(&mut list(&named)).contains("python"));
+    let mut create = world.making(["root", "create", "base", "--on", "small", "--enable", "gcc:12/full"]);
+    run(create.env_remove("HAYLOFT_MODULES").args(["--modules", &named]));
+    assert_eq!(world.shared("base"), "g++-12 gcc-12");
+    // A snapshot of it is a catalogue that nobody changes.
+    run(&mut farm.ask(["snapshot", "create", "builds@old"]));
+    fs::write(mount.join("modules/python.toml"), PYTHON.replace("3.11", "3.12")).unwrap();
+    let snapshot = farm.mount("builds@old", "");
+    let streams = |named: &str| run(&mut list(named));
+    assert!(streams(&named).contains("3.12"));
+    assert!(streams(&format!("{named}@old")).contains("3.11"));
+    drop(snapshot);
+    let (code, said) = run_failing(&mut list(&format!("{named}@old")));
+    assert!(code == 4 && said.contains("is not mounted on this host"), "{code}: {said}");
+}
+
+/// A disk of its own, gone at the end of the test.
+struct Disk(PathBuf);
+
+impl Disk {
+    fn mount(at: PathBuf) -> Disk {
+        fs::create_dir_all(&at).unwrap();
+        run(Command::new("mount").args(["-t", "tmpfs", "-o", "size=256m", "none"]).arg(&at));
+        Disk(at)
+    }
+
+    /// Fills it but for so many bytes.
+    fn fill(&self, but: u64) -> PathBuf {
+        let path = self.0.join("filler");
+        let mut file = fs::File::create(&path).unwrap();
+        let mut written = 0;
+        while let Ok(some) = file.write(&[1; 1 << 20]) {
+            written += some as u64;
+        }
+        file.set_len(written - but).unwrap();
+        path
+    }
+}
+
+impl Drop for Disk {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg("-l").arg(&self.0).status();
+    }
+}
+
+#[test]
+fn a_full_disk_leaves_all_layers_as_they_were() {
+    let world = World::new();
+    let disk = Disk::mount(world.layers());
+    let world = world.with_base();
+    world.debian.package("big", "1", "head -c 8000000 /dev/urandom >usr/share/big-data");
+    run(&mut world.making(["root", "create", "base", "--on", "small", "--enable", "gcc"]));
+    let filler = disk.fill(2_000_000);
+    let before = (world.names(), world.history("base"), world.history("small"));
+    for args in [
+        &["layer", "base", "install", "big"][..],
+        &["layer", "other", "--on", "small", "install", "big"],
+        &["create", "new", "--from", &world.base_source()],
+    ] {
+        let (code, said) = run_failing(&mut world.making_all(args));
+        assert!(code == 8 && said.contains("No space left"), "{args:?}: {code}: {said}");
+        assert_eq!((world.names(), world.history("base"), world.history("small")), before, "{args:?}");
+    }
+    assert_eq!(world.shared("base"), "gcc-12");
+    fs::remove_file(filler).unwrap();
+    run(&mut world.making(["root", "layer", "base", "install", "big"]));
+    assert_eq!(world.shared("base"), "big big-data gcc-12");
 }

@@ -4,6 +4,7 @@ use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::time::{Duration, UNIX_EPOCH};
 
 use serde_json::Value;
 
@@ -297,6 +298,18 @@ fn snapshots_of_another_server_are_pulled() {
     assert_eq!(told["lacked_bytes"], 3, "{told}");
     assert_eq!(fs::read(far.join("dir/7")).unwrap(), b"new");
     assert_eq!(there.tree("v@two"), here.tree("v@two"));
+    // Folders with another path, other names of a file, and times are brought too.
+    fs::rename(mount.join("dir"), mount.join("moved")).unwrap();
+    fs::hard_link(mount.join("moved/7"), mount.join("seven")).unwrap();
+    fs::write(mount.join("moved/7"), "seven").unwrap();
+    let old = UNIX_EPOCH + Duration::from_secs(1_000_000_000);
+    fs::File::open(mount.join("moved/8")).unwrap().set_modified(old).unwrap();
+    here.snapshot("v@three");
+    run(&mut pull("v@three"));
+    assert_eq!(there.tree("v@three"), here.tree("v@three"));
+    let stat = |path: &str| fs::metadata(far.join(path)).unwrap();
+    assert_eq!(stat("moved/8").modified().unwrap(), old);
+    assert_eq!((stat("moved/7").ino(), stat("seven").nlink()), (stat("seven").ino(), 2));
     let said = failing(2, &mut pull("v/w"));
     assert!(said.contains("names no snapshot"), "{said}");
 }

@@ -347,6 +347,30 @@ fn tells_what_differs(farm: &Farm, (from, old): (&str, &Tree), (to, new): (&str,
     }
 }
 
+/// What has changed in a file is told also when in the same time it got another name, or lost one.
+#[test]
+fn what_has_changed_in_a_file_is_told_beside_names_that_come_and_go() {
+    let (farm, mount) = Farm::mounted("v");
+    for name in ["stays", "goes", "plain"] {
+        fs::write(mount.join(name), "before").unwrap();
+    }
+    fs::hard_link(mount.join("goes"), mount.join("other")).unwrap();
+    snapshot(&farm, "v@before");
+    fs::hard_link(mount.join("stays"), mount.join("new")).unwrap();
+    fs::write(mount.join("stays"), "after").unwrap();
+    fs::remove_file(mount.join("goes")).unwrap();
+    fs::write(mount.join("other"), "after").unwrap();
+    fs::hard_link(mount.join("plain"), mount.join("second")).unwrap();
+    snapshot(&farm, "v@after");
+    let told = run(&mut farm.ask(["diff", "v@before", "v@after"]));
+    let told: Vec<&str> = told.lines().collect();
+    assert_eq!(
+        told,
+        ["D goes", "A new", "M other (content, links)", "A second", "M stays (content, links)"],
+        "{told:?}"
+    );
+}
+
 /// A generator of choices that can be repeated.
 struct Choices(u64);
 

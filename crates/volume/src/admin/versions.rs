@@ -15,7 +15,7 @@ use crate::database::{self, registry, tables};
 use crate::error::VolumeError;
 use crate::rights::{Right, denied};
 use crate::server::Shared;
-use crate::versions::diff::Found;
+use crate::versions::diff::{Asked, Found};
 use crate::versions::snapshot::{self, Wanted};
 use crate::versions::{check_name, diff, fork, leftovers, naming, replace};
 
@@ -92,7 +92,7 @@ async fn perform_all(shared: &Arc<Shared>, peer: &Peer, body: Body) -> Result<An
             let keep = Wanted { name: &name, note: &note, by: &by, as_stored: false, passing: false };
             told(shared, vec![replace::promote(shared, &fork, &keep).await?]).await
         }
-        Body::Diff(Diff { from, to, below }) => {
+        Body::Diff(Diff { from, to, below, times }) => {
             let (from, to) = (version(from)?, version(to)?);
             // Of the first one the right was looked at already.
             let entry = registry::read(&shared.store, &to.volume).await?;
@@ -100,8 +100,9 @@ async fn perform_all(shared: &Arc<Shared>, peer: &Peer, body: Body) -> Result<An
             if right < Right::Read {
                 return Err(denied(peer, &to.volume, right, Right::Read));
             }
-            let Found { differences, rows_read } = diff::diff(shared, (&from, &to), &below, &by).await?;
-            Ok(Answer::Differences(Differences { differences, more: false, rows_read }))
+            let Found { differences, rows_read } =
+                diff::diff(shared, (&from, &to), &Asked { below: &below, times, by: &by }).await?;
+            Ok(Answer::Differences(Differences { differences, more: false, rows_read, times }))
         }
         Body::NameTree(NameTree { of, anew }) => {
             let of = version(of)?;

@@ -124,7 +124,11 @@ fn parts(answer: Result<Answer, VolumeError>) -> Vec<Result<Answer, VolumeError>
     while all.differences.len() > DIFFERENCES_MAX {
         let rest = all.differences.split_off(DIFFERENCES_MAX);
         let differences = std::mem::replace(&mut all.differences, rest);
-        parts.push(Ok(Answer::Differences(Differences { differences, more: true, rows_read: 0 })));
+        parts.push(Ok(Answer::Differences(Differences {
+            differences,
+            more: true,
+            ..Differences::default()
+        })));
     }
     parts.push(Ok(Answer::Differences(all)));
     parts

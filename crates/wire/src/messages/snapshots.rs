@@ -158,6 +158,9 @@ pub struct Diff {
     /// Only what is below this folder, relative to the root, without a slash at its ends; empty: all.
     #[prost(bytes = "bytes", tag = "3")]
     pub below: prost::bytes::Bytes,
+    /// Times of modification count too: see [`difference::MODIFIED`].
+    #[prost(bool, tag = "4")]
+    pub times: bool,
 }
 
 /// What differs.
@@ -171,6 +174,9 @@ pub struct Differences {
     /// Rows that were read for it.
     #[prost(uint64, tag = "3")]
     pub rows_read: u64,
+    /// Times of modification counted. Older servers do not know of that.
+    #[prost(bool, tag = "4")]
+    pub times: bool,
 }
 
 /// One thing that differs.
@@ -212,6 +218,8 @@ pub mod difference {
     pub const LINKS: u32 = 32;
     /// Its name, or the folder that it is in; not set if only a folder above has another path.
     pub const RENAMED: u32 = 64;
+    /// When it was modified; told only to who asks for it.
+    pub const MODIFIED: u32 = 128;
 }
 
 /// Wants everything that a session has changed up to now; answered by [`Shipped`].

@@ -24,15 +24,24 @@ pub(crate) struct Found {
     pub(crate) rows_read: u64,
 }
 
-/// Compares two versions; of what is not below a folder nothing is told.
+/// What is asked for.
+pub(crate) struct Asked<'a> {
+    /// Of what is not below this folder nothing is told.
+    pub(crate) below: &'a [u8],
+    /// Times of modification count.
+    pub(crate) times: bool,
+    /// Who asks.
+    pub(crate) by: &'a str,
+}
+
+/// Compares two versions.
 ///
 /// # Errors
 /// They are not of one family, or one of them does not exist; the store fails.
 pub(crate) async fn diff(
     shared: &Arc<Shared>,
     (from, to): (&Version, &Version),
-    below: &[u8],
-    by: &str,
+    asked: &Asked<'_>,
 ) -> Result<Found, VolumeError> {
     let families = [
         registry::read(&shared.store, &from.volume).await?.family().to_owned(),
@@ -43,15 +52,15 @@ pub(crate) async fn diff(
             "the two are no versions of one tree: neither was forked from the other, or both from a third",
         ));
     }
-    let old = Point::of(shared, from, by).await?;
-    let new = match Point::of(shared, to, by).await {
+    let old = Point::of(shared, from, asked.by).await?;
+    let new = match Point::of(shared, to, asked.by).await {
         Ok(new) => new,
         Err(error) => {
             old.done(shared).await?;
             return Err(error);
         }
     };
-    let compared = compare(shared, (&old.snapshot, &new.snapshot), below).await;
+    let compared = compare(shared, (&old.snapshot, &new.snapshot), asked).await;
     for point in [old, new] {
         point.done(shared).await?;
     }
@@ -61,14 +70,14 @@ pub(crate) async fn diff(
 async fn compare(
     shared: &Arc<Shared>,
     (old, new): (&Snapshot, &Snapshot),
-    below: &[u8],
+    asked: &Asked<'_>,
 ) -> Result<Found, VolumeError> {
     let (old, new) = (Tables::open(shared, old).await?, Tables::open(shared, new).await?);
     let found = async {
         let changed = changed::changed(&old, &new).await?;
         let rows_read = changed.rows_read;
-        let differences = Names::new(&old, &new).differences(changed).await?;
-        Ok(Found { differences: names::below(differences, below), rows_read })
+        let differences = Names::new(&old, &new, asked.times).differences(changed).await?;
+        Ok(Found { differences: names::below(differences, asked.below), rows_read })
     };
     let found = found.await;
     old.close().await;

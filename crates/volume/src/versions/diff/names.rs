@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use bytes::Bytes;
 use hayloft_model::{ContentHash, FileKind, Ino};
-use hayloft_wire::difference::{CONTENT, LINKS, MODE, OWNER, RENAMED, TYPE, XATTRS};
+use hayloft_wire::difference::{CONTENT, LINKS, MODE, MODIFIED, OWNER, RENAMED, TYPE, XATTRS};
 use hayloft_wire::{DentryRow, Difference, InodeRowMessage};
 
 use crate::database;
@@ -85,14 +85,18 @@ impl Paths<'_> {
     }
 
     /// A name of each of these, wherever it is: reads all names.
-    async fn names_of(&self, inos: impl Fn(Ino) -> bool) -> Result<HashMap<Ino, Named>, VolumeError> {
+    async fn names_of(
+        &self,
+        is_one: impl Fn(Ino, &Named) -> bool,
+    ) -> Result<HashMap<Ino, Named>, VolumeError> {
         let mut names = HashMap::new();
         let mut scan = self.tables.scan(&[tables::DENTRIES]).await?;
         while let Some(found) = scan.next().await? {
             let ino = Ino(database::decode::<DentryRow>(found.value, "name")?.ino);
-            if inos(ino) {
-                let dir = tables::number_in(&found.key).ok_or(VolumeError::Damaged("key of a name"))?;
-                names.insert(ino, (Ino(dir), tables::rest_of(&found.key)));
+            let dir = tables::number_in(&found.key).ok_or(VolumeError::Damaged("key of a name"))?;
+            let name = (Ino(dir), tables::rest_of(&found.key));
+            if is_one(ino, &name) {
+                names.insert(ino, name);
             }
         }
         Ok(names)
@@ -128,7 +132,12 @@ fn content_of(row: &InodeRowMessage) -> Result<Content<'_>, VolumeError> {
     })
 }
 
-/// Bits of what has changed between two rows of one inode.
+/// When it was modified: seconds, nanoseconds.
+fn modified(row: &InodeRowMessage) -> Option<&[i64]> {
+    row.times.get(2..4)
+}
+
+/// Bits of what has changed between two rows of one inode, but for times.
 fn changed_bits((old, new): (&InodeRowMessage, &InodeRowMessage), pages: bool) -> Result<u32, VolumeError> {
     let is_directory = |row: &InodeRowMessage| row.mode & KIND == FileKind::Directory.bits();
     let content =
@@ -149,14 +158,16 @@ fn changed_bits((old, new): (&InodeRowMessage, &InodeRowMessage), pages: bool) -
 pub(super) struct Names<'a> {
     old: Paths<'a>,
     new: Paths<'a>,
-    /// What has changed of files that have no name in the directory that their rows say.
-    strays: HashMap<Ino, Difference>,
+    /// Times of modification count.
+    times: bool,
+    /// What has changed of files of which it is not known which of their names both versions have, and names that only the new one has.
+    strays: HashMap<Ino, (Difference, Vec<Named>)>,
 }
 
 impl<'a> Names<'a> {
-    pub(super) fn new(old: &'a Tables, new: &'a Tables) -> Names<'a> {
+    pub(super) fn new(old: &'a Tables, new: &'a Tables, times: bool) -> Names<'a> {
         let paths = |tables| Paths { tables, directories: HashMap::new(), listed: HashMap::new() };
-        Names { old: paths(old), new: paths(new), strays: HashMap::new() }
+        Names { old: paths(old), new: paths(new), times, strays: HashMap::new() }
     }
 
     /// Everything that differs, in the order of the paths.
@@ -188,8 +199,10 @@ impl<'a> Names<'a> {
         }
         let strays = std::mem::take(&mut self.strays);
         if !strays.is_empty() {
-            let names = self.new.names_of(|ino| strays.contains_key(&ino)).await?;
-            for (ino, told) in strays {
+            let is_one =
+                |ino: Ino, name: &Named| strays.get(&ino).is_some_and(|(_, added)| !added.contains(name));
+            let names = self.new.names_of(is_one).await?;
+            for (ino, (told, _)) in strays {
                 if let Some(name) = names.get(&ino) {
                     differences.extend(self.at(name, told).await?);
                 }
@@ -213,7 +226,10 @@ impl<'a> Names<'a> {
         let is_named = |row: &&InodeRowMessage| row.nlink > 0;
         let (old, new) = (old.as_ref().filter(is_named), new.as_ref().filter(is_named));
         let bits = match (old, new) {
-            (Some(old), Some(new)) => changed_bits((old, new), pages)?,
+            (Some(old), Some(new)) => {
+                let modified = self.times && modified(old) != modified(new);
+                changed_bits((old, new), pages)? | if modified { MODIFIED } else { 0 }
+            }
             _ => 0,
         };
         let difference = |old_path: Option<Bytes>, new_path: Option<Bytes>, changed: u32| {
@@ -229,6 +245,7 @@ impl<'a> Names<'a> {
             }
         };
         let count = removed.len().max(added.len());
+        let mut is_told = false;
         for at in 0..count {
             let old_path = match removed.get(at) {
                 Some(name) => self.old.path(name).await?,
@@ -240,19 +257,21 @@ impl<'a> Names<'a> {
             };
             if old_path.is_some() || new_path.is_some() {
                 let is_both = old_path.is_some() && new_path.is_some();
+                is_told |= is_both;
                 differences.push(difference(old_path, new_path, if is_both { bits | RENAMED } else { 0 }));
             }
         }
-        if count == 0
-            && bits != 0
-            && let (Some(_), Some(new)) = (old, new)
-        {
+        let (Some(_), Some(new)) = (old, new) else { return Ok(()) };
+        let told = difference(Some(Bytes::new()), Some(Bytes::new()), bits);
+        // That it has more names or less is told by these.
+        if !is_told && count > 0 && bits & !LINKS != 0 && new.nlink as usize > added.len() {
+            self.strays.insert(Ino(new.ino), (told, added));
+        } else if count == 0 && bits != 0 {
             // Its names are the same in both.
-            let told = difference(Some(Bytes::new()), Some(Bytes::new()), bits);
             match self.new.name_of(new).await? {
                 _ if new.ino == Ino::ROOT.0 => differences.push(told),
                 Some(name) => differences.extend(self.at(&name, told).await?),
-                None => drop(self.strays.insert(Ino(new.ino), told)),
+                None => drop(self.strays.insert(Ino(new.ino), (told, Vec::new()))),
             }
         }
         Ok(())
