@@ -59,6 +59,49 @@ fn what_a_fork_has_changed_is_done_to_the_volume_at_once_or_not_at_all() {
     assert_eq!(snapshots(&farm, "v"), before);
 }
 
+/// Without files of several names only what differs is compared, also where folders got another path.
+#[test]
+fn folders_that_were_renamed_are_merged_with_what_is_in_them() {
+    let (farm, mount) = Farm::mounted("v");
+    for dir in ["a/deep", "b", "c", "gone"] {
+        fs::create_dir_all(mount.join(dir)).unwrap();
+        for at in 0..30 {
+            fs::write(mount.join(&format!("{dir}/{at}")), noise(at, 3000)).unwrap();
+        }
+    }
+    run(&mut farm.ask(["snapshot", "create", "v@base"]));
+    run(&mut farm.ask(["fork", "v@base", "fix"]));
+    let fork = farm.mount("fix", "");
+    fs::rename(fork.join("a"), fork.join("moved")).unwrap();
+    fs::write(fork.join("moved/deep/1"), "fixed").unwrap();
+    fs::remove_dir_all(fork.join("gone")).unwrap();
+    fs::write(fork.join("gone"), "a file now").unwrap();
+    fs::create_dir(fork.join("new")).unwrap();
+    fs::write(fork.join("new/file"), noise(5, 300_000)).unwrap();
+    fs::rename(mount.join("b"), mount.join("renamed")).unwrap();
+    fs::write(mount.join("renamed/2"), "went on").unwrap();
+    let has = |path: &str| fs::read(mount.join(path)).unwrap_or_default();
+    let before = snapshots(&farm, "v");
+    // What both have changed, the one by another path of the folder.
+    fs::write(mount.join("a/deep/3"), "here").unwrap();
+    let (code, said) = run_failing(&mut merge(&farm, "fix"));
+    assert!(code == 9 && said.contains("a/deep/3: it was changed here, and removed there"), "{code}: {said}");
+    assert_eq!(snapshots(&farm, "v"), before);
+    // A new file in a folder that is gone on the other side.
+    fs::write(mount.join("a/deep/3"), noise(3, 3000)).unwrap();
+    fs::write(mount.join("gone/new"), "here").unwrap();
+    let (code, said) = run_failing(&mut merge(&farm, "fix"));
+    assert!(code == 9 && said.contains("gone/new: its folder was removed or replaced"), "{code}: {said}");
+    fs::remove_file(mount.join("gone/new")).unwrap();
+    run(&mut merge(&farm, "fix"));
+    assert_eq!((has("moved/deep/1"), has("moved/deep/2")), (b"fixed".to_vec(), noise(2, 3000)));
+    assert_eq!((has("renamed/2"), has("renamed/3")), (b"went on".to_vec(), noise(3, 3000)));
+    assert_eq!((has("gone"), has("new/file")), (b"a file now".to_vec(), noise(5, 300_000)));
+    assert_eq!((has("c/7"), fs::read_dir(mount.join("c")).unwrap().count()), (noise(7, 3000), 30));
+    assert!(!mount.join("a").exists() && !mount.join("b").exists());
+    assert!(run(&mut merge(&farm, "fix")).contains("nothing that v has not"));
+}
+
 /// Hosts that write all the time are not interrupted: what they do in the moment of an exchange would be kept apart.
 #[test]
 fn a_volume_that_is_being_written_is_left_alone() {
