@@ -216,15 +216,14 @@ pub(crate) fn fill_by_all(
         (0..entry.size.div_ceil(WINDOW as u64)).map(|_| OnceLock::new()).collect();
     let (next, result) = (AtomicUsize::new(0), Mutex::new(Ok::<(), TransferError>(())));
     let work = |reader: &mut Reader<'_>| {
-        while let Some((at, hashes)) =
-            Some(next.fetch_add(1, Relaxed)).and_then(|at| Some((at, hashes.get(at)?)))
-        {
+        loop {
+            let at = next.fetch_add(1, Relaxed);
+            let Some(hashes) = hashes.get(at) else { return Ok(()) };
             let begin = at as u64 * WINDOW as u64;
             let len = (entry.size - begin).min(WINDOW as u64);
             reader.put_together(&chunks, begin, len as usize)?;
             let _ = hashes.set(reader.write(file, begin).map_err(failed)?);
         }
-        Ok(())
     };
     std::thread::scope(|scope| {
         for _ in 0..threads() {

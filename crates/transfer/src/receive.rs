@@ -92,7 +92,7 @@ pub fn manifest(
 pub fn useful(wanted: &Manifest, trees: &[&Manifest]) -> Vec<bool> {
     let mut lacking: HashSet<ChunkId> =
         wanted.entries.iter().flat_map(|entry| ChunkId::all(&entry.chunks)).collect();
-    let mut has = |tree: &&Manifest| {
+    let has = |tree: &&Manifest| {
         let before = lacking.len();
         for entry in &tree.entries {
             for id in ChunkId::all(&entry.chunks) {
@@ -101,7 +101,7 @@ pub fn useful(wanted: &Manifest, trees: &[&Manifest]) -> Vec<bool> {
         }
         lacking.len() < before
     };
-    trees.iter().map(|tree| has(tree)).collect()
+    trees.iter().map(has).collect()
 }
 
 /// Brings what none of `seeds` has.

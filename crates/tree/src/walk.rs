@@ -432,13 +432,13 @@ impl Walk<'_> {
     }
 
     /// What a name in a directory leads to; `None`: a directory.
-    fn entry(&self, fd: &OwnedFd, dir: &[u8], name: &Vec<u8>) -> Result<Option<Entry>, WalkError> {
+    fn entry(&self, fd: &OwnedFd, dir: &[u8], name: &[u8]) -> Result<Option<Entry>, WalkError> {
         let path = joined(dir, name);
         let stat = self.stat(fd, name, dir)?;
         let (body, xattrs) = match Kind::of(stat.stx_mode.into()) {
             Kind::File => self.file(fd, name, &path)?,
             Kind::Link => {
-                let target = fs::readlinkat(fd, name.as_slice(), Vec::new());
+                let target = fs::readlinkat(fd, name, Vec::new());
                 let target = target.map_err(|error| self.failed(&path, error))?;
                 (Body::Link(target.into_bytes()), self.xattrs(fd.as_fd(), Some(name), &path)?)
             }

@@ -498,8 +498,7 @@ fn a_catalogue_is_named_by_the_volume_that_is_mounted() {
         command.arg(named).env_remove("HAYLOFT_MODULES");
         command
     };
-    let (code, said) = run_failing(&mut list(&named));
-    assert!(code != 0 && said.contains("modules"), "{code}: {said}");
+    assert!(!run(&mut list(&named)).contains("python"));
     run(sh("cp -r \"$1\" \"$2\"").arg("-").arg(world.roots.dir().join("volume/modules")).arg(mount.path()));
     assert!(run(&mut list(&named)).contains("python"));
     let mut create = world.making(["root", "create", "base", "--on", "small", "--enable", "gcc:12/full"]);
