@@ -17,6 +17,7 @@ use object_store::{
 };
 
 use crate::Histogram;
+use crate::error::{Unreadable, is_unreadable};
 use crate::gather::gathered;
 
 /// Counts of one kind of operation.
@@ -59,10 +60,12 @@ pub struct OperationStats {
 /// Is called with the path and the content of an object when it is durable, before whoever has written it hears of it.
 pub type Watcher = Arc<dyn Fn(&Path, &PutPayload) + Send + Sync>;
 
-/// Passes everything on to another store and counts it; what is written in few parts.
+/// Passes everything on to another store and counts it.
 #[derive(Clone)]
 pub(crate) struct Counting {
     inner: Arc<dyn ObjectStore>,
+    /// What is written has few parts.
+    gathers: bool,
     pub(crate) stats: Arc<OperationStats>,
     /// Is told of objects that were put whole.
     watcher: Option<Watcher>,
@@ -70,7 +73,12 @@ pub(crate) struct Counting {
 
 impl Counting {
     pub(crate) fn new(inner: Arc<dyn ObjectStore>) -> Counting {
-        Counting { inner, stats: Arc::default(), watcher: None }
+        Counting { inner, gathers: true, stats: Arc::default(), watcher: None }
+    }
+
+    /// Over a store that makes parts of its own, so that gathering them would be one copy more.
+    pub(crate) fn as_given(inner: Arc<dyn ObjectStore>) -> Counting {
+        Counting { gathers: false, ..Counting::new(inner) }
     }
 
     /// The same store, counted together with it, that tells of what is put.
@@ -88,8 +96,18 @@ impl Counting {
                 let path = format!("{location} ends at byte {} and was read up to {end}", found.size);
                 Error::NotFound { path, source: Box::new(error) }
             }
-            _ => error,
+            // A folder is in its place, perhaps.
+            Err(gone @ Error::NotFound { .. }) => gone,
+            _ => lasting(error),
         }
+    }
+}
+
+/// What nobody tries again, where that would go on until somebody mends the disk.
+fn lasting(error: Error) -> Error {
+    match is_unreadable(&error) {
+        true => Error::NotSupported { source: Box::new(Unreadable(error)) },
+        false => error,
     }
 }
 
@@ -111,7 +129,8 @@ impl ObjectStore for Counting {
         let (started, bytes) = (Instant::now(), payload.content_length() as u64);
         // A payload is a list of counted buffers: the copy is cheap.
         let watched = self.watcher.as_ref().map(|watcher| (watcher, payload.clone()));
-        let result = self.inner.put_opts(location, gathered(payload), opts).await;
+        let payload = if self.gathers { gathered(payload) } else { payload };
+        let result = self.inner.put_opts(location, payload, opts).await;
         self.stats.put.done(started, bytes, &result);
         if let (Ok(_), Some((watcher, payload))) = (&result, watched) {
             hayloft_crash::point("ledger.object-durable");
@@ -137,7 +156,7 @@ impl ObjectStore for Counting {
         let result = self.inner.get_opts(location, options).await;
         let result = match (result, range) {
             (Err(error), Some(GetRange::Bounded(range))) => Err(self.short(location, error, range.end).await),
-            (result, _) => result,
+            (result, _) => result.map_err(lasting),
         };
         let bytes = match &result {
             Ok(got) if !head => got.range.end - got.range.start,

@@ -51,8 +51,11 @@ impl Store {
     /// A store over `objects`, which tests may have wrapped in faults; `folder` is where it lies on this
     /// host, if it does.
     pub fn new(url: &str, objects: Arc<dyn ObjectStore>, folder: Option<PathBuf>) -> Store {
-        let (url, objects) = (url.into(), Arc::new(Counting::new(objects)));
-        Store { url, objects, folder: folder.map(Arc::new), notes: None }
+        Store::counted(url, Counting::new(objects), folder)
+    }
+
+    fn counted(url: &str, objects: Counting, folder: Option<PathBuf>) -> Store {
+        Store { url: url.into(), objects: Arc::new(objects), folder: folder.map(Arc::new), notes: None }
     }
 
     /// The same, which encrypts what it stores. The store below it is one that a [`StoreKey`] was admitted to.
@@ -62,8 +65,8 @@ impl Store {
         folder: Option<PathBuf>,
         key: &StoreKey,
     ) -> Store {
-        let sealed = Arc::new(Sealed::new(objects, key));
-        Store { notes: Some(key.notes()), ..Store::new(url, sealed, folder) }
+        let sealed = Counting::as_given(Arc::new(Sealed::new(objects, key)));
+        Store { notes: Some(key.notes()), ..Store::counted(url, sealed, folder) }
     }
 
     /// Begins the hash of an object's content that is noted outside of it. Where the store is encrypted, nobody without its
@@ -160,7 +163,8 @@ impl Store {
     /// # Errors
     /// When it does not exist, or the store fails.
     pub async fn get(&self, path: &str) -> Result<Bytes, StoreError> {
-        Ok(self.objects.get(&path_of(path)).await?.bytes().await?)
+        let got = async { self.objects.get(&path_of(path)).await?.bytes().await };
+        got.await.map_err(|error| StoreError::of_read(path, error))
     }
 
     /// Reads ranges of an object, in the order given; neighbours are read together.
@@ -169,7 +173,8 @@ impl Store {
     /// When the object does not exist, is too short, or the store fails.
     pub async fn read_ranges(&self, path: &str, ranges: &[Range<u64>]) -> Result<Vec<Bytes>, StoreError> {
         let merged = merge(ranges);
-        let parts = self.objects.get_ranges(&path_of(path), &merged).await?;
+        let parts = self.objects.get_ranges(&path_of(path), &merged).await;
+        let parts = parts.map_err(|error| StoreError::of_read(path, error))?;
         ranges
             .iter()
             .map(|range| {

@@ -207,8 +207,14 @@ impl VolumeError {
             E::After(code) => *code,
             E::AtRest(_) | E::Damaged(_) => FailureCode::AtRest,
             E::Of { source, .. } => source.code(),
-            E::Store(StoreError::NotFound { .. } | StoreError::Damaged { .. }) => FailureCode::AtRest,
-            E::Database(error) if StoreError::caused_by_damage(error) => FailureCode::AtRest,
+            E::Store(
+                StoreError::NotFound { .. } | StoreError::Damaged { .. } | StoreError::Unreadable { .. },
+            ) => FailureCode::AtRest,
+            E::Database(error)
+                if StoreError::caused_by_damage(error) || StoreError::caused_by_unreadable(error) =>
+            {
+                FailureCode::AtRest
+            }
             E::Database(error) if error.kind() == slatedb::ErrorKind::Data => FailureCode::AtRest,
             E::Uncertain(_) => FailureCode::Uncertain,
             E::Content(_) | E::BatchDamaged | E::FrameDamaged => FailureCode::Damaged,

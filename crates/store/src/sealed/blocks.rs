@@ -10,7 +10,9 @@
 //! XChaCha20-Poly1305 is ChaCha20-Poly1305 by a key that HChaCha20 makes of the key and the first 16 bytes of the nonce: here of the
 //! id, so once for an object. The rest is ring's, which is twice as fast as portable code.
 
+use bytes::Bytes;
 use chacha20::{R20, hchacha};
+use object_store::PutPayload;
 use ring::aead::{Aad, CHACHA20_POLY1305, LessSafeKey, Nonce, UnboundKey};
 
 /// Bytes of content in a block.
@@ -21,6 +23,10 @@ const TAG: usize = 16;
 const MORE: u64 = (ID + TAG) as u64;
 /// Bytes of a whole block.
 pub(super) const SEALED_BLOCK: u64 = BLOCK + MORE;
+
+/// Bytes that are given to the store below in one part: some 256 KiB. One part of many MiB costs a disk's store more than all of
+/// the encryption, since the kernel then looks for pieces of memory of its page cache that are as large.
+const PART: usize = 16 * SEALED_BLOCK as usize;
 
 /// Random, of one object as it was written once.
 pub(super) type Id = [u8; ID];
@@ -117,6 +123,38 @@ impl<'a> Blocks<'a> {
     }
 }
 
+/// What blocks are written to: parts of an object.
+pub(super) struct Parts {
+    done: Vec<Bytes>,
+    part: Vec<u8>,
+    /// Bytes that are still to come, with `part`.
+    left: usize,
+}
+
+impl Parts {
+    /// For so many bytes of blocks.
+    pub(super) fn new(len: u64) -> Parts {
+        Parts { done: Vec::new(), part: Vec::new(), left: len as usize }
+    }
+
+    /// Where the next block goes.
+    pub(super) fn next(&mut self) -> &mut Vec<u8> {
+        if self.part.len() >= PART {
+            self.left -= self.part.len();
+            self.done.push(std::mem::take(&mut self.part).into());
+        }
+        if self.part.capacity() == 0 {
+            self.part.reserve_exact(self.left.min(PART));
+        }
+        &mut self.part
+    }
+
+    /// All of it.
+    pub(super) fn payload(self) -> PutPayload {
+        self.done.into_iter().chain([self.part.into()]).collect()
+    }
+}
+
 /// What is left of the nonce: the number, behind four bytes of nought.
 fn nonce(number: u64) -> Nonce {
     let mut nonce = [0; 12];
@@ -152,6 +190,21 @@ mod tests {
         Blocks::new(&Cipher::new(key), "packs/a")
             .seal(&id, number, true, &mut out, |out| out.extend(b"content"));
         assert_eq!((&out[..ID], &out[ID..]), (&id[..], &expected[..]));
+    }
+
+    #[test]
+    fn parts_are_of_one_size_and_take_what_they_need() {
+        for blocks in [1, 15, 16, 17, 40] {
+            let mut parts = Parts::new(blocks * SEALED_BLOCK);
+            (0..blocks).for_each(|at| parts.next().extend([at as u8; SEALED_BLOCK as usize]));
+            assert!(parts.part.capacity() <= parts.part.len());
+            let payload = parts.payload();
+            let sizes: Vec<usize> = payload.iter().map(Bytes::len).collect();
+            assert_eq!(sizes.iter().sum::<usize>() as u64, blocks * SEALED_BLOCK);
+            assert!(sizes.iter().rev().skip(1).all(|size| *size == PART) && sizes[0] <= PART, "{sizes:?}");
+            let numbers = payload.iter().flatten().step_by(SEALED_BLOCK as usize).map(|at| u64::from(*at));
+            assert!(numbers.eq(0..blocks));
+        }
     }
 
     #[test]

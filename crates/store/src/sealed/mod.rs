@@ -21,7 +21,7 @@ use object_store::{
     PutPayload, PutResult, Result,
 };
 
-use crate::sealed::blocks::{BLOCK, Blocks, Cipher, Id, SEALED_BLOCK, content_len, sealed_len};
+use crate::sealed::blocks::{BLOCK, Blocks, Cipher, Id, Parts, SEALED_BLOCK, content_len, sealed_len};
 use crate::sealed::names::Names;
 use crate::sealed::upload::Upload;
 
@@ -59,7 +59,7 @@ impl Sealed {
     async fn seal(&self, location: &Path, payload: PutPayload) -> Result<PutPayload> {
         let (cipher, path) = (self.objects.clone(), location.to_string());
         let len = payload.content_length() as u64;
-        aside(len, move || seal(&cipher, &path, &payload)).await.map(|sealed| Bytes::from(sealed).into())
+        aside(len, move || seal(&cipher, &path, &payload)).await
     }
 
     /// Reads content from `start` up to `end`, or to the object's end.
@@ -134,15 +134,15 @@ async fn aside<T: Send + 'static>(len: u64, work: impl FnOnce() -> T + Send + 's
     tokio::task::spawn_blocking(work).await.map_err(|stopped| generic(std::io::Error::other(stopped)))
 }
 
-fn seal(cipher: &Cipher, path: &str, payload: &PutPayload) -> Vec<u8> {
+fn seal(cipher: &Cipher, path: &str, payload: &PutPayload) -> PutPayload {
     let len = payload.content_length() as u64;
     let (id, mut blocks) = (random_id(), Blocks::new(cipher, path));
-    let mut out = Vec::with_capacity(sealed_len(len) as usize);
+    let mut sealed = Parts::new(sealed_len(len));
     let mut parts = payload.iter().map(|part| part.as_ref());
     let mut part: &[u8] = &[];
     let all = len.div_ceil(BLOCK).max(1);
     for number in 0..all {
-        blocks.seal(&id, number, number + 1 == all, &mut out, |out| {
+        blocks.seal(&id, number, number + 1 == all, sealed.next(), |out| {
             let mut wanted = (len - number * BLOCK).min(BLOCK) as usize;
             while wanted > 0 {
                 if part.is_empty() {
@@ -154,7 +154,7 @@ fn seal(cipher: &Cipher, path: &str, payload: &PutPayload) -> Vec<u8> {
             }
         });
     }
-    out
+    sealed.payload()
 }
 
 /// The content of blocks from number `first` on, of an object that has `all`; `None` when one of them is none.

@@ -1,10 +1,9 @@
 //! An object that comes in parts.
 
 use async_trait::async_trait;
-use bytes::Bytes;
 use object_store::{MultipartUpload, PutPayload, PutResult, Result, UploadPart};
 
-use crate::sealed::blocks::{BLOCK, Blocks, Cipher, Id};
+use crate::sealed::blocks::{BLOCK, Blocks, Cipher, Id, Parts, sealed_len};
 
 /// Encrypts the parts of an object on their way. The last block is known as that when no more comes.
 #[derive(Debug)]
@@ -24,22 +23,22 @@ impl Upload {
     }
 
     /// Encrypts what has come: whole blocks, except the last one until `is_last`.
-    fn seal(&mut self, is_last: bool) -> Vec<u8> {
+    fn seal(&mut self, is_last: bool) -> PutPayload {
         let mut blocks = Blocks::new(&self.cipher, &self.path);
-        let (mut out, mut taken) = (Vec::new(), 0);
+        let (mut sealed, mut taken) = (Parts::new(sealed_len(self.rest.len() as u64)), 0);
         let block = BLOCK as usize;
         while self.rest.len() - taken > block {
             let content = &self.rest[taken..taken + block];
-            blocks.seal(&self.id, self.next, false, &mut out, |out| out.extend_from_slice(content));
+            blocks.seal(&self.id, self.next, false, sealed.next(), |out| out.extend_from_slice(content));
             (taken, self.next) = (taken + block, self.next + 1);
         }
         if is_last {
             let content = &self.rest[taken..];
-            blocks.seal(&self.id, self.next, true, &mut out, |out| out.extend_from_slice(content));
+            blocks.seal(&self.id, self.next, true, sealed.next(), |out| out.extend_from_slice(content));
             taken = self.rest.len();
         }
         self.rest.drain(..taken);
-        out
+        sealed.payload()
     }
 }
 
@@ -48,14 +47,14 @@ impl MultipartUpload for Upload {
     fn put_part(&mut self, data: PutPayload) -> UploadPart {
         data.iter().for_each(|part| self.rest.extend_from_slice(part));
         match self.seal(false) {
-            sealed if sealed.is_empty() => Box::pin(std::future::ready(Ok(()))),
-            sealed => self.inner.put_part(Bytes::from(sealed).into()),
+            sealed if sealed.content_length() == 0 => Box::pin(std::future::ready(Ok(()))),
+            sealed => self.inner.put_part(sealed),
         }
     }
 
     async fn complete(&mut self) -> Result<PutResult> {
         let sealed = self.seal(true);
-        self.inner.put_part(Bytes::from(sealed).into()).await?;
+        self.inner.put_part(sealed).await?;
         self.inner.complete().await
     }
 

@@ -195,8 +195,8 @@ impl Round<'_> {
             let pack = match store.get(&path).await {
                 Ok(pack) => pack,
                 Err(StoreError::NotFound { .. }) => continue,
-                Err(error @ StoreError::Damaged { .. }) => {
-                    self.damaged(path, error.to_string());
+                Err(error @ (StoreError::Damaged { .. } | StoreError::Unreadable { .. })) => {
+                    self.damaged(path, crate::error::chain(&error));
                     continue;
                 }
                 Err(error) => return Err(error.into()),

@@ -25,14 +25,17 @@ const SECONDS: Duration = Duration::from_secs(30);
 enum Harm {
     Deleted,
     Emptied,
+    /// A folder is in its place.
+    Folder,
     Truncated,
     /// A bit, so far into the object, in sixteenths.
     Flipped(u64),
 }
 
-const HARMS: [Harm; 7] = [
+const HARMS: [Harm; 8] = [
     Harm::Deleted,
     Harm::Emptied,
+    Harm::Folder,
     Harm::Truncated,
     Harm::Flipped(0),
     Harm::Flipped(7),
@@ -45,6 +48,10 @@ impl Harm {
         match self {
             Harm::Deleted => fs::remove_file(path).unwrap(),
             Harm::Emptied => fs::write(path, b"").unwrap(),
+            Harm::Folder => {
+                fs::remove_file(path).unwrap();
+                fs::create_dir(path).unwrap();
+            }
             Harm::Truncated => {
                 let content = fs::read(path).unwrap();
                 fs::write(path, &content[..content.len() / 2]).unwrap();
@@ -206,6 +213,10 @@ fn table(in_order: bool, key: Option<&StoreKey>) {
     for (kind, paths) in objects(&whole) {
         for path in &paths {
             for harm in HARMS {
+                // No disk makes a folder of an object; where content was it is told all the same.
+                if harm == Harm::Folder && kind != "packs" {
+                    continue;
+                }
                 let store = folder.path().join("store");
                 copy(&whole, &store);
                 let object = path.strip_prefix(&whole).unwrap();
