@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use hayloft_fuse::Interrupt;
-use hayloft_model::{BlockRef, Content, ContentHash, Ino, InoRange, InodeRow, Missing};
+use hayloft_model::{BlockRef, Content, ContentHash, FileKind, Ino, InoRange, InodeRow, Missing};
 use hayloft_store::{Codec, decode_chunk};
 use hayloft_wire::client_message::Body as Ask;
 use hayloft_wire::listing::Entry;
@@ -119,6 +119,8 @@ impl Drop for UnderWay<'_> {
 #[derive(Debug)]
 struct Listed {
     dir: Ino,
+    /// Its own row, if it came along.
+    row: Option<InodeRow>,
     entries: Vec<Entry>,
     /// It is owned from now on.
     own: bool,
@@ -149,6 +151,8 @@ pub(crate) struct Bundle {
     chunks: Vec<Chunk>,
     /// Rows of files that were asked for.
     files: Vec<(Ino, InodeRow)>,
+    /// Rows of directories that others had owned until now.
+    rows: HashMap<Ino, InodeRow>,
 }
 
 impl Client {
@@ -322,6 +326,7 @@ impl Client {
         }
         self.stats.directories_prefetched.add(bundle.dirs.len().saturating_sub(1) as u64);
         let contents = self.contents_for(&bundle);
+        bundle.dirs.iter_mut().for_each(|listed| listed.row = bundle.rows.remove(&listed.dir));
         self.add_directories(bundle.dirs, mark);
         let mut core = self.core();
         if mark == self.mark() {
@@ -343,11 +348,14 @@ impl Client {
             let mut core = self.core();
             let mut count = 0;
             while count < ADD_AT_ONCE
-                && let Some(Listed { dir, entries, own, unheard, what }) = dirs.next()
+                && let Some(Listed { dir, row, entries, own, unheard, what }) = dirs.next()
             {
                 count += 1 + entries.len();
                 if mark == self.mark() {
                     core.tree.unheard_of(dir, &unheard);
+                    if let Some(row) = row.filter(|_| !core.tree.has_inode(dir)) {
+                        core.tree.add_inode(dir, row);
+                    }
                     match what {
                         What::Directory => {
                             core.tree.add_listing(dir, entries);
@@ -422,13 +430,17 @@ impl Bundle {
                         None => What::Directory,
                     };
                     let (dir, own, unheard) = (Ino(listing.dir), listing.own, listing.unheard);
-                    self.dirs.push(Listed { dir, entries, own, unheard, what });
+                    self.dirs.push(Listed { dir, row: None, entries, own, unheard, what });
                 }
                 false => drop(self.partial.insert(listing.dir, entries)),
             }
         }
         for row in &listings.files {
-            self.files.push(hayloft_wire::listing::row_from(row)?);
+            let (ino, row) = hayloft_wire::listing::row_from(row)?;
+            match FileKind::of_mode(row.mode) {
+                Some(FileKind::Directory) => drop(self.rows.insert(ino, row)),
+                _ => self.files.push((ino, row)),
+            }
         }
         self.chunks.extend(listings.contents);
         Ok(())

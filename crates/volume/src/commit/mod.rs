@@ -38,6 +38,8 @@ const LOOKUPS: usize = 16;
 pub(crate) struct Subjects {
     /// Directories of which names or the row change.
     directories: HashSet<Ino>,
+    /// How many names of which are deleted.
+    taken: HashMap<Ino, usize>,
     /// Slots of split directories in which names change.
     slots: HashSet<Ino>,
     /// Files of which the row changes, with their homes.
@@ -191,7 +193,7 @@ impl Volume {
             checked => checked?,
         }
         self.check_numbers(&db, id, &commit.records).await?;
-        tree::check(&db, &mut subjects.sound).await?;
+        tree::check(&db, (&self.packed, &subjects.taken), &mut subjects.sound).await?;
         let usage = match pressing {
             // It was accepted before it was known that there is no room, and somebody else needs what it is about.
             true => self.state.lock().usage.after(delta),
@@ -244,7 +246,7 @@ impl Volume {
         records: &[RecordMessage],
     ) -> Result<Subjects, VolumeError> {
         let mut subjects = self.put_rows(db, batch, id, (records, &HashMap::new())).await?;
-        tree::check(db, &mut subjects.sound).await?;
+        tree::check(db, (&self.packed, &subjects.taken), &mut subjects.sound).await?;
         Ok(subjects)
     }
 
@@ -536,7 +538,10 @@ impl Subjects {
         self.directories.insert(dir);
         match value {
             Some(value) => batch.put(key, value),
-            None => batch.delete(key),
+            None => {
+                *self.taken.entry(dir).or_default() += 1;
+                batch.delete(key);
+            }
         }
     }
 

@@ -15,6 +15,7 @@ use bytes::Bytes;
 use hayloft_model::grants::{Grant, Object, Outcome, Request};
 use hayloft_model::{ContentHash, FileKind, Ino, SessionId};
 use hayloft_wire::{Enter, InodeRowMessage, Listing, Listings, server_message::Body};
+use prost::Message;
 
 use crate::content::message_of;
 use crate::database::Db;
@@ -22,9 +23,9 @@ use crate::database::listing::{self, Entry, Map};
 use crate::database::tables;
 use crate::error::VolumeError;
 use crate::replies::Replies;
-use crate::sharing::Pass;
 use crate::sharing::listed::{Listed, PART};
 use crate::sharing::packed::{Names, Piece};
+use crate::sharing::{Pass, foreign};
 use crate::volume::Volume;
 
 /// Most bytes that may come along, whatever the client says.
@@ -65,6 +66,12 @@ pub(super) struct Walk<'a> {
     refused: usize,
     /// The first directory for which there was no room.
     next: Option<Ino>,
+    /// The first one that others own, behind all that came along.
+    foreign: Option<Ino>,
+    /// Directories that others have owned until now, and the rows of those that were read: the session was not told of these with
+    /// what they are in.
+    given: Vec<Ino>,
+    rows: Map<Bytes>,
     /// The client had this directory already and asks again: it has forgotten it, and so most likely
     /// its neighbours.
     again: bool,
@@ -93,22 +100,27 @@ impl Volume {
         let dir = Ino(asked.dir);
         replies.room().await;
         let (object, slot) = (Object::Directory(dir), dir.slot(&asked.stem));
+        let mut given = Vec::new();
         let request_of = match (asked.stem.is_empty(), asked.whole) {
             (false, _) => Request::Names(Object::Directory(slot)),
             (true, true) => Request::List(object),
+            (true, false) if asked.files.is_empty() => {
+                given = Box::pin(self.foreign_ahead(session, dir)).await?;
+                Request::Read(foreign::objects(dir, &given))
+            }
             (true, false) => Request::Read(vec![object]),
         };
         let mut pass = self.request(session, request_of)?;
         let outcome = pass.ready().await?;
         // Boxed: thousands may wait, and few are answered at a time.
-        Box::pin(self.entered(session, asked, (pass, outcome), replies, (connection, request))).await
+        Box::pin(self.entered(session, asked, (pass, outcome, given), replies, (connection, request))).await
     }
 
     async fn entered(
         self: &Arc<Self>,
         session: SessionId,
         asked: &Enter,
-        (pass, outcome): (Pass, Outcome),
+        (pass, outcome, given): (Pass, Outcome, Vec<Ino>),
         replies: &Replies,
         (connection, request): (u64, u64),
     ) -> Result<(), VolumeError> {
@@ -133,6 +145,9 @@ impl Volume {
             walked: 0,
             refused: 0,
             next: None,
+            foreign: None,
+            given,
+            rows: Map::default(),
             again,
             read: Map::default(),
             so_far: (if asked.names_only { ENTRY_LIKELY } else { FILE_LIKELY }, 1),
@@ -156,9 +171,14 @@ impl Volume {
             };
             walk.part.dirs.push(Listing { complete: true, ..listing });
         } else {
+            if walk.given.contains(&dir) {
+                walk.part.files.push(row.encode_to_vec().into());
+            }
             let below = walk.whole(dir).await?;
             walk.neighbours(&row, below).await?;
             walk.fetch_contents().await?;
+            walk.next = walk.next.or(walk.foreign);
+            walk.note_walked(dir);
         }
         walk.send_part(false).await?;
         walk.pass.finish();
@@ -257,7 +277,8 @@ impl Walk<'_> {
             if at == parent {
                 return Ok(());
             }
-            let Some(siblings) = self.siblings(parent).await? else { return Ok(()) };
+            let siblings = self.volume.siblings(&self.db, self.session, parent).await?;
+            let Some(siblings) = siblings else { return Ok(()) };
             let behind = siblings.dirs.iter().position(|dir| *dir == at).map_or(0, |at| at + 1);
             stack.extend(siblings.dirs[behind..].iter().rev());
             (at, parent) = (parent, siblings.above);
@@ -283,6 +304,7 @@ impl Walk<'_> {
         };
         let Some(mut listed) = listed else {
             self.refused += 1;
+            self.foreign.get_or_insert(dir);
             return Ok((self.refused < REFUSED_MAX).then(Vec::new));
         };
         listed.contents.retain(|(hash, _)| !self.seen.contains(hash));
@@ -293,6 +315,11 @@ impl Walk<'_> {
             return Ok(None);
         }
         self.note_listed(dir);
+        self.foreign = None;
+        if let Some(row) = self.rows.remove(&dir.0) {
+            self.part_bytes += row.len();
+            self.part.files.push(row);
+        }
         self.so_far = (self.so_far.0 + with_contents, self.so_far.1 + listed.entries);
         self.budget -= bytes;
         let below = std::mem::take(&mut listed.below);
@@ -337,6 +364,9 @@ impl Walk<'_> {
         for (piece, listed) in pieces.iter().zip(self.all_listed(&pieces).await?) {
             self.read.insert(piece.dir.0, Some(listed));
         }
+        let of_others = found.iter().map(|(dir, _)| dir).filter(|dir| self.given.contains(dir));
+        let rows = listing::inodes(&*self.db.snapshot()?, of_others.map(|dir| dir.0), false).await?;
+        self.rows.extend(rows);
         Ok(())
     }
 
@@ -355,6 +385,13 @@ impl Walk<'_> {
             self.read.insert(dir.0, None);
         }
         Ok(())
+    }
+
+    /// Where the walk will go on.
+    fn note_walked(&self, dir: Ino) {
+        if let Some(stream) = self.volume.sharing.lock().streams.get_mut(&self.session) {
+            stream.walked.goes_on(dir, self.next);
+        }
     }
 
     fn note_listed(&self, dir: Ino) {

@@ -3,6 +3,7 @@
 
 pub(crate) mod change;
 pub(crate) mod enter;
+mod foreign;
 mod heard;
 mod listed;
 pub(crate) mod lock;
@@ -29,6 +30,7 @@ use tokio::sync::mpsc;
 
 use crate::error::VolumeError;
 use crate::replies::{Replies, failure};
+use crate::sharing::foreign::Walked;
 use crate::sharing::heard::Hearer;
 use crate::sharing::siblings::Siblings;
 use crate::sharing::uses::Uses;
@@ -61,6 +63,8 @@ pub(crate) struct Stream {
     pub(crate) listed: HashSet<Ino>,
     /// What its walks have read last.
     siblings: Vec<Siblings>,
+    /// How it walks.
+    walked: Walked,
 }
 
 /// An event on its way.
@@ -297,6 +301,7 @@ impl Sharing {
             late: None,
             listed: HashSet::new(),
             siblings: Vec::new(),
+            walked: Walked::default(),
         };
         self.streams.insert(session, stream);
         Ok(())

@@ -6,6 +6,7 @@ use std::time::Duration;
 use futures::stream::{self, StreamExt, TryStreamExt};
 use hayloft_model::Ino;
 
+use crate::database::Db;
 use crate::database::listing::{self, Entry, Map};
 use crate::database::packed::Queued;
 use crate::error::VolumeError;
@@ -56,13 +57,20 @@ impl<'a> Piece<'a> {
 }
 
 impl Walk<'_> {
-    /// The names of directories, packed or row by row. Those that come after about `limit` names are left out.
+    /// See [`Volume::names`].
     pub(super) async fn names(&self, dirs: &[Ino], limit: usize) -> Result<Map<Names>, VolumeError> {
-        let since = self.volume.packed.moment();
-        let snapshot = self.db.snapshot()?;
+        self.volume.names(&self.db, dirs, limit).await
+    }
+}
+
+impl Volume {
+    /// The names of directories, packed or row by row. Those that come after about `limit` names are left out.
+    pub(super) async fn names(&self, db: &Db, dirs: &[Ino], limit: usize) -> Result<Map<Names>, VolumeError> {
+        let since = self.packed.moment();
+        let snapshot = db.snapshot()?;
         let (mut found, mut rest, mut count) = (Map::default(), Vec::new(), 0);
         let read = |dir: Ino| {
-            let (packed, snapshot) = (&self.volume.packed, &snapshot);
+            let (packed, snapshot) = (&self.packed, &snapshot);
             async move { Ok::<_, VolumeError>((dir, packed.read(snapshot, dir).await?)) }
         };
         let mut packed = stream::iter(dirs.iter().copied()).map(read).buffered(READS);
@@ -83,9 +91,7 @@ impl Walk<'_> {
         }
         Ok(found)
     }
-}
 
-impl Volume {
     /// Writes the listing of a directory, as it was at a moment, when it has been quiet since then.
     pub(super) fn pack_later(self: &Arc<Self>, queued: Queued) {
         // The rows of a snapshot that is mounted are read from a database that goes with the mount.

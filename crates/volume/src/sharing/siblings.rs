@@ -8,9 +8,10 @@ use std::sync::Arc;
 
 use hayloft_model::{Ino, SessionId};
 
-use crate::database::listing;
+use crate::database::{Db, listing};
 use crate::error::VolumeError;
-use crate::sharing::enter::{Walk, directories};
+use crate::sharing::enter::directories;
+use crate::volume::Volume;
 
 /// How long it is remembered, milliseconds.
 const AGE_MS: u64 = 1000;
@@ -31,18 +32,23 @@ pub(super) struct Siblings {
     at_ms: u64,
 }
 
-impl Walk<'_> {
-    /// `None`: there are too many names.
-    pub(super) async fn siblings(&self, parent: Ino) -> Result<Option<Siblings>, VolumeError> {
-        let now_ms = self.volume.shared.uptime_ms();
-        if let Some(known) = self.known_siblings(self.session, parent, now_ms) {
+impl Volume {
+    /// For a session that walks; `None`: there are too many names.
+    pub(super) async fn siblings(
+        &self,
+        db: &Db,
+        session: SessionId,
+        parent: Ino,
+    ) -> Result<Option<Siblings>, VolumeError> {
+        let now_ms = self.shared.uptime_ms();
+        if let Some(known) = self.known_siblings(session, parent, now_ms) {
             return Ok(Some(known));
         }
-        let snapshot = self.db.snapshot()?;
+        let snapshot = db.snapshot()?;
         let Some(entries) = listing::entries(&snapshot, parent, LARGE).await? else { return Ok(None) };
         let above = Ino(listing::inode(&snapshot, parent).await?.parent);
         let found = Siblings { parent, dirs: directories(&entries).into(), above, at_ms: now_ms };
-        if let Some(stream) = self.volume.sharing.lock().streams.get_mut(&self.session) {
+        if let Some(stream) = self.sharing.lock().streams.get_mut(&session) {
             stream.siblings.retain(|of| of.parent != parent);
             stream.siblings.truncate(KEPT - 1);
             stream.siblings.insert(0, found.clone());
@@ -51,7 +57,7 @@ impl Walk<'_> {
     }
 
     fn known_siblings(&self, session: SessionId, parent: Ino, now_ms: u64) -> Option<Siblings> {
-        let sharing = self.volume.sharing.lock();
+        let sharing = self.sharing.lock();
         let mut known = sharing.streams.get(&session)?.siblings.iter();
         known.find(|of| of.parent == parent && now_ms.saturating_sub(of.at_ms) < AGE_MS).cloned()
     }

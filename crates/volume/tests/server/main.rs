@@ -16,6 +16,7 @@ mod protocol;
 mod reading;
 mod replay;
 mod rooms;
+mod scale;
 mod sharing;
 mod small;
 mod space;

@@ -7,7 +7,7 @@ use crate::common::*;
 use hayloft_model::{Content, ContentHash, FileKind, Ino, InodeRow, Record};
 use hayloft_wire::client_message::Body as Ask;
 use hayloft_wire::server_message::Body as Answer;
-use hayloft_wire::{AllocateInos, Enter, FailureCode, Goodbye};
+use hayloft_wire::{AllocateInos, Enter, FailureCode, FetchInode, Goodbye};
 
 const FILES: u64 = 16;
 
@@ -188,6 +188,50 @@ fn names_come_without_the_data_of_files_and_many_at_a_time() {
         }
         reader.send(Ask::Goodbye(Goodbye {}));
     }
+    running.shutdown();
+}
+
+/// Sends a request that waits until another session has given something back; counts what that was told.
+fn ask_owner(reader: &mut Client, owner: &mut Client, recalls: &mut u64, ask: Ask) -> u64 {
+    let asked = reader.send(ask);
+    while !reader.is_answered(asked) {
+        *recalls += owner.ack_all();
+    }
+    asked
+}
+
+#[test]
+fn a_walk_through_what_another_session_has_made_and_owns_takes_few_requests() {
+    let folder = tempfile::tempdir().unwrap();
+    let (running, mut writer) = opened(config(folder.path()));
+    let (files, dirs) = tree(&mut writer);
+    let (mut reader, _) = Client::open(running.address, hello(2)).unwrap();
+    let (mut listed, mut rows) = (HashMap::new(), HashSet::new());
+    let (mut waiting, mut requests, mut recalls) = (vec![1], 0, 0);
+    while let Some(dir) = waiting.pop() {
+        if rows.insert(dir) {
+            let ask = Ask::FetchInode(FetchInode { ino: dir });
+            let asked = ask_owner(&mut reader, &mut writer, &mut recalls, ask);
+            assert!(matches!(reader.receive(asked), Answer::Inode(row) if row.inode.is_some()));
+            requests += 1;
+        }
+        if !listed.contains_key(&dir) {
+            let enter = Enter { dir, budget_bytes: 1 << 20, names_only: true, ..Enter::default() };
+            let asked = ask_owner(&mut reader, &mut writer, &mut recalls, Ask::Enter(enter));
+            let entered = reader.listings(asked).unwrap();
+            rows.extend(entered.files.iter().map(|(ino, _)| ino.0));
+            listed.extend(entered.dirs.into_iter().map(|listed| (listed.dir, listed.entries)));
+            requests += 1;
+        }
+        let below = listed[&dir].iter().filter(|entry| entry.dentry.kind == FileKind::Directory);
+        let below: Vec<&ListedEntry> = below.collect();
+        rows.extend(below.iter().filter(|entry| entry.inode.is_some()).map(|entry| entry.dentry.ino.0));
+        waiting.extend(below.iter().map(|entry| entry.dentry.ino.0).rev());
+    }
+    assert_eq!(listed.len() as u64, dirs);
+    assert_eq!(listed.values().flatten().count() as u64, files + dirs - 1);
+    assert!(recalls > dirs / 2, "{recalls} recalls: nobody owned them");
+    assert!(requests <= 100, "{requests} requests for {dirs} directories");
     running.shutdown();
 }
 

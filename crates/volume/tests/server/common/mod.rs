@@ -186,14 +186,17 @@ impl Client {
         body
     }
 
-    /// Acknowledges all events that have come, and those that come before the answer to a keep-alive.
-    pub(crate) fn ack_all(&mut self) {
+    /// Acknowledges all events that have come, and those that come before the answer to a keep-alive; gives their number.
+    pub(crate) fn ack_all(&mut self) -> u64 {
         assert!(matches!(self.ask(Ask::Ping(Ping {})), Ok(Answer::Pong(_))));
+        let mut count = 0;
         for message in self.early.remove(&0).unwrap_or_default() {
             if let Some(Answer::Event(event)) = message.body {
                 self.ack(event.number, &[]);
+                count += 1;
             }
         }
+        count
     }
 
     /// Whether the answer is there, after the server has said something else.
