@@ -58,8 +58,8 @@ fn made(dir: u64, bytes: &[u8]) -> (Vec<Record>, i64) {
     records.push(put(ino, directory(up, 0, 3 + FILES)));
     let mut size = 0;
     for file in 0..FILES {
-        let seed = (dir * FILES + file).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 16;
-        let (len, begin) = (500 + seed % 3500, (seed % (bytes.len() as u64 - 4096)) as usize);
+        let len = len_of(dir, file);
+        let begin = (seed_of(dir, file) % (bytes.len() as u64 - 4096)) as usize;
         let content = Content::Inline(bytes[begin..begin + len as usize].to_vec().into());
         let dentry =
             hayloft_model::Dentry { ino: Ino(ino + 1 + file), kind: FileKind::Regular, cookie: 3 + file };
@@ -70,13 +70,22 @@ fn made(dir: u64, bytes: &[u8]) -> (Vec<Record>, i64) {
     (records, size)
 }
 
-fn deleted(dir: u64) -> Vec<Record> {
+fn seed_of(dir: u64, file: u64) -> u64 {
+    (dir * FILES + file).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 16
+}
+
+fn len_of(dir: u64, file: u64) -> u64 {
+    500 + seed_of(dir, file) % 3500
+}
+
+fn deleted(dir: u64) -> (Vec<Record>, i64) {
     let (up, ino) = (above(dir), number(dir));
     let files = (0..FILES).flat_map(|file| {
         [Record::DeleteDentry(Ino(ino), name(dir, file)), Record::DeleteInode(Ino(ino + 1 + file))]
     });
     let gone = Record::DeleteDentry(Ino(up), Name::new(format!("d{dir}").as_bytes()));
-    files.chain([gone, Record::DeleteInode(Ino(ino)), row_above(dir, dir % DIRS)]).collect()
+    let records = files.chain([gone, Record::DeleteInode(Ino(ino)), row_above(dir, dir % DIRS)]);
+    (records.collect(), -(0..FILES).map(|file| len_of(dir, file) as i64).sum::<i64>())
 }
 
 struct Scale {
@@ -142,7 +151,7 @@ impl Scale {
             for dir in dirs {
                 let (more, bytes) = match makes {
                     true => made(*dir, &self.bytes),
-                    false => (deleted(*dir), 0),
+                    false => deleted(*dir),
                 };
                 records.extend(more);
                 usage = (usage.0 + bytes, usage.1 + if makes { FILES as i64 } else { -(FILES as i64) });
