@@ -6,6 +6,7 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 
 use crate::grants::Object;
+use crate::slot::Width;
 use crate::{FileKind, Ino, InodeRow, Record, SessionId};
 
 /// By session: what it owned at its end, and whether somebody has changed it since.
@@ -101,7 +102,9 @@ fn subject(record: &Record) -> Ino {
 /// The slot that a record about a name is in, if its directory is split.
 fn slot_of(record: &Record) -> Option<Ino> {
     match record {
-        Record::PutDentry(dir, name, _) | Record::DeleteDentry(dir, name) => Some(dir.slot(name.as_bytes())),
+        Record::PutDentry(dir, name, _) | Record::DeleteDentry(dir, name) => {
+            Some(dir.slot(name.as_bytes(), Width::Many))
+        }
         _ => None,
     }
 }

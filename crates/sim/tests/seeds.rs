@@ -43,11 +43,23 @@ fn worlds_with_a_late_store_keep_their_promises() {
     }
 }
 
+/// Seeds from 2^33 on: most hosts know of many slots in a split directory.
+#[test]
+fn worlds_with_many_slots_keep_their_promises() {
+    for seed in (1 << 33)..(1 << 33) + WORLDS / 5 {
+        let failure = run(Config { seed, ops: 120, broken: None, trace: false }).failure;
+        assert!(failure.is_none(), "seed {seed}: {:?}", failure.map(|failure| failure.what));
+    }
+}
+
 /// `README.md` says what was wrong.
 #[test]
 fn worlds_that_failed_once_keep_their_promises() {
-    for seed in [6_512, 18_457, 54_104, 54_909, 90_288, 143_734, 178_505, 216_038, 217_136, 291_839, 137_539]
-    {
+    let seeds = [
+        6_512, 12_641, 18_457, 54_104, 54_909, 90_288, 143_734, 178_505, 216_038, 217_136, 291_839, 137_539,
+        428_068,
+    ];
+    for seed in seeds {
         let failure = run(Config { seed, ops: 120, broken: None, trace: false }).failure;
         assert!(failure.is_none(), "seed {seed}: {:?}", failure.map(|failure| failure.what));
     }

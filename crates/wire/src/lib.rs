@@ -19,13 +19,15 @@ pub use convert::{InvalidMessage, decode_blocks, encode_blocks, error_code, erro
 pub use locks::LockKind;
 pub use messages::admin::*;
 pub use messages::batches::*;
+pub use messages::clients::*;
+pub use messages::locks::*;
 pub use messages::reading::*;
 pub use messages::rows::{DentryRow, InodeRowMessage, NotedRow, WrittenEntry, Xattr};
 pub use messages::session::*;
 pub use messages::sharing::*;
 pub use messages::snapshots::*;
 pub use messages::*;
-pub use versions::{Agreed, FEATURES, Mismatch, PROTOCOL_OLDEST, SHIPS, Spoken, agree};
+pub use versions::{Agreed, FEATURES, MANY_SLOTS, Mismatch, PROTOCOL_OLDEST, SHIPS, Spoken, agree};
 
 /// The newest version of the protocol that this crate speaks; see [`agree`].
 pub const PROTOCOL: u32 = 8;

@@ -10,8 +10,11 @@ pub const PROTOCOL_OLDEST: u32 = crate::PROTOCOL;
 /// A client ships what it has changed when the server says so ([`crate::Ship`]).
 pub const SHIPS: u64 = 1;
 
+/// A client knows of directories that are split in many slots (`hayloft_model::slot::Width`).
+pub const MANY_SLOTS: u64 = 2;
+
 /// The features that this crate knows beyond the protocol itself.
-pub const FEATURES: u64 = SHIPS;
+pub const FEATURES: u64 = SHIPS | MANY_SLOTS;
 
 /// What one side speaks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

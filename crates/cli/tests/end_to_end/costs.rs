@@ -231,3 +231,42 @@ fn a_create_in_a_directory_that_eight_mounts_change_is_one_request() {
         assert_eq!(fs::read_dir(mount.join("dir")).unwrap().count(), 8 * 25);
     }
 }
+
+#[test]
+fn an_object_is_handed_over_in_three_requests_that_wait_for_no_store() {
+    const OBJECTS: usize = 20;
+    let mut farm = Farm::with(None, &["--window", "60000"]);
+    farm.create("v");
+    farm.stop_server();
+    let faults = farm.dir().join("faults");
+    fs::write(&faults, "").unwrap();
+    farm.set_env(&[("HAYLOFT_STORE_FAULTS", faults.display().to_string())]);
+    farm.start_server();
+    let [maker, reader] = [0, 1].map(|at| farm.mount_as("v", &format!("mnt-{at}"), "commit=3600", None));
+    fs::create_dir(maker.join("dir")).unwrap();
+    let hand_over = |n: usize| {
+        let content = vec![n as u8; 20_000];
+        fs::write(maker.join("dir/made"), &content).unwrap();
+        fs::rename(maker.join("dir/made"), maker.join(&format!("dir/o{n}"))).unwrap();
+        let before = messages(&reader.stats());
+        assert_eq!(fs::read(reader.join(&format!("dir/o{n}"))).unwrap(), content);
+        messages(&reader.stats()) - before
+    };
+    // From then on the reader knows the directory.
+    for n in 0..OBJECTS {
+        hand_over(n);
+    }
+    maker.sync();
+    // What is written takes a quarter of a second each time, and what is not durable is in the server's memory alone.
+    fs::write(&faults, "slow 1000\n").unwrap();
+    std::thread::sleep(Duration::from_millis(200));
+    let mut early = 0;
+    for n in OBJECTS..2 * OBJECTS {
+        let asked = hand_over(n);
+        assert!(asked <= 3, "{asked} requests: {}", reader.stats()["server"]);
+        early += usize::from(number(&farm.stats(), "volumes.v.undurable.entries") > 0);
+    }
+    assert!(early > OBJECTS / 2, "{early} of {OBJECTS} were read before they were durable");
+    fs::write(&faults, "").unwrap();
+    maker.sync();
+}

@@ -159,16 +159,16 @@ impl Grants {
 
     pub(super) fn register_reader(&mut self, session: SessionId, dir: Ino) -> Grant {
         let alone = self.peers.len() == 1 && self.peers.get(&session).is_some_and(|peer| !peer.read_only);
-        let foreign_files = self.foreign_file(session, dir).is_some();
         if let Some(held @ Grant::Own) = self.held(session, dir) {
             return held;
         }
-        let is_split = self.is_split(dir);
+        // Of files there may be very many.
+        let takes = alone && !self.is_split(dir) && self.foreign_file(session, dir).is_none();
         let holding = self.objects.entry(dir).or_default();
         if holding.owner == Some(session) {
             return Grant::Read;
         }
-        if alone && !foreign_files && !is_split {
+        if takes {
             self.give(session, Object::Directory(dir));
             return Grant::Own;
         }

@@ -19,6 +19,7 @@ impl Grants {
 
     /// One of these goes on if it can.
     pub(super) fn advance_one(&mut self, ticket: Ticket) {
+        self.want_whole(ticket);
         let Some(waiting) = self.requests.get(&ticket) else { return };
         let is_free = match waiting.stage {
             Stage::Dropping(_) => true,
@@ -28,6 +29,22 @@ impl Grants {
         };
         if is_free {
             self.try_ready(ticket);
+        }
+    }
+
+    /// Who reads a directory that is split in more slots than it knows of wants it whole.
+    fn want_whole(&mut self, ticket: Ticket) {
+        let Some(waiting) = self.requests.get(&ticket) else { return };
+        if let Request::Read(objects) = &waiting.request
+            && let [object @ Object::Directory(dir)] = objects[..]
+            && waiting.stage == Stage::Waiting
+            && self.is_beyond(waiting.session, dir)
+        {
+            self.unclaim(ticket);
+            let Some(waiting) = self.requests.get_mut(&ticket) else { return };
+            waiting.request = Request::List(object);
+            let claims: Vec<_> = waiting.claims().collect();
+            self.claim_for(ticket, claims);
         }
     }
 
@@ -136,6 +153,7 @@ impl Grants {
             && *by_slots != BySlots::Cannot
             && let [Object::Directory(dir)] = objects[..]
             && self.is_split(dir)
+            && !self.is_beyond(session, dir)
         {
             // It was split after this had been asked for.
             return self.ready(ticket, Outcome::Shared);
@@ -300,26 +318,29 @@ impl Grants {
 
     /// Everybody else who holds the directory, or a file in it; they have to let go.
     pub(super) fn holders_of(&self, session: SessionId, dir: Ino) -> Vec<(SessionId, Object, bool)> {
+        self.holders(session, dir).collect()
+    }
+
+    /// The same, first those who hold the directory: of files there may be very many.
+    fn holders(&self, session: SessionId, dir: Ino) -> impl Iterator<Item = (SessionId, Object, bool)> + '_ {
         let holding = self.objects.get(&dir);
-        let files = self.files.get(&dir).into_iter().flatten().filter_map(|file| {
+        let files = self.files.get(&dir).into_iter().flatten().filter_map(move |file| {
             let owner = self.owner(*file)?;
             (owner != session).then_some((owner, Object::File { ino: *file, home: dir }, false))
         });
         holding
             .into_iter()
             .flat_map(|holding| holding.owner.iter().chain(&holding.readers))
-            .filter(|holder| **holder != session)
-            .map(|holder| (*holder, Object::Directory(dir), false))
+            .filter(move |holder| **holder != session)
+            .map(move |holder| (*holder, Object::Directory(dir), false))
             .chain(files)
-            .collect()
     }
 
     /// Whether a session should own a directory: nobody else uses it, or nobody else has changed it for long.
     pub(super) fn may_own(&self, session: SessionId, dir: Ino) -> bool {
         let Some(holding) = self.objects.get(&dir) else { return true };
         let patience = holding.patience.unwrap_or(STREAK_MIN);
-        let others = self.holders_of(session, dir);
-        others.is_empty()
+        self.holders(session, dir).next().is_none()
             || (holding.owner.is_none()
                 && holding.streak.is_some_and(|(last, count)| last == session && count >= patience))
     }

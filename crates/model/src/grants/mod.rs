@@ -204,6 +204,8 @@ enum Awaited {
 #[derive(Clone, Debug, Default)]
 struct Peer {
     read_only: bool,
+    /// It knows of directories that are split in many slots.
+    knows_many: bool,
     last_event: u64,
     awaited: BTreeMap<u64, Awaited>,
     /// Of these, by what is to be given back.

@@ -9,6 +9,7 @@
 use std::collections::{BTreeSet, HashMap};
 
 use crate::grants::{Grants, Object, Outcome, Output, Request, Ticket};
+use crate::slot::Width;
 use crate::{Ino, SessionId};
 
 /// How often sessions have to take turns in making files in a directory before it is split, unless said otherwise.
@@ -34,6 +35,7 @@ pub(super) struct Splits {
 
 #[derive(Clone, Debug, Default)]
 struct Split {
+    width: Width,
     /// Slots that somebody may hold.
     slots: BTreeSet<Ino>,
     /// How many were given.
@@ -82,7 +84,7 @@ impl Splits {
     /// A slot that a session says to hold: its directory was split.
     pub(super) fn restore(&mut self, slot: Ino) {
         if let Some(dir) = slot.of_slot() {
-            self.dirs.entry(dir).or_default();
+            self.dirs.entry(dir).or_insert_with(|| Split { width: slot.width(), ..Split::default() });
             self.holds(slot);
         }
     }
@@ -107,6 +109,23 @@ impl Grants {
     /// Whether a directory is split.
     pub fn is_split(&self, dir: Ino) -> bool {
         self.splits.dirs.contains_key(&dir)
+    }
+
+    /// A session knows of directories with many slots. Before, a directory that is split in many is made whole for it.
+    pub fn knows_many_slots(&mut self, session: SessionId, knows: bool) {
+        if let Some(peer) = self.peers.get_mut(&session) {
+            peer.knows_many = knows;
+        }
+    }
+
+    /// In how many slots a directory is split, if it is.
+    pub fn width(&self, dir: Ino) -> Option<Width> {
+        self.splits.dirs.get(&dir).map(|split| split.width)
+    }
+
+    /// Whether a session cannot be told of this directory as it is: split in more slots than it knows of.
+    pub(super) fn is_beyond(&self, session: SessionId, dir: Ino) -> bool {
+        self.peers.get(&session).is_some_and(|peer| !peer.knows_many) && self.width(dir) == Some(Width::Many)
     }
 
     /// Something is done by slots in a split directory.
@@ -144,7 +163,9 @@ impl Grants {
     /// Splits a directory as soon as nobody reads it as a whole.
     pub(super) fn split(&mut self, ticket: Ticket, dir: Ino) {
         if !self.recall(ticket, self.readers_of(dir)) {
-            self.splits.dirs.insert(dir, Split::default());
+            let width =
+                if self.peers.values().all(|peer| peer.knows_many) { Width::Many } else { Width::Few };
+            self.splits.dirs.insert(dir, Split { width, ..Split::default() });
             self.splits.turns.remove(&dir);
             self.ready(ticket, Outcome::Split);
         }
@@ -215,7 +236,7 @@ impl Grants {
     pub(super) fn try_names(&mut self, ticket: Ticket, session: SessionId, object: Object) {
         let slot = object.ino();
         let reads = |dir| self.objects.get(&dir).is_some_and(|holding| holding.readers.contains(&session));
-        if !slot.of_slot().is_some_and(|dir| self.is_split(dir) && reads(dir)) {
+        if !slot.of_slot().is_some_and(|dir| self.width(dir) == Some(slot.width()) && reads(dir)) {
             return self.ready(ticket, Outcome::Shared);
         }
         if self.recall(ticket, self.owners_of(session, &[object])) {
@@ -234,7 +255,7 @@ impl Grants {
     /// The turn of who wants to change the names of a slot: others who hold it let go.
     pub(super) fn try_slot(&mut self, ticket: Ticket, session: SessionId, object: Object) {
         let slot = object.ino();
-        if !slot.of_slot().is_some_and(|dir| self.is_split(dir)) {
+        if !slot.of_slot().is_some_and(|dir| self.width(dir) == Some(slot.width())) {
             self.ready(ticket, Outcome::Shared);
         } else if !self.recall(ticket, self.holders_of(session, slot)) {
             self.give(session, object);

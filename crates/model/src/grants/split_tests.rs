@@ -1,6 +1,7 @@
 //! Split directories in the grant machine.
 
 use super::*;
+use crate::slot::Width;
 
 const A: SessionId = SessionId(1);
 const B: SessionId = SessionId(2);
@@ -11,7 +12,7 @@ fn dir() -> Object {
 }
 
 fn slot(name: &str) -> Object {
-    Object::Directory(DIR.slot(name.as_bytes()))
+    Object::Directory(DIR.slot(name.as_bytes(), Width::Few))
 }
 
 fn recall(object: Object, keep_read: bool) -> Order {
@@ -193,4 +194,30 @@ fn a_directory_in_which_nothing_is_done_is_whole_again() {
     grants.finish(ticket);
     assert!(!grants.is_split(DIR));
     assert_eq!(create(&mut grants, A), Outcome::Yours(vec![dir()]), "nothing is left in line");
+}
+
+#[test]
+fn who_knows_of_few_slots_only_finds_a_directory_whole() {
+    const C: SessionId = SessionId(3);
+    let mut grants = sessions();
+    [A, B].into_iter().for_each(|session| grants.knows_many_slots(session, true));
+    let split = |grants: &mut Grants| {
+        let mut turns = [A, B].into_iter().cycle();
+        while create(grants, turns.next().unwrap()) != Outcome::Split {}
+        assert_eq!(done(grants, A, Request::Read(vec![dir()])).0, Outcome::Granted);
+    };
+    split(&mut grants);
+    assert_eq!(grants.width(DIR), Some(Width::Many));
+    assert_eq!(done(&mut grants, A, Request::Names(slot("foo"))).0, Outcome::Shared, "it has no such slot");
+    let many = Object::Directory(DIR.slot(b"foo", Width::Many));
+    assert_eq!(done(&mut grants, A, Request::Names(many)).0, Outcome::Granted);
+    grants.join(C, false);
+    grants.claim(C, &[]).unwrap();
+    let (outcome, told) = done(&mut grants, C, Request::Read(vec![dir()]));
+    assert_eq!((outcome, told), (Outcome::Granted, vec![(A, recall(dir(), false))]));
+    assert!(!grants.is_split(DIR) && grants.covers(C, dir()));
+    split(&mut grants);
+    assert_eq!(grants.width(DIR), Some(Width::Few), "C is there");
+    assert_eq!(done(&mut grants, C, Request::Read(vec![dir()])).1, []);
+    assert!(grants.is_split(DIR));
 }

@@ -9,6 +9,7 @@ mod attributes;
 mod evict;
 mod log;
 mod names;
+mod room;
 mod share;
 mod split;
 mod tables;
@@ -27,7 +28,6 @@ pub use share::Stale;
 use crate::grants::Object;
 use crate::{
     Content, Dentry, FileKind, Ino, InoRange, InodeRow, Missing, Name, Sequence, Timestamp, TreeError, Usage,
-    UsageDelta,
 };
 
 type Map<K, V> = HashMap<K, V, FxBuildHasher>;
@@ -434,48 +434,6 @@ impl Tree {
             }
         }
         paths
-    }
-
-    /// The volume's files take more (or less) from now on.
-    fn count(&mut self, bytes: i64, inodes: i64) {
-        self.usage = self.usage.after(UsageDelta { bytes, inodes });
-        self.changes.usage.bytes += bytes;
-        self.changes.usage.inodes += inodes;
-    }
-
-    /// What the volume's files take now.
-    pub fn usage(&self) -> Usage {
-        self.usage
-    }
-
-    /// What the volume's files take by the server's account, all cuts included: others change it too.
-    pub fn set_usage(&mut self, usage: Usage) {
-        self.usage = usage.after(self.changes.usage);
-    }
-
-    /// How much they may take; 0 for no limit.
-    pub fn quota(&self) -> Usage {
-        self.quota
-    }
-
-    /// The quota was changed at the server.
-    pub fn set_quota(&mut self, quota: Usage) {
-        self.quota = quota;
-    }
-
-    /// Whether `bytes` more fit the quota.
-    ///
-    /// # Errors
-    /// [`TreeError::NoSpace`] when they do not.
-    pub fn check_room(&self, bytes: u64) -> Result<(), TreeError> {
-        let over =
-            |used: u64, more: u64, quota: u64| quota != 0 && more != 0 && used.saturating_add(more) > quota;
-        if over(self.usage.bytes, bytes, self.quota.bytes) { Err(TreeError::NoSpace) } else { Ok(()) }
-    }
-
-    fn check_inode_room(&self) -> Result<(), TreeError> {
-        let full = self.quota.inodes != 0 && self.usage.inodes >= self.quota.inodes;
-        if full { Err(TreeError::NoSpace) } else { Ok(()) }
     }
 
     /// How many inodes and directory listings are in memory.

@@ -6,6 +6,7 @@ use rustc_hash::FxBuildHasher;
 
 use super::{Directory, Map, Stale, Tree};
 use crate::grants::Object;
+use crate::slot::Width;
 use crate::{Dentry, FileKind, Ino, InodeRow, Missing, Name, Timestamp, TreeError, slot};
 
 /// Who has looked for so many names of a split directory, and made none, wants its listing.
@@ -25,6 +26,8 @@ pub(super) struct Splits {
 
 #[derive(Debug, Default)]
 struct Split {
+    /// What the server says of it: known when names of a stem have come.
+    width: Width,
     /// Slots of which names are in memory.
     slots: HashSet<Ino, FxBuildHasher>,
     /// Stems that were fetched since something was made.
@@ -122,7 +125,12 @@ impl Tree {
         stem: &[u8],
         entries: impl IntoIterator<Item = (Name, Dentry, Option<InodeRow>)>,
     ) {
-        let Some(split) = slot.of_slot().and_then(|dir| self.splits.dirs.get_mut(&dir)) else { return };
+        let Some(dir) = slot.of_slot() else { return };
+        let Some(split) = self.splits.dirs.get_mut(&dir) else { return };
+        if split.width != slot.width() {
+            self.splits.wanted.remove(&dir.slot(stem, split.width));
+            split.width = slot.width();
+        }
         split.slots.insert(slot);
         split.looks += 1;
         let is_new = self.splits.stems.entry(slot).or_default().insert(Name::new(stem));
@@ -160,13 +168,13 @@ impl Tree {
 
     /// Under which number a name of a directory is kept.
     pub(super) fn place(&self, dir: Ino, name: &[u8]) -> Ino {
-        if self.is_split(dir) { dir.slot(name) } else { dir }
+        self.splits.dirs.get(&dir).map_or(dir, |split| dir.slot(name, split.width))
     }
 
     /// The same, where it is known whether there is such a name.
     fn known_place(&mut self, dir: Ino, name: &[u8]) -> Result<Ino, TreeError> {
         let Some(split) = self.splits.dirs.get(&dir) else { return Ok(dir) };
-        let (slot, stem) = (dir.slot(name), slot::stem(name));
+        let (slot, stem) = (dir.slot(name, split.width), slot::stem(name));
         if self.splits.stems.get(&slot).is_some_and(|stems| stems.contains(stem)) {
             return Ok(slot);
         }

@@ -40,7 +40,7 @@ fn tree() -> Tree {
 fn owning(stems: &[&str]) -> Tree {
     let mut tree = tree();
     for stem in stems {
-        let slot = DIR.slot(stem.as_bytes());
+        let slot = DIR.slot(stem.as_bytes(), Width::Few);
         tree.add_names(slot, stem.as_bytes(), []);
         tree.own(slot);
     }
@@ -50,7 +50,7 @@ fn owning(stems: &[&str]) -> Tree {
 #[test]
 fn names_are_looked_for_by_stems() {
     let mut tree = tree();
-    let slot = DIR.slot(b"foo.o");
+    let slot = DIR.slot(b"foo.o", Width::Few);
     assert_eq!(missing(tree.lookup(DIR, b"foo.o")), Missing::Names(slot));
     assert_eq!(tree.wanted_stem(slot), Some(name("foo")));
     let dentry = Dentry { ino: Ino(50), kind: FileKind::Regular, cookie: FIRST_COOKIE };
@@ -139,7 +139,7 @@ fn a_slot_is_given_back_with_what_the_kernel_knows_of_it() {
     tree.shipped(Sequence(1));
     tree.disown(ino);
     assert_eq!(tree.in_use().collect::<Vec<_>>(), [ino], "its name may go without a word");
-    let slot = DIR.slot(b"foo");
+    let slot = DIR.slot(b"foo", Width::Few);
     tree.disown(slot);
     let stale = tree.uncover(Object::Directory(slot));
     assert_eq!(stale.names, [(DIR, name("foo"))]);
@@ -174,7 +174,7 @@ fn who_only_looks_wants_the_listing() {
 #[test]
 fn a_recalled_directory_is_given_back_with_its_slots() {
     let mut tree = owning(&["foo", "bar"]);
-    let mut slots = [DIR.slot(b"foo"), DIR.slot(b"bar")];
+    let mut slots = [DIR.slot(b"foo", Width::Few), DIR.slot(b"bar", Width::Few)];
     slots.sort_unstable();
     let owned_of = |tree: &Tree, of, keep_read| {
         let mut owned = tree.owned_of(Object::Directory(of), keep_read);

@@ -81,6 +81,7 @@ impl Budget {
         let mut data = file.data.lock();
         let figures = |data: &FileData| [data.dirty_bytes(), data.cached_bytes(), data.held_bytes()];
         let before = figures(&data);
+        data.take_due();
         let result = work(&mut data);
         let after = figures(&data);
         if after != before {
@@ -97,8 +98,10 @@ impl Budget {
     /// Takes the file's data out of memory.
     pub(crate) fn take(&self, file: &File) -> FileData {
         // Whoever still holds it and fetches for it finds nothing to fill.
-        let data = std::mem::replace(&mut *file.data.lock(), FileData::gone());
-        self.count([data.dirty_bytes(), data.cached_bytes(), data.held_bytes()], [0; 3]);
+        let mut there = file.data.lock();
+        let before = [there.dirty_bytes(), there.cached_bytes(), there.held_bytes()];
+        let data = there.leave();
+        self.count(before, [0; 3]);
         data
     }
 

@@ -92,6 +92,8 @@ pub(crate) struct FileData {
     held_bytes: u64,
     /// The last cut that took anything of the file; the row is what it says only when that is durable.
     last_cut: Sequence,
+    /// A cut of the log that the committer has still to collect here.
+    due: Option<Due>,
     /// It has left memory; whoever still holds it finds nothing.
     gone: bool,
 }
@@ -111,6 +113,14 @@ pub(crate) struct DataCut {
     pages_stored: u64,
     /// What these blocks were stored as before.
     before: Vec<(u64, Option<BlockRef>)>,
+}
+
+/// What belongs to a cut of the log, from the moment of the cut until the committer collects it.
+#[derive(Debug)]
+pub(super) enum Due {
+    /// All that has changed, as it is: whoever comes to the data first takes it.
+    Untaken(Sequence),
+    Taken(Box<DataCut>),
 }
 
 fn range_of(index: u64) -> (u64, u64) {

@@ -7,8 +7,9 @@ use hayloft_fuse::{Interrupt, Pace, Reply, Request, SetAttr, Validity};
 use hayloft_model::tree::{AttributeChange, Tree, has_privileges};
 use hayloft_model::{BLOCK_SIZE, Content, FileKind, Ino, InodeRow, TreeError};
 
+use super::attributes::attr;
 use super::error::FsError;
-use super::{Done, Need, Stop, VolumeFs, attr, done, ino_of};
+use super::{Done, Need, Stop, VolumeFs, done, ino_of};
 use crate::cache::data::{File, FileData, Lacking};
 use crate::core::{Core, CoreGuard};
 use crate::kernel::Word;

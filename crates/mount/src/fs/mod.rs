@@ -1,5 +1,6 @@
 //! The kernel's requests, answered from memory.
 
+mod attributes;
 mod error;
 mod io;
 mod locks;
@@ -17,12 +18,11 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use hayloft_fuse::{
-    Attr, Entry, Errno, Failure, FileSystem, Forget, Interrupt, Operation, Pace, Reply, Request, SetAttr,
-    Statfs, TimeOrNow, Validity, write_flags,
+    Errno, Failure, FileSystem, Forget, Interrupt, Operation, Pace, Reply, Request, Validity, write_flags,
 };
-use hayloft_model::tree::AttributeChange;
-use hayloft_model::{BLOCK_SIZE, FileKind, Ino, InodeRow, Missing, Timestamp, TreeError};
+use hayloft_model::{Ino, Missing, Timestamp, TreeError};
 
+use self::attributes::attr;
 use self::error::FsError;
 use self::io::Write;
 use self::request::Asked;
@@ -370,76 +370,6 @@ impl VolumeFs {
         self.client.drop_ended(core);
         self.client.changed(core.tree.dirty_rows());
     }
-
-    fn set_attributes(&self, ino: Ino, change: &SetAttr, reply: &mut Reply<'_>) -> Done {
-        let now = self.now();
-        let time = |time: Option<TimeOrNow>| {
-            time.map(|time| match time {
-                TimeOrNow::Now => now,
-                TimeOrNow::Time(time) => Timestamp { secs: time.seconds, nanos: time.nanos },
-            })
-        };
-        let mut core = self.client.core();
-        if let Some(size) = change.size {
-            return self.truncate(core, ino, size, change, reply);
-        }
-        let change = AttributeChange {
-            mode: change.mode,
-            uid: change.uid,
-            gid: change.gid,
-            size: None,
-            atime: time(change.atime),
-            mtime: time(change.mtime),
-            kill_privileges: change.kill_suidgid,
-        };
-        core.tree.set_attributes(ino, change, now)?;
-        let attr = attr(ino, core.tree.inode(ino)?);
-        self.changed(&mut core);
-        reply.attr(&attr, Validity::ZERO);
-        Ok(())
-    }
-
-    fn statfs(&self, status_asked: bool, reply: &mut Reply<'_>) -> Done {
-        if !status_asked && self.client.others_changed.load(Ordering::Relaxed) {
-            return Err(Stop::Need(Need::Status));
-        }
-        let status = self.client.status();
-        let (used, quota) = {
-            let core = self.client.core();
-            (core.tree.usage(), core.tree.quota())
-        };
-        let unit = 4096;
-        let unshipped = self.client.budget.unshipped() + self.client.budget.in_flight();
-        // A store that cannot tell its size (a bucket) is shown as a large one.
-        let unknown = 1 << 50;
-        let free_in_store = match status.store_free_bytes {
-            u64::MAX => unknown,
-            free => free.saturating_sub(unshipped),
-        };
-        let free = match quota.bytes {
-            0 => free_in_store,
-            quota => free_in_store.min(quota.saturating_sub(used.bytes)),
-        };
-        let total = match quota.bytes {
-            0 => used.bytes + free,
-            quota => quota,
-        };
-        let files_free = match quota.inodes {
-            0 => 1 << 40,
-            quota => quota.saturating_sub(used.inodes),
-        };
-        reply.statfs(&Statfs {
-            blocks: total / unit,
-            bfree: free / unit,
-            bavail: free / unit,
-            files: used.inodes + files_free,
-            ffree: files_free,
-            bsize: unit as u32,
-            namelen: hayloft_model::NAME_MAX as u32,
-            frsize: unit as u32,
-        });
-        Ok(())
-    }
 }
 
 /// Whether a request changes names or attributes, and so adds to the rows that have to be shipped.
@@ -494,52 +424,4 @@ fn changes(op: &Operation<'_>) -> bool {
             | Operation::Setxattr { .. }
             | Operation::Removexattr { .. }
     )
-}
-
-/// The row as the kernel wants it.
-fn attr(ino: Ino, row: &InodeRow) -> Attr {
-    let time = |time: Timestamp| hayloft_fuse::Timestamp { seconds: time.secs, nanos: time.nanos };
-    let is_dir = row.kind() == FileKind::Directory;
-    Attr {
-        ino: ino.0,
-        // Programs take a directory of size 0 for an empty one of some other system.
-        size: if is_dir { 4096 } else { row.size },
-        blocks: row.allocated.div_ceil(512),
-        atime: time(row.atime),
-        mtime: time(row.mtime),
-        ctime: time(row.ctime),
-        mode: row.mode,
-        nlink: row.nlink,
-        uid: row.uid,
-        gid: row.gid,
-        rdev: row.rdev,
-        blksize: BLOCK_SIZE as u32,
-        flags: 0,
-    }
-}
-
-/// A name's answer. The kernel may keep the attributes until told otherwise.
-fn entry(node: NodeId, row: &InodeRow, entry_valid: Validity) -> Entry {
-    let attr = attr(node.ino(), row);
-    Entry { nodeid: node.0, generation: 0, entry_valid, attr_valid: Validity::FOREVER, attr }
-}
-
-/// The answer to what makes a name. The kernel takes its attributes for what is so however late the caller goes on, even
-/// after the word that they have changed: so they are for one use, as those in answers to SETATTR are. It asks for them
-/// once more, and keeps that. (Files made in directories that this host owns: [`crate::kernel::births`].)
-fn made_entry(node: NodeId, row: &InodeRow, entry_valid: Validity) -> Entry {
-    Entry { attr_valid: Validity::ZERO, ..entry(node, row, entry_valid) }
-}
-
-impl Client {
-    /// Asks how full the store is; without an answer the last one stays.
-    pub(crate) fn refresh_status(&self, interrupt: Option<&Interrupt>) {
-        use hayloft_wire::{StatusRequest, client_message::Body as Ask, server_message::Body as Answer};
-        let answers = self.link.call(Ask::Status(StatusRequest {}), interrupt);
-        if let Ok(answers) = answers
-            && let Some(Answer::Status(status)) = answers.into_iter().next()
-        {
-            if self.ledger.is_shipping() { self.set_status(status) } else { self.set_usage(status) }
-        }
-    }
 }

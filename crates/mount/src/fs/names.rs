@@ -6,8 +6,9 @@ use hayloft_model::sound::TARGET_MAX;
 use hayloft_model::tree::{NewNode, RenameFlags};
 use hayloft_model::{Content, FileKind, Ino, Name, TreeError};
 
+use super::attributes::{entry, made_entry};
 use super::error::FsError;
-use super::{Done, Need, Stop, VolumeFs, done, entry, ino_of, made_entry};
+use super::{Done, Need, Stop, VolumeFs, done, ino_of};
 use crate::core::{Core, CoreGuard};
 use crate::kernel::Word;
 use crate::kernel::moved::Doing;

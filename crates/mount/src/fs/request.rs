@@ -6,9 +6,10 @@ use hayloft_model::grants::Object;
 use hayloft_model::tree::{AttributeChange, NewNode, RenameFlags};
 use hayloft_model::{Change, FileKind, Ino, Missing, Name, Timestamp, TreeError, slot};
 
+use super::attributes::{attr, made_entry};
 use super::error::FsError;
 use super::names::{OPEN_FLAGS, RENAME_EXCHANGE, RENAME_NOREPLACE, RENAME_WHITEOUT, owned_by};
-use super::{Stop, VolumeFs, attr, ino_of, made_entry};
+use super::{Stop, VolumeFs, ino_of};
 use crate::core::Client;
 use crate::kernel::nodes::NodeId;
 use crate::sharing::change::Outcome;

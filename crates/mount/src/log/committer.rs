@@ -31,8 +31,10 @@ const DAMAGED_MAX: u32 = 8;
 const PART_BYTES: usize = 96 << 10;
 /// This part of the changed rows that there may be is shipped before its time.
 const ROWS_PART: usize = 4;
-/// And so many in any case: while the log is cut every call waits, 2 us a row.
+/// And so many in any case: while the log is cut every call waits.
 const CUT_ROWS: usize = 16 << 10;
+/// So many records are completed while calls wait.
+const COMPLETED_AT_ONCE: usize = 512;
 
 /// A cut with the data of its files.
 #[derive(Debug)]
@@ -119,21 +121,28 @@ fn cut(client: &Client, sequence: Sequence, pressing: bool, durable: bool) -> Op
     if cut.batch.records.is_empty() && cut.batch.usage == Default::default() {
         return None;
     }
-    let mut files = Vec::new();
-    let mut bytes = 0;
+    let mut changed = Vec::new();
     for record in &cut.batch.records {
         let Record::PutInode(ino, row) = record else { continue };
         if row.kind() != FileKind::Regular {
             continue;
         }
         let Some(file) = core.files.get(ino) else { continue };
-        let data = client.budget.with(file, |data| data.cut(sequence));
-        bytes += data.blocks.iter().map(|(_, block)| block.len() as u64).sum::<u64>();
-        files.push((*ino, data));
+        file.data.lock().cut_later(sequence);
+        changed.push((*ino, Arc::clone(file)));
     }
     core.in_flight = true;
-    client.budget.add_in_flight(bytes as i64);
     client.dirty_rows.store(0, Ordering::Relaxed);
+    drop(core);
+    let mut files = Vec::with_capacity(changed.len());
+    let mut bytes = 0;
+    for (ino, file) in changed {
+        let data = client.budget.with(&file, |data| data.collect_cut(sequence));
+        let taken = data.blocks.iter().map(|(_, block)| block.len() as u64).sum::<u64>();
+        client.budget.add_in_flight(taken as i64);
+        bytes += taken;
+        files.push((ino, data));
+    }
     Some(Shipment { cut, files, bytes, pressing, durable, completed: None })
 }
 
@@ -315,13 +324,15 @@ fn complete(client: &Client, shipment: &mut Shipment) {
             contents.insert(*ino, content);
         }
     }
-    let mut core = client.core();
-    for record in &mut shipment.cut.batch.records {
-        if let Record::PutInode(ino, row) = record
-            && let Some(content) = contents.remove(ino)
-        {
-            row.content = content.clone();
-            core.tree.set_content(*ino, content);
+    for records in shipment.cut.batch.records.chunks_mut(COMPLETED_AT_ONCE) {
+        let mut core = client.core();
+        for record in records {
+            if let Record::PutInode(ino, row) = record
+                && let Some(content) = contents.remove(ino)
+            {
+                row.content = content.clone();
+                core.tree.set_content(*ino, content);
+            }
         }
     }
     shipment.cut.batch.records.append(&mut pages);

@@ -179,7 +179,7 @@ impl World {
             own.push(dir);
         }
         for (name, dentry) in server.stored.rows.listing(of) {
-            if of != dir && of.slot(name.as_bytes()) != dir {
+            if of != dir && of.slot(name.as_bytes(), dir.width()) != dir {
                 continue;
             }
             let Some(row) = server.stored.rows.inodes.get(&dentry.ino) else {

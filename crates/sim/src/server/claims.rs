@@ -33,6 +33,8 @@ impl World {
             self.server.grants.begin(session, false);
             self.server.live.insert(session, Live::default());
         }
+        let knows_many = self.config.seed >= MANY_FROM && !session.0.is_multiple_of(4);
+        self.server.grants.knows_many_slots(session, knows_many);
         // Requests come again; what is carried out already is answered from its outcome.
         let void: Vec<Ticket> = self
             .server

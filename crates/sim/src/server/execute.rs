@@ -370,15 +370,13 @@ impl World {
             let (ino, after) = match record {
                 Record::PutInode(ino, row) if row.kind() != FileKind::Directory => (*ino, Some(row)),
                 Record::DeleteInode(ino) => (*ino, None),
-                Record::PutDentry(dir, name, _) | Record::DeleteDentry(dir, name)
-                    if server.grants.is_split(*dir) =>
-                {
-                    if !owns(&server.grants, dir.slot(name.as_bytes())) {
-                        return Err(format!("{name:?} of {dir} is in no slot of its own"));
+                Record::PutDentry(dir, name, _) | Record::DeleteDentry(dir, name) => {
+                    if let Some(width) = server.grants.width(*dir) {
+                        if !owns(&server.grants, dir.slot(name.as_bytes(), width)) {
+                            return Err(format!("{name:?} of {dir} is in no slot of its own"));
+                        }
+                        continue;
                     }
-                    continue;
-                }
-                Record::PutDentry(dir, ..) | Record::DeleteDentry(dir, _) => {
                     if !owns(&server.grants, *dir) {
                         return Err(format!("the names of {dir} are not its own"));
                     }

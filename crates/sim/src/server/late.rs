@@ -10,6 +10,9 @@ use crate::world::LEASE;
 /// The first seed of a world with such a store.
 pub(crate) const FROM: u64 = 1 << 32;
 
+/// From this seed on, worlds have hosts that know of directories with many slots, beside such that do not.
+pub(crate) const MANY_FROM: u64 = 1 << 33;
+
 /// How a flush ends.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(super) enum Ending {
@@ -27,7 +30,9 @@ pub(crate) struct LateStore {
 impl LateStore {
     /// That of a world, if it has one.
     pub(crate) fn new(seed: u64) -> Option<LateStore> {
-        (seed >= FROM).then(|| LateStore { rng: Rng::new(seed ^ 0x6c61_7465), ending: None })
+        (FROM..MANY_FROM)
+            .contains(&seed)
+            .then(|| LateStore { rng: Rng::new(seed ^ 0x6c61_7465), ending: None })
     }
 }
 

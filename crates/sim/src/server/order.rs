@@ -123,8 +123,8 @@ impl Order {
 /// What is changed: rows of inodes, names in directories, or in slots of those that are split.
 fn about(records: &[Record], grants: &Grants) -> BTreeSet<Ino> {
     let of = |record: &Record| match record {
-        Record::PutDentry(dir, name, _) | Record::DeleteDentry(dir, name) if grants.is_split(*dir) => {
-            vec![dir.slot(name.as_bytes())]
+        Record::PutDentry(dir, name, _) | Record::DeleteDentry(dir, name) => {
+            vec![grants.width(*dir).map_or(*dir, |width| dir.slot(name.as_bytes(), width))]
         }
         record => estates::subjects(std::slice::from_ref(record)).into_iter().collect(),
     };

@@ -10,6 +10,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use futures::stream::{self, StreamExt, TryStreamExt};
 use hayloft_model::grants::{Object, STRAY};
+use hayloft_model::slot::Width;
 use hayloft_model::{
     BlockRef, Content, ContentHash, FileKind, Ino, Name, Record, SessionId, Usage, UsageDelta, sound,
 };
@@ -526,12 +527,12 @@ impl Subjects {
     fn put_name(
         &mut self,
         batch: &mut Rows,
-        (dir, name, split): (Ino, &Name, &HashSet<Ino>),
+        (dir, name, split): (Ino, &Name, &HashMap<Ino, Width>),
         key: Bytes,
         value: Option<Bytes>,
     ) {
-        if split.contains(&dir) {
-            let slot = dir.slot(name.as_bytes());
+        if let Some(width) = split.get(&dir) {
+            let slot = dir.slot(name.as_bytes(), *width);
             self.slots.insert(slot);
             return batch.set_in(slot, key, value);
         }

@@ -188,7 +188,7 @@ impl Volume {
         let (inos, place) = self.begin(&db, id, hello, owner).await?;
         let row = db.get(tables::inode(Ino::ROOT)).await?.ok_or(VolumeError::NoInode(Ino::ROOT))?;
         let root = database::decode::<InodeRowMessage>(row, "inode")?;
-        self.sharing.lock().begin(id, hello.read_only);
+        self.sharing.lock().begin(id, hello.read_only, agreed.features);
         let (last_sequence, heard, worked) = {
             let mut state = self.state.lock();
             let session = state.sessions.get_mut(&id).ok_or(VolumeError::SessionEnded(id))?;

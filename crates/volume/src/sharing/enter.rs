@@ -99,7 +99,8 @@ impl Volume {
     ) -> Result<(), VolumeError> {
         let dir = Ino(asked.dir);
         replies.room().await;
-        let (object, slot) = (Object::Directory(dir), dir.slot(&asked.stem));
+        let width = self.sharing.lock().grants.width(dir).unwrap_or_default();
+        let (object, slot) = (Object::Directory(dir), dir.slot(&asked.stem, width));
         let mut given = Vec::new();
         let request_of = match (asked.stem.is_empty(), asked.whole) {
             (false, _) => Request::Names(Object::Directory(slot)),
@@ -113,18 +114,19 @@ impl Volume {
         let mut pass = self.request(session, request_of)?;
         let outcome = pass.ready().await?;
         // Boxed: thousands may wait, and few are answered at a time.
+        let asked = (asked, slot);
         Box::pin(self.entered(session, asked, (pass, outcome, given), replies, (connection, request))).await
     }
 
     async fn entered(
         self: &Arc<Self>,
         session: SessionId,
-        asked: &Enter,
+        (asked, slot): (&Enter, Ino),
         (pass, outcome, given): (Pass, Outcome, Vec<Ino>),
         replies: &Replies,
         (connection, request): (u64, u64),
     ) -> Result<(), VolumeError> {
-        let (dir, slot) = (Ino(asked.dir), Ino(asked.dir).slot(&asked.stem));
+        let dir = Ino(asked.dir);
         let db = self.db()?;
         let row = listing::inode(&*db.snapshot()?, dir).await?;
         if FileKind::of_mode(row.mode) != Some(FileKind::Directory) {

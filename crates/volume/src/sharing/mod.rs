@@ -23,7 +23,7 @@ use hayloft_model::grants::{Grants, Object, Order, Outcome, Output, Request, Tic
 use hayloft_model::{Estates, Ino, Record, SessionId};
 use hayloft_wire::server_message::Body as Answer;
 use hayloft_wire::{
-    Apply, Changed, DropRows, Entry, Event, GiveBack, InvalidMessage, Recall, RecordMessage,
+    Apply, Changed, DropRows, Entry, Event, GiveBack, InvalidMessage, MANY_SLOTS, Recall, RecordMessage,
     event::Body as EventBody,
 };
 use tokio::sync::mpsc;
@@ -279,9 +279,10 @@ impl Sharing {
     }
 
     /// A session begins, or has a new connection; it is told nothing until it has claimed, and holds up nobody.
-    pub(crate) fn begin(&mut self, session: SessionId, read_only: bool) {
+    pub(crate) fn begin(&mut self, session: SessionId, read_only: bool, features: u64) {
         self.streams.remove(&session);
         self.grants.begin(session, read_only);
+        self.grants.knows_many_slots(session, features & MANY_SLOTS != 0);
     }
 
     /// A session has said what it owns, on this connection. To be followed by [`Sharing::drive`].

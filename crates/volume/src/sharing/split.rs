@@ -1,8 +1,9 @@
 //! Directories that are split, and whole again (`hayloft_model::slot`): what has to be durable, and written, in between.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::sync::Arc;
 
+use hayloft_model::slot::Width;
 use hayloft_model::{Ino, Timestamp};
 use hayloft_wire::record_message::Body;
 use hayloft_wire::{Changed, InodeRowMessage, RecordMessage};
@@ -102,11 +103,12 @@ impl Volume {
 }
 
 impl Sharing {
-    /// Split directories in which records change names.
-    pub(crate) fn split_in(&mut self, records: &[RecordMessage]) -> HashSet<Ino> {
+    /// Split directories in which records change names, and in how many slots.
+    pub(crate) fn split_in(&mut self, records: &[RecordMessage]) -> HashMap<Ino, Width> {
         let dirs = records.iter().filter_map(dir_of);
-        let split: HashSet<Ino> = dirs.filter(|dir| self.grants.is_split(*dir)).collect();
-        split.iter().for_each(|dir| self.grants.works_by_slots(*dir));
+        let width = |dir| self.grants.width(dir).map(|width| (dir, width));
+        let split: HashMap<Ino, Width> = dirs.filter_map(width).collect();
+        split.keys().for_each(|dir| self.grants.works_by_slots(*dir));
         split
     }
 }

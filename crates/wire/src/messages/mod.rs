@@ -3,6 +3,8 @@
 
 pub(crate) mod admin;
 pub(crate) mod batches;
+pub(crate) mod clients;
+pub(crate) mod locks;
 pub(crate) mod reading;
 pub(crate) mod rows;
 pub(crate) mod session;
@@ -13,6 +15,8 @@ use prost::{Message, Oneof};
 
 use crate::messages::admin::*;
 use crate::messages::batches::*;
+use crate::messages::clients::*;
+use crate::messages::locks::*;
 use crate::messages::reading::*;
 use crate::messages::session::*;
 use crate::messages::sharing::*;

@@ -5,6 +5,7 @@ use bytes::Bytes;
 use prost::{Message, Oneof};
 
 use crate::messages::batches::RecordMessage;
+use crate::messages::locks::LockMessage;
 
 /// `hayloft_model::grants::Object`.
 #[derive(Clone, Copy, PartialEq, Message)]
@@ -363,63 +364,6 @@ pub struct Pong {
     pub server_time_nanos: i64,
 }
 
-/// A lock of flock or fcntl.
-#[derive(Clone, Copy, PartialEq, Message)]
-pub struct LockMessage {
-    #[prost(uint64, tag = "1")]
-    pub ino: u64,
-    /// Who has it, as the kernel of its host names them.
-    #[prost(uint64, tag = "2")]
-    pub owner: u64,
-    #[prost(uint64, tag = "3")]
-    pub start: u64,
-    /// Last byte.
-    #[prost(uint64, tag = "4")]
-    pub end: u64,
-    /// F_RDLCK, F_WRLCK or F_UNLCK.
-    #[prost(uint32, tag = "5")]
-    pub kind: u32,
-    #[prost(uint32, tag = "6")]
-    pub pid: u32,
-    /// A lock of flock: of another family than those of fcntl.
-    #[prost(bool, tag = "7")]
-    pub flock: bool,
-    /// A lock of fcntl that belongs to an open file (F_OFD_SETLK): it is left out of the search for deadlocks.
-    #[prost(bool, tag = "8")]
-    pub of_file: bool,
-}
-
-/// Sets, tests or removes a lock. Answered by [`LockAnswer`]; with `wait`, when it is set.
-#[derive(Clone, Copy, PartialEq, Message)]
-pub struct LockRequest {
-    #[prost(message, optional, tag = "1")]
-    pub lock: Option<LockMessage>,
-    #[prost(bool, tag = "2")]
-    pub wait: bool,
-    /// Only tell which lock is in the way.
-    #[prost(bool, tag = "3")]
-    pub test: bool,
-}
-
-/// A waiting [`LockRequest`] is given up. Gets no answer; the request is answered, as set or in the way.
-#[derive(Clone, Copy, PartialEq, Message)]
-pub struct CancelLock {
-    /// The request's number.
-    #[prost(uint64, tag = "1")]
-    pub request: u64,
-}
-
-/// Answers [`LockRequest`].
-#[derive(Clone, Copy, PartialEq, Message)]
-pub struct LockAnswer {
-    /// The lock that is in the way; absent when it was set (or could be).
-    #[prost(message, optional, tag = "1")]
-    pub conflict: Option<LockMessage>,
-    /// It would deadlock.
-    #[prost(bool, tag = "2")]
-    pub deadlock: bool,
-}
-
 /// A session whose process is proved to be dead, by the machine that it ran on: it can end. Answered by
 /// [`crate::Done`].
 #[derive(Clone, Copy, PartialEq, Message)]
@@ -437,75 +381,4 @@ pub struct LostPeer {
     pub host_id: String,
     #[prost(uint32, tag = "3")]
     pub pid: u32,
-}
-
-/// Who is connected; answered by [`Clients`].
-#[derive(Clone, PartialEq, Message)]
-pub struct ListClients {
-    /// Only of this volume; empty for all.
-    #[prost(string, tag = "1")]
-    pub volume: String,
-}
-
-/// Ends a session; answered by [`Clients`] with what it was.
-#[derive(Clone, PartialEq, Message)]
-pub struct EvictClient {
-    #[prost(string, tag = "1")]
-    pub volume: String,
-    #[prost(uint64, tag = "2")]
-    pub session: u64,
-}
-
-/// Sessions.
-#[derive(Clone, PartialEq, Message)]
-pub struct Clients {
-    #[prost(message, repeated, tag = "1")]
-    pub clients: Vec<SessionInfo>,
-}
-
-/// A session, for people.
-#[derive(Clone, PartialEq, Message)]
-pub struct SessionInfo {
-    #[prost(string, tag = "1")]
-    pub volume: String,
-    #[prost(uint64, tag = "2")]
-    pub session: u64,
-    #[prost(string, tag = "3")]
-    pub host_name: String,
-    #[prost(uint32, tag = "4")]
-    pub pid: u32,
-    #[prost(string, tag = "5")]
-    pub mount_point: String,
-    #[prost(bool, tag = "6")]
-    pub read_only: bool,
-    #[prost(bool, tag = "7")]
-    pub connected: bool,
-    /// Milliseconds since it was last heard of.
-    #[prost(uint64, tag = "8")]
-    pub silent_ms: u64,
-    /// Directories owned, and read.
-    #[prost(uint64, tag = "9")]
-    pub own_directories: u64,
-    #[prost(uint64, tag = "10")]
-    pub read_directories: u64,
-    /// Files owned by themselves.
-    #[prost(uint64, tag = "11")]
-    pub own_files: u64,
-    /// Events that it has not acknowledged, and the age of the oldest, milliseconds.
-    #[prost(uint64, tag = "12")]
-    pub events_waiting: u64,
-    #[prost(uint64, tag = "13")]
-    pub lag_ms: u64,
-    /// Locks that its programs hold.
-    #[prost(uint64, tag = "14")]
-    pub locks: u64,
-    /// Its last batch.
-    #[prost(uint64, tag = "15")]
-    pub last_sequence: u64,
-    /// The protocol that its last connection spoke, and the release of its hayloft; 0 and empty when it has had none since the
-    /// server began.
-    #[prost(uint32, tag = "16")]
-    pub protocol: u32,
-    #[prost(string, tag = "17")]
-    pub release: String,
 }

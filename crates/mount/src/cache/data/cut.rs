@@ -5,7 +5,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use hayloft_model::{BlockRef, INLINE_MAX, PAGE_BLOCKS, Sequence, pages_of};
 
-use super::{Block, DataCut, FileData};
+use super::{Block, DataCut, Due, FileData};
 
 impl FileData {
     /// Whether the row holds all of it.
@@ -15,6 +15,35 @@ impl FileData {
             [(0, Block { data: Some(_), .. })] => self.size <= INLINE_MAX,
             _ => false,
         }
+    }
+
+    /// The log is cut: what has changed belongs to the batch `sequence`. To take it is for who comes next ([`FileData::take_due`]),
+    /// since all calls wait while the log is cut.
+    pub(crate) fn cut_later(&mut self, sequence: Sequence) {
+        self.take_due();
+        self.due = Some(Due::Untaken(sequence));
+    }
+
+    /// Before anything is changed: takes what belongs to a cut that was made.
+    pub(crate) fn take_due(&mut self) {
+        if let Some(Due::Untaken(sequence)) = self.due {
+            self.due = Some(Due::Taken(Box::new(self.cut(sequence))));
+        }
+    }
+
+    /// Gives what the cut has taken, or takes it.
+    pub(crate) fn collect_cut(&mut self, sequence: Sequence) -> DataCut {
+        match self.due.take() {
+            Some(Due::Taken(cut)) => *cut,
+            _ => self.cut(sequence),
+        }
+    }
+
+    /// What the committer has still to collect goes on in what takes the data's place.
+    pub(crate) fn leave(&mut self) -> FileData {
+        self.take_due();
+        let due = self.due.take();
+        std::mem::replace(self, FileData { due, ..FileData::gone() })
     }
 
     /// Takes what changed, for the batch `sequence`. The caller names the content of [`DataCut::blocks`], fills the

@@ -311,3 +311,24 @@ fn what_there_is_no_room_for_goes_and_what_is_stored_stays() {
     assert!(file.homeless().is_empty());
     assert_eq!(&file.cut(Sequence(5)).inline.unwrap()[..5], b"hay\x07\x07");
 }
+
+#[test]
+fn a_cut_has_what_there_was_when_it_was_made_whenever_it_is_collected() {
+    let budget = crate::cache::budget::Budget::default();
+    let file = File::new(FileData::from_row(0, 0, &Content::Inline(Bytes::new())));
+    let write = |offset, bytes: &[u8]| budget.with(&file, |data| data.write(offset, bytes)).unwrap();
+    write(0, b"before");
+    file.data.lock().cut_later(Sequence(1));
+    write(0, b"after!");
+    let cut = budget.with(&file, |data| data.collect_cut(Sequence(1)));
+    assert_eq!(cut.inline.as_deref(), Some(&b"before"[..]));
+    // What came behind it is in the next one, also if the file leaves memory meanwhile.
+    file.data.lock().cut_later(Sequence(2));
+    let left = budget.take(&file);
+    assert_eq!(
+        budget.with(&file, |data| data.collect_cut(Sequence(2))).inline.as_deref(),
+        Some(&b"after!"[..])
+    );
+    assert!(left.dirty_bytes() == 0 && file.data.lock().is_gone());
+    assert_eq!(budget.unshipped(), 0);
+}

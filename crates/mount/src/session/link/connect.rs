@@ -2,25 +2,25 @@
 
 use std::io;
 use std::net::Shutdown;
-use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicU8, AtomicU64};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use hayloft_model::Sequence;
-use hayloft_transport::{ConnectError, Dial, Receiving, Refusal, Sending, refusal};
+use hayloft_model::slot::Width;
+use hayloft_model::{Ino, Sequence};
+use hayloft_transport::{ConnectError, Dial};
 use hayloft_wire::client_message::Body as Ask;
 use hayloft_wire::server_message::Body as Answer;
-use hayloft_wire::{
-    Claim, ClientMessage, Entry, Failed, FailureCode, Hello, ServerMessage, Spoken, Welcome, agree, frame,
-};
+use hayloft_wire::{Claim, ClientMessage, Entry, Failed, FailureCode, Hello, MANY_SLOTS, Spoken, Welcome};
 use parking_lot::{Condvar, Mutex};
-use socket2::Socket;
 
 use crate::error::MountError;
 use crate::host;
 use crate::host::clock::Clock;
 use crate::host::moment::Moment;
+use crate::session::link::greeting::{
+    GREETING_TIMEOUT, Greeting, greet, is_closed, not_connected, refused, with_cause,
+};
 use crate::session::link::line::Line;
 use crate::session::link::{Condition, Link, Opened, Receiver, State, Waiting};
 use crate::session::reader::Reader;
@@ -30,8 +30,6 @@ use crate::stats::Stats;
 const RETRY_MAX: Duration = Duration::from_millis(500);
 const RETRY_MIN: Duration = Duration::from_millis(20);
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
-/// How long a server may take for a hello, and for a claim: with a store that is slow or away it has to be asked again.
-const GREETING_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// For how long it is tried again to mount from a server that closes the connection without a word, and how often.
 const CLOSED_PATIENCE: Duration = Duration::from_secs(5);
@@ -347,6 +345,10 @@ impl Link {
             receiver.begun(welcome);
         }
         let mut claim = receiver.renew(Sequence(last));
+        if welcome.features & MANY_SLOTS == 0 {
+            // An older server takes these for something else. What was changed in them it refuses: it comes back with another session.
+            claim.own.retain(|object| Ino(object.ino).width() == Width::Few);
+        }
         claim.entries = self.entries_to_bring(welcome.opening, is_new, receiver);
         *self.writer.lock() = Some((next, writer));
         *self.breaker.lock() = Some((next, breaker));
@@ -400,119 +402,5 @@ impl Link {
             .name("hayloft-resend".to_string())
             .spawn(move || again.into_iter().for_each(|request| link.send_waiting(request, next)))?;
         Ok(())
-    }
-}
-
-fn refused(address: &str, volume: &str, failed: &Failed) -> MountError {
-    match failed.code() {
-        FailureCode::NotFound => {
-            MountError::NoSuchVolume { volume: volume.to_string(), address: address.to_string() }
-        }
-        FailureCode::Denied => {
-            MountError::Distrusted { address: address.to_string(), message: failed.message.clone() }
-        }
-        _ => MountError::Refused { address: address.to_string(), message: failed.message.clone() },
-    }
-}
-
-/// Why there is no connection to the server, for who wants to mount.
-/// Whether the other side has closed the connection without a word.
-fn is_closed(error: &io::Error) -> bool {
-    use io::ErrorKind::{BrokenPipe, ConnectionAborted, ConnectionReset, UnexpectedEof};
-    matches!(error.kind(), UnexpectedEof | ConnectionReset | ConnectionAborted | BrokenPipe)
-}
-
-fn not_connected(address: &str, error: ConnectError) -> MountError {
-    let address = address.to_string();
-    match error {
-        ConnectError::Address(source) | ConnectError::Unreachable(source) => {
-            MountError::Unreachable { address, source }
-        }
-        ConnectError::Credentials(source) => MountError::Credentials { address, source },
-        ConnectError::Refused(Refusal::Own(message) | Refusal::Server(message)) => {
-            MountError::Distrusted { address, message }
-        }
-    }
-}
-
-/// The error with what caused it, in one line.
-fn with_cause(error: &ConnectError) -> String {
-    let cause = std::error::Error::source(error).map(ToString::to_string);
-    cause.map_or_else(|| error.to_string(), |cause| format!("{error}: {cause}"))
-}
-
-/// A server whose host vanishes without a word is noticed within some ten seconds. One on this host has nothing to set.
-#[allow(unsafe_code)]
-fn notice_dead_peers(stream: &Socket) {
-    let set = |level, name, value: libc::c_int| {
-        // SAFETY: the descriptor is open and the value is a c_int of the size given.
-        unsafe {
-            libc::setsockopt(
-                stream.as_raw_fd(),
-                level,
-                name,
-                (&raw const value).cast(),
-                size_of::<libc::c_int>() as libc::socklen_t,
-            )
-        }
-    };
-    set(libc::SOL_SOCKET, libc::SO_KEEPALIVE, 1);
-    set(libc::IPPROTO_TCP, libc::TCP_KEEPIDLE, 5);
-    set(libc::IPPROTO_TCP, libc::TCP_KEEPINTVL, 2);
-    set(libc::IPPROTO_TCP, libc::TCP_KEEPCNT, 3);
-    // Longer: a server that waits for its store takes nothing for a while, and is there all the same.
-    set(libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT, 60_000);
-}
-
-enum Greeting {
-    Welcome(Box<(Writer, Reader, Welcome)>),
-    Refused(Failed),
-}
-
-fn greet(
-    (sending, receiving): (Sending, Receiving),
-    hello: &Hello,
-    stats: &Stats,
-    clock: &Clock,
-) -> Result<Greeting, ConnectError> {
-    let failed = |error: io::Error| match refusal(&error) {
-        Some(refusal) => ConnectError::Refused(refusal),
-        None => ConnectError::Unreachable(error),
-    };
-    notice_dead_peers(&sending.socket());
-    let ask = Ask::Hello(hello.clone());
-    stats.count_request(&ask);
-    let mut bytes = Vec::new();
-    frame::encode(&ClientMessage { request: u64::MAX, body: Some(ask) }, &mut bytes);
-    let sent = Instant::now();
-    sending.socket().set_read_timeout(Some(GREETING_TIMEOUT)).map_err(failed)?;
-    let mut writer = Writer::new(sending);
-    let written = writer.write_all(&mut bytes);
-    let mut reader = Reader::new(receiving);
-    // Also when nothing can be written: a server that does not want this host has said why.
-    let message: Option<ServerMessage> = match (reader.next(stats).map_err(io::Error::from), written) {
-        (Ok(None), Err(error)) => return Err(failed(error)),
-        (read, _) => read.map_err(failed)?,
-    };
-    reader.socket().set_read_timeout(None).map_err(failed)?;
-    match message.and_then(|message| message.body) {
-        Some(Answer::Welcome(welcome)) => {
-            if let Err(mismatch) = agree(&Spoken::ours(), &welcome.spoken()) {
-                let code = FailureCode::Protocol as i32;
-                return Ok(Greeting::Refused(Failed {
-                    code,
-                    message: mismatch.to_string(),
-                    ..Failed::default()
-                }));
-            }
-            clock.hear(welcome.server_time_nanos, sent);
-            Ok(Greeting::Welcome(Box::new((writer, reader, welcome))))
-        }
-        Some(Answer::Failed(failed)) => Ok(Greeting::Refused(failed)),
-        Some(_) => Err(failed(io::Error::new(io::ErrorKind::InvalidData, "the answer is not Hayloft's"))),
-        None => Err(failed(io::Error::new(
-            io::ErrorKind::UnexpectedEof,
-            "it closed the connection (does it listen for other hosts, is it of the same version? its log says why)",
-        ))),
     }
 }

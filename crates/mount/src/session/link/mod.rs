@@ -3,6 +3,7 @@
 
 mod calls;
 mod connect;
+mod greeting;
 mod lease;
 mod line;
 mod reading;
