@@ -286,6 +286,15 @@ impl Locks {
         self.queues.values().flat_map(|queue| queue.waiting.iter().map(|(wait, lock)| (*wait, lock)))
     }
 
+    /// Sessions that wait for a lock of a file before who has come last, another one: they are in its way as soon as they have it.
+    pub fn waiting_before_others(&self) -> impl Iterator<Item = SessionId> + '_ {
+        self.queues.values().flat_map(|queue| {
+            let sessions = queue.waiting.values().map(|lock| lock.owner.session);
+            let last = sessions.clone().next_back();
+            sessions.filter(move |session| Some(*session) != last)
+        })
+    }
+
     /// How many locks a session holds.
     pub fn count(&self, session: SessionId) -> usize {
         self.held().filter(|lock| lock.owner.session == session).count()

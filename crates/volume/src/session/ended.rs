@@ -4,7 +4,7 @@
 //! the same mount. For as long as an ended session is remembered, that one learns what was applied of the old one's log,
 //! and the outcomes of changes that it had asked for are its own: they are executed once even so.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -127,8 +127,27 @@ impl Volume {
         Ok(())
     }
 
-    /// Ends sessions that own nothing and have nothing open without a name, all together: the store is waited for once. The caller has the
-    /// turn.
+    /// Ends sessions, all together that have nothing open without a name. The caller has the turn.
+    pub(crate) async fn end_all(
+        self: &Arc<Self>,
+        db: &Db,
+        ids: &[SessionId],
+        end: End,
+    ) -> Result<(), VolumeError> {
+        let has_orphans = |id: &SessionId| {
+            self.state.lock().sessions.get(id).is_some_and(|session| !session.orphans.is_empty())
+        };
+        let (single, together): (Vec<SessionId>, Vec<SessionId>) = ids.iter().partition(|id| has_orphans(id));
+        if !together.is_empty() {
+            self.end_sessions(db, &together, end).await?;
+        }
+        for id in single {
+            self.end_session(db, id, end).await?;
+        }
+        Ok(())
+    }
+
+    /// Ends sessions that have nothing open without a name, all together: the store is waited for once. The caller has the turn.
     pub(crate) async fn end_sessions(
         self: &Arc<Self>,
         db: &Db,
@@ -139,7 +158,18 @@ impl Volume {
         let forgotten = self.put_end(db, &mut batch, ids, end).await?;
         self.write(db, batch).await?;
         self.forget_ended(&forgotten);
-        ids.iter().for_each(|id| self.is_over(*id, end, Vec::new()));
+        let owners = match end {
+            End::Lost => self.sharing.lock().grants.owners(),
+            _ => HashSet::new(),
+        };
+        for id in ids {
+            let owned = match owners.contains(id) {
+                true => self.sharing.lock().grants.owned_by(*id),
+                false => Vec::new(),
+            };
+            self.is_over(*id, end, owned);
+            tracing::info!(volume = self.name, session = %id, "the session has ended");
+        }
         self.settle_uses();
         Ok(())
     }

@@ -224,12 +224,14 @@ impl Locks {
         ready.send();
     }
 
-    /// The sessions whose locks somebody wants, or may want: one of them that is silent for its lease is to be ended.
+    /// The sessions whose locks somebody wants, or may want, and those that stand before others in line for one: whoever of them is silent
+    /// for its lease is to be ended.
     pub(crate) fn take_needed(&self) -> HashSet<SessionId> {
         let mut state = self.state.lock();
         let mut needed = std::mem::take(&mut state.in_the_way);
         let in_the_way = state.table.waiting().filter_map(|(_, lock)| state.table.test(lock));
         needed.extend(in_the_way.map(|lock| lock.owner.session));
+        needed.extend(state.table.waiting_before_others());
         if !state.early.is_empty() {
             needed.extend(&state.unclaimed);
         }

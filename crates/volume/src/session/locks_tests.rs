@@ -97,6 +97,18 @@ async fn those_who_wait_are_answered_when_it_is_their_turn() {
 }
 
 #[tokio::test]
+async fn who_waits_before_another_one_is_in_its_way() {
+    let locks = Locks::default();
+    let clients = [Client::new(A).await, Client::new(B).await, Client::new(3).await];
+    let asks = |at: usize| clients[at].ask(&locks, 1, lock(at as u64, LockKind::Write), true);
+    assert_eq!(asks(0), SET);
+    assert_eq!((asks(1), locks.take_needed()), (None, [SessionId(A)].into()));
+    assert_eq!(clients[1].ask(&locks, 2, lock(9, LockKind::Write), true), None);
+    assert_eq!(locks.take_needed(), [SessionId(A)].into(), "nobody is in the own way");
+    assert_eq!((asks(2), locks.take_needed()), (None, [SessionId(A), SessionId(B)].into()));
+}
+
+#[tokio::test]
 async fn the_end_of_a_session_frees_what_it_held() {
     let locks = Locks::default();
     let (a, mut b) = (Client::new(A).await, Client::new(B).await);

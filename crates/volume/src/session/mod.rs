@@ -269,7 +269,7 @@ impl Volume {
         self.settle_uses();
         let Err(refused) = claimed else { return self.locks.claim(id, &claim.locks) };
         tracing::error!(volume = self.name, session = %id, ?refused, "claims what others hold: ended");
-        self.evict_if(id, End::Lost, |_| true).await?;
+        self.evict_as(id, End::Lost).await?;
         Err(VolumeError::SessionEnded(id))
     }
 
@@ -320,25 +320,14 @@ impl Volume {
 
     /// Ends a session, connected or not, as an administrator wants: its mount does not go on.
     pub(crate) async fn evict(self: &Arc<Self>, session: SessionId) -> Result<(), VolumeError> {
-        self.evict_if(session, End::ByHand, |_| true).await.map(drop)
+        self.evict_as(session, End::ByHand).await
     }
 
-    /// Ends a session if it has to go still when it is its turn.
-    pub(crate) async fn evict_if(
-        self: &Arc<Self>,
-        session: SessionId,
-        end: End,
-        has_to_go: impl FnOnce(&Volume) -> bool,
-    ) -> Result<bool, VolumeError> {
+    async fn evict_as(self: &Arc<Self>, session: SessionId, end: End) -> Result<(), VolumeError> {
         let _turn = self.turn.lock().await;
-        if !has_to_go(self) {
-            return Ok(false);
-        }
         let db = self.db()?;
         self.sharing.lock().counts.evictions += 1;
-        let was_there = self.state.lock().sessions.contains_key(&session);
-        self.end_session(&db, session, end).await?;
-        Ok(was_there)
+        self.end_session(&db, session, end).await
     }
 
     /// `Busy` while any session is connected or within its lease.

@@ -6,6 +6,7 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use hayloft_model::SessionId;
 
+use crate::error::VolumeError;
 use crate::session::ended::End;
 use crate::sharing::Work;
 use crate::volume::Volume;
@@ -37,23 +38,30 @@ impl Volume {
             _ => None,
         };
         let all: HashSet<SessionId> = waited_for.iter().copied().chain(needed).collect();
-        let mut any = false;
-        for session in all.into_iter().filter(|session| why_of(self, *session).is_some()) {
-            let has_to_go = |volume: &Volume| {
-                let why = why_of(volume, session);
-                if let Some(why) = why {
-                    tracing::warn!(volume = volume.name, %session, why);
-                }
-                why.is_some()
-            };
-            match self.evict_if(session, End::Lost, has_to_go).await {
-                Ok(ended) => any |= ended,
-                Err(error) => {
-                    tracing::warn!(volume = self.name, %session, %error, "a session cannot be ended yet");
+        let silent: Vec<SessionId> =
+            all.into_iter().filter(|session| why_of(self, *session).is_some()).collect();
+        if silent.is_empty() {
+            return false;
+        }
+        let ended = async {
+            let _turn = self.turn.lock().await;
+            let mut gone = Vec::new();
+            for session in silent {
+                // It may have been heard of meanwhile.
+                let is_there = self.state.lock().sessions.contains_key(&session);
+                if let Some(why) = why_of(self, session).filter(|_| is_there) {
+                    tracing::warn!(volume = self.name, %session, why);
+                    gone.push(session);
                 }
             }
-        }
-        any
+            self.end_all(&self.db()?, &gone, End::Lost).await?;
+            self.sharing.lock().counts.evictions += gone.len() as u64;
+            Ok::<bool, VolumeError>(!gone.is_empty())
+        };
+        ended.await.unwrap_or_else(|error| {
+            tracing::warn!(volume = self.name, %error, "sessions cannot be ended yet");
+            false
+        })
     }
 
     /// Whether a session does not do what it was told, for its lease: see [`Stream::is_stuck`].
