@@ -142,11 +142,15 @@ fn batches_that_are_not_committed_share_room_and_those_that_stand_still_are_drop
     let (_folder, running) = patient(|_| {});
     let mut greedy: Vec<Client> =
         (2..5).map(|session| Client::open(running.address, hello(session)).unwrap().0).collect();
-    for client in &mut greedy {
+    for (at, client) in greedy.iter_mut().enumerate() {
         client.begin(1, (0, 0));
         // About 24 MiB of memory.
         for _ in 0..(24 << 20) / (8000 * (size_of::<RecordMessage>() + 2)) {
             client.send_as(0, Ask::Records(Records { records: vec![RecordMessage::default(); 8000] }));
+        }
+        // The first two have their room, when all of it is read.
+        if at < 2 {
+            assert!(matches!(client.ask(Ask::Ping(Ping {})), Ok(Answer::Pong(_))));
         }
     }
     let (mut honest, _) = Client::open(running.address, hello(1)).unwrap();
