@@ -197,6 +197,18 @@ mounted_anew() {
     echo "esac"
 }
 
+# What was mounted anew is served by other processes.
+served_anew() {
+    local name dir of
+    for name in "${names[@]}"; do
+        dir=${dirs[$name]%%,*}
+        [[ -n ${mounted[$dir]:-} ]] || continue
+        IFS=, read -ra of <<<"${pids[$name]}"
+        of[1]=$("$hayloft" stats "$dir" --json | sed -n '/^  "mount"/,/^  }/s/.*"pid": *\([0-9]*\).*/\1/p')
+        pids[$name]=$(IFS=, && echo "${of[*]}")
+    done
+}
+
 leave_hayloft() {
     mountpoint -q "$1" || return 0
     timeout 120 "$hayloft" umount "$1" >&2 || unmount "$1"

@@ -173,6 +173,7 @@ run_cold() {
     mounted_anew >"$cold"
     [[ -z $smoke ]] || options+=(--scale 0.02)
     measure cold cold --cold "bash $cold cold" --requests "bash $cold requests" "${options[@]}" "${targets[@]}"
+    served_anew
 }
 
 run_build() {
