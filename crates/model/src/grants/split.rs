@@ -118,6 +118,11 @@ impl Grants {
         }
     }
 
+    /// Whether it does.
+    pub fn knows_many(&self, session: SessionId) -> bool {
+        self.peers.get(&session).is_some_and(|peer| peer.knows_many)
+    }
+
     /// In how many slots a directory is split, if it is.
     pub fn width(&self, dir: Ino) -> Option<Width> {
         self.splits.dirs.get(&dir).map(|split| split.width)

@@ -7,7 +7,7 @@ use crate::common::*;
 use hayloft_model::{Content, ContentHash, FileKind, Ino, InodeRow, Record};
 use hayloft_wire::client_message::Body as Ask;
 use hayloft_wire::server_message::Body as Answer;
-use hayloft_wire::{AllocateInos, Enter, FailureCode, FetchInode, Goodbye};
+use hayloft_wire::{AllocateInos, Enter, FailureCode, FetchInode, Goodbye, Hello, MANY_SLOTS};
 
 const FILES: u64 = 16;
 
@@ -205,7 +205,9 @@ fn a_walk_through_what_another_session_has_made_and_owns_takes_few_requests() {
     let folder = tempfile::tempdir().unwrap();
     let (running, mut writer) = opened(config(folder.path()));
     let (files, dirs) = tree(&mut writer);
-    let (mut reader, _) = Client::open(running.address, hello(2)).unwrap();
+    // Who knows of fewer slots than a directory may have claims each by itself.
+    let hello = Hello { features: MANY_SLOTS, ..hello(2) };
+    let (mut reader, _) = Client::open(running.address, hello).unwrap();
     let (mut listed, mut rows) = (HashMap::new(), HashSet::new());
     let (mut waiting, mut requests, mut recalls) = (vec![1], 0, 0);
     while let Some(dir) = waiting.pop() {
