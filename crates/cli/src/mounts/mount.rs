@@ -22,9 +22,9 @@ use crate::mountinfo;
 use crate::mounts::args::MountArgs;
 use crate::mounts::umount;
 use crate::server::admin::Admin;
+use crate::server::signers::Signers;
 use crate::signals;
 use crate::sys;
-use crate::versions::signatures::Signers;
 
 /// A mount as asked for, checked.
 struct Plan {

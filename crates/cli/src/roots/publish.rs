@@ -23,10 +23,9 @@ use crate::roots::layers::{Progress, as_failure, stack};
 use crate::roots::root::root_failure;
 use crate::roots::stop;
 use crate::server::admin::Admin;
+use crate::server::snapshots::{self, parse_snapshot};
 use crate::server::volume::show_volume;
 use crate::units::{show_count, show_size};
-use crate::versions::args::parse_snapshot;
-use crate::versions::commands;
 
 /// Between two looks whether a mount is there.
 const MOUNT_POLL: Duration = Duration::from_millis(5);
@@ -136,8 +135,8 @@ impl Point {
             failure(Exit::Usage, format!("--snapshot '{name}': that is no name of a snapshot"))
         })?;
         let ask = Ask::ListSnapshots(ListSnapshots { of: Some(of.clone()) });
-        if commands::one(&mut Admin::connect(server)?, ask).is_ok() {
-            let said = format!("there is a snapshot {} already: choose another name", commands::shown(&of));
+        if snapshots::one(&mut Admin::connect(server)?, ask).is_ok() {
+            let said = format!("there is a snapshot {} already: choose another name", snapshots::shown(&of));
             return Err(failure(Exit::Exists, said));
         }
         Ok(Point { server: server.to_owned(), of })
@@ -147,9 +146,9 @@ impl Point {
         let note = format!("published to {}", published.path.display());
         let ask = CreateSnapshot { of: Some(self.of.clone()), note, as_stored: false };
         let made = Admin::connect(&self.server)
-            .and_then(|mut admin| commands::one(&mut admin, Ask::CreateSnapshot(ask)));
+            .and_then(|mut admin| snapshots::one(&mut admin, Ask::CreateSnapshot(ask)));
         made.map(drop).map_err(|error| {
-            let shown = commands::shown(&self.of);
+            let shown = snapshots::shown(&self.of);
             failure(
                 exit_of(&error),
                 format!("{published} is published, but there is no snapshot {shown}: {error:#}"),

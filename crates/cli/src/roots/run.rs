@@ -24,10 +24,10 @@ use crate::roots::root::{root_failure, roots};
 use crate::roots::root_args::{NetworkArg, OfFarmArgs, RunArgs, parse_spill};
 use crate::roots::stop;
 use crate::server::serve;
+use crate::server::signers::Signers;
 use crate::server::stats;
 use crate::sys;
 use crate::units::parse_size;
-use crate::versions::signatures::Signers;
 
 /// Where swap files are made when nothing says otherwise.
 const DEFAULT_SPILL_DIR: &str = "/var/lib/hayloft/spill";

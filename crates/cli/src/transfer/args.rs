@@ -5,7 +5,8 @@ use std::path::PathBuf;
 use clap::Args;
 use hayloft_wire::Version;
 
-use crate::versions::args::{ServerArgs, parse_snapshot, parse_version};
+use crate::server::snapshots::{parse_snapshot, parse_version};
+use crate::versions::args::ServerArgs;
 
 /// Which server this host talks to, and what it keeps.
 #[derive(Debug, Args)]

@@ -14,12 +14,11 @@ use serde_json::json;
 use crate::config::Config;
 use crate::exit::{Exit, exit_of, failure};
 use crate::server::admin::Admin;
+use crate::server::snapshots::{self, parse_snapshot};
 use crate::server::volume::show_volume;
 use crate::transfer::args::MergeArgs;
 use crate::transfer::{self, cache, failed, manifest_of, replace};
 use crate::units::show_count;
-use crate::versions::args::parse_snapshot;
-use crate::versions::commands;
 use crate::versions::diff::{self, shown};
 use crate::versions::mounted::Mounted;
 
@@ -64,11 +63,11 @@ pub(crate) fn run(args: &MergeArgs, config: &Config) -> anyhow::Result<u8> {
             failure(Exit::Usage, said)
         })?,
     };
-    let info = commands::one(&mut admin, Ask::ListSnapshots(ListSnapshots { of: Some(base.clone()) }))?;
+    let info = snapshots::one(&mut admin, Ask::ListSnapshots(ListSnapshots { of: Some(base.clone()) }))?;
     if info.created_nanos.div_euclid(1_000_000_000) > forked.created_secs {
         let said = format!(
             "{} was made after {}: it is not what that began as; name a snapshot that is (--base)",
-            commands::shown(&base),
+            snapshots::shown(&base),
             args.fork
         );
         return Err(failure(Exit::Usage, said));
@@ -81,7 +80,7 @@ pub(crate) fn run(args: &MergeArgs, config: &Config) -> anyhow::Result<u8> {
     let deleted = Admin::connect(server).and_then(|mut admin| delete(&mut admin, &fork));
     let kept = merged?;
     deleted?;
-    let kept = kept.map(|kept| commands::shown(&kept));
+    let kept = kept.map(|kept| snapshots::shown(&kept));
     match (args.host.at.json, &kept) {
         (true, _) => println!("{}", json!({ "merged": args.fork, "into": base.volume, "kept": kept })),
         (false, Some(kept)) => println!("merged {} into {}; what that was is {kept}", args.fork, base.volume),
@@ -96,7 +95,7 @@ fn now() -> u128 {
 
 fn create(admin: &mut Admin, of: &Version, note: &str) -> anyhow::Result<()> {
     let ask = CreateSnapshot { of: Some(of.clone()), note: note.to_owned(), as_stored: false };
-    commands::one(admin, Ask::CreateSnapshot(ask)).map(drop)
+    snapshots::one(admin, Ask::CreateSnapshot(ask)).map(drop)
 }
 
 fn delete(admin: &mut Admin, of: &Version) -> anyhow::Result<()> {
@@ -297,7 +296,7 @@ fn refused(conflicts: &[Conflict], ours: &Version, theirs: &Version) -> anyhow::
     let said = format!(
         "{} and {} have changed the same paths; nothing is merged:{}{more}",
         ours.volume,
-        commands::shown(theirs),
+        snapshots::shown(theirs),
         lines.collect::<String>()
     );
     failure(Exit::Exists, said)

@@ -19,6 +19,7 @@ use hayloft_wire::{Difference, ListSnapshots, SnapshotInfo, Version, difference}
 use crate::exit::{Exit, exit_of, failure};
 use crate::progress;
 use crate::server::admin::Admin;
+use crate::server::snapshots;
 use crate::sys;
 use crate::units::{show_count, show_size};
 use crate::versions::mounted::Mounting;
@@ -85,7 +86,7 @@ fn making<T>(make: impl FnOnce(&(dyn Fn(u64, u64) + Sync)) -> T) -> T {
 
 /// A snapshot with its name by content, as the server works it out the first time.
 fn named(admin: &mut Admin, of: &Version) -> anyhow::Result<(SnapshotInfo, TreeName)> {
-    let mut info = commands::one(admin, Ask::ListSnapshots(ListSnapshots { of: Some(of.clone()) }))?;
+    let mut info = snapshots::one(admin, Ask::ListSnapshots(ListSnapshots { of: Some(of.clone()) }))?;
     if info.tree.is_empty() {
         info.tree = name(admin, of)?.to_string();
     }
@@ -157,7 +158,7 @@ fn manifest_of(
     if manifest.tree != tree {
         let said = format!(
             "{} is {} as it is read, and {tree} by its rows: see `hayloft verify --deep`",
-            commands::shown(of),
+            snapshots::shown(of),
             manifest.tree
         );
         return Err(failure(Exit::Damaged, said));

@@ -16,16 +16,17 @@ use crate::dial;
 use crate::exit::{Exit, failure};
 use crate::progress;
 use crate::server::admin::Admin;
+use crate::server::signers::Signers;
+use crate::server::snapshots::{self, parse_snapshot, parse_version};
 use crate::server::volume;
 use crate::transfer::args::{IntoArgs, PullArgs, ReceiveArgs};
 use crate::transfer::replace;
 use crate::transfer::seeds::{Known, Place, Seeds};
 use crate::transfer::{Share, cache, failed, making, manifest_of, name, named, read};
 use crate::units::{show_count, show_size};
-use crate::versions::args::{is_folder, parse_snapshot, parse_version};
+use crate::versions::args::is_folder;
 use crate::versions::commands;
 use crate::versions::mounted::Mounted;
-use crate::versions::signatures::Signers;
 
 /// What is received, from where, and what this host keeps.
 struct Transfer<'a> {
@@ -66,7 +67,7 @@ pub(crate) fn run(args: &ReceiveArgs, config: &Config) -> anyhow::Result<u8> {
                     "the stream is {}@{}, not {}: name the volume that gets it with --volume",
                     record.volume,
                     record.snapshot,
-                    commands::shown(asked)
+                    snapshots::shown(asked)
                 );
                 return Err(failure(Exit::Usage, said));
             }
@@ -304,7 +305,7 @@ impl Transfer<'_> {
                     return Err(refused);
                 }
                 self.keep(&mut admin, &of)?;
-                eprintln!("{} is here already", commands::shown(&of));
+                eprintln!("{} is here already", snapshots::shown(&of));
                 return Ok(0);
             }
         }
@@ -326,10 +327,10 @@ impl Transfer<'_> {
             let make = |folder: &Path| self.apply(&received, folder, None, &seeds);
             replace::create(&mut admin, self.server, &volume, received.manifest.tree, make)?;
             self.keep(&mut admin, &of)?;
-            self.say(&received, &commands::shown(&of), None)?;
+            self.say(&received, &snapshots::shown(&of), None)?;
         } else {
             let kept = self.exchange(&mut admin, &volume, newest.as_ref(), base, &received, &seeds)?;
-            self.say(&received, &commands::shown(&of), kept.as_ref())?;
+            self.say(&received, &snapshots::shown(&of), kept.as_ref())?;
         }
         self.remember(received);
         Ok(0)
@@ -390,7 +391,7 @@ impl Transfer<'_> {
     /// A snapshot of this name is there.
     fn is_here(&self, admin: &mut Admin, of: &Version) -> anyhow::Result<u8> {
         let (info, tree) = named(admin, of)?;
-        let shown = commands::shown(of);
+        let shown = snapshots::shown(of);
         if tree.to_string() != self.record.tree {
             let said = format!("there is a {shown} that is another tree ({tree}): delete it first");
             return Err(failure(Exit::Exists, said));
@@ -411,9 +412,9 @@ impl Transfer<'_> {
     /// Makes the snapshot of what the volume is now, with the signatures that came with it.
     fn keep(&self, admin: &mut Admin, of: &Version) -> anyhow::Result<()> {
         let made = CreateSnapshot { of: Some(of.clone()), note: self.record.note.clone(), as_stored: true };
-        commands::one(admin, Ask::CreateSnapshot(made))?;
+        snapshots::one(admin, Ask::CreateSnapshot(made))?;
         let (_, tree) = named(admin, of)?;
-        if let Err(other) = self.check(&tree.to_string(), commands::shown(of)) {
+        if let Err(other) = self.check(&tree.to_string(), snapshots::shown(of)) {
             admin.ask(Ask::DeleteSnapshot(DeleteSnapshot { of: Some(of.clone()) }))?;
             return Err(other.context(format!("{} was written to in the moment it was received", of.volume)));
         }
@@ -424,13 +425,13 @@ impl Transfer<'_> {
     fn sign(&self, admin: &mut Admin, of: &Version, has: &[String]) -> anyhow::Result<()> {
         for signature in self.record.signatures.iter().filter(|signature| !has.contains(signature)) {
             let (tree, signature) = (self.record.tree.clone(), signature.clone());
-            commands::one(admin, Ask::SignSnapshot(SignSnapshot { of: Some(of.clone()), tree, signature }))?;
+            snapshots::one(admin, Ask::SignSnapshot(SignSnapshot { of: Some(of.clone()), tree, signature }))?;
         }
         Ok(())
     }
 
     fn say(&self, received: &Received, what: &str, kept: Option<&SnapshotInfo>) -> anyhow::Result<()> {
-        let kept = kept.map(|kept| commands::shown(&kept.of.clone().unwrap_or_default()));
+        let kept = kept.map(|kept| snapshots::shown(&kept.of.clone().unwrap_or_default()));
         let web_bytes = match &self.from {
             From::Mirror(source) => source.received(),
             From::Server(..) => 0,
@@ -488,7 +489,7 @@ fn refuse_changed(admin: &mut Admin, newest: &Version) -> anyhow::Result<()> {
         "{} differs from {} in {} paths (see `hayloft diff {1}`): make a snapshot of it, receive into another volume (--volume), \
          or replace it (--force; what it is will be kept as a snapshot)",
         newest.volume,
-        commands::shown(newest),
+        snapshots::shown(newest),
         show_count(count)
     );
     Err(failure(Exit::Exists, said))

@@ -13,6 +13,7 @@ use hayloft_wire::{CreateVolume, Fork, ListVolumes, Promote, SnapshotInfo, Versi
 use crate::exit::{Exit, exit_of, failure};
 use crate::progress;
 use crate::server::admin::Admin;
+use crate::server::snapshots;
 use crate::server::volume;
 use crate::sys;
 use crate::transfer::name;
@@ -121,7 +122,7 @@ pub(super) fn replace(
     admin.ask(Ask::Fork(Fork { of: Some(begin.clone()), name: name.clone(), as_stored: false }))?;
     let replaced = incoming.fill(admin, make, is_right).and_then(|()| still(admin)).and_then(|()| {
         let ask = Promote { fork: name, keep_as: String::new() };
-        progress::waited(commands::EXCHANGE, || commands::one(admin, Ask::Promote(ask)))
+        progress::waited(commands::EXCHANGE, || snapshots::one(admin, Ask::Promote(ask)))
     });
     replaced.inspect_err(|_| drop(incoming.delete()))
 }

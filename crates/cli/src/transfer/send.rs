@@ -12,11 +12,11 @@ use crate::config::Config;
 use crate::exit::{Exit, failure};
 use crate::progress;
 use crate::server::admin::Admin;
+use crate::server::snapshots::{self, parse_snapshot};
 use crate::transfer::args::SendArgs;
 use crate::transfer::{Share, cache, failed, manifest_of, read};
 use crate::units::{show_count, show_size};
-use crate::versions::args::{is_folder, parse_snapshot};
-use crate::versions::commands;
+use crate::versions::args::is_folder;
 use crate::versions::mounted::Mounted;
 
 /// A folder, or a snapshot that is mounted.
@@ -96,7 +96,7 @@ pub(crate) fn run(args: &SendArgs, config: &Config) -> anyhow::Result<u8> {
 }
 
 fn say(args: &SendArgs, name: &Version, manifest: &Manifest, sent: Sent) {
-    let shown = commands::shown(name);
+    let shown = snapshots::shown(name);
     if args.host.at.json && args.to.is_some() {
         let tree = manifest.tree.to_string();
         println!(

@@ -6,6 +6,7 @@ use clap::{Args, Subcommand};
 use hayloft_wire::Version;
 
 use crate::config::{Config, DEFAULT_SERVER};
+use crate::server::snapshots::{parse_snapshot, parse_version};
 use crate::versions::retention::Keep;
 
 /// Where the server is, and how to answer.
@@ -273,39 +274,4 @@ pub(crate) struct VerifyArgs {
     pub signers: Option<PathBuf>,
     #[command(flatten)]
     pub at: ServerArgs,
-}
-
-/// `VOLUME` or `VOLUME@NAME`.
-pub(crate) fn parse_version(text: &str) -> Result<Version, String> {
-    let (volume, snapshot) = text.split_once('@').unwrap_or((text, ""));
-    if volume.is_empty() || text.contains('/') || text.ends_with('@') {
-        return Err("write VOLUME or VOLUME@NAME, and where the server is with --server HOST:PORT".to_owned());
-    }
-    Ok(Version { volume: volume.to_owned(), snapshot: snapshot.to_owned() })
-}
-
-/// `VOLUME@NAME`.
-pub(crate) fn parse_snapshot(text: &str) -> Result<Version, String> {
-    let version = parse_version(text)
-        .map_err(|_| "write VOLUME@NAME, and where the server is with --server HOST:PORT")?;
-    if version.snapshot.is_empty() {
-        return Err("write VOLUME@NAME: the name of a snapshot is missing".to_owned());
-    }
-    Ok(version)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn versions_are_volumes_and_snapshots() {
-        let version = parse_version("builds@monday").unwrap();
-        assert_eq!((version.volume.as_str(), version.snapshot.as_str()), ("builds", "monday"));
-        assert_eq!(parse_version("builds").unwrap().snapshot, "");
-        for wrong in ["", "@monday", "builds@", "host/builds"] {
-            parse_version(wrong).unwrap_err();
-        }
-        parse_snapshot("builds").unwrap_err();
-    }
 }

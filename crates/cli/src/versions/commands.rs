@@ -13,7 +13,7 @@ use crate::config::Config;
 use crate::exit::{Exit, failure};
 use crate::progress;
 use crate::server::admin::Admin;
-use crate::server::volume;
+use crate::server::{snapshots, volume};
 use crate::units::{show_count, show_size, show_utc};
 use crate::versions::args::{
     ForkArgs, PromoteArgs, PruneArgs, RollbackArgs, ServerArgs, SnapshotArgs, SnapshotVerb,
@@ -30,28 +30,8 @@ pub(super) fn connect(at: &ServerArgs, config: &Config) -> anyhow::Result<Admin>
     Admin::connect(at.server(config))
 }
 
-/// As people write it.
-pub(crate) fn shown(version: &Version) -> String {
-    match version.snapshot.as_str() {
-        "" => version.volume.clone(),
-        snapshot => format!("{}@{snapshot}", version.volume),
-    }
-}
-
 fn name_of(info: &SnapshotInfo) -> String {
-    shown(&info.of.clone().unwrap_or_default())
-}
-
-fn snapshots(admin: &mut Admin, ask: Ask) -> anyhow::Result<Vec<SnapshotInfo>> {
-    match admin.ask(ask)? {
-        Answer::Snapshots(answer) => Ok(answer.snapshots),
-        _ => Err(admin.unexpected()),
-    }
-}
-
-pub(crate) fn one(admin: &mut Admin, ask: Ask) -> anyhow::Result<SnapshotInfo> {
-    let mut found = snapshots(admin, ask)?;
-    if found.len() == 1 { Ok(found.remove(0)) } else { Err(admin.unexpected()) }
+    snapshots::shown(&info.of.clone().unwrap_or_default())
 }
 
 fn to_json(info: &SnapshotInfo) -> Value {
@@ -101,7 +81,7 @@ pub(crate) fn snapshot(args: SnapshotArgs, config: &Config) -> anyhow::Result<u8
     match args.verb {
         SnapshotVerb::Create(args) => {
             let ask = CreateSnapshot { of: Some(args.snapshot), note: args.note, as_stored: args.as_stored };
-            let made = progress::waited(SHIPPING, || one(&mut admin, Ask::CreateSnapshot(ask)))?;
+            let made = progress::waited(SHIPPING, || snapshots::one(&mut admin, Ask::CreateSnapshot(ask)))?;
             let said = format!(
                 "created snapshot {} ({} inodes, {})",
                 name_of(&made),
@@ -117,7 +97,7 @@ pub(crate) fn snapshot(args: SnapshotArgs, config: &Config) -> anyhow::Result<u8
         SnapshotVerb::Prune(args) => return prune(&mut admin, &args, json),
         SnapshotVerb::Show(args) => {
             let ask = Ask::ListSnapshots(ListSnapshots { of: Some(args.snapshot) });
-            show(&one(&mut admin, ask)?, json);
+            show(&snapshots::one(&mut admin, ask)?, json);
         }
         SnapshotVerb::Sign(args) => {
             let signed = signatures::sign(&mut admin, &args)?;
@@ -125,7 +105,7 @@ pub(crate) fn snapshot(args: SnapshotArgs, config: &Config) -> anyhow::Result<u8
             say(json, to_json(&signed), &said);
         }
         SnapshotVerb::Delete(args) => {
-            let name = shown(&args.snapshot);
+            let name = snapshots::shown(&args.snapshot);
             match admin.ask(Ask::DeleteSnapshot(DeleteSnapshot { of: Some(args.snapshot) }))? {
                 Answer::Done(_) => say(json, json!({ "deleted": name }), &format!("deleted snapshot {name}")),
                 _ => return Err(admin.unexpected()),
@@ -141,7 +121,7 @@ pub(crate) fn snapshot(args: SnapshotArgs, config: &Config) -> anyhow::Result<u8
 /// As [`snapshot`].
 pub(crate) fn all(admin: &mut Admin, volume: &str) -> anyhow::Result<Vec<SnapshotInfo>> {
     let of = Version { volume: volume.to_owned(), snapshot: String::new() };
-    snapshots(admin, Ask::ListSnapshots(ListSnapshots { of: Some(of) }))
+    snapshots::several(admin, Ask::ListSnapshots(ListSnapshots { of: Some(of) }))
 }
 
 /// Runs `hayloft snapshot prune`.
@@ -239,7 +219,7 @@ fn show(info: &SnapshotInfo, json: bool) {
 /// As [`snapshot`].
 pub(crate) fn fork(args: ForkArgs, config: &Config) -> anyhow::Result<u8> {
     let mut admin = connect(&args.at, config)?;
-    let of = shown(&args.of);
+    let of = snapshots::shown(&args.of);
     let ask = Fork { of: Some(args.of), name: args.name, as_stored: args.as_stored };
     let answer = progress::waited(SHIPPING, || admin.ask(Ask::Fork(ask)))?;
     let made = volume::one_volume(&admin, answer)?;
@@ -253,9 +233,9 @@ pub(crate) fn fork(args: ForkArgs, config: &Config) -> anyhow::Result<u8> {
 /// As [`snapshot`].
 pub(crate) fn rollback(args: RollbackArgs, config: &Config) -> anyhow::Result<u8> {
     let mut admin = connect(&args.at, config)?;
-    let (volume, to) = (args.to.volume.clone(), shown(&args.to));
+    let (volume, to) = (args.to.volume.clone(), snapshots::shown(&args.to));
     let ask = Rollback { to: Some(args.to), keep_as: args.keep_as };
-    let kept = progress::waited(EXCHANGE, || one(&mut admin, Ask::Rollback(ask)))?;
+    let kept = progress::waited(EXCHANGE, || snapshots::one(&mut admin, Ask::Rollback(ask)))?;
     let said = format!("{volume} is what {to} was; what it was itself is {}", name_of(&kept));
     say(args.at.json, json!({ "kept": to_json(&kept) }), &said);
     Ok(0)
@@ -268,7 +248,7 @@ pub(crate) fn rollback(args: RollbackArgs, config: &Config) -> anyhow::Result<u8
 pub(crate) fn promote(args: PromoteArgs, config: &Config) -> anyhow::Result<u8> {
     let mut admin = connect(&args.at, config)?;
     let ask = Promote { fork: args.fork.clone(), keep_as: args.keep_as };
-    let kept = progress::waited(EXCHANGE, || one(&mut admin, Ask::Promote(ask)))?;
+    let kept = progress::waited(EXCHANGE, || snapshots::one(&mut admin, Ask::Promote(ask)))?;
     let volume = kept.of.clone().unwrap_or_default().volume;
     let said = format!("{volume} is what {} was; what it was itself is {}", args.fork, name_of(&kept));
     say(args.at.json, json!({ "kept": to_json(&kept) }), &said);

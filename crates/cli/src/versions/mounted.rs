@@ -13,8 +13,8 @@ use hayloft_wire::Version;
 use crate::exit::{Exit, failure};
 use crate::mountinfo;
 use crate::mounts::umount;
+use crate::server::snapshots;
 use crate::sys;
-use crate::versions::commands;
 
 /// A version that is mounted while this lives.
 pub(crate) struct Mounted {
@@ -115,7 +115,7 @@ impl Mounting {
         let names = format!("{NAMES}{}-", std::process::id());
         let dir = tempfile::Builder::new().prefix(&names).tempdir()?;
         let held = leftovers::hold_folder(dir.path())?;
-        let label = commands::shown(version);
+        let label = snapshots::shown(version);
         let own = std::env::current_exe().context("cannot find the hayloft program")?;
         let log = tempfile::tempfile()?;
         let mut command = Command::new(own);

@@ -11,12 +11,13 @@ use crate::config::Config;
 use crate::exit::{Exit, failure};
 use crate::progress;
 use crate::server::admin::Admin;
+use crate::server::signers::Signers;
+use crate::server::snapshots::parse_version;
 use crate::units::{show_count, show_size};
-use crate::versions::args::{VerifyArgs, is_folder, parse_version};
+use crate::versions::args::{VerifyArgs, is_folder};
 use crate::versions::commands;
 use crate::versions::diff::shown;
 use crate::versions::mounted::Mounted;
-use crate::versions::signatures::Signers;
 
 /// What is verified.
 enum What<'a> {
