@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
 use hayloft_model::replay::BroughtBack;
@@ -132,41 +132,7 @@ pub(crate) struct Volume {
     pub(crate) damage_met: AtomicU64,
     pub(crate) scrubbed: Scrubbed,
     /// Packs that are put but not yet named by a durable row.
-    flying: Mutex<HashSet<PackId>>,
-}
-
-/// A pack on its way; while this lives, no sweep takes the object for an orphan.
-pub(crate) struct Flying {
-    pub(crate) pack: PackId,
-    size: u64,
-    volume: Arc<Volume>,
-    /// A row names it, or may do so.
-    named: AtomicBool,
-}
-
-impl Flying {
-    /// To be called before the rows that name the pack are written.
-    pub(crate) fn will_be_named(&self) {
-        self.named.store(true, Relaxed);
-    }
-}
-
-impl Drop for Flying {
-    fn drop(&mut self) {
-        self.volume.flying.lock().remove(&self.pack);
-        // What no row has ever named is deleted, if that can be done; otherwise a sweep finds it.
-        let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
-        if *self.named.get_mut() {
-            return;
-        }
-        let (volume, pack, size) = (Arc::clone(&self.volume), self.pack, self.size);
-        runtime.spawn(async move {
-            if let Err(error) = volume.shared.store.delete(&volume.homes.path(pack)).await {
-                tracing::debug!(volume = volume.name, %error, "a pack without use is left to the sweep");
-                volume.state.lock().dead_bytes += size as i64;
-            }
-        });
-    }
+    pub(crate) flying: Mutex<HashSet<PackId>>,
 }
 
 static NEXT_CACHE_ID: AtomicU64 = AtomicU64::new(1);
@@ -492,18 +458,6 @@ impl Volume {
             store_free_bytes: space.map_or(u64::MAX, |space| space.free),
             store_total_bytes: space.map_or(u64::MAX, |space| space.total),
         }
-    }
-
-    /// A number for a new pack of that size, protected from sweeps.
-    pub(crate) fn new_pack(self: &Arc<Self>, size: u64) -> Flying {
-        let pack = PackId(crate::database::registry::random());
-        self.flying.lock().insert(pack);
-        Flying { pack, size, volume: Arc::clone(self), named: AtomicBool::new(false) }
-    }
-
-    /// Whether a pack is put but not yet named by a row.
-    pub(crate) fn is_flying(&self, pack: PackId) -> bool {
-        self.flying.lock().contains(&pack)
     }
 }
 

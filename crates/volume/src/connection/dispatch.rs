@@ -10,9 +10,10 @@ use hayloft_wire::{ClientMessage, LockKind, Pong};
 
 use crate::admin;
 use crate::admin::stats::type_of;
+use crate::connection::Connection;
+use crate::connection::answers::UNKNOWN_REQUEST;
 use crate::connection::frames::Taken;
 use crate::connection::intake::Ordered;
-use crate::connection::{Connection, UNKNOWN_REQUEST};
 use crate::error::VolumeError;
 use crate::replies::failure;
 use crate::room::{BATCHES_BYTES, Held, units};

@@ -1,5 +1,6 @@
 //! One connection: requests come in, content and batches are handled in their order, reads beside them.
 
+mod answers;
 mod dispatch;
 mod frames;
 pub(crate) mod intake;
@@ -10,25 +11,20 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
-use hayloft_model::grants::Ticket;
-use hayloft_model::{BLOCK_SIZE, ContentHash, Ino, SessionId};
+use hayloft_model::SessionId;
 use hayloft_transport::{Caller, Peer};
 use hayloft_wire::client_message::Body;
 use hayloft_wire::frame::FrameError;
 use hayloft_wire::server_message::Body as Answer;
-use hayloft_wire::{Contents, Differences, Done, Hello, Pages, Spoken};
+use hayloft_wire::{Hello, Spoken};
 use socket2::{SockRef, TcpKeepalive};
 use tokio::net::TcpStream;
 use tokio::sync::{Notify, Semaphore, mpsc};
 use tokio::task::{JoinHandle, JoinSet};
 
-use crate::admin;
-use crate::admin::stats::type_of;
 use crate::connection::frames::{Frames, Over};
 use crate::connection::intake::{Intake, Ordered};
 use crate::connection::silent::Newcomer;
-use crate::content::message_of;
-use crate::database::listing;
 use crate::error::VolumeError;
 use crate::replies::{Replies, failure};
 use crate::rights::{Right, denied};
@@ -44,14 +40,8 @@ const ORDERED_QUEUE: usize = 64;
 /// Reads that are worked on at a time; then the socket is not read any more.
 const READS_MAX: usize = 32;
 
-/// Most pieces of content in one request: 32 MiB of blocks, half a frame.
-const CONTENT_MAX: usize = 512;
-
 /// The last protocol without checks in its frames.
 const PLAIN_PROTOCOL: u32 = 7;
-
-/// What is said to a request that this version does not know.
-const UNKNOWN_REQUEST: &str = "this server does not know it; if it is older than who asks, install the newer version at the server first";
 
 /// What a connection is once its session is open.
 struct Mounted {
@@ -112,26 +102,6 @@ async fn idle_since(spoke: Instant, idle: Option<Duration>) {
         Some(idle) => tokio::time::sleep_until((spoke + idle).into()).await,
         None => std::future::pending().await,
     }
-}
-
-/// Differences in one message: paths may have 4 KiB each.
-const DIFFERENCES_MAX: usize = 4096;
-
-/// An answer in as many messages as it takes.
-fn parts(answer: Result<Answer, VolumeError>) -> Vec<Result<Answer, VolumeError>> {
-    let Ok(Answer::Differences(mut all)) = answer else { return vec![answer] };
-    let mut parts = Vec::new();
-    while all.differences.len() > DIFFERENCES_MAX {
-        let rest = all.differences.split_off(DIFFERENCES_MAX);
-        let differences = std::mem::replace(&mut all.differences, rest);
-        parts.push(Ok(Answer::Differences(Differences {
-            differences,
-            more: true,
-            ..Differences::default()
-        })));
-    }
-    parts.push(Ok(Answer::Differences(all)));
-    parts
 }
 
 /// How often it is looked whether a client has gone for which something waits.
@@ -389,141 +359,6 @@ impl Connection {
         }
         Ok(())
     }
-
-    /// Handles a request on a task of its own, at most so many at a time.
-    async fn beside(
-        &mut self,
-        request: u64,
-        body: Body,
-        started: Instant,
-        mounted: Option<(Arc<Volume>, SessionId)>,
-    ) -> Result<(), ()> {
-        let permit = Arc::clone(&self.reads).acquire_owned().await.map_err(|_| ())?;
-        let (shared, replies) = (Arc::clone(&self.shared), self.replies.clone());
-        let (hang_up, connection, peer) = (Arc::clone(&self.hang_up), self.number, self.peer.clone());
-        self.tasks.spawn(async move {
-            let kind = type_of(&body);
-            match mounted {
-                Some((volume, session)) => {
-                    let Some(place) = replies.place_for(bytes_of(&body)).await else { return };
-                    let about = if let Body::FetchPages(fetch) = &body { Some(Ino(fetch.ino)) } else { None };
-                    let answer = Box::pin(answer_read(&volume, session, body)).await;
-                    let answer = answer.inspect_err(|error| volume.failed(error, &hang_up));
-                    let answer = answer.unwrap_or_else(|error| failure(request, &error));
-                    let sharing = volume.sharing.lock();
-                    let entries = volume.entries_for(&sharing, (session, connection), about);
-                    replies.push_at(place, request, answer, entries);
-                }
-                None => {
-                    let answer = Box::pin(admin::answer(&shared, &peer, body)).await;
-                    for part in parts(answer) {
-                        replies.answer(request, part).await;
-                    }
-                }
-            }
-            shared.stats.count(kind, started.elapsed());
-            drop(permit);
-        });
-        Ok(())
-    }
 }
 
-impl Connection {
-    /// Handles a request that may have to wait for other sessions, on a task of its own. What it has to say is in the
-    /// stream before its objects are free.
-    fn wait_for_others(&mut self, request: u64, body: Body, started: Instant) {
-        let Some(mounted) = &self.mounted else { return };
-        let of_all = match self.shared.room.place_to_wait(self.tasks.len()) {
-            Ok(of_all) => of_all,
-            Err(limit) => {
-                let error = VolumeError::Limit { what: "requests at a time", limit };
-                self.replies.push(request, failure(request, &error));
-                return;
-            }
-        };
-        let (volume, session) = (Arc::clone(&mounted.volume), mounted.session);
-        let (replies, hang_up) = (self.replies.clone(), Arc::clone(&self.hang_up));
-        let (asked, opening) = ((self.number, request), mounted.opening);
-        self.tasks.spawn(async move {
-            let kind = type_of(&body);
-            let answered = match body {
-                Body::Enter(enter) => volume.enter(session, &enter, &replies, asked).await,
-                Body::FetchInode(fetch) => volume.fetch_inode(session, Ino(fetch.ino), &replies, asked).await,
-                Body::Sync(sync) => {
-                    let synced = volume.sync(opening, (sync.opening, sync.mark)).await;
-                    synced.map(|()| replies.push(request, Answer::Done(Done {})))
-                }
-                Body::Acquire(acquire) => volume.acquire(session, &acquire, &replies, request).await,
-                Body::Hear(hear) => {
-                    let inos: Vec<Ino> = hear.inos.into_iter().map(Ino).collect();
-                    volume.heard(session, [Ticket(hear.change)]).await;
-                    volume.heard_about(session, &inos).await;
-                    replies.push(request, Answer::Done(Done {}));
-                    Ok(())
-                }
-                _ => Err(VolumeError::Invalid(UNKNOWN_REQUEST)),
-            };
-            if let Err(error) = answered {
-                volume.failed(&error, &hang_up);
-                // It may say that something is gone.
-                let durable = match error {
-                    VolumeError::NoInode(ino) | VolumeError::NotDirectory(ino) => {
-                        volume.heard_about(session, &[ino]).await;
-                        volume.all_durable().await
-                    }
-                    _ => Ok(()),
-                };
-                let error = durable.err().unwrap_or(error);
-                replies.answer(request, Err(error)).await;
-            }
-            volume.shared.stats.count(kind, started.elapsed());
-            drop(of_all);
-        });
-    }
-}
-
-/// Bytes of content that the answer may have.
-fn bytes_of(body: &Body) -> usize {
-    match body {
-        Body::FetchContent(fetch) => (fetch.hashes.len() / 32).min(CONTENT_MAX) * BLOCK_SIZE as usize,
-        _ => 0,
-    }
-}
-
-impl Volume {
-    /// A read has failed; when it is because another server has the volume, the client is to look for that one.
-    fn failed(self: &Arc<Self>, error: &VolumeError, hang_up: &Notify) {
-        self.note(error);
-        if self.is_fenced() {
-            hang_up.notify_one();
-        }
-    }
-}
-
-/// Answers a request that waits for nobody.
-async fn answer_read(volume: &Arc<Volume>, session: SessionId, body: Body) -> Result<Answer, VolumeError> {
-    Ok(match body {
-        Body::Bury(bury) => {
-            volume.bury(session, SessionId(bury.session)).await?;
-            Answer::Done(Done {})
-        }
-        Body::FetchPages(fetch) => {
-            let snapshot = volume.db()?.snapshot()?;
-            listing::inode(&snapshot, Ino(fetch.ino)).await?;
-            Answer::Pages(Pages { pages: listing::pages(&snapshot, Ino(fetch.ino)).await? })
-        }
-        Body::FetchContent(fetch) => {
-            if fetch.hashes.len() % 32 != 0 || fetch.hashes.len() / 32 > CONTENT_MAX {
-                return Err(VolumeError::Invalid("a list of hashes of a wrong length"));
-            }
-            let hashes: Vec<ContentHash> = fetch
-                .hashes
-                .chunks_exact(32)
-                .map(|hash| ContentHash(hash.try_into().expect("32 bytes")))
-                .collect();
-            let chunks = volume.read_chunks(&hashes).await?;
-            Answer::Contents(Contents { chunks: chunks.into_iter().map(message_of).collect() })
-        }
-        _ => Answer::Status(volume.status()),
-    })
-}
+impl Connection {}

@@ -1,5 +1,6 @@
 //! Content: what a connection has brought for its next commit, and reading what is stored.
 
+pub(crate) mod flying;
 pub(crate) mod reserve;
 pub(crate) mod sweep;
 
@@ -15,12 +16,13 @@ use prost::Message;
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::task::JoinHandle;
 
+use crate::content::flying::Flying;
 use crate::database::ledger::Damage;
 use crate::database::small::{SmallPlace, is_lost};
 use crate::database::tables::{self, PackId, Place};
 use crate::error::VolumeError;
 use crate::room::Held;
-use crate::volume::{Flying, Volume};
+use crate::volume::Volume;
 
 /// A pack is closed when it holds this many bytes.
 const PACK_BYTES: usize = 8 << 20;

@@ -8,7 +8,7 @@ use hayloft_model::SessionId;
 
 use crate::error::VolumeError;
 use crate::session::ended::End;
-use crate::sharing::Work;
+use crate::sharing::stream::Work;
 use crate::volume::Volume;
 
 impl Volume {

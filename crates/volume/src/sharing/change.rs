@@ -20,7 +20,8 @@ use crate::error::VolumeError;
 use crate::order::Ordered;
 use crate::order::entry::Doing;
 use crate::sharing::objects::row_of;
-use crate::sharing::{Pass, Progress, Sharing};
+use crate::sharing::pass::Pass;
+use crate::sharing::{Progress, Sharing};
 use crate::volume::Volume;
 
 /// Most changes of a session that are under way, or of which it may ask the outcome again.

@@ -23,9 +23,10 @@ use crate::database::listing::{self, Entry, Map};
 use crate::database::tables;
 use crate::error::VolumeError;
 use crate::replies::Replies;
+use crate::sharing::foreign;
 use crate::sharing::listed::{Listed, PART};
 use crate::sharing::packed::{Names, Piece};
-use crate::sharing::{Pass, foreign};
+use crate::sharing::pass::Pass;
 use crate::volume::Volume;
 
 /// Most bytes that may come along, whatever the client says.

@@ -9,118 +9,32 @@ mod listed;
 pub(crate) mod lock;
 pub(crate) mod objects;
 mod packed;
+mod pass;
 pub(crate) mod restore;
 mod siblings;
 pub(crate) mod split;
+pub(crate) mod stream;
 mod telling;
 pub(crate) mod uses;
 
 use std::collections::{BTreeMap, HashMap, HashSet};
-use std::sync::Arc;
-use std::time::Duration;
 
-use hayloft_model::grants::{Grants, Object, Order, Outcome, Output, Request, Ticket};
+use hayloft_model::grants::{Grants, Object, Order, Output, Ticket};
 use hayloft_model::{Estates, Ino, Record, SessionId};
 use hayloft_wire::server_message::Body as Answer;
 use hayloft_wire::{
     Apply, Changed, DropRows, Entry, Event, GiveBack, InvalidMessage, MANY_SLOTS, Recall, RecordMessage,
     event::Body as EventBody,
 };
-use tokio::sync::mpsc;
 
 use crate::error::VolumeError;
 use crate::replies::{Replies, failure};
 use crate::sharing::foreign::Walked;
 use crate::sharing::heard::Hearer;
-use crate::sharing::siblings::Siblings;
+use crate::sharing::pass::{Signal, Waiter};
+use crate::sharing::stream::{Sent, Stream};
 use crate::sharing::uses::Uses;
 use crate::volume::Volume;
-
-/// What a request that waits is told.
-enum Signal {
-    Ready(Outcome),
-    Settled,
-}
-
-struct Waiter {
-    session: SessionId,
-    /// Its turn has come; it goes on even if its session ends.
-    ready: bool,
-    signals: mpsc::UnboundedSender<Signal>,
-}
-
-/// The way to a session that has claimed what it owns.
-pub(crate) struct Stream {
-    pub(crate) connection: u64,
-    pub(crate) replies: Replies,
-    /// Recalls that it has not acknowledged.
-    recalls: HashSet<u64>,
-    /// Events that it has not acknowledged.
-    sent: BTreeMap<u64, Sent>,
-    /// The first of them as it was looked at last.
-    late: Option<Late>,
-    /// Directories whose listing it was sent.
-    pub(crate) listed: HashSet<Ino>,
-    /// What its walks have read last.
-    siblings: Vec<Siblings>,
-    /// How it walks.
-    walked: Walked,
-}
-
-/// An event on its way.
-struct Sent {
-    /// When, milliseconds after the server's start.
-    at_ms: u64,
-    /// What was said before it, and itself: [`Replies::queued`].
-    queued: u64,
-}
-
-/// An event that is with its session, and not acknowledged.
-#[derive(Clone, Copy)]
-struct Late {
-    event: u64,
-    /// Since when it is known to be written out.
-    since_ms: u64,
-    /// The session's last batch then.
-    batch: u64,
-}
-
-/// What is known of a session's work.
-#[derive(Clone, Copy)]
-pub(crate) struct Work {
-    /// When something of a batch came last, or was worked on: milliseconds after the server's start.
-    pub(crate) at_ms: u64,
-    /// The last batch that was applied.
-    pub(crate) batch: u64,
-    /// The one after it was refused, and will come again.
-    pub(crate) is_refused: bool,
-}
-
-/// Whoever has shipped so many batches since an event has shipped all that the event was about many times over.
-const BATCHES_MAX: u64 = 32;
-
-/// How often to look whether all have claimed.
-const CLAIMS_PAUSE: Duration = Duration::from_millis(5);
-
-/// How long a client may wait before it sends a refused batch again.
-const REFUSED_PATIENCE_MS: u64 = 10_000;
-
-impl Stream {
-    /// Whether the first event that it has not acknowledged has been with it for a lease, and nothing comes of it: what
-    /// it has to ship before may take as long as it does, but it has to come.
-    pub(crate) fn is_stuck(&mut self, now_ms: u64, lease_ms: u64, work: Work) -> bool {
-        let Some((event, sent)) = self.sent.first_key_value() else { return false };
-        if !self.replies.is_written(sent.queued) {
-            return false;
-        }
-        let seen = self.late.filter(|late| late.event == *event);
-        let late =
-            *self.late.insert(seen.unwrap_or(Late { event: *event, since_ms: now_ms, batch: work.batch }));
-        let patience_ms = if work.is_refused { lease_ms + REFUSED_PATIENCE_MS } else { lease_ms };
-        let is_idle = now_ms.saturating_sub(work.at_ms.max(late.since_ms)) > patience_ms;
-        is_idle || (now_ms - late.since_ms > lease_ms && work.batch.saturating_sub(late.batch) > BATCHES_MAX)
-    }
-}
 
 /// How far a `CHANGE` has come.
 pub(crate) enum Progress {
@@ -349,15 +263,6 @@ impl Sharing {
     }
 }
 
-/// A request that the grant machine knows. When it is dropped unfinished it is given up.
-pub(crate) struct Pass {
-    volume: Arc<Volume>,
-    session: SessionId,
-    pub(crate) ticket: Ticket,
-    signals: mpsc::UnboundedReceiver<Signal>,
-    open: bool,
-}
-
 impl Volume {
     /// What a session has to keep that is told of these inodes, on this connection. It is in the stream before `sharing` is
     /// let go of: what builds on it follows.
@@ -370,49 +275,6 @@ impl Volume {
         // On another one what is sent here does not arrive.
         let is_served = sharing.is_served_on(session, connection);
         if is_served { self.order.tell(session, inos) } else { Vec::new() }
-    }
-
-    /// Waits until all sessions have claimed, or are ended: until then they may bring back what is not to be found.
-    pub(crate) async fn all_claimed(self: &Arc<Self>) -> Result<(), VolumeError> {
-        if self.sharing.lock().grants.all_claimed() {
-            return Ok(());
-        }
-        self.sharing.lock().claims_awaited += 1;
-        let _awaited = ClaimsAwaited(self);
-        loop {
-            {
-                let sharing = self.sharing.lock();
-                if sharing.closed {
-                    return Err(VolumeError::ShuttingDown);
-                }
-                if sharing.grants.all_claimed() {
-                    return Ok(());
-                }
-            }
-            tokio::time::sleep(CLAIMS_PAUSE).await;
-        }
-    }
-
-    /// Puts a request into the line for its objects.
-    pub(crate) fn request(
-        self: &Arc<Self>,
-        session: SessionId,
-        request: Request,
-    ) -> Result<Pass, VolumeError> {
-        let now_ms = self.shared.uptime_ms();
-        let mut sharing = self.sharing.lock();
-        if sharing.closed {
-            return Err(VolumeError::ShuttingDown);
-        }
-        if !sharing.grants.knows(session) {
-            return Err(VolumeError::SessionEnded(session));
-        }
-        let (sender, signals) = mpsc::unbounded_channel();
-        let ticket = sharing.grants.request(session, request);
-        let waiter = Waiter { session, ready: false, signals: sender };
-        sharing.waiters.insert(ticket, waiter);
-        sharing.drive(now_ms);
-        Ok(Pass { volume: Arc::clone(self), session, ticket, signals, open: true })
     }
 
     /// A session would rather not own these files by themselves.
@@ -431,90 +293,5 @@ impl Volume {
         let mut sharing = self.sharing.lock();
         sharing.grants.give_back(session, &files, given.seen);
         sharing.drive(now_ms);
-    }
-}
-
-/// Somebody waits until all have claimed.
-struct ClaimsAwaited<'a>(&'a Volume);
-
-impl Drop for ClaimsAwaited<'_> {
-    fn drop(&mut self) {
-        self.0.sharing.lock().claims_awaited -= 1;
-    }
-}
-
-impl Pass {
-    async fn signal(&mut self) -> Result<Signal, VolumeError> {
-        // Nobody will tell any more: the session has ended, or the volume is closed.
-        let gone = || VolumeError::SessionEnded(self.session);
-        match self.signals.recv().await {
-            Some(signal) => Ok(signal),
-            None if self.volume.sharing.lock().closed => Err(VolumeError::ShuttingDown),
-            None => Err(gone()),
-        }
-    }
-
-    /// Waits for its turn. Rows of directories that have become whole by it are as they are shown then.
-    pub(crate) async fn ready(&mut self) -> Result<Outcome, VolumeError> {
-        loop {
-            if let Signal::Ready(outcome) = self.signal().await? {
-                Box::pin(self.volume.settle_whole()).await?;
-                return Ok(outcome);
-            }
-        }
-    }
-
-    /// Waits again, for more objects.
-    pub(crate) fn extend(&mut self, more: Vec<Object>) -> Result<(), VolumeError> {
-        let now_ms = self.volume.shared.uptime_ms();
-        let mut sharing = self.volume.sharing.lock();
-        if !sharing.grants.knows(self.session) {
-            return Err(VolumeError::SessionEnded(self.session));
-        }
-        if let Some(waiter) = sharing.waiters.get_mut(&self.ticket) {
-            waiter.ready = false;
-        }
-        sharing.grants.extend(self.ticket, more);
-        sharing.drive(now_ms);
-        Ok(())
-    }
-
-    /// It is carried out, and what it has to say is in the streams.
-    pub(crate) fn finish(mut self) {
-        let now_ms = self.volume.shared.uptime_ms();
-        self.finish_under(&mut self.volume.sharing.lock(), now_ms);
-        self.open = false;
-    }
-
-    fn finish_under(&self, sharing: &mut Sharing, now_ms: u64) {
-        sharing.grants.finish(self.ticket);
-        sharing.drive(now_ms);
-    }
-
-    /// As [`Pass::finish`], by somebody who has the lock; [`Pass::settled`] is to follow.
-    pub(crate) fn finished(&mut self, sharing: &mut Sharing, now_ms: u64) {
-        self.open = false;
-        self.finish_under(sharing, now_ms);
-    }
-
-    /// Waits until everybody has acknowledged what was published.
-    pub(crate) async fn settled(&mut self) -> Result<(), VolumeError> {
-        loop {
-            if let Signal::Settled = self.signal().await? {
-                return Ok(());
-            }
-        }
-    }
-}
-
-impl Drop for Pass {
-    fn drop(&mut self) {
-        if self.open {
-            let now_ms = self.volume.shared.uptime_ms();
-            let mut sharing = self.volume.sharing.lock();
-            sharing.waiters.remove(&self.ticket);
-            sharing.grants.cancel(self.ticket);
-            sharing.drive(now_ms);
-        }
     }
 }

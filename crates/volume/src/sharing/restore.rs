@@ -9,8 +9,8 @@ use hayloft_model::{Ino, InodeRow, Record, SessionId, estates};
 use hayloft_wire::RecordMessage;
 
 use crate::error::VolumeError;
-use crate::sharing::Pass;
 use crate::sharing::objects::row_of;
+use crate::sharing::pass::Pass;
 use crate::volume::Volume;
 
 impl Volume {

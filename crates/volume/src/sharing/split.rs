@@ -13,8 +13,9 @@ use crate::database::Db;
 use crate::database::rows::Rows;
 use crate::database::tables;
 use crate::error::VolumeError;
+use crate::sharing::Sharing;
 use crate::sharing::objects::row_of;
-use crate::sharing::{Pass, Sharing};
+use crate::sharing::pass::Pass;
 use crate::volume::Volume;
 
 impl Volume {

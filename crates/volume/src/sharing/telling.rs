@@ -7,7 +7,8 @@ use hayloft_model::{Executed, Ino, Record, SessionId};
 use hayloft_wire::Apply;
 
 use crate::error::VolumeError;
-use crate::sharing::{Pass, Sharing};
+use crate::sharing::Sharing;
+use crate::sharing::pass::Pass;
 use crate::volume::Volume;
 
 impl Volume {

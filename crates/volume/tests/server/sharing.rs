@@ -1,6 +1,6 @@
 //! Several sessions of one volume, as clients see it: grants and recalls, changes that all are told of, inodes in use.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use crate::common::*;
 use hayloft_model::grants::Object;
@@ -11,19 +11,18 @@ use hayloft_wire::event::Body as Event;
 use hayloft_wire::server_message::Body as Answer;
 use hayloft_wire::{
     Acquire, Apply, ChangeRequest, Changed, Claim, DeleteVolume, Enter, EvictClient, FailureCode, FetchInode,
-    GiveBack, Hello, LetGo, ListClients, ObjectMessage, Ping, SetQuota, StatsRequest, StatusRequest,
-    error_of,
+    GiveBack, Hello, LetGo, ListClients, ObjectMessage, StatsRequest, StatusRequest, error_of,
 };
 
-const ROOT: Object = Object::Directory(Ino::ROOT);
-const FILE: u64 = 100;
+pub(crate) const ROOT: Object = Object::Directory(Ino::ROOT);
+pub(crate) const FILE: u64 = 100;
 
-fn resume(session: u64) -> Hello {
+pub(crate) fn resume(session: u64) -> Hello {
     Hello { resume: true, ..hello(session) }
 }
 
 /// The first one's log: `f` in the root.
-fn file_records() -> [Record; 3] {
+pub(crate) fn file_records() -> [Record; 3] {
     [
         put(1, directory(1, 0, 4)),
         link(1, "f", FILE, FileKind::Regular, 3),
@@ -32,7 +31,7 @@ fn file_records() -> [Record; 3] {
 }
 
 /// Two sessions that read the root, with a file `f` in it.
-fn readers() -> (tempfile::TempDir, Running, Client, Client) {
+pub(crate) fn readers() -> (tempfile::TempDir, Running, Client, Client) {
     let (folder, running) = started();
     let (mut one, _) = Client::open(running.address, hello(1)).unwrap();
     assert!(one.enter(1, 0).unwrap().dirs[0].own);
@@ -44,12 +43,12 @@ fn readers() -> (tempfile::TempDir, Running, Client, Client) {
     (folder, running, one, two)
 }
 
-fn is_recall(event: &Event, object: Object, keep_read: bool) -> bool {
+pub(crate) fn is_recall(event: &Event, object: Object, keep_read: bool) -> bool {
     matches!(event, Event::Recall(recall)
         if recall.object == Some(object.into()) && recall.keep_read == keep_read)
 }
 
-fn applied(event: Event) -> (Vec<Record>, Apply) {
+pub(crate) fn applied(event: Event) -> (Vec<Record>, Apply) {
     match event {
         Event::Apply(apply) => {
             (apply.records.iter().map(|record| Record::try_from(record).unwrap()).collect(), apply)
@@ -58,12 +57,12 @@ fn applied(event: Event) -> (Vec<Record>, Apply) {
     }
 }
 
-fn names(listings: &Entered) -> Vec<String> {
+pub(crate) fn names(listings: &Entered) -> Vec<String> {
     let entries = &listings.dirs[0].entries;
     entries.iter().map(ListedEntry::name).collect()
 }
 
-fn create(name: &str) -> Ask {
+pub(crate) fn create(name: &str) -> Ask {
     let new = NewNode { mode: FileKind::Regular.bits() | 0o644, ..NewNode::default() };
     change(Change::Create(Ino::ROOT, Name::new(name.as_bytes()), new))
 }
@@ -76,7 +75,7 @@ fn change(change: Change) -> Ask {
     Ask::Change(ChangeRequest::of(&change, false, 0))
 }
 
-fn changed(answer: Answer) -> Changed {
+pub(crate) fn changed(answer: Answer) -> Changed {
     match answer {
         Answer::Changed(changed) => changed,
         other => panic!("{other:?}"),
@@ -169,116 +168,6 @@ fn a_change_is_answered_when_all_readers_have_it() {
     let exists = changed(two.ask(create("new")).unwrap());
     assert_eq!(error_of(exists.error), Ok(TreeError::Exists));
     assert_eq!(running.problems(), [""; 0]);
-    running.shutdown();
-}
-
-#[test]
-fn a_reader_that_never_acknowledges_is_ended_after_its_lease() {
-    let (_folder, running, mut one, mut two) = readers();
-    let asked = one.send(create("new"));
-    let (_, body) = two.event();
-    applied(body);
-    eventually(|| one.is_answered(asked));
-    assert_eq!(changed(one.receive(asked)).error, 0);
-    let Answer::Failed(failed) = two.receive(0) else { panic!() };
-    assert_eq!(code(&failed), FailureCode::SessionEnded);
-    assert!(two.is_closed_soon());
-    let again = Client::greet(running.address, resume(2)).err().unwrap();
-    assert_eq!(code(&again), FailureCode::SessionEnded);
-    running.shutdown();
-}
-
-/// Until it is told that it has ended; how often it did something meanwhile.
-fn until_ended(client: &mut Client, mut asks: impl FnMut(&mut Client) -> u64) -> u64 {
-    let mut times = 0;
-    loop {
-        let asked = asks(client);
-        if client.receive_or_end(asked).is_none() {
-            break;
-        }
-        times += 1;
-        std::thread::sleep(Duration::from_millis(50));
-    }
-    let Answer::Failed(failed) = client.receive(0) else { panic!() };
-    assert_eq!(code(&failed), FailureCode::SessionEnded);
-    times
-}
-
-#[test]
-fn who_is_heard_but_never_acknowledges_is_ended_after_its_lease() {
-    let (_folder, running, mut one, mut two) = readers();
-    // In time.
-    let asked = one.send(create("new"));
-    let (event, body) = two.event();
-    applied(body);
-    for _ in 0..20 {
-        assert!(!two.is_answered(0));
-        std::thread::sleep(Duration::from_millis(10));
-    }
-    two.ack(event, &[]);
-    assert_eq!(changed(one.receive(asked)).error, 0);
-    one.acked();
-    let asked = one.send(create("newer"));
-    let (_, body) = two.event();
-    applied(body);
-    // It asks whether it is alive all the time.
-    until_ended(&mut two, |two| two.send(Ask::Ping(Ping {})));
-    assert!(two.is_closed_soon());
-    assert_eq!(changed(one.receive(asked)).error, 0);
-    assert_eq!(running.problems(), [""; 0]);
-    running.shutdown();
-}
-
-/// An owner of the root, and somebody who waits for it, with the recall's number.
-fn recalled() -> (tempfile::TempDir, Running, Client, Client, u64, u64) {
-    let (folder, running) = started();
-    let (mut one, _) = Client::open(running.address, hello(1)).unwrap();
-    assert!(one.enter(1, 0).unwrap().dirs[0].own, "alone");
-    let (mut two, _) = Client::open(running.address, hello(2)).unwrap();
-    let asked = two.send(Ask::Enter(Enter { dir: 1, budget_bytes: 1 << 20, ..Enter::default() }));
-    let (event, body) = one.event();
-    assert!(is_recall(&body, ROOT, true));
-    (folder, running, one, two, event, asked)
-}
-
-#[test]
-fn who_ships_a_long_log_for_a_recall_is_waited_for() {
-    let (_folder, running, mut one, mut two, event, asked) = recalled();
-    // Seven leases long.
-    one.begin(1, (3, 1));
-    for n in 0..42 {
-        one.content(&noise(n, 1000));
-        assert!(!one.is_answered(0));
-        std::thread::sleep(Duration::from_millis(100));
-    }
-    one.commit(1, &file_records(), (3, 1)).unwrap();
-    one.ack(event, &[]);
-    assert_eq!(names(&two.listings(asked).unwrap()), ["f"]);
-    assert!(!one.is_answered(0));
-    assert_eq!(running.problems(), [""; 0]);
-    running.shutdown();
-}
-
-#[test]
-fn who_ships_for_ever_and_never_acknowledges_is_ended_too() {
-    let (_folder, running, mut one, mut two, _, asked) = recalled();
-    let mut sequence = 0;
-    let times = until_ended(&mut one, |one| {
-        sequence += 1;
-        one.send(Ask::Commit(commit(sequence, &[], (0, 0))))
-    });
-    assert!((20..200).contains(&times), "ended after {times} batches");
-    assert_eq!(names(&two.listings(asked).unwrap()), [""; 0]);
-    running.shutdown();
-}
-
-#[test]
-fn who_tries_for_ever_what_there_is_no_room_for_and_never_acknowledges_is_ended_too() {
-    let (_folder, running, mut one, mut two, _, asked) = recalled();
-    let quota = SetQuota { name: "vol".into(), quota_bytes: 1000, quota_inodes: 0 };
-    Client::connect(running.address).ask(Ask::SetQuota(quota)).unwrap();
-    until_ended(&mut one, |one| one.send(Ask::Commit(commit(1, &[], (2000, 0)))));
-    assert_eq!(names(&two.listings(asked).unwrap()), [""; 0]);
     running.shutdown();
 }
 
@@ -466,24 +355,6 @@ fn who_acquires_a_file_has_its_row_alone() {
     // A directory that others read is not given away.
     let acquired = two.ask(Ask::Acquire(Acquire { object: Some(ROOT.into()) })).unwrap();
     assert!(matches!(acquired, Answer::Acquired(acquired) if !acquired.owned));
-    running.shutdown();
-}
-
-#[test]
-fn who_is_cut_off_while_something_of_it_is_worked_on_holds_nobody_up_for_longer_than_a_lease() {
-    let (_folder, running, mut one, mut two) = readers();
-    two.send_no_message();
-    assert!(
-        matches!(two.receive_or_end(0), Some(Answer::Failed(failed)) if failed.message.contains("unreadable"))
-    );
-    assert!(two.is_closed_soon());
-    // It has to hear of this, or to be ended.
-    let asked = one.send(create("g"));
-    let until = Instant::now() + Duration::from_secs(20);
-    while !one.is_answered(asked) {
-        assert!(Instant::now() < until, "it waits for who has gone");
-    }
-    changed(one.receive(asked));
     running.shutdown();
 }
 

@@ -7,11 +7,11 @@ use hayloft_model::ContentHash;
 use hayloft_store::{EncodedChunk, PackEntry, PackWriter, decode_chunk};
 
 use super::Sweep;
+use crate::content::flying::Flying;
 use crate::database;
 use crate::database::rows::Rows;
 use crate::database::tables::{self, PackId, Place};
 use crate::error::VolumeError;
-use crate::volume::Flying;
 
 /// Payload that is moved at a time.
 pub(super) const MOVE_BYTES: u64 = 8 << 20;

@@ -1,5 +1,7 @@
 //! A small client that speaks the protocol over a plain socket, and helpers to make trees with it.
 
+mod listed;
+mod records;
 pub(crate) mod store;
 
 use std::collections::HashMap;
@@ -9,9 +11,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
-use hayloft_model::{
-    BlockRef, Content, ContentHash, Dentry, FileKind, Ino, InodeRow, Name, Record, Rows, Timestamp,
-};
+use hayloft_model::{BlockRef, ContentHash, Record};
 use hayloft_store::{Codec, decode_chunk, encode_chunk};
 use hayloft_volume::{Config, Server};
 use hayloft_wire::client_message::Body as Ask;
@@ -24,6 +24,9 @@ use hayloft_wire::{
     ServerMessage, Welcome,
     frame::{self, Opener, Sealer},
 };
+
+pub(crate) use listed::*;
+pub(crate) use records::*;
 
 /// A server with a runtime of its own, on a folder.
 pub(crate) struct Running {
@@ -434,110 +437,9 @@ pub(crate) fn commit(sequence: u64, records: &[Record], (bytes, inodes): (i64, i
     Commit { sequence, records, bytes, inodes, durable: true, ..Commit::default() }
 }
 
-pub(crate) fn row(kind: FileKind, nlink: u32) -> InodeRow {
-    let time = Timestamp { secs: 1_700_000_000, nanos: 5 };
-    let (atime, mtime, ctime, btime) = (time, time, time, time);
-    let made = InodeRow::new(kind.bits() | 0o644, nlink, Ino(0));
-    InodeRow { uid: 1, gid: 2, atime, mtime, ctime, btime, ..made }
-}
-
-pub(crate) fn file(content: Content, size: u64) -> InodeRow {
-    InodeRow { content, size, allocated: size, ..row(FileKind::Regular, 1) }
-}
-
-/// A file with a name in one directory.
-pub(crate) fn file_in(home: u64, content: Content, size: u64) -> InodeRow {
-    InodeRow { parent: Ino(home), ..file(content, size) }
-}
-
-pub(crate) fn directory(parent: u64, subdirectories: u32, next_cookie: u64) -> InodeRow {
-    InodeRow { parent: Ino(parent), next_cookie, ..row(FileKind::Directory, 2 + subdirectories) }
-}
-
-pub(crate) fn put(ino: u64, row: InodeRow) -> Record {
-    Record::PutInode(Ino(ino), Box::new(row))
-}
-
-pub(crate) fn link(parent: u64, name: &str, ino: u64, kind: FileKind, cookie: u64) -> Record {
-    Record::PutDentry(Ino(parent), Name::new(name.as_bytes()), Dentry { ino: Ino(ino), kind, cookie })
-}
-
-/// Bytes that are the same for the same seed and cannot be compressed.
-pub(crate) fn noise(seed: u64, len: usize) -> Vec<u8> {
-    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-    let mut bytes = Vec::with_capacity(len + 8);
-    while bytes.len() < len {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        bytes.extend_from_slice(&state.to_le_bytes());
-    }
-    bytes.truncate(len);
-    bytes
-}
-
-/// What an `Enter` brings.
-#[derive(Debug, Default)]
-pub(crate) struct Entered {
-    pub(crate) dirs: Vec<Listed>,
-    pub(crate) contents: Vec<Chunk>,
-    pub(crate) files: Vec<(Ino, InodeRow)>,
-    pub(crate) next: u64,
-}
-
-/// A directory in it.
-#[derive(Debug)]
-pub(crate) struct Listed {
-    pub(crate) dir: u64,
-    pub(crate) entries: Vec<ListedEntry>,
-    complete: bool,
-    pub(crate) own: bool,
-}
-
-#[derive(Clone, Debug)]
-pub(crate) struct ListedEntry {
-    pub(crate) name: Name,
-    pub(crate) dentry: Dentry,
-    pub(crate) inode: Option<InodeRow>,
-}
-
-impl ListedEntry {
-    pub(crate) fn name(&self) -> String {
-        String::from_utf8(self.name.as_bytes().to_vec()).unwrap()
-    }
-}
-
 /// Asks until it is so; somebody has to be heard of meanwhile.
 pub(crate) fn eventually(mut is_so: impl FnMut() -> bool) {
     while !is_so() {
         std::thread::sleep(Duration::from_millis(20));
-    }
-}
-
-/// Reads all that can be reached and compares it with `rows`.
-pub(crate) fn compare_tree(client: &mut Client, rows: &Rows) {
-    let mut listed = HashMap::new();
-    let mut waiting = vec![1];
-    while let Some(dir) = waiting.pop() {
-        if listed.contains_key(&dir) {
-            continue;
-        }
-        for listing in client.enter(dir, 1 << 20).unwrap().dirs {
-            let entries: Vec<_> = listing
-                .entries
-                .iter()
-                .map(|entry| (entry.name.clone(), entry.dentry, entry.inode.clone().unwrap()))
-                .collect();
-            waiting.extend(
-                entries.iter().filter(|entry| entry.1.kind == FileKind::Directory).map(|entry| entry.1.ino.0),
-            );
-            let expected: Vec<_> = rows
-                .listing(Ino(listing.dir))
-                .into_iter()
-                .map(|(name, dentry)| (name, dentry, rows.inodes[&dentry.ino].clone()))
-                .collect();
-            assert_eq!(entries, expected, "directory {}", listing.dir);
-            listed.insert(listing.dir, ());
-        }
     }
 }
