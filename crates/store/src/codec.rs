@@ -6,6 +6,8 @@ use bytes::Bytes;
 use hayloft_model::{BLOCK_SIZE, ContentHash};
 use lz4_flex::block::{CompressTable, compress_into_with_table, decompress_into, get_maximum_output_size};
 
+use crate::lanes::hash_all;
+
 /// How a chunk's payload is encoded. The numbers are for ever: they are stored and sent.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
@@ -97,10 +99,16 @@ pub fn encode_chunk(raw: &[u8]) -> EncodedChunk {
     }
 }
 
-/// Names content of at most a block, and leaves it as it is.
-pub fn name_chunk(raw: Bytes) -> EncodedChunk {
-    let hash = ContentHash(*blake3::hash(&raw).as_bytes());
-    EncodedChunk { hash, len: raw.len() as u32, codec: Codec::Raw, payload: raw }
+/// Names contents of at most a block each, and leaves them as they are.
+pub fn name_chunks(raw: Vec<Bytes>) -> impl Iterator<Item = EncodedChunk> {
+    let hashes = hash_all(&raw);
+    let named = |(raw, hash): (Bytes, _)| EncodedChunk {
+        hash,
+        len: raw.len() as u32,
+        codec: Codec::Raw,
+        payload: raw,
+    };
+    raw.into_iter().zip(hashes).map(named)
 }
 
 fn compress(raw: &[u8]) -> Option<Bytes> {

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use object_store::ObjectStore;
 use object_store::local::LocalFileSystem;
 
+use crate::near::Near;
 use crate::sealed::{StoreKey, admit};
 use crate::{Store, StoreError};
 
@@ -27,7 +28,7 @@ pub async fn open(url: &str, key: Option<&StoreKey>) -> Result<Store, StoreError
     let prepared = tokio::task::spawn_blocking(move || prepare(&to_prepare)).await;
     prepared.unwrap_or_else(|panic| Err(io::Error::other(panic))).map_err(failed)?;
     let objects = LocalFileSystem::new_with_prefix(&folder).map_err(StoreError::from)?.with_fsync(true);
-    let objects: Arc<dyn ObjectStore> = Arc::new(objects);
+    let objects: Arc<dyn ObjectStore> = Arc::new(Near::new(objects));
     #[cfg(feature = "faults")]
     let objects = crate::faults::from_environment(objects);
     let plain = Store::new(url, Arc::clone(&objects), Some(folder.clone()));

@@ -119,6 +119,11 @@ impl PackWriter {
         })
     }
 
+    /// Whether all of it was named here.
+    pub fn is_named(&self) -> bool {
+        self.named == self.entries.len()
+    }
+
     /// Whether nothing was added.
     pub fn is_empty(&self) -> bool {
         self.entries.is_empty()

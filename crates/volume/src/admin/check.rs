@@ -406,9 +406,9 @@ impl Check<'_> {
             for files in files.chunks(READ) {
                 let places = files.iter().map(|(_, place)| *place);
                 let contents = db.contents().read(files[0].1.pack, places).await?.unwrap_or_default();
-                let mut contents = contents.into_iter();
+                let mut are = SmallPlace::are(files.iter().map(|(_, place)| place), &contents).into_iter();
                 for (ino, place) in files {
-                    if !contents.next().is_some_and(|content| place.is(&content)) {
+                    if !are.next().is_some_and(|is| is) {
                         let pack = place.pack.0;
                         self.problem_of(*ino, format!("its content is damaged (pack {pack:016x})"));
                     }

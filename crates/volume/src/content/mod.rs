@@ -10,7 +10,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use futures::stream::{self, StreamExt, TryStreamExt};
 use hayloft_model::{BLOCK_SIZE, ContentHash};
-use hayloft_store::{ChunkError, Codec, EncodedChunk, PackEntry, PackWriter, StoreError, name_chunk};
+use hayloft_store::{ChunkError, Codec, EncodedChunk, PackEntry, PackWriter, StoreError, name_chunks};
 use hayloft_wire::{BeginBatch, Chunk, RecordMessage, record_message};
 use prost::Message;
 use tokio::sync::OwnedSemaphorePermit;
@@ -270,7 +270,8 @@ impl Pending {
             return Ok(());
         }
         let name = move || -> Vec<(usize, EncodedChunk)> {
-            small.into_iter().map(|(at, content)| (at, name_chunk(content))).collect()
+            let (at, contents): (Vec<usize>, Vec<Bytes>) = small.into_iter().unzip();
+            at.into_iter().zip(name_chunks(contents)).collect()
         };
         for (at, chunk) in tokio::task::spawn_blocking(name).await.map_err(|_| VolumeError::ShuttingDown)? {
             self.open.push_named(chunk);
@@ -337,7 +338,7 @@ fn small_contents(records: &[RecordMessage]) -> impl Iterator<Item = (usize, Byt
 /// Gives the chunks back when each of them is what its name says: no other may get a place, or take that of a good one.
 /// This is computing, so it is done beside the threads that serve, while more arrives.
 async fn verified(chunks: PackWriter) -> Result<PackWriter, VolumeError> {
-    if chunks.is_empty() {
+    if chunks.is_named() {
         return Ok(chunks);
     }
     let verify = tokio::task::spawn_blocking(move || chunks.verify().map(|()| chunks));

@@ -3,7 +3,7 @@
 use std::collections::{HashMap, HashSet};
 
 use hayloft_model::Ino;
-use hayloft_store::{PackWriter, name_chunk};
+use hayloft_store::{PackWriter, name_chunks};
 use hayloft_wire::InodeRowMessage;
 use hayloft_wire::listing::Row;
 use prost::Message;
@@ -55,7 +55,7 @@ impl Sweep<'_> {
         for (pack, files) in by_pack {
             let read = self.db.contents().read(pack, files.iter().map(|(_, place)| *place)).await?;
             let whole = read.filter(|contents| {
-                contents.iter().zip(&files).all(|(content, (_, place))| place.is(content))
+                SmallPlace::are(files.iter().map(|(_, place)| place), contents).into_iter().all(|is| is)
             });
             let Some(contents) = whole else {
                 let name = &self.volume.name;
@@ -63,7 +63,7 @@ impl Sweep<'_> {
                 kept.insert(pack);
                 continue;
             };
-            contents.into_iter().for_each(|content| writer.push_named(name_chunk(content)));
+            name_chunks(contents).for_each(|chunk| writer.push_named(chunk));
             moved.extend(files);
         }
         if moved.is_empty() {
