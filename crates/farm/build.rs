@@ -31,6 +31,7 @@ fn main() {
         (file.as_os_str(), std::fs::read(&file).unwrap_or_default()).hash(&mut hasher);
     }
     println!("cargo::rustc-env=HAYLOFT_FARM_SOURCES={:016x}", hasher.finish());
+    println!("cargo::rustc-check-cfg=cfg(begins_alone)");
     if is_wanted() && has_static_libraries() {
         link_statically();
     }
@@ -55,7 +56,7 @@ fn is_wanted() -> bool {
 }
 
 fn has_static_libraries() -> bool {
-    ["libc.a", "libm.a", "libgcc.a", "libgcc_eh.a", "rcrt1.o"].iter().all(|file| {
+    ["libc.a", "libm.a", "libgcc.a", "libgcc_eh.a", "crt1.o"].iter().all(|file| {
         let found = Command::new("cc").arg(format!("-print-file-name={file}")).output();
         // A file that it does not find it names as it was asked.
         found.is_ok_and(|found| found.stdout.starts_with(b"/"))
@@ -63,7 +64,8 @@ fn has_static_libraries() -> bool {
 }
 
 /// `-C target-feature=+crt-static` is for all that is built or for none of it. So the linker finds, for this program only, scripts that name
-/// static libraries before it finds the shared ones.
+/// static libraries before it finds the shared ones. It is not position-independent: its pages are as the file has them, and it can do
+/// something before the C library has begun.
 fn link_statically() {
     let Some(out) = std::env::var_os("OUT_DIR") else { return };
     let folder = Path::new(&out).join("static");
@@ -72,6 +74,12 @@ fn link_statically() {
     };
     if std::fs::create_dir_all(&folder).and_then(|()| LIBRARIES.iter().try_for_each(script)).is_ok() {
         println!("cargo::rustc-link-arg-bin=hayloft-task=-L{}", folder.display());
-        println!("cargo::rustc-link-arg-bin=hayloft-task=-static-pie");
+        println!("cargo::rustc-link-arg-bin=hayloft-task=-static");
+        println!("cargo::rustc-link-arg-bin=hayloft-task=-no-pie");
+        if std::env::var("CARGO_CFG_TARGET_ARCH").is_ok_and(|machine| machine == "x86_64") {
+            // See `bin/hayloft-task/begin.rs`.
+            println!("cargo::rustc-cfg=begins_alone");
+            println!("cargo::rustc-link-arg-bin=hayloft-task=-Wl,--entry=hayloft_task_begins");
+        }
     }
 }

@@ -25,6 +25,7 @@ use std::ffi::OsString;
 use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser};
+use hayloft_farm::small::Environment;
 
 use crate::args::{Cli, Verb};
 use crate::config::Config;
@@ -53,13 +54,7 @@ fn main() -> ExitCode {
         return u8::from(hayloft_farm::relay::serve().is_err()).into();
     }
     if argv.len() > 2 && argv[1] == hayloft_farm::make::recipe::ARGUMENT {
-        return hayloft_farm::make::recipe::serve(&argv[2..]).into();
-    }
-    if argv.len() > 2
-        && argv[1] == "task"
-        && let Some(code) = hayloft_farm::relay::again::serve(&argv[2..])
-    {
-        return code.into();
+        return hayloft_farm::make::recipe::serve(&argv[2..], Environment::of_process()).leave().into();
     }
     match Cli::try_parse_from(&argv) {
         Ok(cli) => exit::finish(run(cli)),

@@ -24,6 +24,12 @@ pub(crate) fn default_sigpipe() {
     unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };
 }
 
+/// Ends this process without anything more.
+pub(crate) fn exit_now(code: u8) -> ! {
+    // SAFETY: takes a number and does not return.
+    unsafe { libc::_exit(code.into()) }
+}
+
 /// The effective user and group.
 pub(crate) fn user_and_group() -> (u32, u32) {
     // SAFETY: these calls take nothing and cannot fail.

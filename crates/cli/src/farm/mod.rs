@@ -1,5 +1,6 @@
 //! The farm: `hayloft task`, `make` and `farm agent|status|top|slurm`.
 
+mod again;
 pub(crate) mod agent;
 pub(crate) mod args;
 pub(crate) mod here;

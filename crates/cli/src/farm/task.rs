@@ -14,6 +14,7 @@ use hayloft_farm::broker::BrokerOptions;
 use hayloft_farm::place::Place;
 use hayloft_farm::protocol::Spec;
 use hayloft_farm::relay::{self, Handed, Key};
+use hayloft_farm::small::Environment;
 use hayloft_farm::submit::{self, IN_TASK, Outcome, Task};
 
 use crate::config::Config;
@@ -160,5 +161,5 @@ fn again(args: &TaskArgs) -> Option<String> {
     let config = std::env::var_os("HAYLOFT_CONFIG").is_none_or(|config| Path::new(&config).is_absolute());
     let may =
         is_anywhere && config && args.need.layers.is_empty() && !flags.iter().any(|flag| is_config(&flag));
-    relay::again::name(flags).ok().filter(|_| may)
+    relay::again::name(flags, &Environment::of_process()).ok().filter(|_| may)
 }

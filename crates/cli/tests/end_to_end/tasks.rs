@@ -4,6 +4,7 @@ use std::fs;
 use std::io::Write;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::process::ExitStatusExt;
+use std::path::Path;
 use std::process::{Command, Output, Stdio};
 use std::time::Duration;
 
@@ -109,6 +110,34 @@ fn how_a_task_ends_is_told() {
     fs::write(site.dir().join("script"), "echo no interpreter is named").unwrap();
     fs::set_permissions(site.dir().join("script"), fs::Permissions::from_mode(0o755)).unwrap();
     assert_eq!(run(&mut site.command(&["task"], &["./script"])), "no interpreter is named\n");
+}
+
+/// By each program that stands for a task, and for each of two tasks of one command line: the second one looks nothing up.
+#[test]
+fn standard_streams_that_are_closed_are_empty_and_nothing_else_takes_their_place() {
+    let site = Site::new(1, &ALLOWED);
+    let small = Path::new(env!("CARGO_BIN_EXE_hayloft")).with_file_name("hayloft-task");
+    let task = site.task("cat; echo $?; echo to-error >&2; exit 7");
+    for (program, skipped) in [(task.get_program(), 0), (small.as_os_str(), 1)] {
+        let program = Path::new(program);
+        if !program.exists() {
+            // It is of another package.
+            continue;
+        }
+        for closed in ["0<&-", "1>&-", "2>&-", "0<&- 1>&- 2>&-"].into_iter().flat_map(|closed| [closed; 2]) {
+            let mut shell = Command::new("timeout");
+            shell.args(["30", "sh", "-c", &format!("exec \"$0\" \"$@\" {closed}")]).arg(program);
+            shell.args(task.get_args().skip(skipped)).stdin(Stdio::null());
+            for (name, value) in task.get_envs().filter_map(|(name, value)| Some((name, value?))) {
+                shell.env(name, value);
+            }
+            let output = shell.current_dir(site.dir()).output().unwrap();
+            let (out, err) = texts(&output);
+            assert_eq!(output.status.code(), Some(7), "{closed}: {out}{err}");
+            assert_eq!(out, if closed.contains('1') { "" } else { "0\n" }, "{closed}");
+            assert_eq!(err, if closed.contains('2') { "" } else { "to-error\n" }, "{closed}");
+        }
+    }
 }
 
 #[test]

@@ -15,12 +15,13 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-use hayloft_process::{self as process, Forked};
+use hayloft_process::{self as process, Stack};
 use prost::Message;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::net::{RecvAncillaryBuffer, RecvFlags, SendFlags};
 use rustix::time::Timespec;
 
+use crate::execution::command::Command;
 use crate::execution::message_in;
 use crate::execution::record::Recorder;
 use crate::execution::sys;
@@ -171,9 +172,11 @@ struct Init {
     /// A folder is seen at another place than on the host, for all of its tasks.
     is_bound: bool,
     recorder: Option<Recorder>,
+    /// Commands begin on it.
+    stack: Stack,
 }
 
-fn failure(what: &str, error: &io::Error, is_own: bool) -> Report {
+pub(super) fn failure(what: &str, error: &io::Error, is_own: bool) -> Report {
     let errno = error.raw_os_error().unwrap_or(libc::EIO);
     Report { failure: format!("{what}: {error}"), errno, is_own, ..Report::default() }
 }
@@ -196,7 +199,7 @@ impl Init {
         } else {
             sys::adopt_orphans();
         }
-        Ok(Init { signals, has_namespace, mounts, is_bound: false, recorder: None })
+        Ok(Init { signals, has_namespace, mounts, is_bound: false, recorder: None, stack: Stack::default() })
     }
 
     /// Whether the next task finds everything as the first one has.
@@ -227,19 +230,15 @@ impl Init {
             self.recorder =
                 Some(Recorder::begin(directory).map_err(|error| ("record what it opens", error))?);
         }
-        let (from_command, to_us) = io::pipe().map_err(|error| ("make a pipe", error))?;
-        let command = match process::fork(0).map_err(|error| ("make a process", error))? {
-            Forked::Child => {
-                let said = become_command(&execution, &standard, failure.as_ref());
-                let _ = File::from(OwnedFd::from(to_us)).write_all(&said.encode_to_vec());
-                process::exit_now(127)
-            }
-            Forked::Parent(child) => child.pid,
+        let command = match Command::new(&execution, &standard, failure.as_ref()) {
+            Ok(command) => command,
+            Err(error) => return Ok(self::failure("name the command", &error, true)),
         };
+        let pid = command.begin(&mut self.stack).map_err(|error| ("make a process", error))?;
         // Both sides do it: a signal that comes at once finds the group.
-        let _ = rustix::process::setpgid(rustix::process::Pid::from_raw(command), None);
-        drop((standard, to_us));
-        let ended = watch(&self.signals, command, self.recorder.as_mut());
+        let _ = rustix::process::setpgid(rustix::process::Pid::from_raw(pid), None);
+        drop(standard);
+        let ended = watch(&self.signals, pid, self.recorder.as_mut());
         if self.has_namespace {
             end_all();
         } else {
@@ -249,10 +248,7 @@ impl Init {
             let record = recorder.finish().encode_to_vec();
             write_anew(&mut memory, &record).map_err(|error| ("record what it has opened", error))?;
         }
-        let mut failed = Vec::new();
-        let _ = File::from(OwnedFd::from(from_command)).read_to_end(&mut failed);
-        let failed = Report::decode(&*failed).unwrap_or_default();
-        if !failed.failure.is_empty() {
+        if let Some(failed) = command.failure() {
             return Ok(failed);
         }
         let mut text = String::new();
@@ -357,64 +353,4 @@ fn bind(execution: &Execution) -> Result<bool, Trouble> {
         Err(error) if matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ENOTDIR)) => Ok(false),
         Err(error) => Err(("show the volume where the submitting host has it", error)),
     }
-}
-
-/// Becomes the command; returns why not.
-fn become_command(execution: &Execution, standard: &[OwnedFd; 3], failure_file: Option<&File>) -> Report {
-    let own_group = rustix::process::setpgid(None, None).map_err(io::Error::from);
-    let keep = |file| rustix::io::fcntl_setfd(file, rustix::io::FdFlags::empty()).map_err(io::Error::from);
-    let set_up =
-        own_group.and_then(|()| sys::set_standard(standard)).and_then(|()| failure_file.map_or(Ok(()), keep));
-    if let Err(error) = set_up {
-        return failure("set up the process", &error, false);
-    }
-    process::hold_back_no_signals();
-    rustix::process::umask(rustix::fs::Mode::from_bits_truncate(execution.umask));
-    if execution.switches
-        && let Err(error) = process::become_user(execution.uid, execution.gid, Some(&execution.groups))
-    {
-        return failure("become the user", &error, false);
-    }
-    if let Err(error) = rustix::process::chdir(&*execution.directory) {
-        let what = format!("go to {}", String::from_utf8_lossy(&execution.directory));
-        return failure(&what, &error.into(), false);
-    }
-    let strings = |all: &[Vec<u8>]| all.iter().map(|one| CString::new(&**one)).collect::<Result<Vec<_>, _>>();
-    let (Ok(args), Ok(environment)) = (strings(&execution.command), strings(&execution.environment)) else {
-        return failure("name the command", &io::Error::from_raw_os_error(libc::EINVAL), true);
-    };
-    let error = exec(&args, &environment);
-    failure(&String::from_utf8_lossy(&execution.command[0]), &error, true)
-}
-
-/// As execvp(3) does, with the new environment's PATH.
-fn exec(args: &[CString], environment: &[CString]) -> io::Error {
-    let name = args[0].as_bytes();
-    if name.contains(&b'/') {
-        return exec_file(&args[0], args, environment);
-    }
-    let path = environment.iter().find_map(|one| one.as_bytes().strip_prefix(b"PATH="));
-    let mut denied = None;
-    for folder in path.unwrap_or(b"/usr/bin:/bin").split(|byte| *byte == b':') {
-        let folder = if folder.is_empty() { b"." } else { folder };
-        let Ok(file) = CString::new([folder, b"/", name].concat()) else { continue };
-        let error = exec_file(&file, args, environment);
-        match error.raw_os_error() {
-            Some(libc::ENOENT | libc::ENOTDIR) => {}
-            Some(libc::EACCES) => denied = Some(error),
-            _ => return error,
-        }
-    }
-    denied.unwrap_or_else(|| io::Error::from_raw_os_error(libc::ENOENT))
-}
-
-fn exec_file(file: &CString, args: &[CString], environment: &[CString]) -> io::Error {
-    let error = process::exec(Path::new(OsStr::from_bytes(file.as_bytes())), args, environment);
-    if error.raw_os_error() != Some(libc::ENOEXEC) {
-        return error;
-    }
-    // A script without a first line that names its interpreter.
-    let mut script = vec![c"/bin/sh".to_owned(), file.clone()];
-    script.extend(args.iter().skip(1).cloned());
-    process::exec(Path::new("/bin/sh"), &script, environment)
 }

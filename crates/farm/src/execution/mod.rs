@@ -1,5 +1,6 @@
 //! Tasks on this host: processes that end with all that they have started.
 
+mod command;
 mod init;
 mod record;
 mod spawner;

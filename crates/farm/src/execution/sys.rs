@@ -3,7 +3,7 @@
 
 use std::ffi::{CStr, CString};
 use std::io;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, poll};
@@ -66,11 +66,21 @@ pub(crate) fn end_all_signal() -> i32 {
 ///
 /// # Errors
 /// As dup2(2) says.
-pub(crate) fn set_standard(standard: &[OwnedFd; 3]) -> io::Result<()> {
+pub(crate) fn set_standard(standard: &[RawFd; 3]) -> io::Result<()> {
     for (number, fd) in standard.iter().enumerate() {
-        hayloft_process::replace_standard(fd, number as i32)?;
+        // SAFETY: onto one of the standard descriptors, which are expected to be open and nothing more.
+        check(unsafe { libc::dup2(*fd, number as i32) })?;
     }
     hayloft_process::close_on_exec_from(3)
+}
+
+/// A descriptor stays open with the next exec.
+///
+/// # Errors
+/// When it is none.
+pub(crate) fn keep_open(fd: RawFd) -> io::Result<()> {
+    // SAFETY: plain numbers.
+    check(unsafe { libc::fcntl(fd, libc::F_SETFD, 0) }).map(drop)
 }
 
 /// Descriptors that have come with a message.

@@ -4,7 +4,7 @@
 //! has built in, and no shell has to be started. With `.SHELLFLAGS` of our own it leaves every line to the shell. So what it would have done is
 //! done here, by its own rules (`construct_command_argv_internal` in job.c of GNU make 4.3 and 4.4).
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 
 /// Characters that make leaves to the shell; and line ends, which it does not leave in all cases.
@@ -17,12 +17,13 @@ const BUILT_IN: [&str; 37] = [
     "set", "shift", "test", "times", "trap", "type", "ulimit", "umask", "unalias", "unset", "wait", "while",
 ];
 
-/// What make would run without a shell for this command: the shell, its flags and a recipe. None where the shell is needed.
-pub(super) fn words(command: &[OsString]) -> Option<Vec<OsString>> {
+/// What make would run without a shell for this command: the shell, its flags and a recipe, with this value of `IFS`. None where the shell is
+/// needed.
+pub(super) fn words(command: &[OsString], ifs: Option<&OsStr>) -> Option<Vec<OsString>> {
     let [shell, flags, recipe] = command else { return None };
     let is_default = shell == "/bin/sh" && (flags == "-c" || flags == "-ec");
-    let is_blank = |ifs: OsString| ifs.as_bytes().iter().all(|byte| b" \t\n".contains(byte));
-    let divides_as_ever = std::env::var_os("IFS").is_none_or(is_blank);
+    let is_blank = |ifs: &OsStr| ifs.as_bytes().iter().all(|byte| b" \t\n".contains(byte));
+    let divides_as_ever = ifs.is_none_or(is_blank);
     if is_default && divides_as_ever { split(recipe.as_bytes()) } else { None }
 }
 
@@ -71,7 +72,7 @@ mod tests {
     #[test]
     fn plain_words_need_no_shell_that_is_the_default_one() {
         let is_plain = |shell: &str, flags: &str, recipe: &str| {
-            words(&[shell.into(), flags.into(), recipe.into()]).is_some()
+            words(&[shell.into(), flags.into(), recipe.into()], None).is_some()
         };
         assert!(is_plain("/bin/sh", "-c", "cc -c x.c") && is_plain("/bin/sh", "-ec", "cc -c x.c"));
         assert!(!is_plain("/bin/bash", "-c", "cc -c x.c") && !is_plain("/bin/sh", "-xc", "cc -c x.c"));

@@ -1,24 +1,22 @@
-//! The process that make starts for a recipe: this program, or the [small one](crate::small).
+//! The process that make starts for a recipe: this program, or the [small one](crate::small). It makes system calls only, as said there.
 
 use std::ffi::OsString;
-use std::io::{self, Write};
+use std::io;
 use std::os::fd::AsFd;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
-use std::os::unix::net::UnixStream;
-use std::os::unix::process::CommandExt;
 use std::path::Path;
-use std::process::Command;
 
-use hayloft_process as process;
+use hayloft_process::{self as process, Program};
 
 use super::wire::{self, Answer, Ask, Done, Hand, PASSED};
 use super::{direct, record};
+use crate::small::{self, Ending, Environment};
 use crate::submit;
 
 /// The first argument by which this program becomes a recipe's process.
 pub const ARGUMENT: &str = "farm-recipe";
 /// Exit code when the recipe was not run.
-const NOT_RUN: u8 = 125;
+const NOT_RUN: i32 = 125;
 /// Names the session's socket.
 pub const SOCKET: &str = "HAYLOFT_FARM_SOCKET";
 /// Before the recipe: the argument that follows names the target of its rule, with an `@` before it.
@@ -29,59 +27,51 @@ const RULES: &str = "HAYLOFT_FARM_RULES";
 /// What is to be done with a recipe.
 #[derive(Debug)]
 enum Way {
-    /// This process becomes it.
-    Here,
-    /// It has ended on the farm: by a signal if that is not 0, else with this exit code; a message for standard error.
-    Ended {
-        /// The exit code.
-        code: i32,
-        /// The signal.
-        signal: i32,
-        /// The message; empty for none.
-        message: String,
-    },
+    /// This process becomes it, after a message on standard error.
+    Here(String),
+    /// It has ended on the farm.
+    Ended(Ending),
 }
 
-/// Serves make as the process of a recipe; gives its exit code. Does not return where this process becomes the recipe, or ends by the
-/// signal that has ended it.
-pub fn serve(command: &[OsString]) -> u8 {
-    let (rules, command) = rules(command);
-    match run(command, &rules) {
-        Ok(Way::Here) => {
-            let direct = direct::words(command);
-            let command = direct.as_deref().unwrap_or(command);
-            let mut here = Command::new(&command[0]);
+/// Serves make as the process of a recipe: how that ends. Does not return where this process becomes the recipe.
+pub fn serve(command: &[OsString], mut environment: Environment) -> Ending {
+    let (rules, command) = rules(command, &environment);
+    let direct = direct::words(command, environment.get("IFS"));
+    match run(command, direct.as_deref(), &rules, &environment) {
+        Ok(Way::Here(message)) => {
+            if !message.is_empty() {
+                Ending { code: 0, signal: 0, message }.leave();
+            }
             if !rules.is_empty() {
-                here.env(RULES, OsString::from_vec(rules));
+                environment.set(RULES, &rules);
             }
-            let error = here.args(&command[1..]).exec();
-            eprintln!("hayloft: {}: {error}", command[0].to_string_lossy());
-            127
+            let command = direct.as_deref().unwrap_or(command);
+            // This program, and what it has said, may have been without that signal.
+            process::take_broken_pipes();
+            let error = match Program::new(&small::bytes(command), &environment.0) {
+                Ok(program) => program.exec(),
+                Err(error) => error,
+            };
+            let message = format!("hayloft: {}: {error}\n", command[0].to_string_lossy());
+            Ending { code: 127, signal: 0, message }
         }
-        Ok(Way::Ended { code, signal, message }) => {
-            eprint!("{message}");
-            if signal == 0 {
-                return code as u8;
-            }
-            submit::end_by(signal);
-            128u8.wrapping_add(signal as u8)
-        }
+        Ok(Way::Ended(ending)) => ending,
         Err(error) => {
-            eprintln!("hayloft: the recipe was not run, `hayloft make` is gone: {error}");
-            NOT_RUN
+            let message = format!("hayloft: the recipe was not run, `hayloft make` is gone: {error}\n");
+            Ending { code: NOT_RUN, signal: 0, message }
         }
     }
 }
 
 /// The rules that a recipe belongs to, its own is the last one, and the recipe itself; no rules where these are not asked for.
-fn rules(command: &[OsString]) -> (Vec<u8>, &[OsString]) {
+fn rules<'a>(command: &'a [OsString], environment: &Environment) -> (Vec<u8>, &'a [OsString]) {
     let [flag, target, recipe @ ..] = command else { return (Vec::new(), command) };
     if flag != OF_RULE || recipe.is_empty() {
         return (Vec::new(), command);
     }
-    let mut rules = std::env::var_os(RULES).unwrap_or_default().into_vec();
-    let directory = std::env::current_dir().unwrap_or_default();
-    record::rules::link(&mut rules, &directory, &unquoted(&target.as_bytes()[1..]));
+    let mut rules = environment.get(RULES).unwrap_or_default().as_bytes().to_vec();
+    let directory = OsString::from_vec(small::current_folder().unwrap_or_default());
+    record::rules::link(&mut rules, Path::new(&directory), &unquoted(&target.as_bytes()[1..]));
     (rules, recipe)
 }
 
@@ -101,55 +91,58 @@ fn unquoted(target: &[u8]) -> Vec<u8> {
     plain
 }
 
-/// Has a recipe run where the session says.
+/// Has a recipe run where the session says; `direct` is what it is without a shell.
 ///
 /// # Errors
 /// When the session is gone: the recipe has not run, or not to its end.
-fn run(command: &[OsString], rules: &[u8]) -> io::Result<Way> {
-    let Some(socket) = std::env::var_os(SOCKET) else { return Ok(Way::Here) };
-    if std::env::var_os(submit::IN_TASK).is_some() || !is_plain_recipe() {
-        return Ok(Way::Here);
+fn run(
+    command: &[OsString],
+    direct: Option<&[OsString]>,
+    rules: &[u8],
+    environment: &Environment,
+) -> io::Result<Way> {
+    let here = || Ok(Way::Here(String::new()));
+    let Some(socket) = environment.get(SOCKET) else { return here() };
+    if environment.get(submit::IN_TASK).is_some() || !is_plain_recipe(environment) {
+        return here();
     }
-    let mut stream = UnixStream::connect(Path::new(&socket))?;
-    let directory = std::env::current_dir()?;
+    small::hold_standard_descriptors();
+    let mut stream = wire::connect(Path::new(socket))?;
+    let directory = small::current_folder()?;
     let text = command.last().map(|text| text.as_bytes().to_vec()).unwrap_or_default();
-    let directory = directory.into_os_string().into_vec();
-    wire::send(&mut stream, &Ask { text, directory, pid: std::process::id() as i32, rules: rules.to_vec() })?;
+    let pid = rustix::process::getpid().as_raw_nonzero().get();
+    wire::send(&mut stream, &Ask { text, directory, pid, rules: rules.to_vec() })?;
     let answer: Answer = wire::receive(&mut stream)?;
     if answer.here {
-        return Ok(Way::Here);
+        return here();
     }
     let (signals, before) = process::signals_by_descriptor(&PASSED)?;
-    let direct = direct::words(command);
-    let command = direct.as_deref().unwrap_or(command);
     let hand = Hand {
-        command: command.iter().map(|argument| argument.as_bytes().to_vec()).collect(),
-        environment: submit::environment(),
+        command: small::bytes(direct.unwrap_or(command)),
+        environment: environment.0.clone(),
         umask: submit::umask(),
     };
     wire::send(&mut stream, &hand)?;
-    let (output, error) = (io::stdout(), io::stderr());
-    wire::send_descriptors(&stream, &[output.as_fd(), error.as_fd()])?;
-    let done: Done = wire::receive_and_pass(&mut stream, signals.as_fd(), false)?;
-    if done.here {
+    wire::send_descriptors(&stream, &[rustix::stdio::stdout(), rustix::stdio::stderr()])?;
+    let (done, _): (io::Result<Done>, _) = wire::receive_and_pass(&mut stream, signals.as_fd(), false);
+    let Done { code, signal, message, here } = done?;
+    if here {
         process::restore_signals(&before);
-        let _ = io::stderr().write_all(done.message.as_bytes());
-        return Ok(Way::Here);
+        return Ok(Way::Here(message));
     }
     // make says the same of a program that is not there and of one that cannot be run.
-    let is_not_run = direct.is_some() && !done.message.is_empty() && done.code == 126;
-    let code = if is_not_run { 127 } else { done.code };
-    Ok(Way::Ended { code, signal: done.signal, message: done.message })
+    let is_not_run = direct.is_some() && !message.is_empty() && code == 126;
+    Ok(Way::Ended(Ending { code: if is_not_run { 127 } else { code }, signal, message }))
 }
 
 /// Whether this is a recipe that make shares no job server with, and no `$(shell)`. Without a job server nothing runs beside it: nothing is
 /// won elsewhere, and a sub-make looks like any other recipe.
-fn is_plain_recipe() -> bool {
-    let flags = std::env::var_os("MAKEFLAGS").unwrap_or_default();
+fn is_plain_recipe(environment: &Environment) -> bool {
+    let flags = environment.get("MAKEFLAGS").unwrap_or_default();
     let Some(server) = job_server(flags.as_bytes()) else { return false };
     // Such a recipe may not have them: make has closed them, or names none.
-    let has_server = server.iter().all(|fd| Path::new(&format!("/proc/self/fd/{fd}")).exists());
-    !has_server && !has_level_of_its_make()
+    let has_server = server.iter().all(|fd| rustix::fs::stat(format!("/proc/self/fd/{fd}")).is_ok());
+    !has_server && !has_level_of_its_make(environment)
 }
 
 /// The descriptors of the job server; none where there is no server. Numbers below 0 say that this recipe has none of them.
@@ -164,12 +157,11 @@ fn job_server(flags: &[u8]) -> Option<[i32; 2]> {
 }
 
 /// What make runs for `$(shell)` has the environment that make itself has; a recipe's level is one higher.
-fn has_level_of_its_make() -> bool {
-    let own = std::env::var_os("MAKELEVEL").unwrap_or_default();
+fn has_level_of_its_make(environment: &Environment) -> bool {
+    let own = environment.get("MAKELEVEL").unwrap_or_default();
     let parent = rustix::process::getppid().map_or(0, |pid| pid.as_raw_nonzero().get());
-    let environment = std::fs::read(format!("/proc/{parent}/environ")).unwrap_or_default();
-    let level =
-        environment.split(|byte| *byte == 0).find_map(|variable| variable.strip_prefix(b"MAKELEVEL="));
+    let theirs = small::content(&format!("/proc/{parent}/environ"));
+    let level = theirs.split(|byte| *byte == 0).find_map(|variable| variable.strip_prefix(b"MAKELEVEL="));
     level.unwrap_or_default() == own.as_bytes()
 }
 

@@ -3,7 +3,7 @@
 use prost::Message;
 
 pub(super) use crate::relay::wire::{
-    PASSED, descriptors_heard, frame, heard, receive, receive_and_pass, send, send_descriptors,
+    PASSED, connect, descriptors_heard, frame, heard, receive, receive_and_pass, send, send_descriptors,
 };
 
 /// A recipe asks where it is to run.

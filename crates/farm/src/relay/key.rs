@@ -2,7 +2,6 @@
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use prost::Message;
@@ -107,12 +106,14 @@ impl Key {
     }
 }
 
-/// What names and addresses mean to this process: its namespaces, and the root of its files.
+/// What names and addresses mean to this process: its namespaces, and the root of its files. Makes system calls only: see
+/// [`small`](crate::small).
 pub(super) fn namespaces() -> io::Result<Vec<u64>> {
-    let number = |kind| Ok::<_, io::Error>(std::fs::metadata(format!("/proc/self/ns/{kind}"))?.ino());
-    let mut all: Vec<u64> =
-        ["net", "mnt", "pid", "user"].into_iter().map(number).collect::<Result<_, _>>()?;
-    let root = std::fs::metadata("/")?;
-    all.extend([root.dev(), root.ino()]);
+    let kinds = [c"/proc/self/ns/net", c"/proc/self/ns/mnt", c"/proc/self/ns/pid", c"/proc/self/ns/user"];
+    let root = rustix::fs::stat(c"/")?;
+    let mut all = vec![root.st_dev, root.st_ino];
+    for kind in kinds {
+        all.push(rustix::fs::stat(kind)?.st_ino);
+    }
     Ok(all)
 }

@@ -194,8 +194,14 @@ impl Relay {
     }
 
     async fn attend_like(&self, mut stream: UnixStream, like: Like) -> io::Result<()> {
-        let (again, standard): (Again, [OwnedFd; 3]) = wire::heard_with_descriptors(&mut stream).await?;
-        stream.write_all(&wire::frame(&Told { is_taken: true, ..Told::default() })).await?;
+        let (again, standard): (Again, [OwnedFd; 3]) = match wire::heard_with_descriptors(&mut stream).await {
+            Ok(heard) => heard,
+            // It may be handed over in another way.
+            Err(error) => {
+                let outcome = Outcome::Nowhere(error.to_string());
+                return stream.write_all(&wire::frame(&Told::from(outcome))).await;
+            }
+        };
         let directory = PathBuf::from(OsString::from_vec(again.directory));
         let Like { need, user, may_run_here } = like;
         let reason = match self.places.of(directory.clone()).await {

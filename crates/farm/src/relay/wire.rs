@@ -1,13 +1,17 @@
 //! What processes of this host say to each other over a socket: messages with their length before them, and descriptors.
 
-use std::io::{self, IoSlice, IoSliceMut, Read, Write};
+use std::io::{self, IoSlice, IoSliceMut, Read};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
+use std::path::Path;
 
 use prost::Message;
 use rustix::event::{PollFd, PollFlags, poll};
-use rustix::net::{RecvAncillaryBuffer, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
+    SocketAddrUnix, SocketFlags, SocketType,
+};
 use tokio::io::AsyncReadExt;
 
 use crate::execution::sys;
@@ -171,8 +175,28 @@ pub(crate) async fn descriptors_heard<const N: usize>(
     }
 }
 
+/// A connection to the socket of this path, by system calls only.
+pub(crate) fn connect(path: &Path) -> io::Result<UnixStream> {
+    let address = SocketAddrUnix::new(path)?;
+    let socket =
+        rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+    rustix::net::connect(&socket, &address)?;
+    Ok(socket.into())
+}
+
 pub(crate) fn send(stream: &mut UnixStream, message: &impl Message) -> io::Result<()> {
-    stream.write_all(&frame(message))
+    send_all(stream, &frame(message))
+}
+
+/// An end that has gone is an error, not a signal.
+fn send_all(stream: &UnixStream, mut bytes: &[u8]) -> io::Result<()> {
+    while !bytes.is_empty() {
+        match rustix::net::send(stream, bytes, SendFlags::NOSIGNAL) {
+            Err(rustix::io::Errno::INTR) => {}
+            sent => bytes = &bytes[sent?..],
+        }
+    }
+    Ok(())
 }
 
 pub(crate) fn receive<M: Message + Default>(stream: &mut UnixStream) -> io::Result<M> {
@@ -183,30 +207,31 @@ pub(crate) fn receive<M: Message + Default>(stream: &mut UnixStream) -> io::Resu
     M::decode(&*bytes).map_err(io::Error::other)
 }
 
-/// Waits for a message, and writes the numbers of signals that come meanwhile. With `ends_twice` the second one that asks for an end is
-/// written as 0.
+/// Waits for a message, and writes the numbers of signals that come meanwhile; the last one of them that asks for an end. With `ends_twice`
+/// the second one of these is written as 0.
 pub(crate) fn receive_and_pass<M: Message + Default>(
     stream: &mut UnixStream,
     signals: BorrowedFd<'_>,
     ends_twice: bool,
-) -> io::Result<M> {
-    let mut is_ending = false;
+) -> (io::Result<M>, Option<i32>) {
+    let mut ending = None;
     loop {
         let mut ends =
             [PollFd::new(&*stream, PollFlags::IN), PollFd::from_borrowed_fd(signals, PollFlags::IN)];
         match poll(&mut ends, None) {
             Err(rustix::io::Errno::INTR) => continue,
-            polled => polled?,
-        };
+            Err(error) => return (Err(error.into()), ending),
+            Ok(_) => {}
+        }
         let has_come = !ends[0].revents().is_empty();
         while let Some(signal) = hayloft_process::next_signal(signals) {
             let is_end = ENDING.contains(&signal);
-            let number = if is_end && is_ending && ends_twice { 0 } else { signal as u8 };
-            is_ending |= is_end;
-            let _ = stream.write_all(&[number]);
+            let number = if is_end && ending.is_some() && ends_twice { 0 } else { signal as u8 };
+            ending = if is_end { Some(signal) } else { ending };
+            let _ = send_all(stream, &[number]);
         }
         if has_come {
-            return receive(stream);
+            return (receive(stream), ending);
         }
     }
 }
@@ -223,7 +248,7 @@ pub(crate) fn send_with_descriptors(
 ) -> io::Result<()> {
     let bytes = frame(message);
     let sent = send_some(&*stream, &bytes, fds)?;
-    stream.write_all(&bytes[sent..])
+    send_all(stream, &bytes[sent..])
 }
 
 fn send_some(stream: impl AsFd, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<usize> {

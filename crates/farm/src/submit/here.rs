@@ -1,12 +1,13 @@
 //! Slots of this host for tasks that run here: as many at a time as it has cores, whoever of a user's programs starts them.
 
-use std::fs::{self, File};
+use std::ffi::OsStr;
+use std::fs::File;
 use std::io;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use rustix::fs::FlockOperation;
+use rustix::fs::{FileType, FlockOperation, Mode};
+use rustix::io::Errno;
 
 /// How often whoever is next looks for a free slot.
 const LOOK: Duration = Duration::from_millis(2);
@@ -57,11 +58,19 @@ impl Slots {
 /// # Errors
 /// When it cannot be made, or is somebody else's.
 pub(crate) fn own_folder(name: &str) -> io::Result<PathBuf> {
+    own_folder_in(std::env::var_os("XDG_RUNTIME_DIR").as_deref(), name)
+}
+
+/// The same where that variable is this one. Makes system calls only: see [`small`](crate::small).
+pub(crate) fn own_folder_in(runtime: Option<&OsStr>, name: &str) -> io::Result<PathBuf> {
     let uid = rustix::process::geteuid();
-    let own = std::env::var_os("XDG_RUNTIME_DIR").map(|dir| Path::new(&dir).join(format!("hayloft-{name}")));
+    let is_folder = |path: &Path| {
+        rustix::fs::stat(path).is_ok_and(|found| FileType::from_raw_mode(found.st_mode).is_dir())
+    };
+    let own = runtime.map(|dir| Path::new(dir).join(format!("hayloft-{name}")));
     let dir = match own {
         _ if uid.is_root() => PathBuf::from(format!("/run/hayloft-{name}")),
-        Some(dir) if dir.parent().is_some_and(Path::is_dir) => dir,
+        Some(dir) if dir.parent().is_some_and(is_folder) => dir,
         _ => PathBuf::from(format!("/tmp/hayloft-{name}-{}", uid.as_raw())),
     };
     make_own(&dir)?;
@@ -69,12 +78,18 @@ pub(crate) fn own_folder(name: &str) -> io::Result<PathBuf> {
 }
 
 fn make_own(dir: &Path) -> io::Result<()> {
-    match fs::DirBuilder::new().mode(0o700).create(dir) {
-        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
-        _ => {}
-    }
-    let meta = fs::symlink_metadata(dir)?;
-    if !meta.is_dir() || meta.uid() != rustix::process::geteuid().as_raw() {
+    let found = match rustix::fs::lstat(dir) {
+        Err(Errno::NOENT) => {
+            match rustix::fs::mkdir(dir, Mode::RWXU) {
+                Err(error) if error != Errno::EXIST => return Err(error.into()),
+                _ => {}
+            }
+            rustix::fs::lstat(dir)
+        }
+        found => found,
+    }?;
+    let is_dir = FileType::from_raw_mode(found.st_mode).is_dir();
+    if !is_dir || found.st_uid != rustix::process::geteuid().as_raw() {
         return Err(io::Error::other(format!("{} is not a folder of this user", dir.display())));
     }
     Ok(())

@@ -17,8 +17,8 @@ use std::time::Duration;
 
 use rustix::process::{Resource, Rlimit, setrlimit};
 
-pub(crate) use here::own_folder;
 pub use here::{Slot, Slots};
+pub(crate) use here::{own_folder, own_folder_in};
 pub use spec::{IN_TASK, build_name, environment, spec, umask, user_name, without_job_server};
 pub use submitter::Submitter;
 

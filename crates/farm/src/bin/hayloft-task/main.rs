@@ -1,10 +1,16 @@
 //! `hayloft-task -- COMMAND` is `hayloft task -- COMMAND` by a small program: see [`hayloft_farm::small`]. `hayloft make` has make start it for
 //! recipes, and an agent has it start tasks.
 //!
-//! It begins without what the standard library does before `main`: to read all of its mappings, for a guard of the stack that nothing here needs, is
-//! a good part of what so small a program costs.
+//! What a task's process does it does before the C library begins, where it is linked such that this can be: see [`begin`]. Else it begins without
+//! what the standard library does before `main`: to read all of its mappings, for a guard of the stack that nothing here needs, is a good part of
+//! what so small a program costs.
 #![no_main]
 #![allow(unsafe_code)]
+
+#[cfg(begins_alone)]
+mod begin;
+#[cfg(begins_alone)]
+mod memory;
 
 use std::ffi::OsString;
 use std::io::Write;
@@ -12,7 +18,8 @@ use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::Command;
 
-use hayloft_farm::{execution, make::recipe, relay::again, small};
+use hayloft_farm::small::{self, Ending, Environment};
+use hayloft_farm::{execution, make::recipe, relay::again};
 
 /// What the C library calls.
 // SAFETY: no other `main` is linked, and its arguments are not looked at: the standard library has them from the C library as well.
@@ -30,9 +37,30 @@ fn serve() -> u8 {
             let _ = writeln!(std::io::stdout(), "{}", small::BUILD);
             0
         }
-        Some(recipe::ARGUMENT) if arguments.len() > 1 => recipe::serve(&arguments[1..]),
         Some(execution::SPAWNER_ARGUMENT) => u8::from(execution::spawner().is_err()),
-        _ => again::serve(&arguments).unwrap_or_else(|| by_the_large_one(&arguments)),
+        _ if was_tried() => by_the_large_one(&arguments),
+        _ => match as_a_task(&arguments, Environment::of_process()) {
+            Some(ending) => ending.leave(),
+            None => by_the_large_one(&arguments),
+        },
+    }
+}
+
+/// Whether there was more to it than what is done before the C library begins.
+fn was_tried() -> bool {
+    #[cfg(begins_alone)]
+    return memory::was_used();
+    #[cfg(not(begins_alone))]
+    false
+}
+
+/// What the process of a recipe or of a task does; None where there is more to it than is done here.
+fn as_a_task(arguments: &[OsString], environment: Environment) -> Option<Ending> {
+    match arguments {
+        [first, rest @ ..] if first == recipe::ARGUMENT && !rest.is_empty() => {
+            Some(recipe::serve(rest, environment))
+        }
+        _ => again::serve(arguments, environment),
     }
 }
 
