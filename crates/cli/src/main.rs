@@ -35,7 +35,7 @@ use crate::farm::{agent, make, slurm, status, task};
 use crate::mounts::{helper, mount, sync, umount};
 use crate::roots::{root, run as run_root};
 use crate::server::{cert, clients, serve, stats, volume};
-use crate::transfer::{merge, receive, send};
+use crate::transfer::{merge, pull, receive, send};
 use crate::versions::{commands, diff, verify};
 
 fn main() -> ExitCode {
@@ -95,7 +95,7 @@ fn run(cli: Cli) -> anyhow::Result<u8> {
         Verb::Verify(args) => verify::run(&args, &config()?),
         Verb::Send(args) => send::run(&args, &config()?),
         Verb::Receive(args) => receive::run(&args, &config()?),
-        Verb::Pull(args) => receive::pull(&args, &config()?),
+        Verb::Pull(args) => pull::run(&args, &config()?),
         Verb::Scrub(args) => volume::scrub(args, &config()?),
         Verb::Mount(args) => mount::run(args, &config()?),
         Verb::Umount(args) => umount::run(&args),

@@ -5,7 +5,9 @@ use std::path::Path;
 
 use hayloft_tree::{Kind, Progress, WalkError, split};
 
-use crate::manifest::{Cutter, Entry, Manifest};
+use crate::cutter::Cutter;
+use crate::far::Far;
+use crate::manifest::{Entry, Manifest};
 
 /// Something that has changed, as a server tells it. What lies in a folder that has another path is not told.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -82,7 +84,7 @@ impl Manifest {
         entries
     }
 
-    /// What a folder is that was this, and in which has changed what is told: only that is read. `None`: it does not fit together.
+    /// What a folder is that was this, and in which has changed what is told: only that is read; what is large is cut by `far`. `None`: it does not fit together.
     /// Whether all was told the result's name says.
     ///
     /// # Errors
@@ -91,6 +93,7 @@ impl Manifest {
         &self,
         changes: &[Change],
         folder: &Path,
+        far: Option<&dyn Far>,
         progress: &Progress,
     ) -> Result<Option<Manifest>, WalkError> {
         // A manifest that came from a mirror knows no inodes: other names of a file that has changed would not be found.
@@ -101,9 +104,13 @@ impl Manifest {
         let told: HashSet<&[u8]> = changes.iter().filter_map(|change| change.new.as_deref()).collect();
         let had_content = changes.iter().filter(|change| change.old.is_some() && !change.content);
         let known = entries.iter().map(|entry| (entry.path.as_slice(), entry));
-        let known = known.filter(|(path, _)| told.contains(path)).collect();
+        let mut known: HashMap<&[u8], &Entry> = known.filter(|(path, _)| told.contains(path)).collect();
+        // A file that has taken the place of another one mostly has much of it.
+        for entry in self.entries.iter().filter(|entry| told.contains(entry.path.as_slice())) {
+            known.entry(&entry.path).or_insert(entry);
+        }
         let trusted = had_content.filter_map(|change| change.new.as_deref()).collect();
-        let cutter = Cutter::new(known, trusted);
+        let cutter = Cutter::new(known, trusted, far);
         let found = hayloft_tree::read(folder, told.iter().copied(), &cutter, progress)?;
         let mut cuts = cutter.cuts();
         entries.retain(|entry| !told.contains(entry.path.as_slice()));
@@ -153,7 +160,7 @@ impl Manifest {
         }
         let known = known.map_or(&[][..], |known| &known.entries);
         let known = known.iter().map(|entry| (entry.path.as_slice(), entry)).collect();
-        let cutter = Cutter::new(known, HashSet::new());
+        let cutter = Cutter::new(known, HashSet::new(), None);
         let found = hayloft_tree::read(top, wanted, &cutter, &Progress::default())?;
         let mut cuts = cutter.cuts();
         if found.iter().any(|found| found.linked != 0) {

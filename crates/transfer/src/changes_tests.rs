@@ -179,7 +179,8 @@ fn what_a_tree_was_and_what_has_changed_since_tell_what_it_is() {
             (0..=world.random.below(12)).for_each(|_| world.step());
             let changes = rows.changes(&Rows::of(world.top.path()));
             let whole = world.read();
-            let Some(after) = before.after(&changes, world.top.path(), &Progress::default()).unwrap() else {
+            let Some(after) = before.after(&changes, world.top.path(), None, &Progress::default()).unwrap()
+            else {
                 continue;
             };
             by_changes += 1;
@@ -197,14 +198,14 @@ fn a_tree_of_which_no_inodes_are_known_is_read_as_a_whole_if_files_have_several_
     fs::hard_link(top.path().join("one"), top.path().join("two")).unwrap();
     let read = Manifest::of_folder(top.path(), None, &Progress::default()).unwrap();
     let progress = Progress::default();
-    assert_eq!(read.after(&[], top.path(), &progress).unwrap().unwrap().to_bytes(), read.to_bytes());
+    assert_eq!(read.after(&[], top.path(), None, &progress).unwrap().unwrap().to_bytes(), read.to_bytes());
     let came = Manifest::from_bytes(&read.to_bytes()).unwrap();
-    assert!(came.after(&[], top.path(), &progress).unwrap().is_none());
+    assert!(came.after(&[], top.path(), None, &progress).unwrap().is_none());
     // A new name of a file whose other names are not known.
     fs::remove_file(top.path().join("two")).unwrap();
     let came =
         Manifest::from_bytes(&Manifest::of_folder(top.path(), None, &progress).unwrap().to_bytes()).unwrap();
     fs::hard_link(top.path().join("one"), top.path().join("three")).unwrap();
     let change = Change { old: None, new: Some(b"three".to_vec()), content: true };
-    assert!(came.after(&[change], top.path(), &progress).unwrap().is_none());
+    assert!(came.after(&[change], top.path(), None, &progress).unwrap().is_none());
 }

@@ -15,8 +15,9 @@ use rustix::fs::{FlockOperation, flock};
 
 use crate::chunk::ChunkId;
 use crate::error::TransferError;
-use crate::mirror::{PackRef, Record, Source};
+use crate::mirror::{PackRef, Record};
 use crate::pack::{self, FrameInfo};
+use crate::source::Source;
 
 /// A web server is asked for so many bytes at once, at most.
 const RANGE: u64 = 1 << 20;
@@ -87,14 +88,14 @@ impl<'a> FrameReader<'a> {
 }
 
 /// A file of frames that have come, one after the other, each with what is in it before it.
-struct Spool {
+pub(crate) struct Spool {
     file: Arc<File>,
     len: u64,
 }
 
 impl Spool {
     /// Opens it with what is there already; what was cut off goes.
-    fn open(path: &Path, fetched: &mut Fetched) -> std::io::Result<Spool> {
+    pub(crate) fn open(path: &Path, fetched: &mut Fetched) -> std::io::Result<Spool> {
         let mut file = File::options().read(true).write(true).create(true).truncate(false).open(path)?;
         if flock(&file, FlockOperation::NonBlockingLockExclusive).is_err() {
             // Another command receives the same.
@@ -127,7 +128,12 @@ impl Spool {
         Ok(Spool { file, len: at })
     }
 
-    fn add(&mut self, info: FrameInfo, frame: &[u8], fetched: &mut Fetched) -> std::io::Result<()> {
+    pub(crate) fn add(
+        &mut self,
+        info: FrameInfo,
+        frame: &[u8],
+        fetched: &mut Fetched,
+    ) -> std::io::Result<()> {
         let encoded = info.encode_to_vec();
         let mut bytes = (encoded.len() as u32).to_le_bytes().to_vec();
         bytes.extend_from_slice(&encoded);

@@ -1,15 +1,16 @@
 //! The manifest of a tree: all that is in it but the bytes of files, of which it has the chunks' names.
 
 use std::collections::{HashMap, HashSet};
-use std::io::{self, Read};
 use std::path::Path;
 
-use hayloft_tree::{Attributes, Body, Contents, Found, Kind, PIECE, Pieces, Progress, TreeName, WalkError};
+use hayloft_tree::{Attributes, Body, Kind, Pieces, Progress, TreeName, WalkError};
 use parking_lot::Mutex;
 use prost::Message;
 
 use crate::chunk::{self, ChunkId};
+use crate::cutter::{Cut, Cutter, Trusted};
 use crate::error::TransferError;
+use crate::far::Far;
 
 /// An extended attribute.
 #[derive(Clone, PartialEq, Message)]
@@ -180,140 +181,6 @@ pub struct Manifest {
     pub tree: TreeName,
 }
 
-/// What is known of a file: where its chunks are cut, and the hash of its content.
-#[derive(Clone, Default)]
-pub(crate) struct Cut {
-    content: [u8; 32],
-    chunks: Vec<u8>,
-    lengths: Vec<u32>,
-    inode: u64,
-    changed: (i64, u32),
-}
-
-/// Cuts the files of a walk, but for those that a manifest of the same tree's earlier state knows.
-pub(crate) struct Cutter<'a> {
-    /// By the path where it is looked for now.
-    known: HashMap<&'a [u8], &'a Entry>,
-    /// Paths where content is what is known, whatever the inode says.
-    trusted: HashSet<&'a [u8]>,
-    cuts: Mutex<HashMap<Vec<u8>, Cut>>,
-}
-
-impl<'a> Cutter<'a> {
-    /// With what is known of some paths.
-    pub(crate) fn new(known: HashMap<&'a [u8], &'a Entry>, trusted: HashSet<&'a [u8]>) -> Cutter<'a> {
-        Cutter { known, trusted, cuts: Mutex::default() }
-    }
-
-    /// What was cut, by path.
-    pub(crate) fn cuts(self) -> HashMap<Vec<u8>, Cut> {
-        self.cuts.into_inner()
-    }
-}
-
-/// Computes the hash of a content from bytes as they come.
-pub(crate) struct Content {
-    piece: blake3::Hasher,
-    in_piece: u64,
-    pieces: Pieces,
-}
-
-impl Content {
-    pub(crate) fn new() -> Content {
-        Content { piece: blake3::Hasher::new(), in_piece: 0, pieces: Pieces::default() }
-    }
-
-    pub(crate) fn update(&mut self, mut bytes: &[u8]) {
-        while !bytes.is_empty() {
-            let (now, later) = bytes.split_at(bytes.len().min((PIECE - self.in_piece) as usize));
-            self.piece.update(now);
-            self.in_piece += now.len() as u64;
-            bytes = later;
-            if self.in_piece == PIECE {
-                self.end_piece();
-            }
-        }
-    }
-
-    fn end_piece(&mut self) {
-        self.pieces.push(self.piece.finalize().as_bytes());
-        self.piece.reset();
-        self.in_piece = 0;
-    }
-
-    pub(crate) fn finish(mut self) -> [u8; 32] {
-        if self.in_piece > 0 {
-            self.end_piece();
-        }
-        self.pieces.finish()
-    }
-}
-
-/// Computes the hash of a content while that is read for something else.
-struct Hashed<'a> {
-    read: &'a mut dyn Read,
-    left: u64,
-    len: u64,
-    content: Content,
-}
-
-impl Read for Hashed<'_> {
-    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        let most = buffer.len().min(usize::try_from(self.left).unwrap_or(usize::MAX));
-        let some = self.read.read(&mut buffer[..most])?;
-        self.left -= some as u64;
-        self.len += some as u64;
-        self.content.update(&buffer[..some]);
-        Ok(some)
-    }
-}
-
-impl Contents for Cutter<'_> {
-    fn of(&self, found: &Found<'_>, file: &mut dyn Read) -> io::Result<(u64, [u8; 32])> {
-        let is_same = |entry: &&&Entry| {
-            let is_untouched = entry.inode != 0
-                && entry.inode == found.inode
-                && (entry.changed_seconds, entry.changed_nanos) == found.changed;
-            entry.size == found.size && (is_untouched || self.trusted.contains(found.path))
-        };
-        let mut cut = Cut { inode: found.inode, changed: found.changed, ..Cut::default() };
-        let mut size = found.size;
-        if let Some(entry) = self.known.get(found.path).filter(is_same) {
-            cut.content = entry.content_hash();
-            cut.chunks = entry.chunks.clone();
-            cut.lengths = entry.lengths.clone();
-        } else {
-            // One byte more, so that it is seen if the file has grown.
-            let mut read = Hashed { read: file, left: found.size + 1, len: 0, content: Content::new() };
-            chunk::cut(&mut read, |chunk| {
-                cut.chunks.extend_from_slice(&ChunkId::of(chunk).0);
-                cut.lengths.push(chunk.len() as u32);
-            })?;
-            (size, cut.content) = (read.len, read.content.finish());
-        }
-        let content = cut.content;
-        self.cuts.lock().insert(found.path.to_vec(), cut);
-        Ok((size, content))
-    }
-}
-
-/// What a file has that only this host knows: its number, and when it was changed.
-type Mark = (u64, (i64, u32));
-
-/// Takes the content of files to be that of another manifest, if their size is.
-struct Trusted<'a> {
-    entries: HashMap<&'a [u8], &'a Entry>,
-    marks: Mutex<HashMap<Vec<u8>, Mark>>,
-}
-
-impl Contents for Trusted<'_> {
-    fn of(&self, found: &Found<'_>, _: &mut dyn Read) -> io::Result<(u64, [u8; 32])> {
-        self.marks.lock().insert(found.path.to_vec(), (found.inode, found.changed));
-        let entry = self.entries.get(found.path).filter(|entry| entry.size == found.size);
-        Ok((found.size, entry.map_or([0; 32], |entry| entry.content_hash())))
-    }
-}
-
 impl Manifest {
     /// What a folder is if files have the content that they have here; with its name as it is.
     ///
@@ -342,9 +209,22 @@ impl Manifest {
         known: Option<&Manifest>,
         progress: &Progress,
     ) -> Result<Manifest, WalkError> {
+        Manifest::of_mount(top, known, None, progress)
+    }
+
+    /// As [`Manifest::of_folder`], of a mount of what `far` has: that cuts large files.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn of_mount(
+        top: &Path,
+        known: Option<&Manifest>,
+        far: Option<&dyn Far>,
+        progress: &Progress,
+    ) -> Result<Manifest, WalkError> {
         let known = known.map_or(&[][..], |known| &known.entries);
         let known = known.iter().map(|entry| (entry.path.as_slice(), entry)).collect();
-        let cutter = Cutter::new(known, HashSet::new());
+        let cutter = Cutter::new(known, HashSet::new(), far);
         let walked = hayloft_tree::walk_with(top, &cutter, progress)?;
         let mut cuts = cutter.cuts();
         let mut first_names: HashMap<u64, Vec<u8>> = HashMap::new();

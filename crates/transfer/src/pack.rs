@@ -19,9 +19,9 @@ pub(crate) const FRAME: usize = 128 * 1024;
 pub(crate) const PACK: u64 = 8 << 20;
 /// How well frames are compressed.
 const LEVEL: i32 = 3;
-/// More than a frame can have.
 /// The names of packs that are being written begin so.
 pub(crate) const UNFINISHED: &str = ".pack-";
+/// More than a frame can have.
 const FRAME_MOST: usize = FRAME + 2 * crate::chunk::LONGEST;
 /// What a pack begins with.
 const BEGIN: &[u8; 16] = b"hayloft-pack-1\0\0";

@@ -25,8 +25,8 @@ pub struct Tree {
 pub struct Received {
     /// What it is.
     pub manifest: Manifest,
-    fetched: Fetched,
-    spool: PathBuf,
+    pub(crate) fetched: Fetched,
+    pub(crate) spool: PathBuf,
     /// Bytes of chunks that were here already.
     pub had: u64,
     /// Bytes of chunks that had to come, before compression.

@@ -10,9 +10,10 @@ use parking_lot::Mutex;
 use crate::chunk::{self, ChunkId};
 use crate::error::TransferError;
 use crate::manifest::{Entry, Manifest};
-use crate::mirror::{LATEST, PackRef, Record, Sink, check_name};
+use crate::mirror::{LATEST, PackRef, Record, check_name};
 use crate::pack::{Frame, FrameInfo, PackWriter};
 use crate::seed::{Seed, threads};
+use crate::sink::Sink;
 
 /// What is sent.
 pub struct Version<'a> {

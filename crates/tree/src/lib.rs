@@ -1,6 +1,7 @@
 //! Trees of files by their content: the name that a tree has (a Merkle root over names, modes, owners, extended attributes and
-//! contents), worked out from a folder, and what differs between two of them. The server works the same name out from its rows.
+//! contents), worked out from a folder, what differs between two of them, and where contents are cut for transfer. The server works the same name out from its rows.
 
+pub mod chunk;
 mod compare;
 pub mod name;
 mod walk;

@@ -35,6 +35,7 @@ use crate::lost::LostNames;
 use crate::peers::Peers;
 use crate::room::Room;
 use crate::versions;
+use crate::versions::cutting::Cutting;
 use crate::versions::leftovers::Leftovers;
 use crate::volume::Volume;
 
@@ -71,6 +72,8 @@ pub(crate) struct Shared {
     pub(crate) remembered: Remembered,
     /// Members of families are made and deleted one at a time.
     pub(crate) structure: tokio::sync::Mutex<()>,
+    /// How files of snapshots are cut.
+    pub(crate) cutting: Cutting,
     /// Families of which something may be left that nobody needs.
     pub(crate) leftovers: Leftovers,
     started: Instant,
@@ -348,6 +351,7 @@ async fn listen(store: Store, config: Config) -> Result<Server, ServerError> {
         room_wanted: Notify::new(),
         remembered: Remembered::default(),
         structure: tokio::sync::Mutex::default(),
+        cutting: Cutting::default(),
         leftovers: Leftovers::default(),
         started: Instant::now(),
         clock: Mutex::new((SteadyClock::new(0, system_nanos()), GrowingTime::default())),

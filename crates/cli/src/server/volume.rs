@@ -10,6 +10,7 @@ use serde_json::{Value, json};
 
 use crate::config::{Config, DEFAULT_SERVER};
 use crate::exit::Exit;
+use crate::progress;
 use crate::server::admin::Admin;
 use crate::server::args::{
     CheckArgs, CreateArgs, DeleteArgs, ScrubArgs, SetQuotaArgs, VolumeArgs, VolumeVerb,
@@ -130,12 +131,16 @@ fn list(admin: &mut Admin, json: bool) -> anyhow::Result<u8> {
 }
 
 fn show(admin: &mut Admin, name: &str, json: bool) -> anyhow::Result<u8> {
-    let volume = show_volume(admin, name)?;
+    let ask = ShowVolume { name: name.to_owned(), reclaimable: true };
+    let looking = "looks at all rows for what a sweep would give back";
+    let answer = progress::waited(looking, || admin.ask(Ask::ShowVolume(ask)))?;
+    let volume = one_volume(admin, answer)?;
     if json {
         let mut shown = to_json(&volume);
         shown["snapshots"] = volume.snapshots.into();
         shown["own_bytes"] = volume.own_bytes.into();
         shown["shared_bytes"] = volume.shared_bytes.into();
+        shown["reclaimable_bytes"] = volume.reclaimable_bytes.into();
         println!("{shown}");
         return Ok(0);
     }
@@ -170,6 +175,9 @@ fn show(admin: &mut Admin, name: &str, json: bool) -> anyhow::Result<u8> {
         show_size(volume.own_bytes),
         show_size(volume.shared_bytes),
     );
+    if let Some(bytes) = volume.reclaimable_bytes {
+        println!("{:12} {} by a sweep now", "reclaimable", show_size(bytes));
+    }
     if volume.trusted {
         println!("{:12} yes: device and setuid files count where it is mounted", "trusted");
     }
@@ -199,7 +207,7 @@ fn show(admin: &mut Admin, name: &str, json: bool) -> anyhow::Result<u8> {
 /// # Errors
 /// When there is none of that name.
 pub(crate) fn show_volume(admin: &mut Admin, name: &str) -> anyhow::Result<VolumeInfo> {
-    let answer = admin.ask(Ask::ShowVolume(ShowVolume { name: name.to_owned() }))?;
+    let answer = admin.ask(Ask::ShowVolume(ShowVolume { name: name.to_owned(), reclaimable: false }))?;
     one_volume(admin, answer)
 }
 

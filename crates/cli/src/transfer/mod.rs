@@ -1,7 +1,9 @@
 //! Trees that are made what a manifest says: `hayloft send`, `hayloft receive`, and `hayloft merge`.
 
 pub(crate) mod args;
+mod far;
 pub(crate) mod merge;
+pub(crate) mod pull;
 pub(crate) mod receive;
 mod replace;
 mod seeds;
@@ -21,8 +23,9 @@ use crate::progress;
 use crate::server::admin::Admin;
 use crate::server::snapshots;
 use crate::sys;
+use crate::transfer::far::FarSnapshot;
 use crate::units::{show_count, show_size};
-use crate::versions::mounted::Mounting;
+use crate::versions::mounted::{Mounted, Mounting};
 use crate::versions::{commands, diff};
 
 /// The error of this command for one of a transfer.
@@ -84,6 +87,16 @@ fn making<T>(make: impl FnOnce(&(dyn Fn(u64, u64) + Sync)) -> T) -> T {
     progress::shown(text, || make(&|done, all| share.set(done, all)))
 }
 
+/// Receives something; on a terminal it is seen how far that has come.
+fn receiving<T>(receive: impl FnOnce(&(dyn Fn(u64, u64) + Sync)) -> T) -> T {
+    let share = Share::default();
+    let text = || {
+        let (done, all, percent) = share.get();
+        format!("{percent:3} %  {} of {} received", show_size(done), show_size(all))
+    };
+    progress::shown(text, || receive(&|done, all| share.set(done, all)))
+}
+
 /// A snapshot with its name by content, as the server works it out the first time.
 fn named(admin: &mut Admin, of: &Version) -> anyhow::Result<(SnapshotInfo, TreeName)> {
     let mut info = snapshots::one(admin, Ask::ListSnapshots(ListSnapshots { of: Some(of.clone()) }))?;
@@ -123,9 +136,23 @@ fn manifest_of(
     cache: &Cache,
     like: Option<(&Version, &Manifest)>,
 ) -> anyhow::Result<(SnapshotInfo, Manifest)> {
+    let far = FarSnapshot::new(server, of);
+    let (info, manifest, _) = read_from(admin, server, of, cache, like, &far)?;
+    Ok((info, manifest))
+}
+
+/// As [`manifest_of`], with the mount through which it was read. `far` cuts large files.
+fn read_from(
+    admin: &mut Admin,
+    server: &str,
+    of: &Version,
+    cache: &Cache,
+    like: Option<(&Version, &Manifest)>,
+    far: &FarSnapshot,
+) -> anyhow::Result<(SnapshotInfo, Manifest, Option<Mounted>)> {
     let (info, tree) = named(admin, of)?;
     if let Some(manifest) = cache.get(&tree) {
-        return Ok((info, manifest));
+        return Ok((info, manifest, None));
     }
     let mounting = Mounting::begin(server, of, "ro")?;
     let known = match like {
@@ -139,7 +166,7 @@ fn manifest_of(
     let mounted = mounting.done()?;
     let after = match (&known, &changes) {
         (Some((_, known)), Some(changes)) => {
-            shown(|progress| known.after(changes, mounted.path(), progress))?
+            shown(|progress| known.after(changes, mounted.path(), Some(far), progress))?
                 .filter(|found| found.tree == tree)
         }
         _ => None,
@@ -147,10 +174,11 @@ fn manifest_of(
     let manifest = match after {
         Some(manifest) => manifest,
         None => {
-            let manifest = read(mounted.path(), known.as_ref().map(|(_, known)| known))?;
-            match manifest.tree == tree || known.is_none() {
+            let known = known.as_ref().map(|(_, known)| known);
+            let manifest = shown(|progress| Manifest::of_mount(mounted.path(), known, Some(far), progress))?;
+            match manifest.tree == tree {
                 true => manifest,
-                // What is kept was of something else that has the same numbers and times.
+                // What is kept was of something else that has the same numbers and times, or what was told is not so.
                 false => read(mounted.path(), None)?,
             }
         }
@@ -164,7 +192,7 @@ fn manifest_of(
         return Err(failure(Exit::Damaged, said));
     }
     cache.put(&manifest).map_err(failed)?;
-    Ok((info, manifest))
+    Ok((info, manifest, Some(mounted)))
 }
 
 /// The newest other snapshot of a volume of which the manifest is kept here.

@@ -1,32 +1,28 @@
-//! `hayloft receive` and `hayloft pull`.
+//! `hayloft receive`.
 
 use std::io;
 use std::path::{Path, PathBuf};
 
-use hayloft_transfer::{
-    Cache, Folder, LATEST, Manifest, Packed, Packs, Received, Record, Source, Tree, leftovers,
-};
+use hayloft_transfer::{Cache, Folder, LATEST, Manifest, Packed, Packs, Received, Record, Source, leftovers};
 use hayloft_wire::client_message::Body as Ask;
 use hayloft_wire::server_message::Body as Answer;
 use hayloft_wire::{CreateSnapshot, DeleteSnapshot, ListVolumes, SignSnapshot, SnapshotInfo, Version};
 use serde_json::json;
 
 use crate::config::Config;
-use crate::dial;
 use crate::exit::{Exit, failure};
-use crate::progress;
 use crate::server::admin::Admin;
 use crate::server::signers::Signers;
-use crate::server::snapshots::{self, parse_snapshot, parse_version};
+use crate::server::snapshots::{self, parse_snapshot};
 use crate::server::volume;
-use crate::transfer::args::{IntoArgs, PullArgs, ReceiveArgs};
+use crate::transfer::args::{IntoArgs, ReceiveArgs};
+use crate::transfer::pull::Pulled;
 use crate::transfer::replace;
 use crate::transfer::seeds::{Known, Place, Seeds};
-use crate::transfer::{Share, cache, failed, making, manifest_of, name, named, read};
+use crate::transfer::{cache, failed, making, manifest_of, name, named, read, receiving};
 use crate::units::{show_count, show_size};
 use crate::versions::args::is_folder;
 use crate::versions::commands;
-use crate::versions::mounted::Mounted;
 
 /// What is received, from where, and what this host keeps.
 struct Transfer<'a> {
@@ -38,10 +34,9 @@ struct Transfer<'a> {
 }
 
 /// Where it comes from.
-enum From {
+pub(super) enum From {
     Mirror(Source),
-    /// A snapshot of another server, which is mounted.
-    Server(Manifest, Mounted),
+    Server(Pulled),
 }
 
 /// Runs `hayloft receive`.
@@ -84,36 +79,14 @@ pub(crate) fn run(args: &ReceiveArgs, config: &Config) -> anyhow::Result<u8> {
     bring(&args.to, config, From::Mirror(source), record, cache)
 }
 
-/// Runs `hayloft pull`.
-///
-/// # Errors
-/// As [`run`].
-pub(crate) fn pull(args: &PullArgs, config: &Config) -> anyhow::Result<u8> {
-    let cache = cache(args.to.host.cache.as_ref())?;
-    let wrong = || {
-        let said = format!("'{}' names no snapshot: write HOST:PORT/VOLUME@NAME", args.from);
-        failure(Exit::Usage, said)
-    };
-    let (far, name) = dial::split_volume(&args.from).ok_or_else(wrong)?;
-    let mut of = parse_version(name).map_err(|_| wrong())?;
-    let mut admin = Admin::connect(far)?;
-    if of.snapshot.is_empty() {
-        let newest = commands::all(&mut admin, &of.volume)?.pop().and_then(|info| info.of);
-        of = newest.ok_or_else(|| {
-            let said = format!(
-                "{name} has no snapshot at {far}: `hayloft snapshot create {name}@NAME` there makes one"
-            );
-            failure(Exit::NoVolume, said)
-        })?;
-    }
-    let (info, manifest) = manifest_of(&mut admin, far, &of, &cache, None)?;
-    let record =
-        Record::of(&of.volume, &of.snapshot, &manifest, info.created_nanos, &info.note, &info.signatures);
-    let mounted = Mounted::new(far, &of)?;
-    bring(&args.to, config, From::Server(manifest, mounted), record, cache)
-}
-
-fn bring(args: &IntoArgs, config: &Config, from: From, record: Record, cache: Cache) -> anyhow::Result<u8> {
+/// Brings a version to where it is wanted.
+pub(super) fn bring(
+    args: &IntoArgs,
+    config: &Config,
+    from: From,
+    record: Record,
+    cache: Cache,
+) -> anyhow::Result<u8> {
     let server = args.host.at.server(config);
     if let Some(path) = &args.signers {
         let signers = Signers::read(path)?;
@@ -185,12 +158,7 @@ impl Transfer<'_> {
     fn fetch(&self, known: impl FnOnce() -> anyhow::Result<Vec<Known>>) -> anyhow::Result<(Received, Seeds)> {
         let source = match &self.from {
             From::Mirror(source) => source,
-            From::Server(manifest, mounted) => {
-                let mut seeds = Seeds::of(self.server, known()?, manifest)?;
-                let received = Received::here(manifest.clone(), &seeds.trees);
-                seeds.trees.push(Tree { manifest: manifest.clone(), folder: mounted.path().to_owned() });
-                return Ok((received, seeds));
-            }
+            From::Server(pulled) => return pulled.fetch(self.server, &self.cache, known()?),
         };
         let mut packs = Packs::new(source, &self.record);
         // While files are looked at the manifest comes: most of it is that of a folder as it was.
@@ -214,16 +182,10 @@ impl Transfer<'_> {
             })?
         };
         let seeds = Seeds::of(self.server, known, &manifest)?;
-        let share = Share::default();
-        let text = || {
-            let (done, all, percent) = share.get();
-            format!("{percent:3} %  {} of {} received", show_size(done), show_size(all))
+        let fetch = |report: &(dyn Fn(u64, u64) + Sync)| {
+            hayloft_transfer::fetch(&mut packs, &self.record, manifest, &seeds.trees, &self.cache, report)
         };
-        let report = |done, all| share.set(done, all);
-        let fetch = || {
-            hayloft_transfer::fetch(&mut packs, &self.record, manifest, &seeds.trees, &self.cache, &report)
-        };
-        let received = progress::shown(text, fetch).map_err(failed)?;
+        let received = receiving(fetch).map_err(failed)?;
         Ok((received, seeds))
     }
 
@@ -432,9 +394,9 @@ impl Transfer<'_> {
 
     fn say(&self, received: &Received, what: &str, kept: Option<&SnapshotInfo>) -> anyhow::Result<()> {
         let kept = kept.map(|kept| snapshots::shown(&kept.of.clone().unwrap_or_default()));
-        let web_bytes = match &self.from {
-            From::Mirror(source) => source.received(),
-            From::Server(..) => 0,
+        let (web_bytes, asked_bytes) = match &self.from {
+            From::Mirror(source) => (source.received(), 0),
+            From::Server(pulled) => (0, pulled.received()),
         };
         if self.args.host.at.json {
             println!(
@@ -446,6 +408,7 @@ impl Transfer<'_> {
                     "had_bytes": received.had,
                     "lacked_bytes": received.lacked,
                     "web_bytes": web_bytes,
+                    "asked_bytes": asked_bytes,
                     "kept": kept,
                 })
             );

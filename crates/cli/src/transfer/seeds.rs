@@ -41,7 +41,7 @@ impl Seeds {
         for (Known { manifest, place, is_optional }, is_useful) in known.into_iter().zip(useful) {
             match place {
                 _ if !is_useful => {}
-                Place::Folder(folder) => seeds.trees.push(Tree { manifest, folder }),
+                Place::Folder(folder) => seeds.add(manifest, folder),
                 Place::Version(of) => {
                     mounting.push((manifest, is_optional, Mounting::begin(server, &of, "ro")));
                 }
@@ -49,14 +49,21 @@ impl Seeds {
         }
         for (manifest, is_optional, begun) in mounting {
             match begun.and_then(Mounting::done) {
-                Ok(mounted) => {
-                    seeds.trees.push(Tree { manifest, folder: mounted.path().to_owned() });
-                    seeds._mounts.push(mounted);
-                }
+                Ok(mounted) => seeds.add_mounted(manifest, mounted),
                 Err(_) if is_optional => {}
                 Err(error) => return Err(error),
             }
         }
         Ok(seeds)
+    }
+    /// One more that can be read there.
+    pub(super) fn add(&mut self, manifest: Manifest, folder: PathBuf) {
+        self.trees.push(Tree { manifest, folder });
+    }
+
+    /// As [`Seeds::add`], and keeps the mount.
+    pub(super) fn add_mounted(&mut self, manifest: Manifest, mounted: Mounted) {
+        self.add(manifest, mounted.path().to_owned());
+        self._mounts.push(mounted);
     }
 }

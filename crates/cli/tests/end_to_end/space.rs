@@ -330,3 +330,46 @@ fn writers_wait_instead_of_filling_the_memory() {
         assert_eq!(fs::read(mount.path().join(format!("file-{at}"))).unwrap(), noise(at + 1, 1 << 20));
     }
 }
+
+/// What `volume show` says can be given back is what a sweep then gives back.
+#[test]
+fn what_a_sweep_would_give_back_is_shown() {
+    let (farm, mount) = Farm::mounted("v");
+    let show = || -> serde_json::Value {
+        serde_json::from_str(&run(&mut farm.volume(["show", "v", "--json"]))).unwrap()
+    };
+    let reclaimable = || show()["reclaimable_bytes"].as_u64().unwrap();
+    let swept = || -> u64 {
+        let told: serde_json::Value =
+            serde_json::from_str(&run(&mut farm.volume(["sweep", "v", "--json"]))).unwrap();
+        told["bytes_reclaimed"].as_u64().unwrap()
+    };
+    for at in 0..30 {
+        write_durably(&mount.join(&format!("f{at}")), &noise(at, 1 << 20)).unwrap();
+    }
+    write_durably(&mount.join("large"), &noise(99, 20 << 20)).unwrap();
+    assert_eq!(reclaimable(), 0);
+    // All of one pack or two, and most of others.
+    fs::remove_file(mount.join("large")).unwrap();
+    for at in (0..30).filter(|at| at % 4 > 0) {
+        fs::remove_file(mount.join(&format!("f{at}"))).unwrap();
+    }
+    mount.sync();
+    let told = reclaimable();
+    assert!(told > 20 << 20, "{told}");
+    assert!(run(&mut farm.volume(["show", "v"])).contains("by a sweep now"));
+    let given = swept();
+    assert!(told.abs_diff(given) < given / 50, "{told} bytes were told, {given} are given back");
+    assert_eq!(reclaimable(), 0);
+    // What a snapshot has is given back when that has gone.
+    run(&mut farm.ask(["snapshot", "create", "v@point"]));
+    for at in (0..30).filter(|at| at % 4 == 0) {
+        fs::remove_file(mount.join(&format!("f{at}"))).unwrap();
+    }
+    mount.sync();
+    assert_eq!(reclaimable(), 0, "the snapshot has it");
+    run(&mut farm.ask(["snapshot", "delete", "v@point"]));
+    wait_until("it can be given back", Duration::from_secs(20), || reclaimable() > 7 << 20);
+    let (told, given) = (reclaimable(), swept());
+    assert!(told.abs_diff(given) < given / 50, "{told} bytes were told, {given} are given back");
+}

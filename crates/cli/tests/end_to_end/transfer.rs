@@ -1,14 +1,14 @@
 //! `hayloft send` and `hayloft receive`: by mirrors, behind web servers, as streams.
 
 use std::fs;
-use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
+use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, UNIX_EPOCH};
 
 use serde_json::Value;
 
-use crate::farm::{Farm, Mount, hayloft, noise, run, run_failing, sh};
+use crate::farm::{Farm, Mount, hayloft, noise, number, run, run_failing, sh};
 
 /// What a command says that fails with this code.
 fn failing(code: i32, command: &mut Command) -> String {
@@ -379,4 +379,54 @@ fn a_receiver_that_is_killed_goes_on() {
         assert_eq!(fs::read(far.join("dir/7")).unwrap(), noise(round * 1000 + 7, 3000));
         before = after;
     }
+}
+
+/// Of a large file what differs comes, and nothing of it through the mount; the far server's cuts are the same as one's own.
+#[test]
+fn of_large_files_of_another_server_what_differs_is_pulled() {
+    let (here, there) = (Side::new(), Side::new());
+    run(&mut here.farm.ask(["volume", "create", "v"]));
+    let mount = here.mount("v");
+    fill(mount.path());
+    // As volumes have it: whole blocks, a hole, an end that was cut off, and blocks that follow a short one.
+    let mut large = noise(5, 9_000_000);
+    fs::write(mount.join("large"), &large).unwrap();
+    let holes = fs::File::create(mount.join("holes")).unwrap();
+    holes.write_all_at(&noise(6, 100_000), 300_000).unwrap();
+    holes.set_len(777_777).unwrap();
+    let shorter = fs::File::create(mount.join("shorter")).unwrap();
+    shorter.write_all_at(&noise(7, 400_000), 0).unwrap();
+    mount.sync();
+    shorter.set_len(200_001).unwrap();
+    mount.sync();
+    shorter.set_len(270_000).unwrap();
+    let pull = |what: &str| -> Value {
+        let mut command = there.ask(["pull", "--json"]);
+        command.arg(format!("{}/{what}", here.farm.address));
+        serde_json::from_str(&run(&mut command)).unwrap()
+    };
+    let asked = |what: &str| number(&here.farm.stats(), &format!("server.requests.{what}"));
+    here.snapshot("v@one");
+    pull("v@one");
+    assert_eq!(there.tree("v@one"), here.tree("v@one"));
+    large.insert(4_500_000, 7);
+    fs::write(mount.join("large.new"), &large).unwrap();
+    fs::rename(mount.join("large.new"), mount.join("large")).unwrap();
+    here.snapshot("v@two");
+    let before = asked("FETCH_CONTENT");
+    let told = pull("v@two");
+    assert_eq!(there.tree("v@two"), here.tree("v@two"));
+    assert!(told["lacked_bytes"].as_u64().unwrap() < 200_000, "{told}");
+    assert!((1..250_000).contains(&told["asked_bytes"].as_u64().unwrap()), "{told}");
+    assert_eq!(asked("FETCH_CONTENT"), before, "the file was read through the mount");
+    assert_eq!(fs::read(there.mount("v").join("large")).unwrap(), large);
+    // As it is read here it has the same cuts: a mirror gets the chunks once, whoever sends.
+    let mirror = here.farm.dir().join("mirror");
+    here.send("v@two", &mirror);
+    let copy = here.farm.dir().join("copy");
+    run(&mut sh(&format!("cp -a {}/. {}", mount.path().display(), copy.display())));
+    let mut command = here.ask(["send", "--json", "--as", "copy@two"]);
+    command.arg("--to").arg(&mirror).arg(&copy);
+    let sent: Value = serde_json::from_str(&run(&mut command)).unwrap();
+    assert_eq!(sent["new_chunks"], 0, "{sent}");
 }

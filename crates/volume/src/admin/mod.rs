@@ -148,6 +148,12 @@ async fn perform(shared: &Arc<Shared>, peer: &Peer, body: Body) -> Result<Answer
         Body::ShowVolume(asked) => {
             let mut info = show(shared, peer, &asked.name).await?;
             versions::add(shared, &mut info).await?;
+            if asked.reclaimable {
+                let volume = shared.volume(&asked.name).await?;
+                // All else of a damaged volume can be shown.
+                let bytes = volume.reclaimable().await.inspect_err(|error| volume.note(error));
+                info.reclaimable_bytes = bytes.ok();
+            }
             Answer::Volumes(Volumes { volumes: vec![info] })
         }
         Body::DeleteVolume(delete) => {

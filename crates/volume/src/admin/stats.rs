@@ -80,6 +80,8 @@ pub(crate) fn type_of(body: &Body) -> &'static str {
         Body::Diff(_) => "DIFF",
         Body::NameTree(_) => "NAME_TREE",
         Body::SignSnapshot(_) => "SIGN_SNAPSHOT",
+        Body::CutFile(_) => "CUT_FILE",
+        Body::ReadParts(_) => "READ_PARTS",
     }
 }
 

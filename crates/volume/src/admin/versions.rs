@@ -17,7 +17,7 @@ use crate::rights::{Right, denied};
 use crate::server::Shared;
 use crate::versions::diff::{Asked, Found};
 use crate::versions::snapshot::{self, Wanted};
-use crate::versions::{check_name, diff, fork, leftovers, naming, replace};
+use crate::versions::{check_name, cutting, diff, fork, leftovers, naming, replace};
 
 /// What a request is about, and the right on it that is needed; `None` for requests that are not about versions.
 pub(super) fn needed(body: &Body) -> Option<(&str, Right)> {
@@ -34,6 +34,8 @@ pub(super) fn needed(body: &Body) -> Option<(&str, Right)> {
         Body::Diff(asked) => (of(&asked.from), Right::Read),
         Body::NameTree(asked) => (of(&asked.of), Right::Read),
         Body::SignSnapshot(asked) => (of(&asked.of), Right::Admin),
+        Body::CutFile(asked) => (of(&asked.of), Right::Read),
+        Body::ReadParts(asked) => (of(&asked.of), Right::Read),
         _ => return None,
     })
 }
@@ -117,6 +119,8 @@ async fn perform_all(shared: &Arc<Shared>, peer: &Peer, body: Body) -> Result<An
             let name = tree.parse().map_err(VolumeError::Invalid)?;
             told(shared, vec![naming::sign(shared, &version(of)?, name, &signature).await?]).await
         }
+        Body::CutFile(asked) => Ok(Answer::Cuts(cutting::cut(shared, asked).await?)),
+        Body::ReadParts(asked) => Ok(Answer::FileParts(cutting::read(shared, asked).await?)),
         _ => Err(VolumeError::Invalid("not a request about versions")),
     }
 }

@@ -6,6 +6,7 @@
 //! `State::touched` from before the snapshot was taken. Each deletion is checked under the volume's turn,
 //! and durable before an object goes.
 
+mod estimate;
 mod mark;
 mod rewrite;
 mod small;
@@ -97,6 +98,11 @@ fn is_due(shared: &Shared, volume: &Volume, last: Option<&Last>, low: bool) -> b
     let unknown = last.is_none();
     let urgent = (wants_room && (dead > 0 || unknown)) || (low && dead > WORTHWHILE_WHEN_LOW);
     urgent && rested(last.map_or(GLANCE, |last| GLANCE.max(last.took * SHARE)))
+}
+
+/// Whether a pack is worth to be written anew without what is dead.
+fn is_sparse(live: u64, size: u64) -> bool {
+    live > 0 && live < size / 2
 }
 
 /// A sweep in progress.
@@ -194,7 +200,7 @@ impl Sweep<'_> {
         let sparse: HashMap<PackId, u64> = self
             .live
             .iter()
-            .filter(|(pack, live)| **live > 0 && **live < sizes[*pack] / 2)
+            .filter(|(pack, live)| is_sparse(**live, sizes[*pack]))
             // What others have stays as it is: a part of it once more would only take room.
             .filter(|(pack, _)| self.volume.homes.is_own(**pack) && !self.held.1.has(**pack))
             .map(|(pack, _)| (*pack, sizes[pack]))

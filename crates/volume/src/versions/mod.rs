@@ -2,6 +2,7 @@
 //! store: [`crate::database::family`].
 
 pub(crate) mod clone;
+pub(crate) mod cutting;
 pub(crate) mod diff;
 pub(crate) mod fork;
 pub(crate) mod leftovers;

@@ -7,10 +7,11 @@ use hayloft_model::{Content, FileKind};
 use hayloft_wire::client_message::Body as Ask;
 use hayloft_wire::server_message::Body as Answer;
 use hayloft_wire::{
-    Acquire, AllocateInos, Bury, ChangeRequest, CheckVolume, Claim, CreateSnapshot, CreateVolume,
-    DeleteSnapshot, DeleteVolume, Diff, EvictClient, FailureCode, Fork, GrantMessage, Hello, ListClients,
-    ListSnapshots, ListVolumes, LockKind, LockMessage, LockRequest, NameTree, ObjectMessage, Promote,
-    Rollback, SetQuota, SetRights, ShowVolume, SignSnapshot, StatsRequest, SweepVolume, Version,
+    Acquire, AllocateInos, Bury, ChangeRequest, CheckVolume, Claim, CreateSnapshot, CreateVolume, CutFile,
+    DeleteSnapshot, DeleteVolume, Diff, EvictClient, FailureCode, Fork, FrameOf, GrantMessage, Hello,
+    ListClients, ListSnapshots, ListVolumes, LockKind, LockMessage, LockRequest, NameTree, ObjectMessage,
+    Promote, ReadParts, Rollback, SetQuota, SetRights, ShowVolume, SignSnapshot, StatsRequest, SweepVolume,
+    Version,
 };
 use rustix::process::{Uid, geteuid};
 use rustix::thread::set_thread_res_uid;
@@ -87,7 +88,7 @@ fn a_user_without_a_right_can_do_nothing_and_sees_nothing() {
     }
     let name = "vol".to_owned();
     assert_eq!(
-        refusal(&mut stranger, Ask::ShowVolume(ShowVolume { name: name.clone() })),
+        refusal(&mut stranger, Ask::ShowVolume(ShowVolume { name: name.clone(), reclaimable: false })),
         FailureCode::Denied
     );
     assert_eq!(
@@ -98,6 +99,10 @@ fn a_user_without_a_right_can_do_nothing_and_sees_nothing() {
     let ask = Ask::ListSnapshots(ListSnapshots { of: version() });
     assert_eq!(refusal(&mut stranger, ask), FailureCode::Denied);
     let ask = Ask::NameTree(NameTree { of: version(), anew: true });
+    assert_eq!(refusal(&mut stranger, ask), FailureCode::Denied);
+    let ask = Ask::CutFile(CutFile { of: version(), path: "x".into(), ..CutFile::default() });
+    assert_eq!(refusal(&mut stranger, ask), FailureCode::Denied);
+    let ask = Ask::ReadParts(ReadParts { of: version(), path: "x".into(), ..ReadParts::default() });
     assert_eq!(refusal(&mut stranger, ask), FailureCode::Denied);
     let ask = Ask::Diff(Diff { from: version(), to: version(), ..Diff::default() });
     assert_eq!(refusal(&mut stranger, ask), FailureCode::Denied);
@@ -121,7 +126,7 @@ fn a_user_without_a_right_can_do_nothing_and_sees_nothing() {
     grant(server.address, "uid:65534", "admin");
     let create = CreateVolume { name: "mine".into(), ..CreateVolume::default() };
     assert_eq!(refusal(&mut stranger, Ask::CreateVolume(create)), FailureCode::Denied);
-    stranger.ask(Ask::ShowVolume(ShowVolume { name: "vol".into() })).unwrap();
+    stranger.ask(Ask::ShowVolume(ShowVolume { name: "vol".into(), reclaimable: false })).unwrap();
     assert_eq!(server.problems(), [""; 0]);
 }
 
@@ -309,4 +314,34 @@ fn a_server_does_not_listen_for_other_hosts_without_certificates() {
     let runtime = tokio::runtime::Runtime::new().unwrap();
     let error = runtime.block_on(hayloft_volume::Server::start(config)).err().unwrap();
     assert!(matches!(error, hayloft_volume::ServerError::Open { .. }), "{error}");
+}
+
+/// What is wrong in what is asked of files of snapshots is refused, and nothing else.
+#[test]
+fn parts_of_files_that_are_not_there_are_refused() {
+    let (_folder, server) = started();
+    let mut client = Client::connect(server.address);
+    let of = |snapshot: &str| Some(Version { volume: "vol".into(), snapshot: snapshot.into() });
+    client.ask(Ask::CreateSnapshot(CreateSnapshot { of: of("s"), ..CreateSnapshot::default() })).unwrap();
+    let cut = |of: Option<Version>, path: &str| {
+        Ask::CutFile(CutFile { of, path: path.to_owned().into(), ..CutFile::default() })
+    };
+    let read = |path: &str, offsets: Vec<u64>, lengths: Vec<u32>| {
+        let frames = vec![FrameOf { offsets, lengths }];
+        Ask::ReadParts(ReadParts { of: of("s"), path: path.to_owned().into(), frames })
+    };
+    for (ask, code) in [
+        (cut(of(""), "x"), FailureCode::Invalid),
+        (cut(of("none"), "x"), FailureCode::NotFound),
+        (cut(of("s"), "x"), FailureCode::Invalid),
+        (cut(of("s"), ""), FailureCode::Invalid),
+        (cut(of("s"), "../.."), FailureCode::Invalid),
+        (read("x", vec![0], vec![1]), FailureCode::Invalid),
+        (read("", vec![0, 1], vec![1]), FailureCode::Invalid),
+        (read("", vec![0; 5000], vec![0; 5000]), FailureCode::Invalid),
+        (read("", vec![0], vec![u32::MAX]), FailureCode::Invalid),
+    ] {
+        assert_eq!(refusal(&mut client, ask), code);
+    }
+    client.ask(Ask::ListVolumes(ListVolumes {})).unwrap();
 }

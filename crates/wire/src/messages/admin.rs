@@ -42,6 +42,9 @@ pub struct ListVolumes {}
 pub struct ShowVolume {
     #[prost(string, tag = "1")]
     pub name: String,
+    /// Wants [`VolumeInfo::reclaimable_bytes`] too, for which all rows are read.
+    #[prost(bool, tag = "2")]
+    pub reclaimable: bool,
 }
 
 /// Deletes a volume and its content; refused with `Busy` while it is mounted.
@@ -194,6 +197,9 @@ pub struct VolumeInfo {
     /// Why it cannot be opened; then nothing else is told of it. Empty if it can.
     #[prost(string, tag = "12")]
     pub damage: String,
+    /// Bytes that a sweep would give back now; told to who asks for it, by servers that know of it.
+    #[prost(uint64, optional, tag = "13")]
+    pub reclaimable_bytes: Option<u64>,
 }
 
 /// A mounted client.

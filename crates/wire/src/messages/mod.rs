@@ -31,7 +31,7 @@ pub struct ClientMessage {
     /// What is said.
     #[prost(
         oneof = "client_message::Body",
-        tags = "2,3,4,5,6,7,8,9,10,11,12,13,14,15,16,17,18,19,20,21,22,23,24,25,26,27,28,29,30,31,32,33,34,35,36,37,38,39,40,41,42,43,44,45,46,47"
+        tags = "2,3,4,5,6,7,8,9,10,11,12,13,14,15,16,17,18,19,20,21,22,23,24,25,26,27,28,29,30,31,32,33,34,35,36,37,38,39,40,41,42,43,44,45,46,47,48,49"
     )]
     pub body: Option<client_message::Body>,
 }
@@ -168,6 +168,11 @@ pub mod client_message {
         NameTree(NameTree),
         #[prost(message, tag = "47")]
         SignSnapshot(SignSnapshot),
+        /// Administration: files of snapshots, for who has most of them already.
+        #[prost(message, tag = "48")]
+        CutFile(CutFile),
+        #[prost(message, tag = "49")]
+        ReadParts(ReadParts),
     }
 }
 
@@ -180,7 +185,7 @@ pub struct ServerMessage {
     /// What is said.
     #[prost(
         oneof = "server_message::Body",
-        tags = "2,3,4,5,6,7,8,9,10,11,12,13,14,15,20,21,22,23,24,25,26,27,28,29,30"
+        tags = "2,3,4,5,6,7,8,9,10,11,12,13,14,15,20,21,22,23,24,25,26,27,28,29,30,31,32"
     )]
     pub body: Option<server_message::Body>,
     /// To a session: how far the volume's history is durable, see [`Welcome::opening`].
@@ -276,5 +281,11 @@ pub mod server_message {
         /// Answers `NameTree`.
         #[prost(message, tag = "30")]
         Named(Named),
+        /// Answers `CutFile`.
+        #[prost(message, tag = "31")]
+        Cuts(Cuts),
+        /// Answers `ReadParts`.
+        #[prost(message, tag = "32")]
+        FileParts(FileParts),
     }
 }

@@ -222,6 +222,86 @@ pub mod difference {
     pub const MODIFIED: u32 = 128;
 }
 
+/// Wants to know where a file of a snapshot is cut by content (`hayloft_tree::chunk`), a part of it at a time; answered by [`Cuts`].
+#[derive(Clone, PartialEq, Message)]
+pub struct CutFile {
+    /// A snapshot: what is read must not change.
+    #[prost(message, optional, tag = "1")]
+    pub of: Option<Version>,
+    /// The file, relative to the root, without a slash at its ends.
+    #[prost(bytes = "bytes", tag = "2")]
+    pub path: prost::bytes::Bytes,
+    /// Where the first part begins that is wanted: 0, or where the last one has ended.
+    #[prost(uint64, tag = "3")]
+    pub begin: u64,
+    /// Tags of groups of chunks that the asker knows (`hayloft_tree::chunk::tag`), 8 bytes each: these are not told, only named.
+    #[prost(bytes = "bytes", tag = "4")]
+    pub known: prost::bytes::Bytes,
+}
+
+/// Where a part of a file is cut.
+#[derive(Clone, PartialEq, Message)]
+pub struct Cuts {
+    /// In the order of the file.
+    #[prost(message, repeated, tag = "1")]
+    pub groups: Vec<CutGroup>,
+    /// Where the part ends.
+    #[prost(uint64, tag = "2")]
+    pub end: u64,
+    /// Bytes of the file.
+    #[prost(uint64, tag = "3")]
+    pub size: u64,
+    /// The hash of the whole content, as the name of the tree has it.
+    #[prost(bytes = "bytes", tag = "4")]
+    pub content: prost::bytes::Bytes,
+}
+
+/// Chunks that lie together.
+#[derive(Clone, PartialEq, Message)]
+pub struct CutGroup {
+    /// The tag of it, if the asker has named that: then nothing else is said.
+    #[prost(bytes = "bytes", tag = "1")]
+    pub tag: prost::bytes::Bytes,
+    /// The chunks' names, 32 bytes each.
+    #[prost(bytes = "bytes", tag = "2")]
+    pub names: prost::bytes::Bytes,
+    /// Their lengths.
+    #[prost(uint32, repeated, tag = "3")]
+    pub lengths: Vec<u32>,
+}
+
+/// Wants parts of a file of a snapshot; answered by [`FileParts`].
+#[derive(Clone, PartialEq, Message)]
+pub struct ReadParts {
+    #[prost(message, optional, tag = "1")]
+    pub of: Option<Version>,
+    /// As in [`CutFile`].
+    #[prost(bytes = "bytes", tag = "2")]
+    pub path: prost::bytes::Bytes,
+    /// What is to be compressed together.
+    #[prost(message, repeated, tag = "3")]
+    pub frames: Vec<FrameOf>,
+}
+
+/// Of which parts of a file a frame is made.
+#[derive(Clone, PartialEq, Message)]
+pub struct FrameOf {
+    /// Where they begin.
+    #[prost(uint64, repeated, tag = "1")]
+    pub offsets: Vec<u64>,
+    /// Their lengths.
+    #[prost(uint32, repeated, tag = "2")]
+    pub lengths: Vec<u32>,
+}
+
+/// Parts of a file.
+#[derive(Clone, PartialEq, Message)]
+pub struct FileParts {
+    /// For each frame that was asked for its parts, one after the other, compressed by zstd.
+    #[prost(bytes = "bytes", repeated, tag = "1")]
+    pub frames: Vec<prost::bytes::Bytes>,
+}
+
 /// Wants everything that a session has changed up to now; answered by [`Shipped`].
 #[derive(Clone, PartialEq, Message)]
 pub struct Ship {

@@ -8,7 +8,7 @@ use futures::stream::{self, StreamExt, TryStreamExt};
 use hayloft_model::{BLOCK_SIZE, BlockRef, Ino, PAGE_BLOCKS, blocks_of};
 use hayloft_store::decode_chunk;
 use hayloft_tree::name::{self, Attributes, Body, Kind, Node, PIECE, Pieces};
-use hayloft_wire::{InodeRowMessage, decode_blocks};
+use hayloft_wire::InodeRowMessage;
 
 use crate::database::homes::Homes;
 use crate::database::ledger::Damage;
@@ -17,7 +17,7 @@ use crate::database::tables::{self, Place};
 use crate::database::{self, family};
 use crate::error::VolumeError;
 use crate::server::Shared;
-use crate::versions::tables::Tables;
+use crate::versions::tables::{Tables, blocks};
 
 /// Rows that are worked on at a time: their contents may have 4 KiB each.
 const ROWS: usize = 1024;
@@ -167,14 +167,14 @@ impl Reader<'_> {
             content.chunks(PIECE as usize).for_each(|piece| pieces.push(&name::hash(piece)));
             return Ok(pieces.finish());
         }
-        let (mut page, mut blocks) = (0, blocks(row.blocks.as_ref())?);
+        let (mut page, mut there) = (0, blocks(row.blocks.as_ref())?);
         for at in 0..blocks_of(row.size) {
             if at / PAGE_BLOCKS != page {
                 page = at / PAGE_BLOCKS;
-                blocks = self::blocks(self.tables.get(&tables::page(Ino(row.ino), page)).await?.as_ref())?;
+                there = blocks(self.tables.get(&tables::page(Ino(row.ino), page)).await?.as_ref())?;
             }
             let span = (row.size - at * BLOCK_SIZE).min(BLOCK_SIZE);
-            let block = blocks.get((at % PAGE_BLOCKS) as usize).copied().flatten();
+            let block = there.get((at % PAGE_BLOCKS) as usize).copied().flatten();
             pieces.push(&self.piece(block, span).await?);
         }
         Ok(pieces.finish())
@@ -229,9 +229,4 @@ impl Reader<'_> {
         }
         Ok(found)
     }
-}
-
-fn blocks(packed: Option<&Bytes>) -> Result<Vec<Option<BlockRef>>, VolumeError> {
-    let blocks = packed.map(|packed| decode_blocks(packed)).transpose();
-    Ok(blocks.map_err(|_| VolumeError::Damaged("list of blocks"))?.unwrap_or_default())
 }

@@ -1,0 +1,166 @@
+//! How a walk learns the content of files: they are cut here or by whoever has them, or known already.
+
+use std::collections::{HashMap, HashSet};
+use std::io::{self, Read};
+
+use hayloft_tree::chunk::Chunk;
+use hayloft_tree::{Contents, Found, PIECE, Pieces};
+use parking_lot::Mutex;
+
+use crate::chunk::{self, ChunkId};
+use crate::far::{self, Far};
+use crate::manifest::Entry;
+
+/// What is known of a file: where its chunks are cut, and the hash of its content.
+#[derive(Clone, Default)]
+pub(crate) struct Cut {
+    pub(crate) content: [u8; 32],
+    pub(crate) chunks: Vec<u8>,
+    pub(crate) lengths: Vec<u32>,
+    pub(crate) inode: u64,
+    pub(crate) changed: (i64, u32),
+}
+
+/// Cuts the files of a walk, but for those that a manifest of the same tree's earlier state knows.
+pub(crate) struct Cutter<'a> {
+    /// By the path where it is looked for now.
+    known: HashMap<&'a [u8], &'a Entry>,
+    /// Paths where content is what is known, whatever the inode says.
+    trusted: HashSet<&'a [u8]>,
+    /// Who cuts large files instead.
+    far: Option<&'a dyn Far>,
+    cuts: Mutex<HashMap<Vec<u8>, Cut>>,
+}
+
+impl<'a> Cutter<'a> {
+    /// With what is known of some paths.
+    pub(crate) fn new(
+        known: HashMap<&'a [u8], &'a Entry>,
+        trusted: HashSet<&'a [u8]>,
+        far: Option<&'a dyn Far>,
+    ) -> Cutter<'a> {
+        Cutter { known, trusted, far, cuts: Mutex::default() }
+    }
+
+    /// How whoever has a large file cuts it.
+    fn cut_by_far(&self, found: &Found<'_>) -> io::Result<Option<(Vec<Chunk>, [u8; 32])>> {
+        match self.far.filter(|_| found.size >= far::CUT_FROM) {
+            Some(far) => far::cut(far, found.path, found.size, self.known.get(found.path).copied()),
+            None => Ok(None),
+        }
+    }
+
+    /// What was cut, by path.
+    pub(crate) fn cuts(self) -> HashMap<Vec<u8>, Cut> {
+        self.cuts.into_inner()
+    }
+}
+
+/// Computes the hash of a content from bytes as they come.
+struct Content {
+    piece: blake3::Hasher,
+    in_piece: u64,
+    pieces: Pieces,
+}
+
+impl Content {
+    fn new() -> Content {
+        Content { piece: blake3::Hasher::new(), in_piece: 0, pieces: Pieces::default() }
+    }
+
+    fn update(&mut self, mut bytes: &[u8]) {
+        while !bytes.is_empty() {
+            let (now, later) = bytes.split_at(bytes.len().min((PIECE - self.in_piece) as usize));
+            self.piece.update(now);
+            self.in_piece += now.len() as u64;
+            bytes = later;
+            if self.in_piece == PIECE {
+                self.end_piece();
+            }
+        }
+    }
+
+    fn end_piece(&mut self) {
+        self.pieces.push(self.piece.finalize().as_bytes());
+        self.piece.reset();
+        self.in_piece = 0;
+    }
+
+    fn finish(mut self) -> [u8; 32] {
+        if self.in_piece > 0 {
+            self.end_piece();
+        }
+        self.pieces.finish()
+    }
+}
+
+/// Computes the hash of a content while that is read for something else.
+struct Hashed<'a> {
+    read: &'a mut dyn Read,
+    left: u64,
+    len: u64,
+    content: Content,
+}
+
+impl Read for Hashed<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let most = buffer.len().min(usize::try_from(self.left).unwrap_or(usize::MAX));
+        let some = self.read.read(&mut buffer[..most])?;
+        self.left -= some as u64;
+        self.len += some as u64;
+        self.content.update(&buffer[..some]);
+        Ok(some)
+    }
+}
+
+impl Contents for Cutter<'_> {
+    fn of(&self, found: &Found<'_>, file: &mut dyn Read) -> io::Result<(u64, [u8; 32])> {
+        let is_same = |entry: &&&Entry| {
+            let is_untouched = entry.inode != 0
+                && entry.inode == found.inode
+                && (entry.changed_seconds, entry.changed_nanos) == found.changed;
+            entry.size == found.size && (is_untouched || self.trusted.contains(found.path))
+        };
+        let mut cut = Cut { inode: found.inode, changed: found.changed, ..Cut::default() };
+        let mut size = found.size;
+        if let Some(entry) = self.known.get(found.path).filter(is_same) {
+            cut.content = entry.content_hash();
+            cut.chunks = entry.chunks.clone();
+            cut.lengths = entry.lengths.clone();
+        } else if let Some((chunks, content)) = self.cut_by_far(found)? {
+            cut.content = content;
+            for (name, len) in chunks {
+                cut.chunks.extend_from_slice(&name);
+                cut.lengths.push(len);
+            }
+        } else {
+            // One byte more, so that it is seen if the file has grown.
+            let mut read = Hashed { read: file, left: found.size + 1, len: 0, content: Content::new() };
+            chunk::cut(&mut read, |chunk| {
+                cut.chunks.extend_from_slice(&ChunkId::of(chunk).0);
+                cut.lengths.push(chunk.len() as u32);
+            })?;
+            (size, cut.content) = (read.len, read.content.finish());
+        }
+        let content = cut.content;
+        self.cuts.lock().insert(found.path.to_vec(), cut);
+        Ok((size, content))
+    }
+}
+
+/// What a file has that only this host knows: its number, and when it was changed.
+pub(crate) type Mark = (u64, (i64, u32));
+
+/// Takes the content of files to be that of another manifest, if their size is.
+pub(crate) struct Trusted<'a> {
+    pub(crate) entries: HashMap<&'a [u8], &'a Entry>,
+    pub(crate) marks: Mutex<HashMap<Vec<u8>, Mark>>,
+}
+
+impl Contents for Trusted<'_> {
+    fn of(&self, found: &Found<'_>, _: &mut dyn Read) -> io::Result<(u64, [u8; 32])> {
+        self.marks.lock().insert(found.path.to_vec(), (found.inode, found.changed));
+        let entry = self.entries.get(found.path).filter(|entry| entry.size == found.size);
+        Ok((found.size, entry.map_or([0; 32], |entry| entry.content_hash())))
+    }
+}
