@@ -1,14 +1,15 @@
 #!/bin/bash
 # What it costs to send a tree to a mirror and to receive the next version of it from a web server, against desync and casync. As root.
-#   bench/transfer.sh [--smoke] [--rounds N]      (default: 3 rounds; DESYNC and CASYNC name the other programs, HAYLOFT this one; needs 15 GB for a while)
+#   bench/transfer.sh [--smoke] [--rounds N] [--sets LIST]      (default: 3 rounds of index, root and source; DESYNC and CASYNC name the other programs, HAYLOFT this one; needs 15 GB for a while)
 # Prints a line for each set of data and program: medians, of times also the longest, and how many times what the other one needs is ours.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-rounds=3 index=100000000 root=20000 source=20000
+rounds=3 sets=index,root,source index=100000000 root=20000 source=20000
 while (($#)); do
     case $1 in
         --smoke) rounds=1 index=2000000 root=300 source=300; shift; continue ;;
         --rounds) rounds=$2 ;;
+        --sets) sets=$2 ;;
         *) sed -n '2,4s/^# \?//p' "$0" >&2; exit 2 ;;
     esac
     shift 2
@@ -148,7 +149,7 @@ lines() {
 }
 echo "$rounds rounds, $(nproc) processors; medians, the longest in brackets"
 printf '%-7s %-15s %19s %19s  %26s  %19s %s\n' set program "send old" "send new" "new has added, all files" "receive new" "     web server sent"
-for set in index root source; do
+for set in ${sets//,/ }; do
     data=$work/data-$set
     mkdir "$data"
     python3 "$here/transfer.py" "$set" "$data/old" "$data/new" "${!set}"

@@ -155,6 +155,7 @@ if has bench; then
     step "benchmark of many hosts, short" bench/headline.sh --smoke --compare
     step "benchmark of versions, short" bench/versions.sh --smoke
     step "benchmark of send and receive, short" bench/transfer.sh --smoke
+    step "benchmark of pull, short" bench/pull.sh --smoke
 fi
 
 printf '\n'

@@ -55,7 +55,7 @@ pub(crate) fn run(args: &PullArgs, config: &Config) -> anyhow::Result<u8> {
     let record =
         Record::of(&of.volume, &of.snapshot, &manifest, info.created_nanos, &info.note, &info.signatures);
     let pulled = Pulled { server: far.to_owned(), of, manifest, mounted, files };
-    bring(&args.to, config, From::Server(pulled), record, cache)
+    bring(&args.to, config, From::Server(Box::new(pulled)), record, cache)
 }
 
 impl Pulled {

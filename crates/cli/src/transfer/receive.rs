@@ -36,7 +36,7 @@ struct Transfer<'a> {
 /// Where it comes from.
 pub(super) enum From {
     Mirror(Source),
-    Server(Pulled),
+    Server(Box<Pulled>),
 }
 
 /// Runs `hayloft receive`.
