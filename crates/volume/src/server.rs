@@ -242,7 +242,6 @@ pub struct Server {
     listener: JoinHandle<()>,
     sweeper: JoinHandle<()>,
     leases: JoinHandle<()>,
-    memory: JoinHandle<()>,
     scrubber: JoinHandle<()>,
     leftovers: JoinHandle<()>,
 }
@@ -292,7 +291,6 @@ impl Server {
         self.shared.stopping.send_replace(true);
         self.sweeper.abort();
         self.leases.abort();
-        self.memory.abort();
         self.scrubber.abort();
         self.leftovers.abort();
         if tokio::time::timeout(SHUTDOWN_PATIENCE, self.listener).await.is_err() {
@@ -365,10 +363,14 @@ async fn listen(store: Store, config: Config) -> Result<Server, ServerError> {
     let accepting = tokio::spawn(accept(Arc::clone(&shared), listener));
     let sweeper = tokio::spawn(crate::content::sweep::in_background(Arc::clone(&shared)));
     let leases = tokio::spawn(watch_leases(Arc::clone(&shared)));
-    let memory = tokio::spawn(crate::admin::memory::in_background(Arc::clone(&shared)));
+    let memory = Arc::downgrade(&shared);
+    // Without it memory stays here for longer.
+    let _ = std::thread::Builder::new()
+        .name("hayloft-memory".to_owned())
+        .spawn(move || crate::admin::memory::in_background(memory));
     let scrubber = tokio::spawn(crate::admin::scrub::in_background(Arc::clone(&shared)));
     let leftovers = tokio::spawn(versions::leftovers::in_background(Arc::clone(&shared)));
-    Ok(Server { shared, address, listener: accepting, sweeper, leases, memory, scrubber, leftovers })
+    Ok(Server { shared, address, listener: accepting, sweeper, leases, scrubber, leftovers })
 }
 
 /// Ends sessions that are silent and that others wait for.
