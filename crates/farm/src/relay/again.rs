@@ -2,7 +2,7 @@
 //!
 //! The process of such a task looks nothing up. It hands over its command, environment and folder at a socket that is named after all that the
 //! rest depends on, and that a relay has opened when the first one came by [`run`](super::run). It makes system calls only: see
-//! [`small`](crate::small).
+//! [`small`].
 
 use std::ffi::OsString;
 use std::hash::{DefaultHasher, Hash, Hasher};

@@ -4,7 +4,7 @@
 //! CPUID instructions, each of which a virtual machine has to be asked for. So a task's process is served without, and ends; what it is not served
 //! with here, the C library begins with as ever.
 //!
-//! Until then there is no memory of the C library's, which [`memory`](crate::memory) has instead, with the functions that compilers call; and
+//! Until then there is no memory of the C library's, which [`memory`] has instead, with the functions that compilers call; and
 //! system calls through the C library find a place for the numbers of their errors.
 
 use std::arch::{asm, global_asm};
