@@ -53,11 +53,8 @@ impl<S: ObjectStore> Near<S> {
         Near { inner, open: Arc::default() }
     }
 
-    /// Pieces of an object that is open, as far as all of them are in memory.
+    /// Pieces of an object that is open, if all of them are in memory.
     fn read_now(&self, location: &Path, ranges: &[Range<u64>]) -> Option<(Vec<Bytes>, ObjectMeta)> {
-        if ranges.iter().map(|range| range.end.saturating_sub(range.start)).sum::<u64>() > NOW_MAX {
-            return None;
-        }
         let (file, meta) = self.open.lock().look(location)?;
         let pieces = ranges.iter().map(|range| in_memory(&file, range)).collect::<Option<_>>()?;
         // Without a name another one is in its place, or none: who deletes it may be another process.
@@ -108,6 +105,11 @@ fn in_memory(file: &File, range: &Range<u64>) -> Option<Bytes> {
     (read == Ok(bytes.len())).then(|| bytes.into())
 }
 
+/// Whether pieces are few enough bytes together to be taken at once.
+fn are_small(ranges: &[Range<u64>]) -> bool {
+    ranges.iter().map(|range| range.end.saturating_sub(range.start)).sum::<u64>() <= NOW_MAX
+}
+
 /// The range that is asked for, when nothing else is.
 fn piece_of(options: &GetOptions) -> Option<Range<u64>> {
     let is_plain = options.if_match.is_none()
@@ -149,7 +151,9 @@ impl<S: ObjectStore> ObjectStore for Near<S> {
     }
 
     async fn get_opts(&self, location: &Path, options: GetOptions) -> Result<GetResult> {
-        let Some(range) = piece_of(&options) else { return self.inner.get_opts(location, options).await };
+        let Some(range) = piece_of(&options).filter(|range| are_small(std::slice::from_ref(range))) else {
+            return self.inner.get_opts(location, options).await;
+        };
         if let Some((mut pieces, meta)) = self.read_now(location, std::slice::from_ref(&range)) {
             let piece = stream::iter(pieces.pop().map(Ok)).boxed();
             return Ok(GetResult {
@@ -169,6 +173,9 @@ impl<S: ObjectStore> ObjectStore for Near<S> {
     }
 
     async fn get_ranges(&self, location: &Path, ranges: &[Range<u64>]) -> Result<Vec<Bytes>> {
+        if !are_small(ranges) {
+            return self.inner.get_ranges(location, ranges).await;
+        }
         if let Some((pieces, _)) = self.read_now(location, ranges) {
             return Ok(pieces);
         }

@@ -79,22 +79,25 @@ impl Share {
 
 /// Makes files; on a terminal it is seen how many there are.
 fn making<T>(make: impl FnOnce(&(dyn Fn(u64, u64) + Sync)) -> T) -> T {
-    let share = Share::default();
-    let text = || {
-        let (done, all, percent) = share.get();
-        format!("{percent:3} %  {} of {} files made", show_count(done), show_count(all))
-    };
-    progress::shown(text, || make(&|done, all| share.set(done, all)))
+    sharing(|done, all| format!("{} of {} files made", show_count(done), show_count(all)), make)
 }
 
 /// Receives something; on a terminal it is seen how far that has come.
 fn receiving<T>(receive: impl FnOnce(&(dyn Fn(u64, u64) + Sync)) -> T) -> T {
+    sharing(|done, all| format!("{} of {} received", show_size(done), show_size(all)), receive)
+}
+
+/// Does something that tells how much of it is done; on a terminal that is seen.
+fn sharing<T>(
+    text: impl Fn(u64, u64) -> String + Sync,
+    work: impl FnOnce(&(dyn Fn(u64, u64) + Sync)) -> T,
+) -> T {
     let share = Share::default();
-    let text = || {
+    let line = || {
         let (done, all, percent) = share.get();
-        format!("{percent:3} %  {} of {} received", show_size(done), show_size(all))
+        format!("{percent:3} %  {}", text(done, all))
     };
-    progress::shown(text, || receive(&|done, all| share.set(done, all)))
+    progress::shown(line, || work(&|done, all| share.set(done, all)))
 }
 
 /// A snapshot with its name by content, as the server works it out the first time.

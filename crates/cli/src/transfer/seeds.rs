@@ -56,6 +56,7 @@ impl Seeds {
         }
         Ok(seeds)
     }
+
     /// One more that can be read there.
     pub(super) fn add(&mut self, manifest: Manifest, folder: PathBuf) {
         self.trees.push(Tree { manifest, folder });

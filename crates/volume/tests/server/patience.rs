@@ -6,7 +6,7 @@ use crate::common::*;
 use crate::sharing::*;
 use hayloft_wire::client_message::Body as Ask;
 use hayloft_wire::server_message::Body as Answer;
-use hayloft_wire::{Enter, FailureCode, Ping, SetQuota};
+use hayloft_wire::{FailureCode, Ping, SetQuota};
 
 #[test]
 fn a_reader_that_never_acknowledges_is_ended_after_its_lease() {
@@ -63,18 +63,6 @@ fn who_is_heard_but_never_acknowledges_is_ended_after_its_lease() {
     assert_eq!(changed(one.receive(asked)).error, 0);
     assert_eq!(running.problems(), [""; 0]);
     running.shutdown();
-}
-
-/// An owner of the root, and somebody who waits for it, with the recall's number.
-fn recalled() -> (tempfile::TempDir, Running, Client, Client, u64, u64) {
-    let (folder, running) = started();
-    let (mut one, _) = Client::open(running.address, hello(1)).unwrap();
-    assert!(one.enter(1, 0).unwrap().dirs[0].own, "alone");
-    let (mut two, _) = Client::open(running.address, hello(2)).unwrap();
-    let asked = two.send(Ask::Enter(Enter { dir: 1, budget_bytes: 1 << 20, ..Enter::default() }));
-    let (event, body) = one.event();
-    assert!(is_recall(&body, ROOT, true));
-    (folder, running, one, two, event, asked)
 }
 
 #[test]

@@ -82,15 +82,21 @@ pub(crate) fn changed(answer: Answer) -> Changed {
     }
 }
 
-#[test]
-fn an_owner_ships_its_log_before_another_reads() {
-    let (_folder, running) = started();
+/// An owner of the root, and somebody who waits for it, with the recall's number and the request's.
+pub(crate) fn recalled() -> (tempfile::TempDir, Running, Client, Client, u64, u64) {
+    let (folder, running) = started();
     let (mut one, _) = Client::open(running.address, hello(1)).unwrap();
     assert!(one.enter(1, 0).unwrap().dirs[0].own, "alone");
     let (mut two, _) = Client::open(running.address, hello(2)).unwrap();
     let asked = two.send(Ask::Enter(Enter { dir: 1, budget_bytes: 1 << 20, ..Enter::default() }));
     let (event, body) = one.event();
     assert!(is_recall(&body, ROOT, true));
+    (folder, running, one, two, event, asked)
+}
+
+#[test]
+fn an_owner_ships_its_log_before_another_reads() {
+    let (_folder, running, mut one, mut two, event, asked) = recalled();
     assert!(!two.is_answered(asked));
     // In one go: the acknowledgement is handled behind the batch.
     let shipped = one.send(Ask::Commit(commit(1, &file_records(), (3, 1))));
