@@ -2,7 +2,7 @@
 # Measures Hayloft beside a memory, a disk and a plain FUSE file system, all on this machine.
 #
 #   bench/run.sh [--smoke] [--rounds N] [--workloads LIST] [--only LIST] [--rtt LIST] [--store-delay MS]
-#                [--mounts N] [--parts LIST] [--out DIR] [--scratch DIR] [NAME=DIR[,DIR...]...]
+#                [--mounts N] [--parts LIST] [--cflags FLAGS] [--out DIR] [--scratch DIR] [NAME=DIR[,DIR...]...]
 #
 #   --smoke           seconds: a fiftieth of the tree and toy packages, one round; the figures mean nothing
 #   --rounds N        rounds of each workload (default 3)
@@ -13,6 +13,7 @@
 #   --store-delay MS  beside each target hayloft one whose server has a store on which each write takes so much longer
 #   --mounts N        mounts of a volume for the workload shared (default 4)
 #   --parts LIST      of the workload shared only these parts: depend,easy,durable,hard,watch,pass,hand,crowd (default all)
+#   --cflags FLAGS    what the workload make compiles with (default "-O0 -g": much file system beside little compiling)
 #   --out DIR         where tables and raw results go (default bench/target/runs/DATE)
 #   --scratch DIR     where the ext4 image goes: 12 GB on a local disk (default $TMPDIR, else /var/tmp)
 #   NAME=DIR,...      a directory to measure as well, or instead of the prepared one of that name; several: as seen
@@ -39,7 +40,7 @@ if [[ $(id -u) == 0 && -z ${BENCH_ALONE:-} ]]; then
     BENCH_ALONE=1 exec unshare --mount "$0" "$@"
 fi
 hayloft=${HAYLOFT:-$here/../target/release/hayloft}
-smoke= rounds=3 workloads=tree,build only= rtt= store_delay= parts= out= scratch=${TMPDIR:-/var/tmp}
+smoke= rounds=3 workloads=tree,build only= rtt= store_delay= parts= cflags= out= scratch=${TMPDIR:-/var/tmp}
 mounts=4 make_hosts=8
 declare -A given=() dirs=() pids=()
 order=() names=()
@@ -61,7 +62,7 @@ note() {
 while [[ $# -gt 0 ]]; do
     case $1 in
         --smoke) smoke=1 rounds=1 ;;
-        --rounds | --workloads | --only | --rtt | --store-delay | --mounts | --parts | --out | --scratch)
+        --rounds | --workloads | --only | --rtt | --store-delay | --mounts | --parts | --cflags | --out | --scratch)
             [[ $# -gt 1 ]] || { usage >&2; exit 2; }
             option=${1#--}
             declare "${option//-/_}=$2"
@@ -150,7 +151,7 @@ run_make() {
         fi
     done
     if [[ -n $smoke ]]; then toy_package "$work/objects" 12; else unpack_package coreutils "$work/objects"; fi
-    measure make make --source "$work/objects" "${targets[@]}"
+    measure make make --source "$work/objects" ${cflags:+--cflags "$cflags"} "${targets[@]}"
 }
 
 run_tree() {

@@ -3,6 +3,7 @@
 mod hosts;
 mod products;
 
+use std::ffi::OsStr;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -30,6 +31,9 @@ pub(crate) struct Options {
     /// A tarball or an unpacked directory with a `configure`; without it, GNU hello from Debian's archive
     #[arg(long, value_name = "TARBALL_OR_DIR")]
     source: Option<PathBuf>,
+    /// What the package is configured to compile with; the default leaves less to the compiler, and more to the file system
+    #[arg(long, value_name = "FLAGS", default_value = "-O0 -g", allow_hyphen_values = true)]
+    cflags: String,
     /// Parallel jobs of make [default: as many as the target with the most mounts has]
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
     jobs: Option<u32>,
@@ -75,6 +79,7 @@ struct Described {
     name: &'static str,
     source: String,
     jobs: u32,
+    cflags: String,
 }
 
 /// Room for what coreutils is built into, twice.
@@ -92,7 +97,7 @@ const PHASES: [Phase; 6] = [
 
 /// Sends each recipe to another host; what the tests of distributed builds use.
 const ROUND_ROBIN: &str = include_str!("../../../../tests/lib/round-robin.sh");
-const CONFIGURE: &str = r#"cd "$1"; ./configure --disable-nls CFLAGS="-O0 -g""#;
+const CONFIGURE: &str = r#"cd "$1"; ./configure --disable-nls CFLAGS="$2""#;
 const COPY: &str = r#"cp -a "$2/." "$1""#;
 const MAKE: &str = r#"cd "$1"; shift; exec make "$@""#;
 
@@ -112,12 +117,12 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     let source = Source::find(options.source.as_deref())?;
     let most = targets.iter().map(|target| target.dirs.len()).max().unwrap_or(1) as u32;
     let jobs = options.jobs.unwrap_or(most);
-    let described = Described { name: "make", source: source.name(), jobs };
-    eprintln!("source: {}; {jobs} jobs", described.source);
+    let described = Described { name: "make", source: source.name(), jobs, cflags: options.cflags.clone() };
+    eprintln!("source: {}; {jobs} jobs; CFLAGS={}", described.source, options.cflags);
     let firsts = targets.iter().map(|target| target.first.clone()).collect();
     let mut run = Run::new(described, PHASES.to_vec(), None, firsts);
     let work = WorkDir::create(&std::env::temp_dir(), "make")?;
-    let making = Making::prepare(work.path(), &source, jobs)?;
+    let making = Making::prepare(work.path(), &source, jobs, &options.cflags)?;
     let mut expected = None;
     for round in 1..=options.repeat.rounds {
         for (target, measured) in targets.iter().zip(&mut run.measurements) {
@@ -150,7 +155,7 @@ struct Making {
 }
 
 impl Making {
-    fn prepare(work: &Path, source: &Source, jobs: u32) -> Result<Self> {
+    fn prepare(work: &Path, source: &Source, jobs: u32, cflags: &str) -> Result<Self> {
         let [tree, configured, shell, sent, log] =
             ["tree", "configured", "shell", "sent", "log"].map(|name| work.join(name));
         for folder in [&tree, &configured] {
@@ -159,7 +164,9 @@ impl Making {
         fs::write(&shell, ROUND_ROBIN)?;
         fs::set_permissions(&shell, fs::Permissions::from_mode(0o755))?;
         timed("unpack", source.unpack().current_dir(&configured), &log)?;
-        let took = timed("configure", &mut Host::new(&configured, &tree)?.script(CONFIGURE, &[&tree]), &log)?;
+        let arguments = [tree.as_os_str(), OsStr::new(cflags)];
+        let took =
+            timed("configure", &mut Host::new(&configured, &tree)?.script(CONFIGURE, &arguments), &log)?;
         eprintln!("configured in {:.1} s, for all", took.seconds);
         Ok(Making { tree, configured, shell, sent, log, jobs: format!("-j{jobs}") })
     }
