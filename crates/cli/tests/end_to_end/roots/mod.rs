@@ -1,0 +1,11 @@
+//! Build roots, and the layers they are made of.
+
+pub(crate) mod crash;
+pub(crate) mod isolation;
+pub(crate) mod layers;
+pub(crate) mod memory;
+pub(crate) mod modules;
+pub(crate) mod running;
+pub(crate) mod terminal;
+pub(crate) mod user;
+pub(crate) mod views;

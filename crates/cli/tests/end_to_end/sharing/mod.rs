@@ -1,0 +1,16 @@
+//! Several hosts in one tree: what each sees of the others, and what it costs.
+
+pub(crate) mod caching;
+pub(crate) mod clients;
+pub(crate) mod clocks;
+pub(crate) mod coherence;
+pub(crate) mod contention;
+pub(crate) mod costs;
+pub(crate) mod hosts;
+pub(crate) mod kinds;
+pub(crate) mod moves;
+pub(crate) mod shared_files;
+pub(crate) mod shared_locks;
+pub(crate) mod split;
+pub(crate) mod views;
+pub(crate) mod words;

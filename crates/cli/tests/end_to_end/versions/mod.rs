@@ -1,0 +1,7 @@
+//! Snapshots, forks, differences, names by content, sending and receiving.
+
+pub(crate) mod live;
+pub(crate) mod merging;
+pub(crate) mod names;
+pub(crate) mod open_files;
+pub(crate) mod transfer;
