@@ -41,4 +41,5 @@ pub use named::generations::{Draft, Pruned};
 pub use overlay::changes::{Aspects, Change, ChangeKind, changes};
 pub use overlay::stack::{Marks, Stack};
 pub use publication::live::{Applied, Live, View, plan_live};
-pub use publication::publish::{Durable, Form, PublishOptions, Published, Target, mounted_below, publish};
+pub use publication::options::{Durable, Form, PublishOptions, Published};
+pub use publication::publish::{Target, mounted_below, publish};

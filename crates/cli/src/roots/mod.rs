@@ -1,6 +1,7 @@
 //! Commands for build roots and layers.
 
 pub(crate) mod compose;
+mod counts;
 pub(crate) mod generations;
 pub(crate) mod layer_args;
 pub(crate) mod layers;
@@ -11,4 +12,5 @@ pub(crate) mod publish;
 pub(crate) mod root;
 pub(crate) mod root_args;
 pub(crate) mod run;
+pub(crate) mod spec;
 pub(crate) mod stop;

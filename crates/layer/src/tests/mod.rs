@@ -4,6 +4,7 @@ mod live;
 mod naming;
 mod overlay;
 mod publishing;
+mod publishing_ends_early;
 mod tree;
 
 use std::path::Path;

@@ -279,6 +279,11 @@ impl World {
     }
 
     pub(super) fn welcome(&mut self, at: usize, last: Sequence, numbers: hayloft_model::InoRange) {
+        // Its session was ended while the greeting was under way, and the volume has another tree since: what it was asked before
+        // was asked of that one, and is judged by it.
+        if !self.clients[at].greeted && self.clients[at].tree_number != self.trees.now {
+            return self.restart_client(at);
+        }
         let now = self.now;
         let client = &mut self.clients[at];
         client.greeted = true;

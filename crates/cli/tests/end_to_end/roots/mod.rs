@@ -5,6 +5,8 @@ pub(crate) mod isolation;
 pub(crate) mod layers;
 pub(crate) mod memory;
 pub(crate) mod modules;
+pub(crate) mod publishing;
+pub(crate) mod rebuilding;
 pub(crate) mod running;
 pub(crate) mod terminal;
 pub(crate) mod user;

@@ -1,18 +1,16 @@
 //! Layers that are put together from modules and packages, and their generations.
 
 use std::fs;
-use std::io::Write;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
-use std::time::Duration;
 
 use serde_json::Value;
 
-use crate::setup::farm::{Farm, run, run_failing, sh, wait_until};
+use crate::setup::farm::{Farm, run, run_failing, sh};
 use crate::setup::root_box::RootBox;
 use crate::setup::small_debian::SmallDebian;
 
-const GCC: &str = r#"
+pub(super) const GCC: &str = r#"
 description = "Compilers"
 default = "12"
 [stream.12]
@@ -26,23 +24,24 @@ packages = ["gcc-13"]
 hooks = ["note.sh"]
 "#;
 
-const PYTHON: &str = r#"
+pub(super) const PYTHON: &str = r#"
 description = "Python"
 [stream."3.11"]
 packages = ["python3.11"]
 requires = ["gcc:12"]
 "#;
 
-const NOTE: &str = "#!/bin/sh\necho \"$HAYLOFT_MODULE:$HAYLOFT_STREAM/$HAYLOFT_PROFILES\" >>/etc/noted\n";
+pub(super) const NOTE: &str =
+    "#!/bin/sh\necho \"$HAYLOFT_MODULE:$HAYLOFT_STREAM/$HAYLOFT_PROFILES\" >>/etc/noted\n";
 
 /// Roots, layers, a catalogue, and a small base with packages.
-struct World {
-    roots: RootBox,
-    debian: SmallDebian,
+pub(super) struct World {
+    pub(super) roots: RootBox,
+    pub(super) debian: SmallDebian,
 }
 
 impl World {
-    fn new() -> World {
+    pub(super) fn new() -> World {
         let roots = RootBox::new();
         let debian = SmallDebian::new(roots.dir());
         for name in ["gcc-12", "g++-12", "gcc-13", "python3.11", "tool"] {
@@ -55,27 +54,27 @@ impl World {
         world
     }
 
-    fn module(&self, file: &str, text: &str) {
+    pub(super) fn module(&self, file: &str, text: &str) {
         let folder = self.roots.dir().join("volume/modules");
         fs::create_dir_all(&folder).unwrap();
         fs::write(folder.join(file), text).unwrap();
     }
 
     /// The base as a layer.
-    fn with_base(self) -> World {
+    pub(super) fn with_base(self) -> World {
         run(&mut self.hayloft(["root", "create", "small", "--from", &self.base_source()]));
         self
     }
 
-    fn base_source(&self) -> String {
+    pub(super) fn base_source(&self) -> String {
         format!("dir:{}", self.debian.base.display())
     }
 
-    fn layers(&self) -> PathBuf {
+    pub(super) fn layers(&self) -> PathBuf {
         self.roots.dir().join("layers")
     }
 
-    fn hayloft<const N: usize>(&self, args: [&str; N]) -> Command {
+    pub(super) fn hayloft<const N: usize>(&self, args: [&str; N]) -> Command {
         let mut command = self.roots.hayloft(args);
         command.env("HAYLOFT_LAYERS", self.layers());
         command.env("HAYLOFT_MODULES", self.roots.dir().join("volume"));
@@ -84,30 +83,30 @@ impl World {
     }
 
     /// The same for a command that makes something of packages.
-    fn making<const N: usize>(&self, args: [&str; N]) -> Command {
+    pub(super) fn making<const N: usize>(&self, args: [&str; N]) -> Command {
         let mut command = self.hayloft(args);
         command.arg("--repository").arg(&self.debian.repository);
         command
     }
 
     /// The same for `hayloft root`, whatever is made.
-    fn making_all(&self, args: &[&str]) -> Command {
+    pub(super) fn making_all(&self, args: &[&str]) -> Command {
         let mut command = self.hayloft(["root"]);
         command.args(args).arg("--repository").arg(&self.debian.repository);
         command
     }
 
-    fn json(&self, command: &mut Command) -> Value {
+    pub(super) fn json(&self, command: &mut Command) -> Value {
         serde_json::from_str(&run(command.arg("--json"))).unwrap()
     }
 
-    fn history(&self, name: &str) -> Vec<Value> {
+    pub(super) fn history(&self, name: &str) -> Vec<Value> {
         let all = self.json(&mut self.hayloft(["root", "history", name]));
         all.as_array().unwrap().clone()
     }
 
     /// What packages have put into a root of this layer.
-    fn shared(&self, layer: &str) -> String {
+    pub(super) fn shared(&self, layer: &str) -> String {
         run(&mut self.hayloft(["run", "--root", layer, "--", "sh", "-c", "cd /usr/share; ls"]))
             .split_whitespace()
             .filter(|name| *name != "dpkg")
@@ -115,7 +114,7 @@ impl World {
             .join(" ")
     }
 
-    fn names(&self) -> Vec<String> {
+    pub(super) fn names(&self) -> Vec<String> {
         let entries = fs::read_dir(self.layers()).unwrap();
         let mut names: Vec<String> =
             entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
@@ -124,7 +123,7 @@ impl World {
     }
 
     /// What a kept root has in a file.
-    fn read(&self, root: &str, file: &str) -> Result<String, i32> {
+    pub(super) fn read(&self, root: &str, file: &str) -> Result<String, i32> {
         let output = self.hayloft(["root", "enter", root, "--", "cat", file]).output().unwrap();
         match output.status.success() {
             true => Ok(String::from_utf8(output.stdout).unwrap()),
@@ -132,7 +131,7 @@ impl World {
         }
     }
 
-    fn keep(&self, root: &str, layer: &str, script: &str) {
+    pub(super) fn keep(&self, root: &str, layer: &str, script: &str) {
         let args = ["run", "--keep", "--name", root, "--root", layer, "--", "sh", "-euc", script];
         run(&mut self.hayloft(args));
     }
@@ -393,104 +392,6 @@ fn roots_that_run_get_a_layer_live() {
 }
 
 #[test]
-fn a_layer_is_made_again_and_what_differs_is_said() {
-    let world = World::new().with_base();
-    run(&mut world.making(["root", "create", "base", "--on", "small", "--enable", "gcc:12/full"]));
-    run(&mut world.making(["root", "layer", "base", "install", "tool"]));
-    let rebuild = || world.hayloft(["root", "rebuild", "base"]);
-    let before = world.history("base");
-    let same = world.json(&mut rebuild());
-    assert_eq!((&same["same"], &same["tree"]), (&true.into(), &same["rebuilt"]), "{same}");
-    assert_eq!(same["not_compared"], 0);
-    let small = world.json(&mut world.hayloft(["root", "rebuild", "small"]));
-    assert_eq!(small["same"], true);
-    // The catalogue may change: the layer has what it was made with.
-    world.module("note.sh", "#!/bin/sh\nexit 1\n");
-    run(&mut rebuild());
-    // A newer package.
-    world.debian.package("tool", "2", "");
-    let output = rebuild().output().unwrap();
-    let text = String::from_utf8(output.stdout).unwrap();
-    assert_eq!(output.status.code(), Some(10), "{text}");
-    assert!(text.contains("package tool: 1 -> 2\n") && text.contains("usr/share/tool: content\n"), "{text}");
-    world.debian.withdraw("tool", "2");
-    // Somebody has been at the files of it, and of the layer below.
-    fs::write(world.layers().join("base/generations/2/tree/usr/share/gcc-12"), "evil").unwrap();
-    fs::write(world.layers().join("small/tree/etc/evil"), "evil").unwrap();
-    let output = rebuild().output().unwrap();
-    let text = String::from_utf8(output.stdout).unwrap();
-    assert_eq!(output.status.code(), Some(10), "{text}");
-    for line in
-        ["the layer below 'small' is not what it was", "the layer itself is not", "usr/share/gcc-12: content"]
-    {
-        assert!(text.contains(line), "{text}");
-    }
-    assert_eq!((world.history("base"), world.names()), (before, vec!["base".to_owned(), "small".to_owned()]));
-    // The archive has the package no more.
-    world.debian.withdraw("gcc-12", "1");
-    let (code, said) = run_failing(&mut rebuild());
-    assert!(code == 4 && said.contains("has 'gcc-12'"), "{code}: {said}");
-}
-
-#[test]
-fn killed_or_two_at_once_it_is_whole() {
-    let world = World::new().with_base();
-    run(&mut world.making(["root", "layer", "tools", "--on", "small", "install", "tool"]));
-    let install = || world.making(["root", "layer", "tools", "install", "gcc-12"]);
-    let (mut killed, mut delay) = (0, Duration::from_millis(20));
-    let mut done = 1;
-    loop {
-        let mut child = install().stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
-        std::thread::sleep(delay);
-        delay = delay.mul_f64(1.7);
-        child.kill().unwrap();
-        let status = child.wait().unwrap();
-        killed += usize::from(!status.success());
-        let history = world.history("tools");
-        done += usize::from(status.success());
-        // One that was killed when it was done is there.
-        assert!(history.len() == done || history.len() == done + 1, "{history:?}");
-        done = history.len();
-        let expected = if done == 1 { "tool" } else { "gcc-12 tool" };
-        assert_eq!(world.shared("tools"), expected);
-        if status.success() {
-            break;
-        }
-    }
-    assert!(killed > 0);
-    // Two at once: one after the other, and both are there.
-    let others = ["gcc-13", "python3.11", "g++-12"].map(|package| {
-        world.making(["root", "layer", "tools", "install", package]).stdout(Stdio::null()).spawn().unwrap()
-    });
-    for mut other in others {
-        assert!(other.wait().unwrap().success());
-    }
-    assert_eq!(world.shared("tools"), "g++-12 gcc-12 gcc-13 python3.11 tool");
-    assert_eq!(world.history("tools").len(), done + 3);
-    // A package that hangs, and a signal.
-    let hangs = "printf '#!/bin/sh\\ntrap \"\" INT TERM\\nwhile :; do sleep 3171; done\\n' >DEBIAN/postinst; chmod 755 DEBIAN/postinst";
-    world.debian.package("hangs", "1", hangs);
-    let mut child = world
-        .making(["root", "layer", "tools", "install", "hangs"])
-        .stdout(Stdio::null())
-        .stderr(Stdio::null())
-        .spawn()
-        .unwrap();
-    wait_until("it hangs", Duration::from_secs(60), || {
-        crate::setup::root_box::processes("sleep\x003171") > 0
-    });
-    crate::setup::farm::kill(child.id(), libc::SIGINT);
-    assert!(!child.wait().unwrap().success());
-    crate::setup::root_box::wait_no_process("sleep\x003171");
-    assert_eq!(world.history("tools").len(), done + 3);
-    run(&mut world.making(["root", "layer", "tools", "remove", "gcc-13"]));
-    wait_until("nothing is left", Duration::from_secs(20), || {
-        run(&mut world.hayloft(["root", "layer", "tools", "live"]));
-        world.names() == ["small", "tools"] && world.roots.list().is_empty()
-    });
-}
-
-#[test]
 fn a_catalogue_is_named_by_the_volume_that_is_mounted() {
     let world = World::new().with_base();
     let (farm, mount) = Farm::mounted("builds");
@@ -516,57 +417,4 @@ fn a_catalogue_is_named_by_the_volume_that_is_mounted() {
     drop(snapshot);
     let (code, said) = run_failing(&mut list(&format!("{named}@old")));
     assert!(code == 4 && said.contains("is not mounted on this host"), "{code}: {said}");
-}
-
-/// A disk of its own, gone at the end of the test.
-struct Disk(PathBuf);
-
-impl Disk {
-    fn mount(at: PathBuf) -> Disk {
-        fs::create_dir_all(&at).unwrap();
-        run(Command::new("mount").args(["-t", "tmpfs", "-o", "size=256m", "none"]).arg(&at));
-        Disk(at)
-    }
-
-    /// Fills it but for so many bytes.
-    fn fill(&self, but: u64) -> PathBuf {
-        let path = self.0.join("filler");
-        let mut file = fs::File::create(&path).unwrap();
-        let mut written = 0;
-        while let Ok(some) = file.write(&[1; 1 << 20]) {
-            written += some as u64;
-        }
-        file.set_len(written - but).unwrap();
-        path
-    }
-}
-
-impl Drop for Disk {
-    fn drop(&mut self) {
-        let _ = Command::new("umount").arg("-l").arg(&self.0).status();
-    }
-}
-
-#[test]
-fn a_full_disk_leaves_all_layers_as_they_were() {
-    let world = World::new();
-    let disk = Disk::mount(world.layers());
-    let world = world.with_base();
-    world.debian.package("big", "1", "head -c 8000000 /dev/urandom >usr/share/big-data");
-    run(&mut world.making(["root", "create", "base", "--on", "small", "--enable", "gcc"]));
-    let filler = disk.fill(2_000_000);
-    let before = (world.names(), world.history("base"), world.history("small"));
-    for args in [
-        &["layer", "base", "install", "big"][..],
-        &["layer", "other", "--on", "small", "install", "big"],
-        &["create", "new", "--from", &world.base_source()],
-    ] {
-        let (code, said) = run_failing(&mut world.making_all(args));
-        assert!(code == 8 && said.contains("No space left"), "{args:?}: {code}: {said}");
-        assert_eq!((world.names(), world.history("base"), world.history("small")), before, "{args:?}");
-    }
-    assert_eq!(world.shared("base"), "gcc-12");
-    fs::remove_file(filler).unwrap();
-    run(&mut world.making(["root", "layer", "base", "install", "big"]));
-    assert_eq!(world.shared("base"), "big big-data gcc-12");
 }

@@ -1,6 +1,8 @@
 //! Several hosts in one tree: what each sees of the others, and what it costs.
 
+pub(crate) mod appends;
 pub(crate) mod caching;
+pub(crate) mod claims;
 pub(crate) mod clients;
 pub(crate) mod clocks;
 pub(crate) mod coherence;

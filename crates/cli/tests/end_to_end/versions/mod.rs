@@ -1,5 +1,6 @@
 //! Snapshots, forks, differences, names by content, sending and receiving.
 
+pub(crate) mod histories;
 pub(crate) mod live;
 pub(crate) mod merging;
 pub(crate) mod names;
