@@ -123,7 +123,7 @@ pub enum Rule {
     BringAfterEnd,
     /// Files are given back although what was changed of them is not shipped.
     GiveBackUnshipped,
-    /// Names of split directories are handed out without a limit.
+    /// Names of a slot stay in the kernel when it is given back.
     KeepSplitNames,
     /// Who lets go of a split directory ships nothing of its slots.
     KeepSlotsBack,

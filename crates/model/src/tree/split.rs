@@ -166,8 +166,8 @@ impl Tree {
         self.splits.wanted.get(&slot).cloned()
     }
 
-    /// Under which number a name of a directory is kept.
-    pub(super) fn place(&self, dir: Ino, name: &[u8]) -> Ino {
+    /// Under which number a name of a directory is kept: that of its slot where it is split, else the directory's own.
+    pub fn place(&self, dir: Ino, name: &[u8]) -> Ino {
         self.splits.dirs.get(&dir).map_or(dir, |split| dir.slot(name, split.width))
     }
 

@@ -200,7 +200,8 @@ impl VolumeFs {
                         }
                         status_asked |= matches!(need, Need::Status);
                         let _waits = match need {
-                            Need::Row(Missing::Heard(_)) => {
+                            // A listing is of a directory that was split: it is recalled, from this host too.
+                            Need::Row(Missing::Heard(_) | Missing::Listing(_)) => {
                                 Some(self.client.waits_with_locks(locked_by(request)))
                             }
                             _ => None,

@@ -54,7 +54,7 @@ impl VolumeFs {
                 if core.births.holds_back(NodeId::of_file(ino), at, name) {
                     return Err(Stop::Need(Need::Changed));
                 }
-                let validity = core.validity(dir, pace);
+                let validity = core.presence(dir, name, ino, pace);
                 let node = self.hand_out(&mut core, at, name, ino);
                 let is_changing = core.names.changing.contains(ino) | core.tree.run_clock(ino, self.now());
                 let entry = if is_changing { made_entry } else { entry };
@@ -293,6 +293,7 @@ impl VolumeFs {
         let mut core = self.client.core();
         core.tree.rename((from.0.ino(), from.1), (to.0.ino(), to.1), flags, self.now())?;
         core.names.exists(to.0.ino(), to.1);
+        core.moves_by_slot((from.0.ino(), from.1), (to.0.ino(), to.1));
         core.nodes.renamed(from, to, flags.exchange);
         self.changed(&mut core);
         Ok(())

@@ -27,6 +27,13 @@ pub(crate) fn name() -> String {
     fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default().trim().to_string()
 }
 
+/// The kernel's version, major and minor: 0 where it cannot be read.
+pub(crate) fn kernel() -> (u32, u32) {
+    let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
+    let mut parts = release.split(|c: char| !c.is_ascii_digit()).map(|part| part.parse().unwrap_or(0));
+    (parts.next().unwrap_or(0), parts.next().unwrap_or(0))
+}
+
 /// Whether this process is root's: it may mount by itself, and the others with what fusermount3 grants.
 pub(crate) fn is_root() -> bool {
     use std::os::unix::fs::MetadataExt;

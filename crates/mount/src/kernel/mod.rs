@@ -11,6 +11,7 @@ pub(crate) mod moved;
 pub(crate) mod nodes;
 pub(crate) mod pages;
 pub(crate) mod speaker;
+pub(crate) mod split_names;
 pub(crate) mod words;
 
 use std::collections::{HashMap, HashSet};
@@ -27,6 +28,7 @@ use crate::core::{Client, Core};
 use crate::kernel::foreword::Changing;
 use crate::kernel::nodes::{Left, NodeId};
 use crate::kernel::speaker::{Leaving, Speaker};
+use crate::kernel::split_names::SplitNames;
 use crate::kernel::words::{Inodes, Words};
 
 /// How long after the last change by request the names of a directory may be kept again.
@@ -41,6 +43,10 @@ const ABSENT_MAX: usize = 1 << 16;
 pub(crate) struct KernelNames {
     /// Names that do not exist, by directory.
     absent: HashMap<Ino, HashSet<Name, FxBuildHasher>, FxBuildHasher>,
+    /// Names of split directories.
+    pub(crate) split: SplitNames,
+    /// The kernel takes a directory's lock to expire a name also if it does not have that (until Linux 6.18).
+    pub(crate) locks_for_any: bool,
     /// Directories that are changed by request, here or elsewhere: their names are handed out for one use.
     hot: HashMap<Ino, Hot, FxBuildHasher>,
     /// So many of these are there that no more are handed out without a limit.
@@ -73,6 +79,14 @@ impl KernelNames {
         let in_time = matches!(pace, Pace::Fast);
         let is_still = !self.changing.contains(dir) && !self.is_hot(dir) && !tree.is_split(dir);
         is_still && (tree.owns(dir) || (in_time && self.epochs))
+    }
+
+    /// Whether names of a split directory may be kept by the kernel as long as their slots are held.
+    fn lasting_by_slot(&mut self, dir: Ino, pace: Pace<'_>) -> bool {
+        let in_time = matches!(pace, Pace::Fast);
+        let is_still = !self.changing.contains(dir) && !self.is_hot(dir);
+        // Who changes nothing raises no epoch, which may be wanted here.
+        in_time && is_still && self.epochs && self.locks_for_any && !self.read_only
     }
 
     /// A call has the locks of these directories, and waits until others have heard of something.
@@ -159,6 +173,7 @@ impl KernelNames {
             !names.is_empty()
         });
         self.absent.shrink_to_fit();
+        self.split.shrink();
         self.hot.shrink_to_fit();
         self.changing.shrink();
     }
@@ -186,6 +201,7 @@ impl Core {
     /// The kernel has forgotten an inode, and with it all names below it.
     pub(crate) fn forgotten(&mut self, ino: Ino) {
         self.names.absent.remove(&ino);
+        self.names.split.forget(ino);
         self.names.hot.remove(&ino);
         self.names.changing.forget(ino);
         self.births.arrived(NodeId::of_file(ino));
@@ -198,8 +214,28 @@ impl Core {
         if self.names.lasting(&self.tree, dir, pace) { Validity::FOREVER } else { Validity::ZERO }
     }
 
+    /// How long the kernel may keep a name that it has looked up, of an inode that it is not told of yet.
+    pub(crate) fn presence(&mut self, dir: Ino, name: &[u8], ino: Ino, pace: Pace<'_>) -> Validity {
+        if !self.tree.is_split(dir) {
+            return self.validity(dir, pace);
+        }
+        // Else it may have the name, and does not look it up with the directory's lock.
+        let is_new = self.tree.lookups(ino) == 0;
+        let lasts = is_new && self.names.lasting_by_slot(dir, pace);
+        if lasts && self.names.split.keep(self.tree.place(dir, name), name) {
+            Validity::FOREVER
+        } else {
+            Validity::ZERO
+        }
+    }
+
     /// How long the kernel may keep it that a name does not exist.
     pub(crate) fn absence(&mut self, dir: Ino, name: &[u8], pace: Pace<'_>) -> Validity {
+        if self.tree.is_split(dir) {
+            let lasts = self.names.lasting_by_slot(dir, pace);
+            let lasts = lasts && self.names.split.is_absent(self.tree.place(dir, name), name);
+            return if lasts { Validity::FOREVER } else { Validity::ZERO };
+        }
         if !self.names.lasting(&self.tree, dir, pace) {
             return Validity::ZERO;
         }
@@ -210,6 +246,12 @@ impl Core {
         }
         absent.insert(Name::new(name));
         Validity::FOREVER
+    }
+
+    /// This host has renamed a file: in a directory that is split the kernel takes along how long it may keep the name.
+    pub(crate) fn moves_by_slot<'a>(&mut self, from: (Ino, &'a [u8]), to: (Ino, &'a [u8])) {
+        let place = |(dir, name): (Ino, &'a [u8])| (self.tree.place(dir, name), name);
+        self.names.split.moves(place(from), place(to));
     }
 
     /// This host is going to change the directory by request: its names are handed out for one use from now on. What
@@ -237,7 +279,7 @@ impl Core {
     /// it as well, nobody waits for the lock that the call holds.
     pub(crate) fn warm(&mut self, dir: Ino) -> Vec<(Ino, Name)> {
         if self.tree.is_split(dir) || dir.of_slot().is_some() {
-            // They were handed out for one use.
+            // They go with their slots.
             return Vec::new();
         }
         if self.names.is_hot(dir) {
@@ -265,15 +307,19 @@ impl Core {
     fn held(&mut self, names: Vec<(Ino, Name)>) -> Vec<(Ino, Name)> {
         names
             .into_iter()
-            .filter(|(dir, name)| match self.names.hot.get_mut(dir) {
-                Some(hot) => hot.held.remove(name),
-                None if self.tree.is_split(*dir) => false,
-                None => {
-                    if let Some(absent) = self.names.absent.get_mut(dir) {
-                        absent.remove(name);
+            .filter(|(dir, name)| {
+                let is_kept = self.names.split.take(*dir, name);
+                let is_held = match self.names.hot.get_mut(dir) {
+                    Some(hot) => hot.held.remove(name),
+                    None if self.tree.is_split(*dir) => false,
+                    None => {
+                        if let Some(absent) = self.names.absent.get_mut(dir) {
+                            absent.remove(name);
+                        }
+                        true
                     }
-                    true
-                }
+                };
+                is_kept || is_held
             })
             .collect()
     }
@@ -292,11 +338,12 @@ impl Core {
         absent.into_iter().chain(hot).map(|name| (dir, name)).collect()
     }
 
-    /// The directory is not held any more: what the kernel may keep of these names, and of absent ones.
+    /// The directory, or slot, is not held any more: what the kernel may keep of these names, and of absent ones.
     pub(crate) fn take_names(&mut self, dir: Ino, names: Vec<(Ino, Name)>) -> Vec<(Ino, Name)> {
         let mut names = self.held(names);
         let was_hot = self.names.is_hot(dir);
         names.extend(self.take_absent(dir));
+        names.extend(self.names.split.take_of(dir));
         if was_hot {
             // What else the kernel knows of it was handed out for one use.
             let hot = Hot { changed: Instant::now(), here: false, held: HashSet::default() };
@@ -315,7 +362,8 @@ impl Core {
     /// All absent names, of all directories.
     pub(crate) fn take_all_absent(&mut self) -> Vec<(Ino, Name)> {
         let dirs: Vec<Ino> = self.names.absent.keys().chain(self.names.hot.keys()).copied().collect();
-        dirs.into_iter().flat_map(|dir| self.take_absent(dir)).collect()
+        let by_slot = self.names.split.take_all();
+        dirs.into_iter().flat_map(|dir| self.take_absent(dir)).chain(by_slot).collect()
     }
 
     /// Whether the kernel was told of an inode, or is by an answer on its way. What was made for it and is in no answer

@@ -39,8 +39,12 @@ impl Client {
         interrupt: &Interrupt,
     ) -> Result<Outcome, FaultError> {
         let durable = self.durable();
+        let mut with_names = Vec::new();
         let known_there = {
             let mut core = self.core();
+            // To be changed so, a split directory is recalled, from this host too: what the kernel keeps of its names goes then.
+            let locked = change.directories().into_iter().chain(change.inode());
+            with_names.extend(locked.filter(|dir| core.names.split.keeps_any(*dir)));
             change.directories().into_iter().for_each(|dir| core.heat(dir));
             if let Change::Rename(from, to, flags) = change {
                 core.names.moves((from.0, &from.1), (to.0, &to.1), flags.exchange);
@@ -64,6 +68,7 @@ impl Client {
         if !known_there {
             self.ship_before(interrupt)?;
         }
+        let _waits = (!with_names.is_empty()).then(|| self.waits_with_locks(with_names));
         self.give_back(change);
         let operation = Some(change.into());
         let ask = Ask::Change(ChangeRequest { forget_below: 0, execute, operation });

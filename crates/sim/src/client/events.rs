@@ -202,7 +202,18 @@ impl World {
             let names = self.clients[at].unlimited.iter().filter(|(dir, _)| *dir == recall.object.ino());
             stale.names = names.map(of_dir).collect();
         } else {
-            stale = self.clients[at].tree.uncover(recall.object);
+            let keeps = self.is_broken(Rule::KeepSplitNames);
+            let client = &mut self.clients[at];
+            let slot = recall.object.ino();
+            let of_slot =
+                |(dir, name): &&(Ino, u8)| slot != *dir && client.tree.place(*dir, &[*name]) == slot;
+            let by_slot: Vec<(Ino, u8)> =
+                client.unlimited.iter().filter(of_slot).filter(|_| !keeps).copied().collect();
+            stale = client.tree.uncover(recall.object);
+            if keeps && slot.of_slot().is_some() {
+                stale.names.clear();
+            }
+            stale.names.extend(by_slot.into_iter().map(|(dir, name)| (dir, Name::new(&[name]))));
             let is_whole = recall.object.ino().of_slot().is_none();
             if matches!(recall.object, Object::Directory(_))
                 && is_whole

@@ -47,13 +47,16 @@ impl World {
         Flow::Wait
     }
 
-    /// Whether a name of a directory may be handed out for ever.
-    pub(super) fn unlimited(&mut self, at: usize, dir: Ino, at_name: u8) -> bool {
+    /// Whether a name of a directory may be handed out for ever. `by_slot`: in a split one, until its slot is given back.
+    pub(super) fn unlimited(&mut self, at: usize, dir: Ino, at_name: u8, by_slot: bool) -> bool {
         let broken = self.is_broken(Rule::UnlimitedWhileChanging);
-        let keeps_split = self.is_broken(Rule::KeepSplitNames);
         let client = &mut self.clients[at];
-        let is_split = client.tree.is_split(dir) && !keeps_split;
-        let unlimited = broken || !client.hot.contains(&dir) && !client.is_changing(dir) && !is_split;
+        let is_still = !client.is_changing(dir)
+            && match client.tree.is_split(dir) {
+                true => by_slot,
+                false => !client.hot.contains(&dir),
+            };
+        let unlimited = broken || is_still;
         if unlimited {
             client.unlimited.insert((dir, at_name));
         }
@@ -79,7 +82,7 @@ impl World {
             Err(error) => return Flow::Ready(Answer::Error(error)),
         };
         let Some(dentry) = dentry else {
-            let unlimited = self.unlimited(at, dir, at_name);
+            let unlimited = self.unlimited(at, dir, at_name, true);
             return Flow::Ready(Answer::Entry(None, None, unlimited));
         };
         let row = match self.clients[at].tree.shown(dentry.ino) {
@@ -91,9 +94,10 @@ impl World {
             // A file is told under another name when the kernel has come to the answer that made it.
             return Flow::Wait;
         }
+        let is_new = self.clients[at].tree.lookups(dentry.ino) == 0;
         self.remember(at, dentry.ino);
         op.pins.insert(dentry.ino);
-        let unlimited = self.unlimited(at, dir, at_name);
+        let unlimited = self.unlimited(at, dir, at_name, is_new);
         Flow::Ready(Answer::Entry(Some((dentry.ino, dentry.kind)), Some(row), unlimited))
     }
 
@@ -329,7 +333,7 @@ impl World {
         op.pins.insert(ino);
         let (dir, at_name) = (change.directories()[0], change.places()[0].1.as_bytes()[0]);
         // What the server has executed may be over already.
-        let unlimited = op.executed.is_none() && self.unlimited(at, dir, at_name);
+        let unlimited = op.executed.is_none() && self.unlimited(at, dir, at_name, false);
         Flow::Ready(Answer::Done(Some((ino, kind, attributes)), unlimited))
     }
 

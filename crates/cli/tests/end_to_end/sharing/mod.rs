@@ -14,5 +14,6 @@ pub(crate) mod moves;
 pub(crate) mod shared_files;
 pub(crate) mod shared_locks;
 pub(crate) mod split;
+pub(crate) mod split_names;
 pub(crate) mod views;
 pub(crate) mod words;

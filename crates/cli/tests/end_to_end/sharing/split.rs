@@ -15,7 +15,7 @@ fn splits(farm: &Farm) -> u64 {
     number(&farm.stats(), "volumes.v.directories_split")
 }
 
-fn dirs(mounts: &[Mount]) -> Vec<PathBuf> {
+pub(crate) fn dirs(mounts: &[Mount]) -> Vec<PathBuf> {
     let dirs: Vec<PathBuf> = mounts.iter().map(|mount| mount.path().join("dir")).collect();
     fs::create_dir(&dirs[0]).unwrap();
     dirs.iter().for_each(|dir| assert!(dir.is_dir()));
@@ -47,7 +47,7 @@ fn names(dir: &Path) -> BTreeSet<String> {
 }
 
 /// Lets hosts work until the directory is split.
-fn until_split(farm: &Farm, dirs: &[PathBuf]) {
+pub(crate) fn until_split(farm: &Farm, dirs: &[PathBuf]) {
     let before = splits(farm);
     let mut round = 0;
     wait_until("the directory is split", Duration::from_secs(60), || {
