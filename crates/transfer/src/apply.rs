@@ -3,15 +3,16 @@
 use std::collections::{HashMap, HashSet};
 use std::ffi::{CString, OsStr};
 use std::fs::File;
+use std::hash::{BuildHasher, RandomState};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 
-use hayloft_tree::{Kind, split};
+use hayloft_tree::{Kind, open_below, split};
 use parking_lot::Mutex;
 use rustix::fs::{
-    self as sys, AtFlags, FileType, Gid, Mode, OFlags, ResolveFlags, Timespec, Timestamps, Uid, XattrFlags,
+    self as sys, AtFlags, FileType, Gid, Mode, OFlags, Stat, Timespec, Timestamps, Uid, XattrFlags,
 };
 use rustix::io::Errno;
 
@@ -42,15 +43,15 @@ struct Apply<'a> {
 /// Threads that make files in a mount: they wait for its server most of the time.
 const THREADS_IN_A_MOUNT: usize = 8;
 
-/// What lies where now, and is to be replaced, gets this name until it is whole.
-const INCOMING: &[u8] = b".hayloft-incoming";
+/// What comes in the place of something else is made under a name that begins so.
+const INCOMING: &str = ".hayloft-incoming-";
 
 /// Whether both have the same content, or lead to the same place, and are no directories.
 fn has_same_body(one: &Entry, other: &Entry) -> bool {
     one.kind() == other.kind()
         && one.mode & !0o7777 == other.mode & !0o7777
-        && (one.size, &one.chunks, &one.target, one.rdev)
-            == (other.size, &other.chunks, &other.target, other.rdev)
+        && (one.size, &one.chunks, &one.holes, &one.target, one.rdev)
+            == (other.size, &other.chunks, &other.holes, &other.target, other.rdev)
         && one.same_as == other.same_as
 }
 
@@ -59,7 +60,32 @@ fn times(entry: &Entry) -> Timestamps {
     Timestamps { last_access: modified, last_modification: modified }
 }
 
-/// Makes the folder what `wanted` says; `is` is what it is now.
+/// Paths of what lies where a directory has to be, or is in a directory where something else has to be: it goes before that is made.
+fn in_the_way<'e>(was: &'e [Entry], wanted: &Manifest) -> HashSet<&'e [u8]> {
+    let wanted: HashMap<&[u8], Kind> =
+        wanted.entries.iter().map(|entry| (entry.path.as_slice(), entry.kind())).collect();
+    let mut found: HashSet<&[u8]> = HashSet::new();
+    for entry in was.iter().filter(|entry| !entry.path.is_empty()) {
+        let is_directory = entry.kind() == Kind::Directory;
+        let kind = wanted.get(entry.path.as_slice());
+        if kind.is_some_and(|kind| (*kind == Kind::Directory) != is_directory)
+            || found.contains(split(&entry.path).0)
+        {
+            found.insert(&entry.path);
+        }
+    }
+    found
+}
+
+impl Manifest {
+    /// Whether all that a folder has which is this can be read there until everything is made that makes it `wanted`.
+    pub fn stays_until_made(&self, wanted: &Manifest) -> bool {
+        in_the_way(&self.entries, wanted).is_empty()
+    }
+}
+
+/// Makes the folder what `wanted` says; `is` is what it is now. But for what is in the way, all of that stays until everything new is there: it
+/// may be read for it.
 pub(crate) fn apply(
     folder: &Path,
     is: Option<&Manifest>,
@@ -74,25 +100,19 @@ pub(crate) fn apply(
         // A default access control list would be given to all that is made.
         apply.set_xattrs(&apply.open(b"")?, b".", entry)?;
     }
-    let there: HashMap<&[u8], &Entry> =
-        is.map_or(&[][..], |is| &is.entries).iter().map(|entry| (entry.path.as_slice(), entry)).collect();
-    let wanted_kinds: HashMap<&[u8], Kind> =
-        wanted.entries.iter().map(|entry| (entry.path.as_slice(), entry.kind())).collect();
+    let was = is.map_or(&[][..], |is| &is.entries);
+    let there: HashMap<&[u8], &Entry> = was.iter().map(|entry| (entry.path.as_slice(), entry)).collect();
+    let in_the_way = in_the_way(was, wanted);
     // Directories in which something happens get their times again.
     let mut touched: HashSet<&[u8]> = HashSet::new();
-    for entry in is.map_or(&[][..], |is| &is.entries).iter().rev().filter(|entry| !entry.path.is_empty()) {
-        let kind = wanted_kinds.get(entry.path.as_slice());
-        let is_directory = entry.kind() == Kind::Directory;
-        if kind.is_none_or(|kind| (*kind == Kind::Directory) != is_directory) {
-            let flags = if is_directory { AtFlags::REMOVEDIR } else { AtFlags::empty() };
-            let (dir, name) = split(&entry.path);
-            sys::unlinkat(apply.open(dir)?, name, flags).map_err(apply.failed(entry))?;
-            touched.insert(dir);
-        }
+    // What is in a directory comes behind it.
+    for entry in was.iter().rev().filter(|entry| in_the_way.contains(entry.path.as_slice())) {
+        apply.remove(entry)?;
+        touched.insert(split(&entry.path).0);
     }
     // Whose content or links are made anew: their other names have to follow.
     let mut anew: HashSet<&[u8]> = HashSet::new();
-    let (mut files, mut links) = (Vec::new(), Vec::new());
+    let (mut files, mut links, mut described) = (Vec::new(), Vec::new(), Vec::new());
     for entry in &wanted.entries {
         let old = there
             .get(entry.path.as_slice())
@@ -102,7 +122,7 @@ pub(crate) fn apply(
             Some(old) if old.is_same(entry) && !follows => continue,
             Some(old) if entry.kind() != Kind::Directory && has_same_body(old, entry) && !follows => {
                 if entry.same_as.is_empty() {
-                    apply.describe(entry, &entry.path)?;
+                    described.push(entry);
                 }
                 continue;
             }
@@ -127,6 +147,16 @@ pub(crate) fn apply(
         }
     }
     apply.make_all(&files, progress)?;
+    for entry in described {
+        apply.describe(entry, there.get(entry.path.as_slice()).copied())?;
+    }
+    let paths: HashSet<&[u8]> = wanted.entries.iter().map(|entry| entry.path.as_slice()).collect();
+    for entry in was.iter().rev().filter(|entry| !paths.contains(entry.path.as_slice())) {
+        if !in_the_way.contains(entry.path.as_slice()) {
+            apply.remove(entry)?;
+            touched.insert(split(&entry.path).0);
+        }
+    }
     for (entry, is_there) in links {
         let (dir, name) = split(&entry.path);
         let (first_dir, first) = split(&entry.same_as);
@@ -140,7 +170,8 @@ pub(crate) fn apply(
     // What is in a directory comes behind it.
     for entry in wanted.entries.iter().rev() {
         if entry.kind() == Kind::Directory && touched.contains(entry.path.as_slice()) {
-            apply.describe(entry, &entry.path)?;
+            let old = there.get(entry.path.as_slice()).filter(|old| old.kind() == Kind::Directory);
+            apply.describe(entry, old.copied())?;
         }
     }
     Ok(())
@@ -160,10 +191,7 @@ impl<'a> Apply<'a> {
     }
 
     fn open(&self, path: &[u8]) -> Result<OwnedFd, TransferError> {
-        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
-        let of: &[u8] = if path.is_empty() { b"." } else { path };
-        sys::openat2(&self.top, of, flags, Mode::empty(), resolve).map_err(|error| {
+        open_below(&self.top, path, OFlags::PATH | OFlags::DIRECTORY).map_err(|error| {
             let path = self.folder.join(OsStr::from_bytes(path));
             TransferError::io(format!("cannot open {}", path.display()))(error.into())
         })
@@ -176,11 +204,22 @@ impl<'a> Apply<'a> {
     ) -> Result<(), TransferError> {
         const AT_A_TIME: usize = 32;
         // One after the other, each by all threads.
+        let random = RandomState::new().hash_one(std::process::id());
+        let (made, to_rename) = (AtomicU64::new(0), Mutex::new(Vec::new()));
+        let make = |(entry, is_there): (&'a Entry, bool), maker: &mut Maker<'a>| {
+            let number = made.fetch_add(1, Relaxed);
+            let incoming = is_there.then(|| format!("{INCOMING}{random:016x}-{number}").into_bytes());
+            self.make(entry, incoming.as_deref(), maker)?;
+            if let Some(incoming) = incoming {
+                to_rename.lock().push((entry, incoming));
+            }
+            Ok::<(), TransferError>(())
+        };
         let is_large = |(entry, _): &(&Entry, bool)| entry.kind() == Kind::File && entry.size >= LARGE;
         let (large, files): (Vec<_>, Vec<_>) = files.iter().copied().partition(is_large);
         let mut maker = Maker::new(self.contents);
-        for (entry, is_there) in large {
-            self.make(entry, is_there, &mut maker)?;
+        for file in large {
+            make(file, &mut maker)?;
         }
         let parts: Vec<_> = files.chunks(AT_A_TIME).collect();
         let (next, done, result) = (AtomicUsize::new(0), AtomicU64::new(0), Mutex::new(Ok(())));
@@ -190,8 +229,8 @@ impl<'a> Apply<'a> {
                 scope.spawn(|| {
                     let mut maker = Maker::new(self.contents);
                     while let Some(part) = parts.get(next.fetch_add(1, Relaxed)) {
-                        for (entry, is_there) in part.iter().copied() {
-                            if let Err(error) = self.make(entry, is_there, &mut maker) {
+                        for file in part.iter().copied() {
+                            if let Err(error) = make(file, &mut maker) {
                                 *result.lock() = Err(error);
                                 next.store(parts.len(), Relaxed);
                                 return;
@@ -203,17 +242,41 @@ impl<'a> Apply<'a> {
                 });
             }
         });
-        result.into_inner()
+        result.into_inner()?;
+        let mut dir: Option<(&[u8], OwnedFd)> = None;
+        let mut to_rename = to_rename.into_inner();
+        to_rename.sort_unstable_by_key(|(entry, _)| &entry.path);
+        for (entry, incoming) in to_rename {
+            let (path, name) = split(&entry.path);
+            let fd = match dir.take().filter(|(open, _)| *open == path) {
+                Some((_, fd)) => fd,
+                None => self.open(path)?,
+            };
+            sys::renameat(&fd, incoming.as_slice(), &fd, name).map_err(self.failed(entry))?;
+            dir = Some((path, fd));
+        }
+        Ok(())
     }
 
-    /// Makes a file, in place of another one.
-    fn make(&self, entry: &'a Entry, is_there: bool, maker: &mut Maker<'a>) -> Result<(), TransferError> {
+    fn remove(&self, entry: &Entry) -> Result<(), TransferError> {
+        let flags = if entry.kind() == Kind::Directory { AtFlags::REMOVEDIR } else { AtFlags::empty() };
+        let (dir, name) = split(&entry.path);
+        sys::unlinkat(self.open(dir)?, name, flags).map_err(self.failed(entry))
+    }
+
+    /// Makes a file, under another name if something is there.
+    fn make(
+        &self,
+        entry: &'a Entry,
+        incoming: Option<&[u8]>,
+        maker: &mut Maker<'a>,
+    ) -> Result<(), TransferError> {
         let (dir, name) = split(&entry.path);
         let fd = match maker.dir.take().filter(|(open, _)| *open == dir) {
             Some((_, fd)) => fd,
             None => self.open(dir)?,
         };
-        let made = self.make_in(&fd, name, entry, is_there, &mut maker.reader);
+        let made = self.make_in(&fd, incoming.unwrap_or(name), entry, &mut maker.reader);
         maker.dir = Some((dir, fd));
         made
     }
@@ -221,20 +284,17 @@ impl<'a> Apply<'a> {
     fn make_in(
         &self,
         dir: &OwnedFd,
-        name: &[u8],
+        under: &[u8],
         entry: &'a Entry,
-        is_there: bool,
         reader: &mut Reader<'a>,
     ) -> Result<(), TransferError> {
-        // Under its own name at once if nothing is there.
-        let incoming = [INCOMING, format!("-{:?}", std::thread::current().id()).as_bytes()].concat();
-        let under: &[u8] = if is_there { &incoming } else { name };
         let failed = || self.failed(entry);
         match entry.kind() {
             Kind::File => {
                 let flags = OFlags::CREATE | OFlags::EXCL | OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW;
                 let mode = Mode::from_raw_mode(entry.mode & 0o777);
                 let file = File::from(sys::openat(dir, under, flags, mode).map_err(failed())?);
+                let made = sys::fstat(&file).map_err(failed())?;
                 let not_written =
                     |error| self.failed(entry)(Errno::from_io_error(&error).unwrap_or(Errno::IO));
                 let content = match entry.size >= LARGE {
@@ -248,29 +308,25 @@ impl<'a> Apply<'a> {
                     let said = format!("{shown} has other chunks than its name by content says");
                     return Err(TransferError::Damaged(said));
                 }
-                self.describe_file(&file, entry)?;
+                self.describe_file(&file, &made, entry)?;
             }
             Kind::Link => {
                 sys::symlinkat(entry.target.as_slice(), dir, under).map_err(failed())?;
-                self.describe_in(dir, under, entry)?;
+                self.describe_in(dir, under, entry, None)?;
             }
             Kind::Special | Kind::Directory => {
                 let kind = FileType::from_raw_mode(entry.mode);
                 sys::mknodat(dir, under, kind, Mode::from_raw_mode(0o600), entry.rdev).map_err(failed())?;
-                self.describe_in(dir, under, entry)?;
+                self.describe_in(dir, under, entry, None)?;
             }
-        }
-        if is_there {
-            sys::renameat(dir, under, dir, name).map_err(failed())?;
         }
         Ok(())
     }
 
-    /// As [`Apply::describe`], of a file that was just made: only what it does not have already.
-    fn describe_file(&self, file: &File, entry: &Entry) -> Result<(), TransferError> {
+    /// As [`Apply::describe`], of a file that was just made, and was `made` so: only what it does not have already.
+    fn describe_file(&self, file: &File, made: &Stat, entry: &Entry) -> Result<(), TransferError> {
         let failed = || self.failed(entry);
-        let stat = sys::fstat(file).map_err(failed())?;
-        if (stat.st_uid, stat.st_gid) != (entry.uid, entry.gid) {
+        if (made.st_uid, made.st_gid) != (entry.uid, entry.gid) {
             let (uid, gid) = (Uid::from_raw(entry.uid), Gid::from_raw(entry.gid));
             sys::fchown(file, Some(uid), Some(gid)).map_err(failed())?;
         }
@@ -279,31 +335,35 @@ impl<'a> Apply<'a> {
                 .map_err(failed())?;
         }
         // After the owner, and after what was written: both take set-user-ID bits away.
-        if stat.st_mode & 0o7777 != entry.mode & 0o7777 || entry.mode & 0o6000 != 0 {
+        if made.st_mode & 0o7777 != entry.mode & 0o7777 || entry.mode & 0o6000 != 0 {
             sys::fchmod(file, Mode::from_raw_mode(entry.mode & 0o7777)).map_err(failed())?;
         }
         sys::futimens(file, &times(entry)).map_err(failed())
     }
 
-    /// Gives what lies at a path the owner, mode, extended attributes and times of an entry.
-    fn describe(&self, entry: &Entry, path: &[u8]) -> Result<(), TransferError> {
-        let (dir, name) = split(path);
-        let fd = self.open(dir)?;
-        self.describe_in(&fd, if name.is_empty() { b"." } else { name }, entry)
+    /// Gives what lies at a path the owner, mode, extended attributes and times of an entry. It has those of `old`; without that it was just made.
+    fn describe(&self, entry: &Entry, old: Option<&Entry>) -> Result<(), TransferError> {
+        let (dir, name) = split(&entry.path);
+        self.describe_in(&self.open(dir)?, if name.is_empty() { b"." } else { name }, entry, old)
     }
 
-    fn describe_in(&self, fd: &OwnedFd, name: &[u8], entry: &Entry) -> Result<(), TransferError> {
+    fn describe_in(
+        &self,
+        fd: &OwnedFd,
+        name: &[u8],
+        entry: &Entry,
+        old: Option<&Entry>,
+    ) -> Result<(), TransferError> {
         let failed = || self.failed(entry);
-        sys::chownat(
-            fd,
-            name,
-            Some(Uid::from_raw(entry.uid)),
-            Some(Gid::from_raw(entry.gid)),
-            AtFlags::SYMLINK_NOFOLLOW,
-        )
-        .map_err(failed())?;
-        self.set_xattrs(fd, name, entry)?;
-        if entry.kind() != Kind::Link {
+        let has_owner = old.is_some_and(|old| (old.uid, old.gid) == (entry.uid, entry.gid));
+        if !has_owner {
+            let (uid, gid) = (Some(Uid::from_raw(entry.uid)), Some(Gid::from_raw(entry.gid)));
+            sys::chownat(fd, name, uid, gid, AtFlags::SYMLINK_NOFOLLOW).map_err(failed())?;
+        }
+        if old.is_none_or(|old| old.xattrs != entry.xattrs) {
+            self.set_xattrs(fd, name, entry)?;
+        }
+        if entry.kind() != Kind::Link && !(has_owner && old.is_some_and(|old| old.mode == entry.mode)) {
             // After the owner: that takes set-user-ID bits away.
             sys::chmodat(fd, name, Mode::from_raw_mode(entry.mode & 0o7777), AtFlags::empty())
                 .map_err(failed())?;

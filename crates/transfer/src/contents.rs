@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::fs::File;
 use std::io;
+use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
@@ -35,6 +36,27 @@ pub(crate) fn places(seeds: &[Tree]) -> Places<'_> {
         }
     }
     places
+}
+
+/// What of a file is put together at a time: all but its holes.
+fn windows(entry: &Entry) -> impl Iterator<Item = Range<u64>> + '_ {
+    entry.extents().flat_map(|extent| {
+        let begins = extent.clone().step_by(WINDOW);
+        begins.map(move |begin| begin..extent.end.min(begin + WINDOW as u64))
+    })
+}
+
+/// The hash of a file's content, by those of the pieces that are not in its holes.
+fn content_of<'h>(entry: &Entry, mut hashes: impl Iterator<Item = &'h [u8; 32]>) -> [u8; 32] {
+    let (mut pieces, mut at) = (Pieces::default(), 0);
+    for hole in entry.holes().chain(std::iter::once(entry.size..entry.size)) {
+        for hash in hashes.by_ref().take((hole.start - at).div_ceil(PIECE) as usize) {
+            pieces.push(hash);
+        }
+        pieces.push_zeros(hole.end - hole.start);
+        at = hole.end;
+    }
+    pieces.finish()
 }
 
 /// Where the chunks are.
@@ -163,23 +185,22 @@ impl<'a> Reader<'a> {
         failed: &dyn Fn(io::Error) -> TransferError,
     ) -> Result<[u8; 32], TransferError> {
         let chunks: Vec<Chunk> = entry.pieces().collect();
-        let (mut pieces, mut begin) = (Pieces::default(), 0);
-        while begin < entry.size {
-            let len = (entry.size - begin).min(WINDOW as u64);
-            self.put_together(&chunks, begin, len as usize)?;
-            self.write(file, begin).map_err(failed)?.iter().for_each(|hash| pieces.push(hash));
-            begin += len;
+        let (mut hashes, mut end) = (Vec::new(), 0);
+        for window in windows(entry) {
+            self.put_together(&chunks, window.start, (window.end - window.start) as usize)?;
+            hashes.push(self.write(file, window.start).map_err(failed)?);
+            end = if self.ends_in_hole() { 0 } else { window.end };
         }
-        if self.ends_in_hole(entry.size) {
+        if end != entry.size {
             file.set_len(entry.size).map_err(failed)?;
         }
-        Ok(pieces.finish())
+        Ok(content_of(entry, hashes.iter().flatten()))
     }
 
-    /// Whether nothing was written at the end of a file that was just put together.
-    fn ends_in_hole(&self, size: u64) -> bool {
+    /// Whether nothing was written at the end of what was just put together.
+    fn ends_in_hole(&self) -> bool {
         let last = self.window.chunks(PIECE as usize).next_back();
-        size > 0 && last.is_some_and(|piece| piece.iter().all(|byte| *byte == 0))
+        last.is_some_and(|piece| piece.iter().all(|byte| *byte == 0))
     }
 
     /// Compares each chunk of a file with its name.
@@ -212,31 +233,25 @@ pub(crate) fn fill_by_all(
 ) -> Result<[u8; 32], TransferError> {
     file.set_len(entry.size).map_err(failed)?;
     let chunks: Vec<Chunk> = entry.pieces().collect();
-    let hashes: Vec<OnceLock<Vec<[u8; 32]>>> =
-        (0..entry.size.div_ceil(WINDOW as u64)).map(|_| OnceLock::new()).collect();
+    let windows: Vec<_> = windows(entry).map(|window| (window, OnceLock::new())).collect();
     let (next, result) = (AtomicUsize::new(0), Mutex::new(Ok::<(), TransferError>(())));
     let work = |reader: &mut Reader<'_>| {
         loop {
-            let at = next.fetch_add(1, Relaxed);
-            let Some(hashes) = hashes.get(at) else { return Ok(()) };
-            let begin = at as u64 * WINDOW as u64;
-            let len = (entry.size - begin).min(WINDOW as u64);
-            reader.put_together(&chunks, begin, len as usize)?;
-            let _ = hashes.set(reader.write(file, begin).map_err(failed)?);
+            let Some((window, hashes)) = windows.get(next.fetch_add(1, Relaxed)) else { return Ok(()) };
+            reader.put_together(&chunks, window.start, (window.end - window.start) as usize)?;
+            let _ = hashes.set(reader.write(file, window.start).map_err(failed)?);
         }
     };
     std::thread::scope(|scope| {
         for _ in 0..threads() {
             scope.spawn(|| {
                 if let Err(error) = work(&mut Reader::new(contents)) {
-                    next.store(hashes.len(), Relaxed);
+                    next.store(windows.len(), Relaxed);
                     *result.lock() = Err(error);
                 }
             });
         }
     });
     result.into_inner()?;
-    let mut pieces = Pieces::default();
-    hashes.iter().filter_map(OnceLock::get).flatten().for_each(|hash| pieces.push(hash));
-    Ok(pieces.finish())
+    Ok(content_of(entry, windows.iter().filter_map(|(_, hashes)| hashes.get()).flatten()))
 }

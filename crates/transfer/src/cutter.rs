@@ -1,9 +1,12 @@
 //! How a walk learns the content of files: they are cut here or by whoever has them, or known already.
 
 use std::collections::{HashMap, HashSet};
+use std::fs::File;
 use std::io::{self, Read};
+use std::ops::Range;
 
 use hayloft_tree::chunk::Chunk;
+use hayloft_tree::holes::{self, Part};
 use hayloft_tree::{Contents, Found, PIECE, Pieces};
 use parking_lot::Mutex;
 
@@ -15,10 +18,37 @@ use crate::manifest::Entry;
 #[derive(Clone, Default)]
 pub(crate) struct Cut {
     pub(crate) content: [u8; 32],
+    /// As in [`Entry`].
+    pub(crate) holes: Vec<u64>,
     pub(crate) chunks: Vec<u8>,
     pub(crate) lengths: Vec<u32>,
     pub(crate) inode: u64,
     pub(crate) changed: (i64, u32),
+}
+
+impl Cut {
+    /// Cuts a file. Returns how much of it there was.
+    fn read(&mut self, file: &File, size: u64, holes: &[Range<u64>]) -> io::Result<u64> {
+        let mut content = Content::new();
+        self.holes = holes.iter().flat_map(|hole| [hole.start, hole.end - hole.start]).collect();
+        let mut take = |part: Part<'_>| match part {
+            Part::Hole(hole) => {
+                content.zeros(hole.end - hole.start);
+                Ok(hole.end - hole.start)
+            }
+            Part::Data(data) => {
+                let mut read = Hashed { read: data, len: 0, content: &mut content };
+                chunk::cut(&mut read, |chunk| {
+                    self.chunks.extend_from_slice(&ChunkId::of(chunk).0);
+                    self.lengths.push(chunk.len() as u32);
+                })?;
+                Ok(read.len)
+            }
+        };
+        let read = holes::read(file, size, holes, &mut take)?;
+        self.content = content.finish();
+        Ok(read)
+    }
 }
 
 /// Cuts the files of a walk, but for those that a manifest of the same tree's earlier state knows.
@@ -43,8 +73,12 @@ impl<'a> Cutter<'a> {
     }
 
     /// How whoever has a large file cuts it.
-    fn cut_by_far(&self, found: &Found<'_>) -> io::Result<Option<(Vec<Chunk>, [u8; 32])>> {
-        match self.far.filter(|_| found.size >= far::CUT_FROM) {
+    fn cut_by_far(
+        &self,
+        found: &Found<'_>,
+        holes: &[Range<u64>],
+    ) -> io::Result<Option<(Vec<Chunk>, [u8; 32])>> {
+        match self.far.filter(|_| found.size >= far::CUT_FROM && holes.is_empty()) {
             Some(far) => far::cut(far, found.path, found.size, self.known.get(found.path).copied()),
             None => Ok(None),
         }
@@ -80,6 +114,15 @@ impl Content {
         }
     }
 
+    /// Zeros behind a whole piece; unless they are whole pieces themselves nothing follows.
+    fn zeros(&mut self, bytes: u64) {
+        if self.in_piece > 0 {
+            // It got shorter before them: all of it is of no use.
+            self.end_piece();
+        }
+        self.pieces.push_zeros(bytes);
+    }
+
     fn end_piece(&mut self) {
         self.pieces.push(self.piece.finalize().as_bytes());
         self.piece.reset();
@@ -97,16 +140,13 @@ impl Content {
 /// Computes the hash of a content while that is read for something else.
 struct Hashed<'a> {
     read: &'a mut dyn Read,
-    left: u64,
     len: u64,
-    content: Content,
+    content: &'a mut Content,
 }
 
 impl Read for Hashed<'_> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        let most = buffer.len().min(usize::try_from(self.left).unwrap_or(usize::MAX));
-        let some = self.read.read(&mut buffer[..most])?;
-        self.left -= some as u64;
+        let some = self.read.read(buffer)?;
         self.len += some as u64;
         self.content.update(&buffer[..some]);
         Ok(some)
@@ -114,7 +154,7 @@ impl Read for Hashed<'_> {
 }
 
 impl Contents for Cutter<'_> {
-    fn of(&self, found: &Found<'_>, file: &mut dyn Read) -> io::Result<(u64, [u8; 32])> {
+    fn of(&self, found: &Found<'_>, file: &File) -> io::Result<(u64, [u8; 32])> {
         let is_same = |entry: &&&Entry| {
             let is_untouched = entry.inode != 0
                 && entry.inode == found.inode
@@ -125,22 +165,20 @@ impl Contents for Cutter<'_> {
         let mut size = found.size;
         if let Some(entry) = self.known.get(found.path).filter(is_same) {
             cut.content = entry.content_hash();
+            cut.holes = entry.holes.clone();
             cut.chunks = entry.chunks.clone();
             cut.lengths = entry.lengths.clone();
-        } else if let Some((chunks, content)) = self.cut_by_far(found)? {
-            cut.content = content;
-            for (name, len) in chunks {
-                cut.chunks.extend_from_slice(&name);
-                cut.lengths.push(len);
-            }
         } else {
-            // One byte more, so that it is seen if the file has grown.
-            let mut read = Hashed { read: file, left: found.size + 1, len: 0, content: Content::new() };
-            chunk::cut(&mut read, |chunk| {
-                cut.chunks.extend_from_slice(&ChunkId::of(chunk).0);
-                cut.lengths.push(chunk.len() as u32);
-            })?;
-            (size, cut.content) = (read.len, read.content.finish());
+            let holes = holes::of(file, found.size)?;
+            if let Some((chunks, content)) = self.cut_by_far(found, &holes)? {
+                cut.content = content;
+                for (name, len) in chunks {
+                    cut.chunks.extend_from_slice(&name);
+                    cut.lengths.push(len);
+                }
+            } else {
+                size = cut.read(file, found.size, &holes)?;
+            }
         }
         let content = cut.content;
         self.cuts.lock().insert(found.path.to_vec(), cut);
@@ -158,7 +196,7 @@ pub(crate) struct Trusted<'a> {
 }
 
 impl Contents for Trusted<'_> {
-    fn of(&self, found: &Found<'_>, _: &mut dyn Read) -> io::Result<(u64, [u8; 32])> {
+    fn of(&self, found: &Found<'_>, _: &File) -> io::Result<(u64, [u8; 32])> {
         self.marks.lock().insert(found.path.to_vec(), (found.inode, found.changed));
         let entry = self.entries.get(found.path).filter(|entry| entry.size == found.size);
         Ok((found.size, entry.map_or([0; 32], |entry| entry.content_hash())))

@@ -116,7 +116,8 @@ pub(crate) fn cut(
 }
 
 fn is_cut(entry: &Entry) -> bool {
-    entry.kind() == Kind::File && entry.size >= CUT_FROM
+    // What has long holes is read through the mount: that knows of them.
+    entry.kind() == Kind::File && entry.size >= CUT_FROM && entry.holes.is_empty()
 }
 
 impl Manifest {

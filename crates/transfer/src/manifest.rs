@@ -1,9 +1,10 @@
 //! The manifest of a tree: all that is in it but the bytes of files, of which it has the chunks' names.
 
 use std::collections::{HashMap, HashSet};
+use std::ops::Range;
 use std::path::Path;
 
-use hayloft_tree::{Attributes, Body, Kind, Pieces, Progress, TreeName, WalkError};
+use hayloft_tree::{Attributes, Body, Kind, PIECE, Pieces, Progress, TreeName, WalkError};
 use parking_lot::Mutex;
 use prost::Message;
 
@@ -56,6 +57,9 @@ pub(crate) struct Entry {
     /// An earlier path that is the same file.
     #[prost(bytes = "vec", tag = "14")]
     pub same_as: Vec<u8>,
+    /// Zeros that no chunk has: for each hole where it begins, and its length. They begin and end with whole pieces, or with the file.
+    #[prost(uint64, repeated, tag = "18")]
+    pub holes: Vec<u64>,
     /// Only in a manifest that a host keeps: by these it knows a file again that has not changed.
     #[prost(uint64, tag = "15")]
     pub inode: u64,
@@ -78,7 +82,7 @@ impl Entry {
             Body::Directory(_) | Body::Nothing => (0, Vec::new()),
         };
         let of = found.attributes;
-        let is_derived = cut.lengths.len() <= 1;
+        let is_derived = cut.lengths.len() <= 1 && cut.holes.is_empty();
         let has_content = Kind::of(of.mode) == Kind::File && !is_derived;
         Entry {
             path: found.path,
@@ -93,6 +97,7 @@ impl Entry {
             content: if has_content { cut.content.to_vec() } else { Vec::new() },
             chunks: cut.chunks,
             lengths: cut.lengths,
+            holes: cut.holes,
             target,
             same_as: Vec::new(),
             inode: if cut.inode == 0 { found.linked } else { cut.inode },
@@ -101,9 +106,26 @@ impl Entry {
         }
     }
 
+    /// Its holes: where each begins, and ends.
+    pub(crate) fn holes(&self) -> impl Iterator<Item = Range<u64>> + '_ {
+        self.holes.as_chunks::<2>().0.iter().map(|[begin, len]| *begin..begin.saturating_add(*len))
+    }
+
+    /// What chunks have: all between the holes.
+    pub(crate) fn extents(&self) -> impl Iterator<Item = Range<u64>> + '_ {
+        let mut at = 0;
+        let ends = self.holes().chain(std::iter::once(self.size..self.size));
+        ends.map(move |hole| std::mem::replace(&mut at, hole.end)..hole.start)
+            .filter(|extent| !extent.is_empty())
+    }
+
     /// Its chunks: name, where in the file it begins, length.
     pub(crate) fn pieces(&self) -> impl Iterator<Item = (ChunkId, u64, u32)> + '_ {
-        ChunkId::all(&self.chunks).zip(&self.lengths).scan(0, |at, (id, len)| {
+        let mut holes = self.holes().peekable();
+        ChunkId::all(&self.chunks).zip(&self.lengths).scan(0, move |at, (id, len)| {
+            while let Some(hole) = holes.next_if(|hole| hole.start <= *at) {
+                *at = hole.end;
+            }
             let begin = *at;
             *at += u64::from(*len);
             Some((id, begin, *len))
@@ -127,6 +149,7 @@ impl Entry {
             && self.path == other.path
             && self.xattrs == other.xattrs
             && (&self.content, &self.chunks, &self.lengths) == (&other.content, &other.chunks, &other.lengths)
+            && self.holes == other.holes
             && (&self.target, &self.same_as) == (&other.target, &other.same_as)
     }
 
@@ -293,8 +316,30 @@ impl Manifest {
 
     /// Bytes of all files.
     pub fn bytes(&self) -> u64 {
-        self.entries.iter().filter(|entry| entry.same_as.is_empty()).map(|entry| entry.size).sum()
+        let firsts = self.entries.iter().filter(|entry| entry.same_as.is_empty());
+        firsts.fold(0, |sum, entry| sum.saturating_add(entry.size))
     }
+}
+
+/// Whether chunks and holes together are as much as the file has, and no chunk is in a hole.
+fn fits(entry: &Entry) -> bool {
+    let (mut lengths, mut at) = (entry.lengths.iter(), 0);
+    let ends =
+        entry.holes.as_chunks::<2>().0.iter().map(|[begin, len]| (*begin, *len)).chain([(entry.size, 0)]);
+    for (begin, len) in ends {
+        while at < begin {
+            let Some(len) = lengths.next() else { return false };
+            at += u64::from(*len);
+        }
+        let Some(end) = begin.checked_add(len) else { return false };
+        let is_whole =
+            len == 0 || (begin.is_multiple_of(PIECE) && (len.is_multiple_of(PIECE) || end == entry.size));
+        if at != begin || !is_whole || end > entry.size {
+            return false;
+        }
+        at = end;
+    }
+    entry.holes.len().is_multiple_of(2) && lengths.next().is_none()
 }
 
 /// Whatever a stranger writes into a manifest, nothing outside of the folder is touched: paths are in order, have no `..`, and what
@@ -320,9 +365,8 @@ fn check(entries: &[Entry]) -> Result<(), TransferError> {
             return wrong(entry, "chunks and lengths do not agree");
         }
         let is_file = entry.kind() == Kind::File;
-        let sum: u64 = entry.lengths.iter().map(|len| u64::from(*len)).sum();
         let too_long = entry.lengths.iter().any(|len| *len as usize > chunk::LONGEST);
-        if too_long || sum != if is_file { entry.size } else { 0 } {
+        if too_long || (!is_file && entry.size > 0) || !fits(entry) {
             return wrong(entry, "chunks do not have its size");
         }
         if entry.same_as.is_empty() {

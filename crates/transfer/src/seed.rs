@@ -6,7 +6,8 @@ use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{self as sys, Mode, OFlags, ResolveFlags};
+use hayloft_tree::open_below;
+use rustix::fs::{self as sys, Mode, OFlags};
 
 use crate::error::TransferError;
 
@@ -30,9 +31,8 @@ impl Seed {
 
     /// Opens a file of it.
     pub(crate) fn file(&self, path: &[u8]) -> Result<File, TransferError> {
-        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-        let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
-        let fd = sys::openat2(&self.top, path, flags, Mode::empty(), resolve).map_err(|error| {
+        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK;
+        let fd = open_below(&self.top, path, flags).map_err(|error| {
             TransferError::io(format!("cannot read {}", self.shown(path).display()))(error.into())
         })?;
         Ok(File::from(fd))

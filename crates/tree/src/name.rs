@@ -84,21 +84,103 @@ pub enum Body {
     Nothing,
 }
 
-/// Works out the hash of a file's content: that of the hashes of its pieces of [`PIECE`] bytes, one after the other.
-#[derive(Default)]
-pub struct Pieces(blake3::Hasher);
+/// Files of more pieces than this have sections of so many, the last one fewer: 256 GiB. Zeros of whole sections need not be hashed each time.
+const SECTION: u64 = 1 << 22;
+
+/// Works out the hash of a file's content: that of the hashes of its pieces of [`PIECE`] bytes, one after the other. Of a file with more than one
+/// section it is that of the sections' hashes, each of which is that of the hashes of its pieces.
+pub struct Pieces {
+    section: blake3::Hasher,
+    in_section: u64,
+    /// The sections before this one.
+    sections: blake3::Hasher,
+    has_sections: bool,
+    /// Pieces of a section.
+    most: u64,
+}
+
+impl Default for Pieces {
+    fn default() -> Pieces {
+        Pieces::with_sections(SECTION)
+    }
+}
 
 impl Pieces {
+    fn with_sections(most: u64) -> Pieces {
+        let [section, sections] = [(); 2].map(|()| blake3::Hasher::new());
+        Pieces { section, in_section: 0, sections, has_sections: false, most }
+    }
+
     /// The next piece, by its hash.
     pub fn push(&mut self, piece: &[u8; 32]) {
-        self.0.update(piece);
+        self.end_full();
+        self.section.update(piece);
+        self.in_section += 1;
+    }
+
+    /// So many bytes of zeros, behind whole pieces. If they are no whole pieces themselves nothing follows.
+    pub fn push_zeros(&mut self, bytes: u64) {
+        let mut left = bytes / PIECE;
+        if left > 0 {
+            let some = zeros(PIECE).repeat(left.min(ZEROS_AT_A_TIME) as usize);
+            while left > 0 {
+                self.end_full();
+                if self.in_section == 0 && left > self.most {
+                    left -= self.push_zero_sections(left, &some);
+                }
+                let now = left.min(self.most - self.in_section).min(ZEROS_AT_A_TIME);
+                self.section.update(&some[..32 * now as usize]);
+                self.in_section += now;
+                left -= now;
+            }
+        }
+        if !bytes.is_multiple_of(PIECE) {
+            self.push(&zeros(bytes % PIECE));
+        }
+    }
+
+    /// As many sections of zeros as there are in so many pieces if others follow. Returns the number of their pieces. `some` has hashes of pieces of zeros.
+    fn push_zero_sections(&mut self, pieces: u64, some: &[u8]) -> u64 {
+        let mut section = blake3::Hasher::new();
+        let mut left = self.most;
+        while left > 0 {
+            let now = left.min(some.len() as u64 / 32);
+            section.update(&some[..32 * now as usize]);
+            left -= now;
+        }
+        let count = (pieces - 1) / self.most;
+        let hashes = section.finalize().as_bytes().repeat(count.min(ZEROS_AT_A_TIME) as usize);
+        let mut left = count;
+        while left > 0 {
+            let now = left.min(ZEROS_AT_A_TIME);
+            self.sections.update(&hashes[..32 * now as usize]);
+            left -= now;
+        }
+        self.has_sections = true;
+        count * self.most
+    }
+
+    /// A section ends when another piece follows.
+    fn end_full(&mut self) {
+        if self.in_section == self.most {
+            self.sections.update(self.section.finalize().as_bytes());
+            self.section.reset();
+            (self.in_section, self.has_sections) = (0, true);
+        }
     }
 
     /// The hash of the content.
     pub fn finish(&self) -> [u8; 32] {
-        *self.0.finalize().as_bytes()
+        let section = self.section.finalize();
+        if !self.has_sections {
+            return section.into();
+        }
+        *self.sections.clone().update(section.as_bytes()).finalize().as_bytes()
     }
 }
+
+/// So many hashes of zeros are hashed at a time: together they are hashed faster.
+const ZEROS_AT_A_TIME: u64 = 4096;
 
 /// The hash of some bytes, as of a piece.
 pub fn hash(bytes: &[u8]) -> [u8; 32] {
@@ -223,6 +305,49 @@ mod tests {
         for len in [0, 1, 4095, 4096, 4097, PIECE] {
             assert_eq!(zeros(len), hash(&vec![0; len as usize]), "{len}");
         }
+    }
+
+    #[test]
+    fn zeros_are_pieces_like_others_in_any_section() {
+        let most = 5;
+        for before in 0..12 {
+            for bytes in (0..23).flat_map(|pieces| [pieces * PIECE, pieces * PIECE + 7]) {
+                let [mut one, mut other] = [(); 2].map(|()| Pieces::with_sections(most));
+                for pieces in [&mut one, &mut other] {
+                    (0..before).for_each(|at: u64| pieces.push(&hash(&at.to_le_bytes())));
+                }
+                one.push_zeros(bytes);
+                (0..bytes / PIECE).for_each(|_| other.push(&zeros(PIECE)));
+                if !bytes.is_multiple_of(PIECE) {
+                    other.push(&zeros(bytes % PIECE));
+                }
+                assert_eq!(one.finish(), other.finish(), "{before} pieces, {bytes} bytes");
+                if bytes.is_multiple_of(PIECE) {
+                    [&mut one, &mut other].into_iter().for_each(|pieces| pieces.push(&hash(b"x")));
+                    assert_eq!(one.finish(), other.finish(), "{before} pieces, {bytes} bytes, and one more");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn files_of_one_section_are_the_hash_of_their_pieces() {
+        let hashes: Vec<[u8; 32]> = (0..11_u64).map(|at| hash(&at.to_le_bytes())).collect();
+        let of = |hashes: &[[u8; 32]]| {
+            let mut pieces = Pieces::with_sections(5);
+            hashes.iter().for_each(|piece| pieces.push(piece));
+            pieces.finish()
+        };
+        assert_eq!(of(&hashes[..5]), hash(&hashes[..5].concat()));
+        let sections: Vec<[u8; 32]> = hashes.chunks(5).map(|section| hash(&section.concat())).collect();
+        assert_eq!(of(&hashes), hash(&sections.concat()));
+    }
+
+    #[test]
+    fn exabytes_of_zeros_have_a_hash_in_time() {
+        let mut pieces = Pieces::default();
+        pieces.push_zeros(i64::MAX as u64);
+        assert_ne!(pieces.finish(), [0; 32]);
     }
 
     #[test]

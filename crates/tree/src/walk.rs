@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::ffi::OsStr;
 use std::fs::File;
-use std::io::{self, Read};
+use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
@@ -11,10 +11,12 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use parking_lot::{Condvar, Mutex};
-use rustix::fs::{self, AtFlags, Mode, OFlags, ResolveFlags, Statx, StatxAttributes, StatxFlags};
+use rustix::fs::{self, AtFlags, Mode, OFlags, Statx, StatxAttributes, StatxFlags};
 use rustix::io::Errno;
 
-use crate::name::{self, Attributes, Body, Kind, Node, PIECE, Pieces, TreeName};
+use crate::below::open_below;
+use crate::name::{self, Attributes, Body, Kind, Node, TreeName};
+use crate::whole::Whole;
 use crate::xattrs::{self, Xattrs};
 
 /// Files that one thread takes at a time.
@@ -63,33 +65,12 @@ pub struct Found<'a> {
 
 /// How a walk learns the content of a file.
 pub trait Contents: Sync {
-    /// The number of bytes, and the hash of the content, see [`Pieces`].
+    /// The number of bytes, and the hash of the content, see [`Pieces`](crate::Pieces). Another number than the size says that the file has become shorter, or
+    /// longer, while it was read.
     ///
     /// # Errors
     /// The file cannot be read.
-    fn of(&self, found: &Found<'_>, file: &mut dyn Read) -> io::Result<(u64, [u8; 32])>;
-}
-
-/// Reads each file from its begin to its end.
-#[derive(Debug)]
-struct Whole;
-
-impl Contents for Whole {
-    fn of(&self, found: &Found<'_>, file: &mut dyn Read) -> io::Result<(u64, [u8; 32])> {
-        let (mut pieces, mut read) = (Pieces::default(), 0);
-        let mut piece = Vec::with_capacity(found.size.min(PIECE) as usize);
-        // To its end, should it have grown, but not as long as it grows.
-        while read <= found.size {
-            piece.clear();
-            let some = Read::take(&mut *file, PIECE).read_to_end(&mut piece)? as u64;
-            if some == 0 {
-                break;
-            }
-            pieces.push(&name::hash(&piece));
-            read += some;
-        }
-        Ok((read, pieces.finish()))
-    }
+    fn of(&self, found: &Found<'_>, file: &File) -> io::Result<(u64, [u8; 32])>;
 }
 
 /// A tree that was read.
@@ -323,9 +304,8 @@ impl Walk<'_> {
         if path.is_empty() {
             return self.fd.try_clone().map_err(|source| WalkError::Io { path: self.top.to_owned(), source });
         }
-        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
-        fs::openat2(&self.fd, path, flags, Mode::empty(), resolve).map_err(|error| self.failed(path, error))
+        open_below(&self.fd, path, OFlags::RDONLY | OFlags::DIRECTORY)
+            .map_err(|error| self.failed(path, error))
     }
 
     fn directory(&self, path: &[u8]) -> Result<(Vec<Entry>, Vec<Job>), WalkError> {
@@ -458,13 +438,13 @@ impl Walk<'_> {
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
         let fd = fs::openat(dir, name, flags, Mode::empty()).map_err(|error| self.failed(path, error))?;
         let xattrs = self.xattrs(fd.as_fd(), None, path)?;
-        let mut file = File::from(fd);
+        let file = File::from(fd);
         let io = |source| WalkError::Io { path: self.shown(path), source };
         let stat = file.metadata().map_err(io)?;
         let size = stat.len();
         let changed = (stat.ctime(), stat.ctime_nsec() as u32);
         let found = Found { path, size, inode: stat.ino(), changed };
-        let (read, content) = self.contents.of(&found, &mut file).map_err(io)?;
+        let (read, content) = self.contents.of(&found, &file).map_err(io)?;
         self.progress.bytes.fetch_add(read, Relaxed);
         match read == size {
             true => Ok((Body::File { size, content }, xattrs)),

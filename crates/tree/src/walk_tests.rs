@@ -4,6 +4,7 @@ use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
 
 use super::*;
+use crate::PIECE;
 
 fn name(top: &Path) -> TreeName {
     walk(top, &Progress::default()).unwrap().name

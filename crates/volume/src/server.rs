@@ -37,6 +37,7 @@ use crate::room::Room;
 use crate::versions;
 use crate::versions::cutting::Cutting;
 use crate::versions::leftovers::Leftovers;
+use crate::versions::naming::LatelyNamed;
 use crate::volume::Volume;
 
 /// How long a shutdown waits for connections to finish what they have begun.
@@ -68,8 +69,9 @@ pub(crate) struct Shared {
     pub(crate) room: Arc<Room>,
     /// Told when a batch was refused because the store is full.
     pub(crate) room_wanted: Notify,
-    /// The packs of snapshots.
+    /// What snapshots have.
     pub(crate) remembered: Remembered,
+    pub(crate) lately_named: LatelyNamed,
     /// Members of families are made and deleted one at a time.
     pub(crate) structure: tokio::sync::Mutex<()>,
     /// How files of snapshots are cut.
@@ -348,6 +350,7 @@ async fn listen(store: Store, config: Config) -> Result<Server, ServerError> {
         room: Arc::default(),
         room_wanted: Notify::new(),
         remembered: Remembered::default(),
+        lately_named: LatelyNamed::default(),
         structure: tokio::sync::Mutex::default(),
         cutting: Cutting::default(),
         leftovers: Leftovers::default(),

@@ -1,8 +1,6 @@
 //! `hayloft merge`.
 
 use std::collections::BTreeSet;
-use std::ffi::OsStr;
-use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -17,7 +15,8 @@ use crate::server::admin::Admin;
 use crate::server::snapshots::{self, parse_snapshot};
 use crate::server::volume::show_volume;
 use crate::transfer::args::MergeArgs;
-use crate::transfer::{self, cache, failed, manifest_of, replace};
+use crate::transfer::replace::{self, Replacement};
+use crate::transfer::{self, cache, failed, manifest_of};
 use crate::units::show_count;
 use crate::versions::diff::{self, shown};
 use crate::versions::mounted::Mounted;
@@ -201,7 +200,13 @@ impl Merge<'_> {
             passing.push(kept.clone());
             if replace::differences(admin, &of, &kept)? == 0 {
                 for of in &passing {
-                    delete(admin, of)?;
+                    match delete(admin, of) {
+                        // Hosts read what they had open.
+                        Err(error) if exit_of(&error) == Exit::Busy => {
+                            eprintln!("hayloft: {} stays: hosts read files of it", snapshots::shown(of));
+                        }
+                        deleted => deleted?,
+                    }
                 }
                 return Ok(Some(version(0)));
             }
@@ -241,7 +246,7 @@ impl Merge<'_> {
                 Err(failure(Exit::Busy, said))
             }
         };
-        let kept = replace::replace(admin, self.server, ours_of, make, is_right, rests)?;
+        let kept = Replacement::begin(self.server, ours_of).finish(admin, make, is_right, rests)?;
         if is_whole {
             let _ = self.cache.put(&merged);
         }
@@ -251,12 +256,8 @@ impl Merge<'_> {
 
 /// Adds all that is in a folder, if it is one.
 fn add_below(top: &Path, path: &[u8], paths: &mut BTreeSet<Vec<u8>>) -> anyhow::Result<()> {
-    let folder = top.join(OsStr::from_bytes(path));
-    if !folder.symlink_metadata().is_ok_and(|found| found.is_dir()) {
-        return Ok(());
-    }
-    for found in std::fs::read_dir(&folder)? {
-        let path = [path, b"/", found?.file_name().as_bytes()].concat();
+    for name in hayloft_tree::names_below(top, path)?.unwrap_or_default() {
+        let path = [path, b"/", &name].concat();
         add_below(top, &path, paths)?;
         paths.insert(path);
     }

@@ -59,6 +59,11 @@ pub(crate) fn run(args: &PullArgs, config: &Config) -> anyhow::Result<u8> {
 }
 
 impl Pulled {
+    /// What it is.
+    pub(super) fn manifest(&self) -> &Manifest {
+        &self.manifest
+    }
+
     /// Bytes that have come of large files, and of where they are cut.
     pub(super) fn received(&self) -> u64 {
         self.files.received()

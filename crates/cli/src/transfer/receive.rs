@@ -10,14 +10,14 @@ use hayloft_wire::{CreateSnapshot, DeleteSnapshot, ListVolumes, SignSnapshot, Sn
 use serde_json::json;
 
 use crate::config::Config;
-use crate::exit::{Exit, failure};
+use crate::exit::{Exit, exit_of, failure};
 use crate::server::admin::Admin;
 use crate::server::signers::Signers;
 use crate::server::snapshots::{self, parse_snapshot};
 use crate::server::volume;
 use crate::transfer::args::{IntoArgs, ReceiveArgs};
 use crate::transfer::pull::Pulled;
-use crate::transfer::replace;
+use crate::transfer::replace::{self, Replacement};
 use crate::transfer::seeds::{Known, Place, Seeds};
 use crate::transfer::{cache, failed, making, manifest_of, name, named, read, receiving};
 use crate::units::{show_count, show_size};
@@ -154,11 +154,20 @@ impl Transfer<'_> {
         Some((info, self.cache.get(&tree)?))
     }
 
-    /// Brings what none of the trees has that `known` finds, and those of them that have something.
-    fn fetch(&self, known: impl FnOnce() -> anyhow::Result<Vec<Known>>) -> anyhow::Result<(Received, Seeds)> {
+    /// Brings what none of the trees has that `known` finds, and those of them that have something. What of them is to be read in another
+    /// place, `settle` says once it is known what is wanted.
+    fn fetch(
+        &self,
+        known: impl FnOnce() -> anyhow::Result<Vec<Known>>,
+        settle: impl FnOnce(&mut Vec<Known>, &Manifest) -> anyhow::Result<()>,
+    ) -> anyhow::Result<(Received, Seeds)> {
         let source = match &self.from {
             From::Mirror(source) => source,
-            From::Server(pulled) => return pulled.fetch(self.server, &self.cache, known()?),
+            From::Server(pulled) => {
+                let mut known = known()?;
+                settle(&mut known, pulled.manifest())?;
+                return pulled.fetch(self.server, &self.cache, known);
+            }
         };
         let mut packs = Packs::new(source, &self.record);
         // While files are looked at the manifest comes: most of it is that of a folder as it was.
@@ -168,7 +177,7 @@ impl Transfer<'_> {
         let mut bring = |like: &[&Manifest]| {
             hayloft_transfer::manifest(&mut packs, &self.record, &self.cache, like).map_err(failed)
         };
-        let (known, manifest) = if like.is_empty() {
+        let (mut known, manifest) = if like.is_empty() {
             let known = known()?;
             let like: Vec<&Manifest> = known.iter().map(|known| &known.manifest).collect();
             let manifest = bring(&like)?;
@@ -181,6 +190,7 @@ impl Transfer<'_> {
                 anyhow::Ok((known, coming.join().unwrap_or_else(ended)?))
             })?
         };
+        settle(&mut known, &manifest)?;
         let seeds = Seeds::of(self.server, known, &manifest)?;
         let fetch = |report: &(dyn Fn(u64, u64) + Sync)| {
             hayloft_transfer::fetch(&mut packs, &self.record, manifest, &seeds.trees, &self.cache, report)
@@ -216,14 +226,15 @@ impl Transfer<'_> {
             );
             return Err(failure(Exit::Exists, said));
         }
-        let (received, seeds) = self.fetch(|| {
+        let known = || {
             let mut known = self.named_seeds()?;
             // Without a server there are no others.
             if let Ok(mut admin) = Admin::connect(self.server) {
                 known.extend(self.others(&mut admin, "")?);
             }
             Ok(known)
-        })?;
+        };
+        let (received, seeds) = self.fetch(known, |_, _| Ok(()))?;
         self.apply(&received, folder, None, &seeds)?;
         let now = |now: Manifest| (now.tree, Packed::of(&now));
         let (tree, packed) = received.copy(folder, now).map_err(failed)?;
@@ -256,6 +267,9 @@ impl Transfer<'_> {
             return self.is_here(&mut admin, &of);
         }
         let newest = snapshots.last().and_then(|info| info.of.clone());
+        // While it is looked what there is, and what has to come.
+        let begin = newest.clone().unwrap_or_else(|| version(""));
+        let mut replacement = has(&volume).then(|| Replacement::begin(self.server, &begin));
         if has(&volume) && !self.args.force {
             let refused = match &newest {
                 Some(newest) => refuse_changed(&mut admin, newest),
@@ -272,8 +286,7 @@ impl Transfer<'_> {
             }
         }
         let mut base = None;
-        // First what can be interrupted, and goes on later.
-        let (received, seeds) = self.fetch(|| {
+        let known = || {
             let mut known = Vec::new();
             if let Some(newest) = &newest {
                 let (_, manifest) = manifest_of(&mut admin, self.server, newest, &self.cache, None)?;
@@ -284,17 +297,32 @@ impl Transfer<'_> {
             known.extend(self.named_seeds()?);
             known.extend(self.others(&mut admin, &volume)?);
             Ok(known)
-        })?;
-        if !has(&volume) {
+        };
+        let settle = |known: &mut Vec<Known>, wanted: &Manifest| {
+            let Some(replacement) = &mut replacement else { return Ok(()) };
+            let folder = replacement.mount()?;
+            // What the fork has can be read there until all is made.
+            if newest.is_some()
+                && let Some(own) = known.first_mut()
+                && own.manifest.stays_until_made(wanted)
+            {
+                own.place = Place::Folder(folder);
+            }
+            Ok(())
+        };
+        // First what can be interrupted, and goes on later.
+        let (received, seeds) = self.fetch(known, settle)?;
+        if let Some(replacement) = replacement {
+            let kept = self.exchange(&mut admin, replacement, newest.as_ref(), base, (&received, &seeds))?;
+            self.say(&received, &snapshots::shown(&of), kept.as_ref())?;
+        } else {
             let make = |folder: &Path| self.apply(&received, folder, None, &seeds);
             replace::create(&mut admin, self.server, &volume, received.manifest.tree, make)?;
             self.keep(&mut admin, &of)?;
             self.say(&received, &snapshots::shown(&of), None)?;
-        } else {
-            let kept = self.exchange(&mut admin, &volume, newest.as_ref(), base, &received, &seeds)?;
-            self.say(&received, &snapshots::shown(&of), kept.as_ref())?;
         }
         self.remember(received);
+        drop(seeds);
         Ok(0)
     }
 
@@ -302,14 +330,13 @@ impl Transfer<'_> {
     fn exchange(
         &self,
         admin: &mut Admin,
-        volume: &str,
+        replacement: Replacement<'_>,
         newest: Option<&Version>,
         base: Option<Manifest>,
-        received: &Received,
-        seeds: &Seeds,
+        (received, seeds): (&Received, &Seeds),
     ) -> anyhow::Result<Option<SnapshotInfo>> {
-        let version = |snapshot: &str| Version { volume: volume.to_owned(), snapshot: snapshot.to_owned() };
-        let begin = newest.cloned().unwrap_or_else(|| version(""));
+        let volume = self.args.volume.as_ref().unwrap_or(&self.record.volume);
+        let version = |snapshot: &str| Version { volume: volume.clone(), snapshot: snapshot.to_owned() };
         let make = |folder: &Path| {
             let is = match (base, self.args.force) {
                 (Some(base), _) => Some(base),
@@ -327,7 +354,7 @@ impl Transfer<'_> {
             None => refuse_filled(admin, volume),
         };
         let is_right = replace::is_tree(received.manifest.tree);
-        let kept = replace::replace(admin, self.server, &begin, make, is_right, still)?;
+        let kept = replacement.finish(admin, make, is_right, still)?;
         self.keep(admin, &version(&self.record.snapshot))?;
         // What it was has a name already, or is nothing.
         let of = kept.of.clone().unwrap_or_default();
@@ -338,8 +365,11 @@ impl Transfer<'_> {
         if !is_known {
             return Ok(Some(kept));
         }
-        admin.ask(Ask::DeleteSnapshot(DeleteSnapshot { of: Some(of) }))?;
-        Ok(None)
+        match admin.ask(Ask::DeleteSnapshot(DeleteSnapshot { of: Some(of) })) {
+            // Hosts read what they had open.
+            Err(error) if exit_of(&error) == Exit::Busy => Ok(Some(kept)),
+            deleted => deleted.map(|_| None),
+        }
     }
 
     /// It is in place: what it consists of is found here from now on, and what has come is not needed any more.
@@ -374,9 +404,10 @@ impl Transfer<'_> {
     /// Makes the snapshot of what the volume is now, with the signatures that came with it.
     fn keep(&self, admin: &mut Admin, of: &Version) -> anyhow::Result<()> {
         let made = CreateSnapshot { of: Some(of.clone()), note: self.record.note.clone(), as_stored: true };
-        snapshots::one(admin, Ask::CreateSnapshot(made))?;
-        let (_, tree) = named(admin, of)?;
-        if let Err(other) = self.check(&tree.to_string(), snapshots::shown(of)) {
+        let made = snapshots::one(admin, Ask::CreateSnapshot(made))?;
+        // Of the tree that was just named it has the name already.
+        let tree = if made.tree.is_empty() { name(admin, of)?.to_string() } else { made.tree };
+        if let Err(other) = self.check(&tree, snapshots::shown(of)) {
             admin.ask(Ask::DeleteSnapshot(DeleteSnapshot { of: Some(of.clone()) }))?;
             return Err(other.context(format!("{} was written to in the moment it was received", of.volume)));
         }

@@ -1,7 +1,8 @@
 //! Gives a volume another tree at once: a fork is made what it has to be, and takes the volume's place.
 
 use std::hash::{BuildHasher, RandomState};
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::thread::JoinHandle;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::Context;
@@ -19,7 +20,7 @@ use crate::sys;
 use crate::transfer::name;
 use crate::versions::commands;
 use crate::versions::diff;
-use crate::versions::mounted::Mounted;
+use crate::versions::mounted::{Mounted, Mounting};
 
 /// What is made for the time being has a name that begins so.
 const INCOMING: &str = "incoming-";
@@ -44,13 +45,21 @@ impl Incoming<'_> {
     fn fill(
         &self,
         admin: &mut Admin,
+        mounted: Mounted,
         make: impl FnOnce(&Path) -> anyhow::Result<()>,
         is_right: impl FnOnce(&mut Admin, &Version) -> anyhow::Result<()>,
     ) -> anyhow::Result<()> {
-        let mounted = Mounted::writable(self.server, &self.version)?;
-        make(mounted.path())?;
-        mounted.leave().context("the new tree is not in the store")?;
-        is_right(admin, &self.version)
+        mounted.fill(make)?;
+        let stored = || "the new tree is not in the store";
+        mounted.flush().with_context(stored)?;
+        // Nobody changes it any more: it is looked at while the mount ends.
+        std::thread::scope(|scope| {
+            let leaving = scope.spawn(|| mounted.leave());
+            let is_right = is_right(admin, &self.version);
+            let ended = |_| Err(failure(Exit::Failed, "the thread that unmounts has ended"));
+            let left = leaving.join().unwrap_or_else(ended).with_context(stored);
+            is_right.and(left)
+        })
     }
 
     /// Deletes it. What failed before may have been the connection.
@@ -91,7 +100,7 @@ fn delete_left(admin: &mut Admin) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// For [`replace`]: whether a version is this tree.
+/// For [`Replacement::finish`]: whether a version is this tree.
 pub(super) fn is_tree(tree: TreeName) -> impl FnOnce(&mut Admin, &Version) -> anyhow::Result<()> {
     move |admin, version| {
         let found = name(admin, version)?;
@@ -103,28 +112,81 @@ pub(super) fn is_tree(tree: TreeName) -> impl FnOnce(&mut Admin, &Version) -> an
     }
 }
 
-/// Forks `begin`, has `make` make it what it has to be, and puts it in the volume's place if it `is_right` then and `still` agrees.
-/// Returns the snapshot of what the volume was.
-///
-/// # Errors
-/// What `make` or `still` says, what the server refuses: then the volume is as it was.
-pub(super) fn replace(
-    admin: &mut Admin,
-    server: &str,
-    begin: &Version,
-    make: impl FnOnce(&Path) -> anyhow::Result<()>,
-    is_right: impl FnOnce(&mut Admin, &Version) -> anyhow::Result<()>,
-    still: impl FnOnce(&mut Admin) -> anyhow::Result<()>,
-) -> anyhow::Result<SnapshotInfo> {
-    delete_left(admin)?;
-    let incoming = Incoming::new(server);
-    let name = incoming.version.volume.clone();
-    admin.ask(Ask::Fork(Fork { of: Some(begin.clone()), name: name.clone(), as_stored: false }))?;
-    let replaced = incoming.fill(admin, make, is_right).and_then(|()| still(admin)).and_then(|()| {
-        let ask = Promote { fork: name, keep_as: String::new() };
-        progress::waited(commands::EXCHANGE, || snapshots::one(admin, Ask::Promote(ask)))
-    });
-    replaced.inspect_err(|_| drop(incoming.delete()))
+/// A fork that is made what a volume has to be, and takes its place. Until then nothing has happened; what was made of it goes with this.
+pub(super) struct Replacement<'a> {
+    incoming: Incoming<'a>,
+    forking: Option<JoinHandle<anyhow::Result<()>>>,
+    mounting: Option<Mounting>,
+    is_over: bool,
+}
+
+impl<'a> Replacement<'a> {
+    /// Begins to fork a version. Something else can be asked for meanwhile.
+    pub(super) fn begin(server: &'a str, of: &Version) -> Replacement<'a> {
+        let incoming = Incoming::new(server);
+        let (server, of, name) = (server.to_owned(), of.clone(), incoming.version.volume.clone());
+        let fork = move || {
+            let mut admin = Admin::connect(&server)?;
+            delete_left(&mut admin)?;
+            admin.ask(Ask::Fork(Fork { of: Some(of), name, as_stored: false })).map(drop)
+        };
+        let forking = Some(std::thread::spawn(fork));
+        Replacement { incoming, forking, mounting: None, is_over: false }
+    }
+
+    fn forked(&mut self) -> anyhow::Result<()> {
+        let ended = |_| Err(failure(Exit::Failed, "the thread that forks has ended"));
+        self.forking.take().map_or(Ok(()), |forking| forking.join().unwrap_or_else(ended))
+    }
+
+    /// Begins to mount the fork, and tells where that will be.
+    ///
+    /// # Errors
+    /// It cannot be made, or mounted.
+    pub(super) fn mount(&mut self) -> anyhow::Result<PathBuf> {
+        self.forked()?;
+        let mounting = Mounting::begin(self.incoming.server, &self.incoming.version, "rw")?;
+        Ok(self.mounting.insert(mounting).path().to_owned())
+    }
+
+    /// Has `make` make the fork what it has to be, and puts it in the volume's place if it `is_right` then and `still` agrees.
+    /// Returns the snapshot of what the volume was.
+    ///
+    /// # Errors
+    /// What `make` or `still` says, what the server refuses: then the volume is as it was.
+    pub(super) fn finish(
+        mut self,
+        admin: &mut Admin,
+        make: impl FnOnce(&Path) -> anyhow::Result<()>,
+        is_right: impl FnOnce(&mut Admin, &Version) -> anyhow::Result<()>,
+        still: impl FnOnce(&mut Admin) -> anyhow::Result<()>,
+    ) -> anyhow::Result<SnapshotInfo> {
+        if self.mounting.is_none() {
+            self.mount()?;
+        }
+        let mounted = match self.mounting.take() {
+            Some(mounting) => mounting.done()?,
+            None => return Err(failure(Exit::Failed, "the fork is not mounted")),
+        };
+        self.incoming.fill(admin, mounted, make, is_right)?;
+        still(admin)?;
+        let ask = Promote { fork: self.incoming.version.volume.clone(), keep_as: String::new() };
+        let kept = progress::waited(commands::EXCHANGE, || snapshots::one(admin, Ask::Promote(ask)))?;
+        self.is_over = true;
+        Ok(kept)
+    }
+}
+
+impl Drop for Replacement<'_> {
+    fn drop(&mut self) {
+        if self.is_over {
+            return;
+        }
+        self.mounting = None;
+        if self.forked().is_ok() {
+            let _ = self.incoming.delete();
+        }
+    }
 }
 
 /// Makes a volume that is `tree` from its beginning.
@@ -143,7 +205,9 @@ pub(super) fn create(
     let (uid, gid) = sys::user_and_group();
     let name = incoming.version.volume.clone();
     admin.ask(Ask::CreateVolume(CreateVolume { name, mode: 0o755, uid, gid, ..CreateVolume::default() }))?;
-    let created = incoming.fill(admin, make, is_tree(tree)).and_then(|()| {
+    let filled = Mounted::writable(server, &incoming.version)
+        .and_then(|mounted| incoming.fill(admin, mounted, make, is_tree(tree)));
+    let created = filled.and_then(|()| {
         let fork = Fork { of: Some(incoming.version.clone()), name: volume.to_owned(), as_stored: false };
         admin.ask(Ask::Fork(fork)).map(drop)
     });

@@ -1,7 +1,8 @@
 //! `hayloft diff`.
 
+use std::fs::File;
 use std::io::{self, BufWriter, Write};
-use std::os::unix::ffi::OsStrExt;
+use std::os::fd::AsRawFd;
 use std::path::{Component, Path, PathBuf};
 use std::process::Command;
 
@@ -218,16 +219,19 @@ fn patch(out: &mut impl Write, found: &[Difference], sides: &[Mounted]) -> anyho
         if !is_text || same {
             continue;
         }
-        let side = |at: usize, path: Option<&[u8]>| -> (PathBuf, String) {
-            let name = path.map(|path| Path::new(std::ffi::OsStr::from_bytes(path)));
-            match name {
-                Some(name) => {
-                    (sides[at].path().join(name), format!("{}/{}", sides[at].label(), name.display()))
+        let side = |at: usize, path: Option<&[u8]>| -> io::Result<(File, String)> {
+            Ok(match path {
+                Some(path) => {
+                    let file = hayloft_tree::file_below(sides[at].path(), path)?;
+                    (file, format!("{}/{}", sides[at].label(), shown(path)))
                 }
-                None => ("/dev/null".into(), "/dev/null".to_owned()),
-            }
+                None => (File::open("/dev/null")?, "/dev/null".to_owned()),
+            })
         };
-        let ((old, old_label), (new, new_label)) = (side(0, old), side(1, new));
+        let ((old, old_label), (new, new_label)) = (side(0, old)?, side(1, new)?);
+        // Paths may be longer than a program can open.
+        let [old, new] =
+            [&old, &new].map(|file| format!("/proc/{}/fd/{}", std::process::id(), file.as_raw_fd()));
         out.flush()?;
         let told = Command::new("diff")
             .args(["-u", "--label", &old_label, "--label", &new_label])

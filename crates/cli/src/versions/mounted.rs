@@ -5,14 +5,17 @@ use std::io::{BufRead, BufReader, Read, Seek};
 use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::time::Duration;
 
 use anyhow::Context;
+use hayloft_mount::control;
 use hayloft_transfer::leftovers;
 use hayloft_wire::Version;
 
 use crate::exit::{Exit, failure};
 use crate::mountinfo;
-use crate::mounts::umount;
+use crate::mounts::{sync, umount};
 use crate::server::snapshots;
 use crate::sys;
 
@@ -25,6 +28,9 @@ pub(crate) struct Mounted {
     /// Says that the folder is in use.
     _held: OwnedFd,
 }
+
+/// How soon what was made goes to the store while more is made.
+const SHIP_EVERY: Duration = Duration::from_millis(50);
 
 /// The names of such folders begin so; the number of the process that has made them follows.
 const NAMES: &str = "hayloft-version-";
@@ -83,6 +89,37 @@ impl Mounted {
         Mounting::begin(server, version, "rw")?.done()
     }
 
+    /// Has something made in it, and meanwhile sees to it that the store gets what is there already.
+    ///
+    /// # Errors
+    /// What `make` says.
+    pub(crate) fn fill<T>(&self, make: impl FnOnce(&Path) -> anyhow::Result<T>) -> anyhow::Result<T> {
+        let target = mountinfo::ours(self.path())?.target();
+        let is_made = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let ship = || {
+                std::thread::park_timeout(SHIP_EVERY);
+                // What fails here is told by the flush at the end.
+                while !is_made.load(Relaxed) && control::flush(&target).is_ok() {
+                    std::thread::park_timeout(SHIP_EVERY);
+                }
+            };
+            let shipping = scope.spawn(ship);
+            let made = make(self.path());
+            is_made.store(true, Relaxed);
+            shipping.thread().unpark();
+            made
+        })
+    }
+
+    /// Waits until everything is in the store.
+    ///
+    /// # Errors
+    /// It does not get there.
+    pub(crate) fn flush(&self) -> anyhow::Result<()> {
+        sync::flush(self.path(), None)
+    }
+
     /// Leaves it: everything is in the store then.
     ///
     /// # Errors
@@ -130,6 +167,11 @@ impl Mounting {
         let client = sys::in_own_session(&mut command).spawn().context("cannot start hayloft mount")?;
         let mounted = Mounted { dir, label, client, is_left: false, _held: held };
         Ok(Mounting { mounted: Some(mounted), log })
+    }
+
+    /// Where it will be.
+    pub(crate) fn path(&self) -> &Path {
+        self.mounted.as_ref().map_or(Path::new(""), Mounted::path)
     }
 
     /// Waits until it is mounted.

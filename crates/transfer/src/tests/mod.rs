@@ -2,6 +2,7 @@ mod far;
 mod hostile;
 mod merging;
 mod mirrors;
+mod odd;
 
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Read, Write};

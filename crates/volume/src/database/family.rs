@@ -269,9 +269,14 @@ async fn packs_read(store: &Store, id: &str, mode: DbReaderMode) -> Result<Vec<P
 
 type PacksOf = HashMap<(String, Uuid), Arc<Vec<PackId>>>;
 
-/// Packs that snapshots have, by database and checkpoint: these do not change.
+/// What is known of snapshots, by database and checkpoint: it does not change.
 #[derive(Default)]
-pub(crate) struct Remembered(Mutex<PacksOf>);
+pub(crate) struct Remembered {
+    /// The packs that they have.
+    packs: Mutex<PacksOf>,
+    /// The mark of the tree when they were made, see `Order::tree_mark`.
+    trees: Mutex<HashMap<(String, Uuid), u64>>,
+}
 
 impl Remembered {
     /// The packs of a snapshot.
@@ -282,27 +287,41 @@ impl Remembered {
         checkpoint: Uuid,
     ) -> Result<Arc<Vec<PackId>>, VolumeError> {
         let key = (id.to_owned(), checkpoint);
-        if let Some(packs) = self.0.lock().get(&key) {
+        if let Some(packs) = self.packs.lock().get(&key) {
             return Ok(Arc::clone(packs));
         }
         let packs = packs_read(store, id, DbReaderMode::Checkpoint(checkpoint)).await?;
         self.remember(id, checkpoint, packs);
-        Ok(self.0.lock().get(&key).cloned().unwrap_or_default())
+        Ok(self.packs.lock().get(&key).cloned().unwrap_or_default())
     }
 
     /// A snapshot was made, and has these packs.
     pub(crate) fn remember(&self, id: &str, checkpoint: Uuid, mut packs: Vec<PackId>) {
         packs.sort_unstable();
-        let mut of_all = self.0.lock();
+        let mut of_all = self.packs.lock();
         // Most often they are those of another one as well.
         let same = of_all.iter().find(|((of, _), known)| of == id && ***known == packs);
         let packs = same.map_or_else(|| Arc::new(packs), |(_, known)| Arc::clone(known));
         of_all.insert((id.to_owned(), checkpoint), packs);
     }
 
+    /// A snapshot was made of a tree with this mark.
+    pub(crate) fn remember_tree(&self, id: &str, checkpoint: Uuid, mark: u64) {
+        self.trees.lock().insert((id.to_owned(), checkpoint), mark);
+    }
+
+    /// The tree that a snapshot was made of, if this server has made it: the database, and the mark.
+    pub(crate) fn tree(&self, snapshot: &Snapshot) -> Option<(String, u64)> {
+        let key = (snapshot.database.clone(), snapshot.checkpoint?);
+        let mark = *self.trees.lock().get(&key)?;
+        Some((key.0, mark))
+    }
+
     /// A snapshot is gone.
     pub(crate) fn forget(&self, id: &str, checkpoint: Uuid) {
-        self.0.lock().remove(&(id.to_owned(), checkpoint));
+        let key = (id.to_owned(), checkpoint);
+        self.packs.lock().remove(&key);
+        self.trees.lock().remove(&key);
     }
 }
 

@@ -26,6 +26,8 @@ pub(crate) struct Rows {
     bytes: usize,
     /// Inodes whose rows or names change.
     subjects: BTreeSet<Ino>,
+    /// It has rows of files or names.
+    is_of_tree: bool,
     listed: Listed,
 }
 
@@ -47,6 +49,8 @@ pub(crate) struct Parts {
     pub(crate) subjects: BTreeSet<Ino>,
     /// The rows, if they were noted.
     pub(crate) noted: Option<Vec<NotedRow>>,
+    /// It may make the tree another one.
+    pub(crate) is_of_tree: bool,
     pub(crate) listed: Listed,
 }
 
@@ -74,6 +78,7 @@ impl Rows {
             None => self.batch.delete(&key),
         }
         self.subjects.insert(slot);
+        self.is_of_tree = true;
         self.list(&key, value.as_deref());
         self.note_row(key, value);
     }
@@ -81,6 +86,7 @@ impl Rows {
     fn note(&mut self, key: Bytes, value: Option<Bytes>) {
         if let Some(&(tables::INODES | tables::DENTRIES | tables::PAGES)) = key.first() {
             self.subjects.extend(tables::number_in(&key).map(Ino));
+            self.is_of_tree = true;
         }
         self.list(&key, value.as_deref());
         self.note_row(key, value);
@@ -111,6 +117,7 @@ impl Rows {
     /// A row that is not noted: what it says comes back in another way.
     pub(crate) fn put_unnoted(&mut self, key: impl Into<Bytes>, value: impl Into<Bytes>) {
         let (key, value) = (key.into(), value.into());
+        self.is_of_tree = true;
         self.list(&key, Some(&value));
         self.batch.put_bytes(key, value);
     }
@@ -123,6 +130,7 @@ impl Rows {
     /// Its parts.
     pub(crate) fn into_parts(self) -> Parts {
         let noted = (self.bytes <= NOTED_MAX).then_some(self.noted);
-        Parts { batch: self.batch, subjects: self.subjects, noted, listed: self.listed }
+        let Rows { batch, subjects, is_of_tree, listed, .. } = self;
+        Parts { batch, subjects, noted, is_of_tree, listed }
     }
 }

@@ -59,6 +59,8 @@ struct State {
     opening: u64,
     /// The last number that was given.
     last: u64,
+    /// The last one whose rows may have made the tree another one; what was before the database was opened counts as that.
+    tree: u64,
     /// What the database had when it was opened.
     found: u64,
     /// The last one that was written.
@@ -90,6 +92,7 @@ impl Order {
         state.opening += 1;
         // Marks that were given are not given again: clients may keep entries that have them.
         state.last = state.last.max(mark);
+        state.tree = state.tree.max(mark);
         state.found = mark;
         state.written = None;
         state.seal_key = seal_key;
@@ -100,6 +103,11 @@ impl Order {
         self.state.lock().last
     }
 
+    /// A mark of the tree as it is: as long as that is the same, the tree is. Who has the turn knows that it stays so.
+    pub(crate) fn tree_mark(&self) -> u64 {
+        self.state.lock().tree
+    }
+
     /// The place of all that was written. Of what is just being written only who has the turn can be sure.
     pub(crate) fn last(&self, db: Db) -> Ordered {
         let state = self.state.lock();
@@ -107,9 +115,12 @@ impl Order {
         Ordered { db, opening: state.opening, number, early: false, subjects: Vec::new() }
     }
 
-    fn next(&self, db: &Db) -> Ordered {
+    fn next(&self, db: &Db, is_of_tree: bool) -> Ordered {
         let mut state = self.state.lock();
         state.last += 1;
+        if is_of_tree {
+            state.tree = state.last;
+        }
         Ordered {
             db: db.clone(),
             opening: state.opening,
@@ -179,8 +190,8 @@ impl Volume {
     /// # Errors
     /// The database failed. Whether the batch is there is known when it is open again.
     pub(crate) async fn order(self: &Arc<Self>, db: &Db, rows: Rows) -> Result<Ordered, VolumeError> {
-        let Parts { batch, listed, .. } = rows.into_parts();
-        let place = self.order.next(db);
+        let Parts { batch, is_of_tree, listed, .. } = rows.into_parts();
+        let place = self.order.next(db, is_of_tree);
         self.write_at(place, batch, listed).await
     }
 
@@ -194,9 +205,9 @@ impl Volume {
         rows: Rows,
         doing: Doing,
     ) -> Result<Ordered, VolumeError> {
-        let Parts { batch, subjects, noted, listed } = rows.into_parts();
+        let Parts { batch, subjects, noted, is_of_tree, listed } = rows.into_parts();
         let (opening, window) = (self.opening(), self.shared.config.window);
-        let mut place = self.order.next(db);
+        let mut place = self.order.next(db, is_of_tree);
         // What is about nothing is told to nobody.
         let is_told = !subjects.is_empty();
         let can_come_back = opening != 0 && !window.is_zero() && !doing.waits && is_told;
@@ -261,7 +272,7 @@ impl Volume {
         if batch.is_empty() {
             return Ok(());
         }
-        let place = self.order.next(db);
+        let place = self.order.next(db, false);
         self.write_at(place, batch, Listed::default()).await?;
         Ok(())
     }

@@ -9,7 +9,7 @@ use futures::stream::{self, StreamExt, TryStreamExt};
 use hayloft_model::{BLOCK_SIZE, BlockRef, ContentHash, Ino, PAGE_BLOCKS, blocks_of};
 use hayloft_store::decode_chunk;
 use hayloft_tree::chunk::{self, Chunk};
-use hayloft_tree::name::{self, Kind, Pieces};
+use hayloft_tree::name::{self, Kind};
 use hayloft_wire::{
     CutFile, CutGroup, Cuts, DentryRow, FileParts, FrameOf, InodeRowMessage, ReadParts, Version,
 };
@@ -19,7 +19,7 @@ use tokio::sync::{Semaphore, mpsc};
 use crate::database::{self, Db, tables};
 use crate::error::VolumeError;
 use crate::server::Shared;
-use crate::versions::tables::blocks;
+use crate::versions::blocks::{self, Blocks, Content};
 use crate::volume::Volume;
 
 /// A file is cut so much at a time, bytes: no answer takes long.
@@ -92,25 +92,16 @@ impl File {
     /// The blocks in a page of it; those at the end may be missing, and are holes.
     async fn page(&self, page: u64) -> Result<Vec<Option<BlockRef>>, VolumeError> {
         match page {
-            0 => blocks(self.row.blocks.as_ref()),
-            page => blocks(self.db.get(tables::page(Ino(self.row.ino), page)).await?.as_ref()),
+            0 => blocks::in_page(self.row.blocks.as_ref()),
+            page => blocks::in_page(self.db.get(tables::page(Ino(self.row.ino), page)).await?.as_ref()),
         }
-    }
-
-    /// Bytes of a block as the file has it.
-    fn span(&self, block: u64) -> usize {
-        (self.row.size - block * BLOCK_SIZE).min(BLOCK_SIZE) as usize
     }
 
     /// The content of some blocks that follow each other.
     async fn read(&self, from: u64, to: u64) -> Result<Vec<Bytes>, VolumeError> {
         let to = to.min(blocks_of(self.row.size));
         if let Some(inline) = &self.row.inline {
-            let mut content = inline.to_vec();
-            content.resize(self.row.size as usize, 0);
-            let content = Bytes::from(content);
-            let block = |at: u64| (at * BLOCK_SIZE) as usize;
-            return Ok((from..to).map(|at| content.slice(block(at)..block(at) + self.span(at))).collect());
+            return Ok((from..to).map(|at| blocks::of_inline(inline, self.row.size, at)).collect());
         }
         let (mut page, mut refs) = (u64::MAX, Vec::new());
         let mut found: Vec<Option<BlockRef>> = Vec::new();
@@ -123,7 +114,7 @@ impl File {
         }
         let hashes: Vec<ContentHash> = found.iter().flatten().map(|block| block.hash).collect();
         let mut chunks = self.volume.read_chunks(&hashes).await?.into_iter();
-        let spans: Vec<usize> = (from..to).map(|at| self.span(at)).collect();
+        let spans: Vec<usize> = (from..to).map(|at| blocks::span(self.row.size, at) as usize).collect();
         let decode = move || {
             let content = |(block, span): (Option<BlockRef>, usize)| {
                 let Some(chunk) = block.and_then(|_| chunks.next()) else { return Ok(vec![0; span].into()) };
@@ -144,21 +135,23 @@ impl File {
 
     /// The hash of its content, by the names of its blocks.
     async fn content(&self) -> Result<[u8; 32], VolumeError> {
-        let (mut pieces, mut page, mut refs) = (Pieces::default(), u64::MAX, Vec::new());
-        for at in 0..blocks_of(self.row.size) {
-            if at / PAGE_BLOCKS != page {
-                page = at / PAGE_BLOCKS;
-                refs = self.page(page).await?;
-            }
-            let span = self.span(at);
-            match refs.get((at % PAGE_BLOCKS) as usize).copied().flatten() {
-                Some(block) if block.len as usize == span => pieces.push(&block.hash.0),
-                None if self.row.inline.is_none() => pieces.push(&name::zeros(span as u64)),
+        if let Some(inline) = &self.row.inline {
+            return Ok(blocks::content_of(inline, self.row.size));
+        }
+        let (ino, mut rows) = (Ino(self.row.ino), None);
+        if Blocks::has_pages(&self.row) {
+            let snapshot = self.db.snapshot()?;
+            rows = Some(database::scan(&snapshot, &tables::pages(ino)).await?);
+        }
+        let (mut content, mut found) = (Content::new(self.row.size), Blocks::new(&self.row, rows)?);
+        while let Some((at, block)) = found.next().await? {
+            match u64::from(block.len) == blocks::span(self.row.size, at) {
+                true => content.push(at, &block.hash.0),
                 // Something was cut off, or follows.
-                _ => pieces.push(&name::hash(&self.read(at, at + 1).await?.concat())),
+                false => content.push(at, &name::hash(&self.read(at, at + 1).await?.concat())),
             }
         }
-        Ok(pieces.finish())
+        Ok(content.finish())
     }
 
     /// Where a part of it is cut that begins where a chunk does.

@@ -1,6 +1,7 @@
 //! Versions of a volume's tree: snapshots, where they are mounted, forks, the way back, differences. What they are in the
 //! store: [`crate::database::family`].
 
+mod blocks;
 pub(crate) mod clone;
 pub(crate) mod cutting;
 pub(crate) mod diff;

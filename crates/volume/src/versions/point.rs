@@ -10,6 +10,20 @@ use crate::error::VolumeError;
 use crate::server::Shared;
 use crate::versions::snapshot::{self, Wanted};
 
+/// The tree of a version as this server knows it: the database, and its mark; of a volume as it is now when everything has come that hosts have
+/// changed. Trees with the same are the same.
+pub(super) async fn tree(shared: &Arc<Shared>, of: &Version) -> Result<Option<(String, u64)>, VolumeError> {
+    if of.snapshot.is_empty() {
+        let volume = shared.volume(&of.volume).await?;
+        volume.all_shipped().await?;
+        let _turn = volume.turn.lock().await;
+        volume.db()?;
+        return Ok(Some((volume.id.clone(), volume.order.tree_mark())));
+    }
+    let entry = registry::read(&shared.store, &of.volume).await?;
+    Ok(shared.remembered.tree(&snapshot::find(shared, &entry, &of.volume, &of.snapshot).await?))
+}
+
 /// A snapshot to read.
 pub(super) struct Point {
     pub(super) snapshot: Snapshot,

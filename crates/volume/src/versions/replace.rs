@@ -254,13 +254,17 @@ impl Volume {
         };
         batch.put(tables::VOLUME, row.encode_to_vec());
         batch.put(tables::HISTORY, from.history.encode_to_vec());
-        batch.put(tables::MARK, MarkRow { mark: from.mark.max(self.order.last_mark()) }.encode_to_vec());
+        let mark = from.mark.max(self.order.last_mark());
+        batch.put(tables::MARK, MarkRow { mark }.encode_to_vec());
         for (id, row) in &from.ended {
             batch.put(tables::ended(*id), row.encode_to_vec());
         }
         for (id, row) in &from.sessions {
             batch.put(tables::session(*id), row.encode_to_vec());
         }
-        Ok(database::write_durably(&db, batch).await?)
+        database::write_durably(&db, batch).await?;
+        // With that it is opened, and its tree is the same.
+        self.shared.lately_named.moved(&self.id, self.order.tree_mark(), mark);
+        Ok(())
     }
 }

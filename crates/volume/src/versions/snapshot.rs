@@ -15,7 +15,7 @@ use crate::database::tables;
 use crate::database::{self, Db};
 use crate::error::VolumeError;
 use crate::server::Shared;
-use crate::versions::{check_name, leftovers, view};
+use crate::versions::{check_name, leftovers, naming, view};
 use crate::volume::Volume;
 
 /// What is asked for.
@@ -133,6 +133,7 @@ pub(crate) async fn at_point(
     // Before it: a sweep that has deleted a row looks here whether the pack may be in the snapshot still.
     volume.points.fetch_add(1, AcqRel);
     let usage = volume.state.lock().usage;
+    let tree_mark = volume.order.tree_mark();
     let options = CheckpointOptions { name: Some(begun.snapshot.shown()), ..CheckpointOptions::default() };
     let created_nanos = shared.now().as_nanos() as i64;
     let checkpoint = db.begin_checkpoint(CheckpointScope::All, &options).await?;
@@ -141,15 +142,20 @@ pub(crate) async fn at_point(
     let packs = family::packs(database::scan(&rows, &[tables::PACKS]).await?).await?;
     let id = checkpoint.wait().await?.id;
     shared.remembered.remember(&volume.id, id, packs.into_keys().collect());
+    shared.remembered.remember_tree(&volume.id, id, tree_mark);
     hayloft_crash::point("snapshot.checkpoint");
     let snapshot = Snapshot {
         checkpoint: Some(id),
         created_nanos,
         bytes: usage.bytes,
         inodes: usage.inodes,
+        tree: shared.lately_named.of(&volume.id, tree_mark).map(|name| name.to_string()),
         ..begun.snapshot.clone()
     };
     family::update(&shared.store, &begun.family, &snapshot).await?;
+    if snapshot.tree.is_some() && !snapshot.passing {
+        naming::keep_later(shared, &snapshot);
+    }
     tracing::info!(snapshot = snapshot.shown(), bytes = usage.bytes, inodes = usage.inodes, "snapshot made");
     Ok(snapshot)
 }

@@ -4,9 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use bytes::Bytes;
-use hayloft_model::{BlockRef, Ino};
+use hayloft_model::Ino;
 use hayloft_store::Store;
-use hayloft_wire::{InodeRowMessage, decode_blocks};
+use hayloft_wire::InodeRowMessage;
 use slatedb::config::ScanOptions;
 use slatedb::{DbIterator, DbReader, WalReader};
 
@@ -15,12 +15,6 @@ use crate::database::family::{self, Snapshot};
 use crate::database::tables;
 use crate::error::VolumeError;
 use crate::server::Shared;
-
-/// The blocks in a page of a file; none: holes.
-pub(super) fn blocks(packed: Option<&Bytes>) -> Result<Vec<Option<BlockRef>>, VolumeError> {
-    let blocks = packed.map(|packed| decode_blocks(packed)).transpose();
-    Ok(blocks.map_err(|_| VolumeError::Damaged("list of blocks"))?.unwrap_or_default())
-}
 
 /// One version of a database.
 pub(crate) struct Tables {

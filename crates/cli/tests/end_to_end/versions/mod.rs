@@ -6,3 +6,4 @@ pub(crate) mod merging;
 pub(crate) mod names;
 pub(crate) mod open_files;
 pub(crate) mod transfer;
+pub(crate) mod unusual;

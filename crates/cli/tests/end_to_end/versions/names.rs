@@ -257,3 +257,35 @@ fn what_is_made_for_a_request_goes_with_it() {
     run(&mut farm.ask(["verify", "v"]));
     gone(&farm);
 }
+
+/// A path that is longer than the kernel takes at once: names are told, compared and merged all the same.
+#[test]
+fn what_lies_deeper_than_a_path_is_long_is_named_told_and_merged() {
+    let (farm, mount) = Farm::mounted("v");
+    let python = |top: &Path, begin: &str, make: &str, then: &str| {
+        let script = format!(
+            "import os\nos.chdir({:?})\n{begin}\nfor at in range(500):\n    name = 'level-%06d' % at\n    {make}\n    os.chdir(name)\n{then}",
+            top.display().to_string()
+        );
+        run(&mut crate::setup::farm::python(&script));
+    };
+    python(
+        mount.path(),
+        "os.mkdir('top'); os.chdir('top')",
+        "os.mkdir(name)",
+        "open('file', 'w').write('one\\n')",
+    );
+    snapshot(&farm, "v@one");
+    let name = name_of(&mut farm.ask(["verify", "v@one"]));
+    assert_eq!(name_of(&mut farm.ask(["verify", "v@one", "--deep"])), name);
+    run(&mut farm.ask(["fork", "v@one", "f"]));
+    let fork = farm.mount("f", "");
+    python(fork.path(), "os.chdir('top')", "pass", "open('file', 'a').write('two\\n')");
+    fs::rename(fork.join("top"), fork.join("moved")).unwrap();
+    let told = run(&mut farm.ask(["diff", "v@one", "f", "--patch"]));
+    assert!(told.contains("\n+two\n"), "{told}");
+    fs::write(mount.join("beside"), "x").unwrap();
+    run(&mut farm.ask(["merge", "f"]));
+    python(mount.path(), "os.chdir('moved')", "pass", "assert open('file').read() == 'one\\ntwo\\n'");
+    assert!(mount.join("beside").exists() && !mount.join("top").exists());
+}

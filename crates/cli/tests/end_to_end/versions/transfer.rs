@@ -34,43 +34,43 @@ fn fill(top: &Path) {
 }
 
 /// A farm with a volume, a mirror and a cache of its own.
-struct Side {
-    farm: Farm,
+pub(super) struct Side {
+    pub(super) farm: Farm,
     cache: PathBuf,
 }
 
 impl Side {
-    fn new() -> Side {
+    pub(super) fn new() -> Side {
         let farm = Farm::new();
         let cache = farm.dir().join("cache");
         Side { farm, cache }
     }
 
-    fn ask<const N: usize>(&self, args: [&str; N]) -> Command {
+    pub(super) fn ask<const N: usize>(&self, args: [&str; N]) -> Command {
         let mut command = self.farm.ask(args);
         command.arg("--cache").arg(&self.cache);
         command
     }
 
-    fn snapshot(&self, name: &str) {
+    pub(super) fn snapshot(&self, name: &str) {
         run(&mut self.farm.ask(["snapshot", "create", name]));
     }
 
-    fn tree(&self, of: &str) -> String {
+    pub(super) fn tree(&self, of: &str) -> String {
         run(&mut self.farm.ask(["verify", of])).lines().next().unwrap().to_owned()
     }
 
-    fn send(&self, what: &str, mirror: &Path) -> Value {
+    pub(super) fn send(&self, what: &str, mirror: &Path) -> Value {
         let told = run(self.ask(["send", what, "--json"]).arg("--to").arg(mirror));
         serde_json::from_str(&told).unwrap()
     }
 
-    fn receive(&self, from: &Path, what: &str) -> Value {
+    pub(super) fn receive(&self, from: &Path, what: &str) -> Value {
         let told = run(self.ask(["receive", "--json"]).arg(from).arg(what));
         serde_json::from_str(&told).unwrap()
     }
 
-    fn mount(&self, volume: &str) -> Mount {
+    pub(super) fn mount(&self, volume: &str) -> Mount {
         self.farm.mount(volume, "")
     }
 }

@@ -15,7 +15,7 @@ use crate::database::registry;
 use crate::error::VolumeError;
 use crate::server::Shared;
 use crate::versions::diff::names::Names;
-use crate::versions::point::Point;
+use crate::versions::point::{self, Point};
 use crate::versions::tables::Tables;
 
 /// What was found, and how many rows were read for it.
@@ -51,6 +51,11 @@ pub(crate) async fn diff(
         return Err(VolumeError::Invalid(
             "the two are no versions of one tree: neither was forked from the other, or both from a third",
         ));
+    }
+    if let Some(old) = point::tree(shared, from).await?
+        && point::tree(shared, to).await? == Some(old)
+    {
+        return Ok(Found { differences: Vec::new(), rows_read: 0 });
     }
     let old = Point::of(shared, from, asked.by).await?;
     let new = match Point::of(shared, to, asked.by).await {

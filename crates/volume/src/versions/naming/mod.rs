@@ -9,14 +9,16 @@ use std::sync::Arc;
 
 use hayloft_tree::TreeName;
 use hayloft_wire::Version;
+use parking_lot::Mutex;
 
 use crate::database::family::{self, Snapshot};
 use crate::database::registry;
 use crate::error::VolumeError;
 use crate::server::Shared;
+use crate::versions::naming::directories::Listed;
 use crate::versions::naming::kept::Kept;
 use crate::versions::naming::nodes::{Nodes, Reader};
-use crate::versions::point::Point;
+use crate::versions::point::{self, Point};
 use crate::versions::snapshot;
 use crate::versions::tables::Tables;
 
@@ -25,6 +27,9 @@ const SIGNATURES_MAX: usize = 16;
 
 /// Most bytes of one.
 const SIGNATURE_MAX: usize = 16 << 10;
+
+/// Of so many files all names are held in memory while a tree is named from all rows: 30 MiB.
+const LISTED_MAX: u64 = 300_000;
 
 /// What was found out.
 pub(crate) struct Named {
@@ -46,9 +51,21 @@ pub(crate) async fn name(
     by: &str,
     anew: bool,
 ) -> Result<Named, VolumeError> {
+    if of.snapshot.is_empty()
+        && !anew
+        && let Some((database, mark)) = point::tree(shared, of).await?
+        && let Some(name) = shared.lately_named.of(&database, mark)
+    {
+        return Ok(Named { snapshot: Snapshot::default(), name, rows_read: 0 });
+    }
     let point = Point::of(shared, of, by).await?;
     let anew = anew && point.snapshot.tree.is_some();
     let named = named(shared, &point, anew).await;
+    if let (Ok(named), true) = (&named, point.is_made)
+        && let Some((database, mark)) = shared.remembered.tree(&point.snapshot)
+    {
+        shared.lately_named.put(database, mark, named.name);
+    }
     point.done(shared).await?;
     let mut named = named?;
     if !of.snapshot.is_empty() && named.snapshot.tree.is_none() {
@@ -59,6 +76,48 @@ pub(crate) async fn name(
         .await?;
     }
     Ok(named)
+}
+
+/// The tree that was named last without a snapshot of it: of one that is made of it later the name is known.
+#[derive(Default)]
+pub(crate) struct LatelyNamed(Mutex<Option<(String, u64, TreeName)>>);
+
+impl LatelyNamed {
+    fn put(&self, database: String, mark: u64, name: TreeName) {
+        *self.0.lock() = Some((database, mark, name));
+    }
+
+    /// The name of the tree that a database has with a mark, see [`point::tree`].
+    pub(super) fn of(&self, database: &str, mark: u64) -> Option<TreeName> {
+        let named = self.0.lock();
+        named.as_ref().filter(|(of, at, _)| of == database && *at == mark).map(|(.., name)| *name)
+    }
+
+    /// The tree of a database that had one mark has another one from now on.
+    pub(super) fn moved(&self, database: &str, from: u64, to: u64) {
+        if let Some((of, mark, _)) = &mut *self.0.lock()
+            && of == database
+            && *mark == from
+        {
+            *mark = to;
+        }
+    }
+}
+
+/// A snapshot has its name from its beginning: while nobody waits it is worked out what is known of it when the next one is named.
+pub(super) fn keep_later(shared: &Arc<Shared>, snapshot: &Snapshot) {
+    let (shared, point) = (Arc::clone(shared), Point { snapshot: snapshot.clone(), is_made: false });
+    tokio::spawn(async move {
+        match named(&shared, &point, false).await {
+            Ok(named) if Some(named.name.to_string()) == point.snapshot.tree => {}
+            Ok(named) => {
+                tracing::error!(snapshot = point.snapshot.shown(), name = %named.name, "a snapshot has another tree than its name says");
+            }
+            Err(error) => {
+                tracing::debug!(snapshot = point.snapshot.shown(), %error, "the next one is named from all rows");
+            }
+        }
+    });
 }
 
 /// Adds a signature of a snapshot's name; who may sign is for those to know who mount it.
@@ -131,9 +190,14 @@ async fn named(shared: &Arc<Shared>, point: &Point, anew: bool) -> Result<Named,
         };
         let mut nodes = match nodes {
             Some(nodes) => nodes,
-            None => Nodes::all(&reader).await?,
+            None => Nodes::all(&reader, snapshot.inodes <= LISTED_MAX).await?,
         };
-        let root = directories::root(&reader, &mut nodes).await?;
+        let attributes = std::mem::take(&mut nodes.attributes);
+        let listed = match attributes.is_empty() {
+            true => Listed::default(),
+            false => Listed::all(&reader, attributes, &mut nodes.rows_read).await?,
+        };
+        let root = directories::root(&reader, &mut nodes, listed).await?;
         let (name, rows_read) = (TreeName(root), nodes.rows_read);
         // With one that goes at once nothing can be compared later.
         if !point.is_made {

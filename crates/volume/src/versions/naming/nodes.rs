@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use futures::stream::{self, StreamExt, TryStreamExt};
-use hayloft_model::{BLOCK_SIZE, BlockRef, Ino, PAGE_BLOCKS, blocks_of};
+use hayloft_model::{BLOCK_SIZE, BlockRef, Ino};
 use hayloft_store::decode_chunk;
-use hayloft_tree::name::{self, Attributes, Body, Kind, Node, PIECE, Pieces};
+use hayloft_tree::name::{self, Attributes, Body, Kind, Node, PIECE};
 use hayloft_wire::InodeRowMessage;
 
 use crate::database::homes::Homes;
@@ -17,7 +17,8 @@ use crate::database::tables::{self, Place};
 use crate::database::{self, family};
 use crate::error::VolumeError;
 use crate::server::Shared;
-use crate::versions::tables::{Tables, blocks};
+use crate::versions::blocks::{self, Blocks, Content};
+use crate::versions::tables::Tables;
 
 /// Rows that are worked on at a time: their contents may have 4 KiB each.
 const ROWS: usize = 1024;
@@ -37,11 +38,13 @@ pub(super) struct Nodes {
     /// Directories whose nodes are not known; `None`: all.
     pub(super) open: Option<HashSet<Ino>>,
     pub(super) rows_read: u64,
+    /// Of all directories, when all rows were read.
+    pub(super) attributes: HashMap<Ino, Attributes>,
 }
 
 impl Nodes {
-    /// From all rows of files; those of directories are open.
-    pub(super) async fn all(reader: &Reader<'_>) -> Result<Nodes, VolumeError> {
+    /// From all rows of files; directories are open, and their attributes are kept if they are wanted.
+    pub(super) async fn all(reader: &Reader<'_>, with_directories: bool) -> Result<Nodes, VolumeError> {
         let mut nodes = Nodes::default();
         let mut scan = reader.tables.scan(&[tables::INODES]).await?;
         loop {
@@ -51,8 +54,13 @@ impl Nodes {
             {
                 nodes.rows_read += 1;
                 let row = database::decode::<InodeRowMessage>(found.value, "inode")?;
-                if row.nlink > 0 && Kind::of(row.mode) != Kind::Directory {
-                    rows.push(row);
+                match Kind::of(row.mode) {
+                    _ if row.nlink == 0 => {}
+                    Kind::Directory if with_directories => {
+                        nodes.attributes.insert(Ino(row.ino), attributes(&row));
+                    }
+                    Kind::Directory => {}
+                    _ => rows.push(row),
                 }
             }
             if rows.is_empty() {
@@ -160,39 +168,32 @@ impl Reader<'_> {
     }
 
     async fn content(&self, row: &InodeRowMessage) -> Result<[u8; 32], VolumeError> {
-        let mut pieces = Pieces::default();
         if let Some(inline) = &row.inline {
-            let mut content = inline.to_vec();
-            content.resize(row.size as usize, 0);
-            content.chunks(PIECE as usize).for_each(|piece| pieces.push(&name::hash(piece)));
-            return Ok(pieces.finish());
+            return Ok(blocks::content_of(inline, row.size));
         }
-        let (mut page, mut there) = (0, blocks(row.blocks.as_ref())?);
-        for at in 0..blocks_of(row.size) {
-            if at / PAGE_BLOCKS != page {
-                page = at / PAGE_BLOCKS;
-                there = blocks(self.tables.get(&tables::page(Ino(row.ino), page)).await?.as_ref())?;
-            }
-            let span = (row.size - at * BLOCK_SIZE).min(BLOCK_SIZE);
-            let block = there.get((at % PAGE_BLOCKS) as usize).copied().flatten();
-            pieces.push(&self.piece(block, span).await?);
+        let mut rows = None;
+        if Blocks::has_pages(row) {
+            rows = Some(self.tables.scan(&tables::pages(Ino(row.ino))).await?);
         }
-        Ok(pieces.finish())
+        let (mut content, mut found) = (Content::new(row.size), Blocks::new(row, rows)?);
+        while let Some((at, block)) = found.next().await? {
+            content.push(at, &self.piece(block, blocks::span(row.size, at)).await?);
+        }
+        Ok(content.finish())
     }
 
     /// The hash of a piece that has so many bytes.
-    async fn piece(&self, block: Option<BlockRef>, span: u64) -> Result<[u8; 32], VolumeError> {
-        match block {
-            None => Ok(name::zeros(span)),
-            Some(block) if is_lost(&block.hash) => Err(VolumeError::NoContent(block.hash)),
-            Some(block) if u64::from(block.len) == span => Ok(block.hash.0),
-            // Zeros follow, or it was cut off.
-            Some(block) => {
-                let mut content = self.chunk(block).await?.to_vec();
-                content.resize(span as usize, 0);
-                Ok(name::hash(&content))
-            }
+    async fn piece(&self, block: BlockRef, span: u64) -> Result<[u8; 32], VolumeError> {
+        if is_lost(&block.hash) {
+            return Err(VolumeError::NoContent(block.hash));
         }
+        if u64::from(block.len) == span {
+            return Ok(block.hash.0);
+        }
+        // Zeros follow, or it was cut off.
+        let mut content = self.chunk(block).await?.to_vec();
+        content.resize(span as usize, 0);
+        Ok(name::hash(&content))
     }
 
     async fn chunk(&self, block: BlockRef) -> Result<Bytes, VolumeError> {
