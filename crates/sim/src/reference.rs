@@ -17,6 +17,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use hayloft_model::{Change, FileKind, InodeRow, SessionId};
 
 use lost::Lost;
+
 pub(crate) use older::Kept;
 use views::Views;
 

@@ -23,6 +23,7 @@ use crate::messages::{Ask, Body, Doing, Entry, Listing, ToClient, ToServer};
 use crate::operation::{Op, Process};
 use crate::reference::{Attributes, Register, Value};
 use crate::world::{LEASE, What, World, trace};
+
 pub(crate) use end::differs;
 use foreword::Foreword;
 

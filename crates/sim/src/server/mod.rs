@@ -29,10 +29,12 @@ use crate::messages::{Ask, Body, Doing as Who, Listing, ToClient, ToServer};
 use crate::quota::Quota;
 use crate::reference::Attributes;
 use crate::world::{LEASE, What, World, trace};
+
 pub(crate) use at_rest::AtRest;
 pub(crate) use late::LateStore;
 use late::MANY_FROM;
 use order::{Doing, Place};
+
 pub(crate) use order::{Order, Put, Then};
 
 /// Who has shipped so many batches since an event has shipped all that it was about.

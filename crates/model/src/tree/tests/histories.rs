@@ -8,6 +8,7 @@ use proptest::prelude::*;
 
 use super::super::*;
 use crate::{Record, Rows, Timestamp};
+
 const NAMES: [&[u8]; 5] = [b"a", b"b", b"c", b"long-name", b"\xff"];
 
 #[derive(Clone, Debug)]

@@ -16,6 +16,7 @@ use hayloft_fuse::Control;
 use self::pressure::Pressure;
 use crate::core::Client;
 use crate::options::{CACHE_MIN, DIRTY_MIN, MountOptions};
+
 pub(crate) use hayloft_memory::resident;
 
 /// What a client takes beside its content and rows: the program, stacks, buffers of requests under way.
