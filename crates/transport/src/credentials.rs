@@ -95,13 +95,15 @@ impl Credentials {
         let key = PrivateKeyDer::from_pem_slice(&read(&path)?)
             .map_err(|error| invalid(&path, format!("no private key: {error}")))?;
         let path = folder.join(REVOKED);
-        let lists = match path.exists() {
+        // A link that leads nowhere is no sign that nobody was revoked.
+        let has_lists = path.symlink_metadata().is_ok();
+        let lists = match has_lists {
             true => CertificateRevocationListDer::pem_slice_iter(&read(&path)?)
                 .collect::<Result<Vec<_>, _>>()
                 .map_err(|error| invalid(&path, error))?,
             false => Vec::new(),
         };
-        if lists.is_empty() && path.exists() {
+        if lists.is_empty() && has_lists {
             // Whoever was revoked would come in again.
             return Err(invalid(&path, "there is no list of revoked certificates in it"));
         }

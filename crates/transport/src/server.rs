@@ -1,6 +1,6 @@
 //! The server's end of a connection: who comes in, and as whom.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -20,6 +20,7 @@ use tokio::net::unix;
 use tokio::net::{TcpStream, UnixStream};
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
+use x509_parser::num_bigint::BigUint;
 use x509_parser::prelude::{CertificateRevocationList, FromDer};
 
 use crate::credentials::{Credentials, CredentialsError, FILES, VERSIONS, provider, shown};
@@ -72,6 +73,22 @@ pub enum AcceptError {
 /// Issuers and serial numbers of certificates.
 type Revoked = HashSet<(Vec<u8>, Vec<u8>)>;
 
+/// How new a list of revoked certificates is: its number, which grows, and when it was made.
+#[derive(Clone)]
+struct Age {
+    number: Option<BigUint>,
+    made: i64,
+}
+
+impl Age {
+    fn is_after(&self, other: &Age) -> bool {
+        match (&self.number, &other.number) {
+            (Some(own), Some(other)) => own > other,
+            _ => self.made > other.made,
+        }
+    }
+}
+
 /// What a folder of credentials was at some time.
 type Stamp = Vec<Option<(u64, u64, i64, i64)>>;
 
@@ -79,7 +96,31 @@ struct Loaded {
     stamp: Stamp,
     config: Arc<ServerConfig>,
     revoked: Arc<Revoked>,
-    has_list: bool,
+    /// The lists of revoked certificates, by their issuers.
+    lists: HashMap<Vec<u8>, Age>,
+    /// Of the CAs that are believed, their subjects without what stands before them.
+    authorities: Vec<Vec<u8>>,
+}
+
+impl Loaded {
+    /// Why these cannot come after those: somebody who was revoked would come in again.
+    fn forgets(&self, before: &Loaded) -> Option<String> {
+        before.lists.iter().find_map(|(issuer, age)| {
+            let is_believed = self.authorities.iter().any(|subject| issuer.ends_with(subject));
+            let stays = before.revoked.iter().filter(|(of, _)| of == issuer).all(|one| self.revoked.contains(one));
+            match self.lists.get(issuer) {
+                None if is_believed => Some(
+                    "the list of revoked certificates (crl.pem) is gone: bring it back, or start the server anew without it"
+                        .to_owned(),
+                ),
+                Some(new) if !stays && !new.is_after(age) => Some(
+                    "the list of revoked certificates (crl.pem) is no newer than the one before, and lacks certificates of that: bring the CA's newest"
+                        .to_owned(),
+                ),
+                _ => None,
+            }
+        })
+    }
 }
 
 /// Lets peers in.
@@ -289,16 +330,11 @@ impl Acceptor {
         }
         let new = load(folder, stamp.clone());
         let mut loaded = self.loaded.lock();
-        // Whoever was revoked would come in again.
-        let had_list = loaded.as_ref().is_some_and(|loaded| loaded.has_list);
-        let new = match new {
-            Ok(new) if had_list && !new.has_list => Err(CredentialsError::Invalid {
-                path: folder.to_owned(),
-                reason: "the list of revoked certificates (crl.pem) is gone: bring it back, or start the server anew without it"
-                    .to_owned(),
-            }),
-            new => new,
-        };
+        let forgets = |new: &Loaded| loaded.as_ref().and_then(|before| new.forgets(before));
+        let new = new.and_then(|new| match forgets(&new) {
+            Some(reason) => Err(CredentialsError::Invalid { path: folder.to_owned(), reason }),
+            None => Ok(new),
+        });
         match new {
             Ok(new) => {
                 tracing::info!(folder = %folder.display(), "the certificates were read again");
@@ -345,7 +381,8 @@ fn stamp(folder: &Path) -> Stamp {
 fn load(folder: &Path, stamp: Stamp) -> Result<Loaded, CredentialsError> {
     let credentials = Credentials::load(folder)?;
     let invalid = |reason: String| CredentialsError::Invalid { path: folder.to_owned(), reason };
-    let mut revoked = HashSet::new();
+    let authorities = credentials.authorities.roots.iter().map(|root| root.subject.to_vec()).collect();
+    let (mut revoked, mut lists) = (HashSet::new(), HashMap::new());
     for list in &credentials.revoked {
         let (_, list) =
             CertificateRevocationList::from_der(list).map_err(|error| invalid(error.to_string()))?;
@@ -356,14 +393,15 @@ fn load(folder: &Path, stamp: Stamp) -> Result<Loaded, CredentialsError> {
                     .to_owned(),
             ));
         }
+        let age = Age { number: list.crl_number().cloned(), made: list.last_update().timestamp() };
+        lists.insert(issuer.clone(), age);
         let serials = list.iter_revoked_certificates().map(|of| of.raw_serial().to_vec());
         revoked.extend(serials.map(|serial| (issuer.clone(), serial)));
     }
-    let has_list = !credentials.revoked.is_empty();
     let mut verifier = WebPkiClientVerifier::builder_with_provider(credentials.authorities, provider())
         .only_check_end_entity_revocation()
         .allow_unknown_revocation_status();
-    if has_list {
+    if !lists.is_empty() {
         verifier = verifier.with_crls(credentials.revoked);
     }
     let verifier = verifier.build().map_err(|error| invalid(error.to_string()))?;
@@ -376,5 +414,5 @@ fn load(folder: &Path, stamp: Stamp) -> Result<Loaded, CredentialsError> {
     // Every connection shows its certificate: one that was revoked does not come back by a ticket.
     config.session_storage = Arc::new(NoServerSessionStorage {});
     config.send_tls13_tickets = 0;
-    Ok(Loaded { stamp, config: Arc::new(config), revoked: Arc::new(revoked), has_list })
+    Ok(Loaded { stamp, config: Arc::new(config), revoked: Arc::new(revoked), lists, authorities })
 }

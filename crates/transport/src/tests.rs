@@ -196,14 +196,17 @@ fn a_server_is_believed_under_its_own_names_only() {
 #[test]
 fn a_list_that_is_lost_lets_nobody_in_again() {
     let mut two = Two::new();
+    let list = two.server().join("crl.pem");
+    std::fs::copy(&list, two.folder.path().join("before.pem")).unwrap();
     let acceptor = two.acceptor();
     two.authority.revoke("build1").unwrap();
     assert!(two.authority.tell_revoked(&two.server()).unwrap());
-    let list = two.server().join("crl.pem");
     let right = std::fs::read(&list).unwrap();
     let other = Authority::init(&two.folder.path().join("other-ca")).unwrap();
     drop(other);
     let of_another = std::fs::read(two.folder.path().join("other-ca/crl.pem")).unwrap();
+    // When the server began, nobody was revoked.
+    let of_before = std::fs::read(two.folder.path().join("before.pem")).unwrap();
     let refuses = |what: &str| {
         acceptor.refresh();
         let (peer, said) = echo(&acceptor, &two.client(), "farm1", 5);
@@ -220,8 +223,14 @@ fn a_list_that_is_lost_lets_nobody_in_again() {
         let error = Acceptor::new(Security::Tls(two.server())).err().expect(what);
         assert!(matches!(error, CredentialsError::Invalid { .. }), "{what}: {error}");
     }
+    std::fs::write(&list, of_before).unwrap();
+    refuses("an older one of this CA");
     std::fs::remove_file(&list).unwrap();
     refuses("gone");
+    std::os::unix::fs::symlink("nowhere", &list).unwrap();
+    refuses("a link that leads nowhere");
+    assert!(Acceptor::new(Security::Tls(two.server())).is_err(), "a server that starts takes it for no list");
+    std::fs::remove_file(&list).unwrap();
     std::fs::write(&list, right).unwrap();
     refuses("there again");
 }

@@ -39,6 +39,7 @@ mod session;
 mod sharing;
 mod versions;
 mod volume;
+mod words;
 
 pub use config::Config;
 pub use error::ServerError;

@@ -17,6 +17,18 @@ pub(crate) const BATCHES_BYTES: usize = 64 << 20;
 /// Bytes of answers that wait to be read, beyond one for each connection.
 const ANSWERS_BYTES: usize = 64 << 20;
 
+/// Bytes of requests that are worked on or wait, beyond [`ASKED_FREE`] of each connection, all connections together.
+const ASKED_BYTES: usize = 32 << 20;
+
+/// Bytes of requests of one connection that are worked on or wait, in any case.
+pub(crate) const ASKED_FREE: usize = 64 << 10;
+
+/// Requests of fewer bytes are not counted: their number is bounded.
+const ASKED_SMALL: usize = 1 << 10;
+
+/// Connections from which much is read at a time.
+const EAGER: usize = 256;
+
 /// Requests that wait for other sessions, beyond [`WAITING_FREE`] for each connection.
 const WAITING: usize = 1 << 15;
 
@@ -51,6 +63,8 @@ pub(crate) struct Room {
     pub(crate) batches: Arc<Semaphore>,
     pub(crate) answers: Arc<Semaphore>,
     pub(crate) waiting: Arc<Semaphore>,
+    pub(crate) asked: Arc<Semaphore>,
+    pub(crate) eager: Arc<Semaphore>,
     pub(crate) hellos: Semaphore,
     /// Large messages are decoded one after the other: they take more than their bytes.
     pub(crate) decoding: Semaphore,
@@ -71,6 +85,8 @@ impl Default for Room {
             batches: room(BATCHES_BYTES),
             answers: room(ANSWERS_BYTES),
             waiting: Arc::new(Semaphore::new(WAITING)),
+            asked: room(ASKED_BYTES),
+            eager: Arc::new(Semaphore::new(EAGER)),
             hellos: Semaphore::new(HELLOS),
             decoding: Semaphore::new(1),
             unread: AtomicUsize::new(0),
@@ -93,6 +109,18 @@ impl Room {
         }
     }
 
+    /// Room for what a request takes as long as it is worked on or waits: of its connection's own, else of all.
+    ///
+    /// # Errors
+    /// The limit, where there is none.
+    pub(crate) fn to_ask(&self, own: &Arc<Semaphore>, bytes: usize) -> Result<Held, usize> {
+        if bytes < ASKED_SMALL {
+            return Ok(None);
+        }
+        let of = |room: &Arc<Semaphore>| Arc::clone(room).try_acquire_many_owned(units(bytes)).ok();
+        of(own).or_else(|| of(&self.asked)).map(Some).ok_or(ASKED_BYTES)
+    }
+
     /// Room for answers is short: who has some, and does not read them, is given up.
     pub(crate) fn is_short_for_answers(&self) -> bool {
         self.answers.available_permits() < units(ANSWERS_BYTES / 8) as usize
@@ -107,6 +135,20 @@ impl Room {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn bytes_of_requests_are_bounded_for_each_connection_and_for_all() {
+        let room = Room::default();
+        let own = || Arc::new(Semaphore::new(units(ASKED_FREE) as usize));
+        let (one, other) = (own(), own());
+        assert!(room.to_ask(&one, ASKED_SMALL - 1).unwrap().is_none());
+        let kept: Vec<Held> = (0..).map_while(|_| room.to_ask(&one, 16 << 10).ok()).collect();
+        assert_eq!(kept.len() * (16 << 10), ASKED_FREE + ASKED_BYTES);
+        assert!(room.to_ask(&other, ASKED_FREE).is_ok_and(|held| held.is_some()), "who asks for little may");
+        assert_eq!(room.to_ask(&other, ASKED_FREE + 1).err(), Some(ASKED_BYTES));
+        drop(kept);
+        assert!(room.to_ask(&other, ASKED_FREE + 1).is_ok());
+    }
 
     #[test]
     fn requests_that_wait_are_bounded_for_each_connection_and_for_all() {

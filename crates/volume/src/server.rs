@@ -138,6 +138,9 @@ impl Shared {
         if registered.deleting || versions::replace::has_left(self, name, &registered).await? {
             return Err(VolumeError::NoVolume(name.to_owned()));
         }
+        if let Some(other) = named::is_of_another(&self.store, name, &registered.id).await? {
+            return Err(named::told_of_copy(name, &other));
+        }
         let registered = Registered { promoted_to: None, ..registered };
         let registered = format::raise(&self.store, name, registered).await?;
         let volume = Volume::open(Arc::clone(self), name, registered.clone(), false).await?;

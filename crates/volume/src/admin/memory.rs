@@ -1,15 +1,16 @@
 //! Memory that the server does not need any more goes back to the host.
 
 use std::sync::Weak;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
 use crate::server::Shared;
 
 /// How often it is looked at.
-const TICK: Duration = Duration::from_millis(500);
+const TICK: Duration = Duration::from_millis(250);
 /// At one of so many of these while nothing is asked, and while something is: whoever looks has to walk through all that is free.
-const TICKS_QUIET: u32 = 10;
-const TICKS_IN_USE: u32 = 60;
+const TICKS_QUIET: u32 = 20;
+const TICKS_IN_USE: u32 = 120;
 /// Fewer requests than these since the last look are none: keep-alives of clients.
 const QUIET: u64 = 100;
 /// From so much on it is looked at each time: what all bounds together let the server take is little more.
@@ -19,26 +20,36 @@ const WORTH: u64 = 16 << 20;
 const WORTH_IN_USE: u64 = 128 << 20;
 const WORTH_LARGE: u64 = 16 << 20;
 
-/// Looks at it as long as the server runs. On a thread of its own: those that may block are busy when it matters.
+/// How many free bytes are worth looking for at this tick, of a server that has so much of its own. `None`: it is not looked at.
+fn worth(ticks: u32, is_quiet: impl FnOnce() -> bool, own: u64) -> Option<u64> {
+    let in_turn = ticks.is_multiple_of(TICKS_QUIET).then(|| match is_quiet() {
+        true => Some(WORTH),
+        false => ticks.is_multiple_of(TICKS_IN_USE).then_some(WORTH_IN_USE),
+    });
+    if own > LARGE { Some(WORTH_LARGE) } else { in_turn.flatten() }
+}
+
+/// Looks at it as long as the server runs. On a thread of its own: those that may block are busy when it matters. The memory is the
+/// process's: of several servers in one, the first looks after it.
 pub(crate) fn in_background(shared: Weak<Shared>) {
+    static IS_LOOKED_AFTER: AtomicBool = AtomicBool::new(false);
+    if IS_LOOKED_AFTER.swap(true, Relaxed) {
+        return;
+    }
     // What stayed the last time, since something lies beside it.
     let (mut requests, mut stays, mut ticks) = (0, 0, 0_u32);
     loop {
         std::thread::sleep(TICK);
-        let Some(shared) = shared.upgrade() else { return };
+        let Some(shared) = shared.upgrade() else { return IS_LOOKED_AFTER.store(false, Relaxed) };
         ticks = ticks.wrapping_add(1);
-        let mut worth = None;
-        if ticks.is_multiple_of(TICKS_QUIET) {
+        let is_quiet = || {
             let so_far = shared.stats.requests();
-            let is_quiet = so_far - std::mem::replace(&mut requests, so_far) < QUIET;
-            worth = match is_quiet {
-                true => Some(WORTH),
-                false => ticks.is_multiple_of(TICKS_IN_USE).then_some(WORTH_IN_USE),
-            };
-        }
-        drop(shared);
+            so_far - std::mem::replace(&mut requests, so_far) < QUIET
+        };
         let own = hayloft_memory::resident().own;
-        let Some(worth) = worth.or((own > LARGE).then_some(WORTH_LARGE)) else { continue };
+        let worth = worth(ticks, is_quiet, own);
+        drop(shared);
+        let Some(worth) = worth else { continue };
         let free = own.saturating_sub(hayloft_memory::in_use());
         if free < stays + worth {
             stays = stays.min(free);
@@ -46,5 +57,24 @@ pub(crate) fn in_background(shared: Weak<Shared>) {
         }
         hayloft_memory::give_back();
         stays = hayloft_memory::resident().own.saturating_sub(hayloft_memory::in_use());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_large_server_looks_for_little_at_each_tick_and_a_small_one_now_and_then() {
+        for ticks in 0..2 * TICKS_IN_USE {
+            assert_eq!(worth(ticks, || false, LARGE + 1), Some(WORTH_LARGE), "{ticks}");
+            let in_use = ticks.is_multiple_of(TICKS_IN_USE).then_some(WORTH_IN_USE);
+            assert_eq!(worth(ticks, || false, LARGE), in_use, "{ticks}");
+            assert_eq!(
+                worth(ticks, || true, LARGE),
+                ticks.is_multiple_of(TICKS_QUIET).then_some(WORTH),
+                "{ticks}"
+            );
+        }
     }
 }

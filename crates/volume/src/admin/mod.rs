@@ -20,6 +20,7 @@ use hayloft_wire::{
 };
 
 use crate::database::family;
+use crate::database::named;
 use crate::database::registry::{self, Registered};
 use crate::error::{VolumeError, chain};
 use crate::rights::{Grant, Right, denied};
@@ -98,6 +99,14 @@ async fn allow(shared: &Arc<Shared>, peer: &Peer, body: &Body) -> Result<(), Vol
     let right = shared.right_of(peer, &registered);
     if right < needed {
         return Err(denied(peer, volume, right, needed));
+    }
+    // It decides for all hosts whether who may write there becomes root: no right on a volume says so much.
+    let marks = matches!(body, Body::SetRights(set) if set.trusted == Some(true) && !registered.trusted);
+    if marks && !shared.is_master(peer) {
+        return Err(VolumeError::Denied(format!(
+            "{} may not mark volume {volume} as trusted: root on the server's host does",
+            peer.identity
+        )));
     }
     let is_repair = matches!(body, Body::CheckVolume(check) if check.repair);
     told.filter(|_| !is_repair).map_or(Ok(()), Err)
@@ -306,6 +315,14 @@ fn info(volume: &Volume) -> VolumeInfo {
 async fn remove(shared: &Arc<Shared>, delete: &DeleteVolume) -> Result<(), VolumeError> {
     let name = delete.name.as_str();
     let registered = registry::read(&shared.store, name).await?;
+    if let Some(other) = named::is_of_another(&shared.store, name, &registered.id).await? {
+        tracing::warn!(
+            volume = name,
+            other,
+            "an entry that is a copy of another volume's is taken away, and nothing else"
+        );
+        return registry::remove(&shared.store, name, &registered.id).await;
+    }
     if !registered.deleting {
         let snapshots = snapshot::list(shared, &registered, name).await?;
         if !snapshots.is_empty() && !delete.snapshots {

@@ -1,5 +1,6 @@
 //! Scrubbing: everything that a volume has in the store is read and verified, slowly, when nobody needs the server.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
@@ -58,7 +59,7 @@ impl Scrubbed {
 pub(crate) async fn in_background(shared: Arc<Shared>) {
     let Some(rate) = shared.config.scrub_bytes_per_second.filter(|rate| *rate > 0) else { return };
     tokio::time::sleep(FIRST).await;
-    let mut last = std::collections::HashMap::<String, Instant>::new();
+    let mut last = HashMap::<String, Instant>::new();
     loop {
         for volume in shared.open_volumes().await {
             if last.get(&volume.id).is_some_and(|last| last.elapsed() < PERIOD) {
@@ -156,10 +157,18 @@ impl Round<'_> {
 
     async fn tables(&mut self) -> Result<(), VolumeError> {
         let db = self.volume.db()?;
-        let path = database::path(&self.volume.id);
-        let reader = SstReader::new(path.clone(), self.volume.shared.store.objects(), None, None);
-        let ids: Vec<_> = db.manifest().all_sst_views().map(|view| view.sst.id.value()).collect();
+        let own = database::path(&self.volume.id);
+        let manifest = db.manifest();
+        // What a fork has of its origin lies there.
+        let mut elsewhere = HashMap::new();
+        for other in manifest.external_dbs() {
+            elsewhere.extend(other.sst_ids.iter().map(|id| (id.value(), other.path.clone())));
+        }
+        let ids: Vec<_> = manifest.all_sst_views().map(|view| view.sst.id.value()).collect();
+        drop(manifest);
         for id in ids {
+            let path = elsewhere.get(&id).unwrap_or(&own);
+            let reader = SstReader::new(path.clone(), self.volume.shared.store.objects(), None, None);
             let object = format!("{path}/compacted/{id}.sst");
             let read = async {
                 let file = reader.open(id).await?;
@@ -189,9 +198,12 @@ impl Round<'_> {
 
     async fn packs(&mut self) -> Result<(), VolumeError> {
         let store = &self.volume.shared.store;
+        // What others of the family have put they read themselves, as long as they are there.
+        let living = self.volume.shared.living(self.volume.homes.first()).await?;
+        let own = store.list(&homes::folder(&self.volume.id)).await?;
+        let elsewhere = self.volume.homes.paths_elsewhere(|home| !living.contains(home));
         // Those that are gone are found by a check: rows name them.
-        for object in store.list(&homes::folder(&self.volume.id)).await? {
-            let path = object.location.to_string();
+        for path in own.iter().map(|object| object.location.to_string()).chain(elsewhere) {
             let pack = match store.get(&path).await {
                 Ok(pack) => pack,
                 Err(StoreError::NotFound { .. }) => continue,

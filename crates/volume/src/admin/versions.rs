@@ -18,6 +18,7 @@ use crate::server::Shared;
 use crate::versions::diff::{Asked, Found};
 use crate::versions::snapshot::{self, Wanted};
 use crate::versions::{check_name, cutting, diff, fork, leftovers, naming, replace};
+use crate::words;
 
 /// What a request is about, and the right on it that is needed; `None` for requests that are not about versions.
 pub(super) fn needed(body: &Body) -> Option<(&str, Right)> {
@@ -64,6 +65,7 @@ async fn perform_all(shared: &Arc<Shared>, peer: &Peer, body: Body) -> Result<An
             told(shared, found).await
         }
         Body::CreateSnapshot(CreateSnapshot { of, note, as_stored }) => {
+            words::check_note(&note)?;
             let of = version(of)?;
             let volume = shared.volume(&of.volume).await?;
             let wanted = Wanted { name: &of.snapshot, note: &note, by: &by, as_stored, passing: false };

@@ -17,6 +17,7 @@ use crate::content::message_of;
 use crate::database::listing;
 use crate::error::VolumeError;
 use crate::replies::failure;
+use crate::room::{ASKED_FREE, units};
 use crate::volume::Volume;
 
 /// Most pieces of content in one request: 32 MiB of blocks, half a frame.
@@ -37,7 +38,23 @@ impl Connection {
         started: Instant,
         mounted: Option<(Arc<Volume>, SessionId)>,
     ) -> Result<(), ()> {
+        if let Body::FetchContent(fetch) = &body
+            && (fetch.hashes.len() % 32 != 0 || fetch.hashes.len() / 32 > CONTENT_MAX)
+        {
+            let error = VolumeError::Invalid("a list of hashes of a wrong length");
+            self.replies.answer(request, Err(error)).await;
+            return Ok(());
+        }
         let permit = Arc::clone(&self.reads).acquire_owned().await.map_err(|_| ())?;
+        // Nobody else is waited for here: its own reads give room when they are answered.
+        let (own, bytes) = (&self.asked_to_read, kept_bytes(&body));
+        let held = match self.shared.room.to_ask(own, bytes) {
+            Ok(held) => held,
+            Err(_) => {
+                let wanted = units(bytes.min(ASKED_FREE));
+                Some(Arc::clone(own).acquire_many_owned(wanted).await.map_err(|_| ())?)
+            }
+        };
         let (shared, replies) = (Arc::clone(&self.shared), self.replies.clone());
         let (hang_up, connection, peer) = (Arc::clone(&self.hang_up), self.number, self.peer.clone());
         self.tasks.spawn(async move {
@@ -61,7 +78,7 @@ impl Connection {
                 }
             }
             shared.stats.count(kind, started.elapsed());
-            drop(permit);
+            drop((permit, held));
         });
         Ok(())
     }
@@ -70,8 +87,11 @@ impl Connection {
     /// stream before its objects are free.
     pub(super) fn wait_for_others(&mut self, request: u64, body: Body, started: Instant) {
         let Some(mounted) = &self.mounted else { return };
-        let of_all = match self.shared.room.place_to_wait(self.tasks.len()) {
-            Ok(of_all) => of_all,
+        let place = self.shared.room.place_to_wait(self.tasks.len());
+        let held = match place
+            .and_then(|place| Ok((place, self.shared.room.to_ask(&self.asked, kept_bytes(&body))?)))
+        {
+            Ok(held) => held,
             Err(limit) => {
                 let error = VolumeError::Limit { what: "requests at a time", limit };
                 self.replies.push(request, failure(request, &error));
@@ -114,7 +134,7 @@ impl Connection {
                 replies.answer(request, Err(error)).await;
             }
             volume.shared.stats.count(kind, started.elapsed());
-            drop(of_all);
+            drop(held);
         });
     }
 }
@@ -134,6 +154,16 @@ fn parts(answer: Result<Answer, VolumeError>) -> Vec<Result<Answer, VolumeError>
     }
     parts.push(Ok(Answer::Differences(all)));
     parts
+}
+
+/// Bytes that a request takes as long as it is worked on or waits, beside a few.
+fn kept_bytes(body: &Body) -> usize {
+    match body {
+        Body::FetchContent(fetch) => fetch.hashes.len(),
+        Body::Enter(enter) => (enter.files.len() + enter.homes.len()) * size_of::<u64>() + enter.stem.len(),
+        Body::Hear(hear) => hear.inos.len() * size_of::<u64>(),
+        _ => 0,
+    }
 }
 
 /// Bytes of content that the answer may have.
@@ -167,9 +197,6 @@ async fn answer_read(volume: &Arc<Volume>, session: SessionId, body: Body) -> Re
             Answer::Pages(Pages { pages: listing::pages(&snapshot, Ino(fetch.ino)).await? })
         }
         Body::FetchContent(fetch) => {
-            if fetch.hashes.len() % 32 != 0 || fetch.hashes.len() / 32 > CONTENT_MAX {
-                return Err(VolumeError::Invalid("a list of hashes of a wrong length"));
-            }
             let hashes: Vec<ContentHash> = fetch
                 .hashes
                 .chunks_exact(32)

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use hayloft_wire::client_message::Body;
 use hayloft_wire::server_message::Body as Answer;
 use hayloft_wire::{ClientMessage, LockKind, Pong};
+use prost::Message;
 
 use crate::admin;
 use crate::admin::stats::type_of;
@@ -17,6 +18,7 @@ use crate::connection::intake::Ordered;
 use crate::error::VolumeError;
 use crate::replies::failure;
 use crate::room::{BATCHES_BYTES, Held, units};
+use crate::words;
 
 /// How long a part of a batch waits for room; then the batch has to be sent anew, and gives its own back.
 const BATCH_PATIENCE: Duration = Duration::from_secs(15);
@@ -38,10 +40,13 @@ impl Connection {
         while self.tasks.try_join_next().is_some() {}
         match (body, &mut self.mounted) {
             (Body::Hello(hello), None) => {
-                // Boxed, as all that takes much: a connection that waits shall take little.
-                let done = Box::pin(self.hello(request, &hello)).await;
+                match words::fit(hello) {
+                    // Boxed, as all that takes much: a connection that waits shall take little.
+                    Ok(hello) => Box::pin(self.hello(request, &hello)).await?,
+                    Err(error) => self.replies.answer(request, Err(error)).await,
+                }
                 self.shared.stats.count("HELLO", started.elapsed());
-                done
+                Ok(())
             }
             (Body::Claim(claim), Some(mounted)) if !mounted.claimed => {
                 let (volume, session, number) = (&mounted.volume, mounted.session, self.number);
@@ -157,9 +162,13 @@ impl Connection {
                 }
             }
             Body::Change(change) => {
-                let taken = volume
-                    .check_connection(session, self.number)
-                    .and_then(|()| volume.change(session, request, &change, started));
+                let held = self.shared.room.to_ask(&self.asked, change.encoded_len());
+                let taken = held
+                    .map_err(|limit| VolumeError::Limit { what: "bytes of requests at a time", limit })
+                    .and_then(|held| {
+                        volume.check_connection(session, self.number)?;
+                        volume.change((session, request), &change, started, held)
+                    });
                 if let Err(error) = taken {
                     self.replies.answer(request, Err(error)).await;
                 }

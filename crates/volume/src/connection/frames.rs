@@ -19,7 +19,7 @@ pub(crate) const FIRST_MAX: usize = 64 << 10;
 const READ_BUFFER: usize = 64 << 10;
 const READ_FIRST: usize = 4 << 10;
 
-/// Smaller parts of a batch are copied out of what was read with them: else each would keep all of that.
+/// Smaller messages are copied out of what was read with them: else each that waits would keep all of that.
 const COPIED_MAX: usize = READ_BUFFER / 2;
 
 /// Why no more is read.
@@ -73,6 +73,8 @@ pub(crate) struct Frames {
     due: Option<Instant>,
     /// The last time there was as much as there was room for: there is more, most likely.
     is_busy: bool,
+    /// It may read much at a time.
+    eager: Held,
     /// How long one may take.
     time: Duration,
 }
@@ -87,6 +89,7 @@ impl Frames {
             held: None,
             due: Some(Instant::now() + time / 3),
             is_busy: false,
+            eager: None,
             time,
         }
     }
@@ -101,20 +104,8 @@ impl Frames {
         let Some(bytes) = self.opener.take_bytes(&mut self.buffer)? else { return Ok(None) };
         self.due = (!self.buffer.is_empty()).then(|| Instant::now() + self.time);
         let weight = weight::check(&bytes)?;
-        let is_copied = weight.is_of_batch && bytes.len() < COPIED_MAX;
-        let bytes = if is_copied { Bytes::copy_from_slice(&bytes) } else { bytes };
+        let bytes = if bytes.len() < COPIED_MAX { Bytes::copy_from_slice(&bytes) } else { bytes };
         Ok(Some(Taken { bytes, weight, _held: self.held.take() }))
-    }
-
-    /// Returns when the client has gone. Nothing is lost when it is dropped before.
-    pub(crate) async fn gone(&mut self, room: &Room) {
-        // What it says before it has an answer is little.
-        while self.buffer.len() < FIRST_MAX {
-            if self.read_some(room).await.is_err() {
-                return;
-            }
-        }
-        std::future::pending().await
     }
 
     /// Takes a first message in the framing of earlier versions; `None` when more has to come.
@@ -152,7 +143,7 @@ impl Frames {
             }
             _ => 0,
         };
-        self.make_room(rest);
+        self.make_room(rest, room);
         let free = self.buffer.capacity() - self.buffer.len();
         match self.incoming.read_buf(&mut self.buffer).await {
             Ok(read @ 1..) => {
@@ -165,11 +156,15 @@ impl Frames {
 
     /// Room for what is read next. What is left of a large frame gets just what it needs, so that content which stays takes no more
     /// than its own; who says little has little.
-    fn make_room(&mut self, rest: usize) {
-        let at_a_time = if self.is_busy { READ_BUFFER } else { READ_FIRST };
+    fn make_room(&mut self, rest: usize, room: &Room) {
+        if self.is_busy && self.eager.is_none() {
+            self.eager = Arc::clone(&room.eager).try_acquire_owned().ok();
+        }
+        let at_a_time = if self.is_busy && self.eager.is_some() { READ_BUFFER } else { READ_FIRST };
         let free = self.buffer.capacity() - self.buffer.len();
         if self.buffer.is_empty() && free > READ_FIRST && !self.is_busy {
             self.buffer = BytesMut::with_capacity(READ_FIRST);
+            self.eager = None;
         } else if free < rest {
             let wanted = if rest > READ_FIRST { rest } else { at_a_time };
             // `reserve` would double it.
@@ -209,7 +204,7 @@ fn decode(bytes: Bytes) -> Result<ClientMessage, FrameError> {
 mod tests {
     use hayloft_wire::client_message::Body;
     use hayloft_wire::frame::Sealer;
-    use hayloft_wire::{Chunk, Ping};
+    use hayloft_wire::{Chunk, Enter, Ping};
     use tokio::io::AsyncWriteExt;
     use tokio::net::tcp::OwnedWriteHalf;
     use tokio::net::{TcpListener, TcpStream};
@@ -274,6 +269,42 @@ mod tests {
         let sent = (0..500).map(|n| if n % 5 == 0 { content(100) } else { content(9000) });
         let (bytes, taken) = cost(taken(sent.collect(), |taken| taken.bytes.len() < 1000).await);
         assert!(bytes > 100 * 100 && taken < 2 * bytes, "{bytes} bytes take {taken}");
+    }
+
+    #[tokio::test]
+    async fn a_request_that_waits_does_not_keep_what_came_with_it() {
+        let stem = Bytes::from_static(b"stem");
+        let ask = |n| {
+            if n % 50 == 0 {
+                Body::Enter(Enter { stem: stem.clone(), ..Enter::default() })
+            } else {
+                Body::Ping(Ping {})
+            }
+        };
+        let (bytes, taken) = cost(taken((0..20_000).map(ask).collect(), |taken| taken.bytes.len() > 8).await);
+        assert!(bytes > 400 * 8 && taken < 2 * bytes, "{bytes} bytes take {taken}");
+    }
+
+    #[tokio::test]
+    async fn not_everybody_reads_much_at_a_time() {
+        let room = Room::default();
+        let _all = Arc::clone(&room.eager).try_acquire_many_owned(room.eager.available_permits() as u32);
+        let (mut client, mut frames, _outgoing) = session().await;
+        let (mut bytes, mut sealer) = (Vec::new(), Sealer::default());
+        for _ in 0..10_000 {
+            frame::encode(&ClientMessage { request: 1, body: Some(Body::Ping(Ping {})) }, &mut bytes);
+        }
+        sealer.seal(&mut bytes);
+        let sending = tokio::spawn(async move { client.write_all(&bytes).await.map(|()| client) });
+        let mut count = 0;
+        while count < 10_000 {
+            frames.read(&room).await.unwrap();
+            assert!(frames.buffer.capacity() <= 4 * READ_FIRST, "{}", frames.buffer.capacity());
+            while frames.take().unwrap().is_some() {
+                count += 1;
+            }
+        }
+        sending.await.unwrap().unwrap();
     }
 
     #[tokio::test]

@@ -28,7 +28,7 @@ use crate::connection::silent::Newcomer;
 use crate::error::VolumeError;
 use crate::replies::{Replies, failure};
 use crate::rights::{Right, denied};
-use crate::room::{FREE_BYTES, units};
+use crate::room::{ASKED_FREE, FREE_BYTES, units};
 use crate::server::Shared;
 use crate::session::Begun;
 use crate::versions::{is_version, view};
@@ -68,6 +68,9 @@ struct Connection {
     number: u64,
     replies: Replies,
     reads: Arc<Semaphore>,
+    /// What its requests may take of the server's memory in any case; and its reads, which wait for nobody else.
+    asked: Arc<Semaphore>,
+    asked_to_read: Arc<Semaphore>,
     tasks: JoinSet<()>,
     mounted: Option<Mounted>,
     /// Told when the connection is of no more use: it ends when all that has come is answered.
@@ -151,6 +154,8 @@ pub(crate) async fn serve(shared: Arc<Shared>, socket: Caller, number: u64) {
         number,
         replies,
         reads: Arc::new(Semaphore::new(READS_MAX)),
+        asked: Arc::new(Semaphore::new(units(ASKED_FREE) as usize)),
+        asked_to_read: Arc::new(Semaphore::new(units(ASKED_FREE) as usize)),
         tasks: JoinSet::new(),
         mounted: None,
         hang_up,
@@ -202,10 +207,16 @@ impl Connection {
                 // Who begins a session and goes at once costs nothing, and keeps nobody waiting.
                 let room = Arc::clone(&self.shared.room);
                 let _one_of_few = match &message.body {
-                    Some(Body::Hello(_)) => tokio::select! {
-                        permit = room.hellos.acquire() => permit.ok(),
-                        () = frames.gone(&room) => return,
-                    },
+                    Some(Body::Hello(_)) => {
+                        let permit = tokio::select! {
+                            permit = room.hellos.acquire() => permit.ok(),
+                            () = noticed(frames, &replies) => return,
+                        };
+                        if frames.has_hung_up() {
+                            return;
+                        }
+                        permit
+                    }
                     _ => None,
                 };
                 // What waits in there for room ends when the client has gone.

@@ -62,6 +62,12 @@ impl Homes {
         }
     }
 
+    /// The packs in folders of others, of those that are meant.
+    pub(crate) fn paths_elsewhere(&self, is_meant: impl Fn(&str) -> bool) -> Vec<String> {
+        let elsewhere = self.elsewhere.read();
+        elsewhere.iter().filter(|(_, home)| is_meant(home)).map(|(pack, home)| pack.path(home)).collect()
+    }
+
     /// All folders in which packs of the volume lie.
     pub(crate) fn folders(&self) -> Vec<String> {
         let mut folders: Vec<String> = self.elsewhere.read().values().map(|home| folder(home)).collect();
@@ -96,6 +102,7 @@ mod tests {
         assert_eq!(homes.path(PackId(3)), PackId(3).path("m"));
         assert_eq!(homes.path(PackId(4)), PackId(4).path("b"), "one that is just being put");
         assert!(!homes.is_own(PackId(1)) && homes.is_own(PackId(2)));
+        assert_eq!(homes.paths_elsewhere(|home| home == "m"), [PackId(3).path("m")]);
         assert_eq!(homes.folders(), ["packs/a", "packs/b", "packs/m"]);
         assert_eq!(Homes::new("a", "a").row(7).home, None, "as servers write it that know of no families");
     }

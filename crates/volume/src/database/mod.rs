@@ -129,12 +129,27 @@ pub(crate) async fn open(
         .with_settings(settings(unflushed_bytes))
         .with_db_cache(cache, cache_id)
         .build()
-        .await?;
+        .await;
+    let db = match db {
+        Ok(db) => db,
+        Err(error) => return Err(named_damage(store, volume_id, error).await),
+    };
     // A full store can be opened, so that something can be deleted.
     if let Err(error) = ledger.begin(db.manifest().replay_after_wal_id()).await {
         tracing::warn!(%error, volume_id, "the loss of the log's end would go unnoticed");
     }
     Ok(Db::new(db, Contents { store: store.clone(), homes: Arc::clone(homes) }, ledger))
+}
+
+/// Why a database does not open, with the object that it is about, where one is not what was written.
+async fn named_damage(store: &Store, volume_id: &str, error: slatedb::Error) -> VolumeError {
+    if error.kind() != slatedb::ErrorKind::Data {
+        return error.into();
+    }
+    match ledger::differences(store, volume_id, true).await {
+        Ok(damages) => damages.into_iter().next().map_or_else(|| error.into(), VolumeError::AtRest),
+        Err(_) => error.into(),
+    }
 }
 
 /// Applies a batch while nobody is served; it is durable when this returns. Listings stay as they are: it changes nothing that they tell.

@@ -97,6 +97,32 @@ pub(crate) async fn keep(store: &Store, name: &str, entry: &Registered) -> Resul
     }
 }
 
+/// The volume whose database an entry leads to, where that is another one: the entry is a copy of that one's, made by hand. Two names
+/// of one database would be opened beside each other, and the deletion of one would delete both.
+pub(crate) async fn is_of_another(
+    store: &Store,
+    name: &str,
+    id: &str,
+) -> Result<Option<String>, VolumeError> {
+    let Some(Some(Lost { name: other, .. })) = read(store, id).await? else { return Ok(None) };
+    if other == name {
+        return Ok(None);
+    }
+    match registry::read(store, &other).await {
+        Ok(entry) if entry.id == id && !entry.deleting && entry.promoted_to.is_none() => Ok(Some(other)),
+        _ => Ok(None),
+    }
+}
+
+/// What to tell who asks for it.
+pub(crate) fn told_of_copy(name: &str, other: &str) -> VolumeError {
+    let object = format!("registry/{name}");
+    let what = format!(
+        "leads to the database of the volume {other}: it is a copy of registry/{other}, and no volume; hayloft volume delete {name} takes it away, and nothing else"
+    );
+    VolumeError::AtRest(Damage { object, what })
+}
+
 /// The database is not this volume's any more.
 pub(crate) async fn remove(store: &Store, name: &str, id: &str) -> Result<(), VolumeError> {
     match read(store, id).await? {

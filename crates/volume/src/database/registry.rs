@@ -278,12 +278,15 @@ pub(crate) async fn erase_objects(store: &Store, id: &str) -> Result<(), VolumeE
     Ok(())
 }
 
-/// The names of all volumes, sorted.
+/// The names of all volumes, sorted. What others leave in these folders, as editors and NFS do, is none.
 pub(crate) async fn names(store: &Store) -> Result<Vec<String>, VolumeError> {
     let mut objects = store.list(FIRST).await?;
     objects.extend(store.list(SECOND).await?);
-    let mut names: Vec<String> =
-        objects.iter().filter_map(|object| object.location.filename().map(str::to_owned)).collect();
+    let mut names: Vec<String> = objects
+        .iter()
+        .filter_map(|object| object.location.filename().map(str::to_owned))
+        .filter(|name| check_name(name).is_ok())
+        .collect();
     names.sort();
     names.dedup();
     Ok(names)

@@ -19,6 +19,7 @@ use crate::database::{self, Db};
 use crate::error::VolumeError;
 use crate::order::Ordered;
 use crate::order::entry::Doing;
+use crate::room::Held;
 use crate::sharing::objects::row_of;
 use crate::sharing::pass::Pass;
 use crate::sharing::{Progress, Sharing};
@@ -74,10 +75,10 @@ impl Volume {
     /// the connection that the session has then.
     pub(crate) fn change(
         self: &Arc<Self>,
-        session: SessionId,
-        request: u64,
+        (session, request): (SessionId, u64),
         message: &ChangeRequest,
         started: Instant,
+        held: Held,
     ) -> Result<(), VolumeError> {
         let change = message.change()?;
         if self.state.lock().sessions.get(&session).is_none_or(|found| found.row.read_only) {
@@ -104,6 +105,7 @@ impl Volume {
         drop(sharing);
         let volume = Arc::clone(self);
         tokio::spawn(async move {
+            let _held = held;
             let answered = volume.carry_out(&asked).await.inspect_err(|error| volume.note(error));
             let (answer, about) = match answered {
                 Ok(Answered { changed, about }) => (Ok(changed), about),

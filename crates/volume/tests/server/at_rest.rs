@@ -19,21 +19,30 @@ use crate::common::*;
 const SECONDS: Duration = Duration::from_secs(30);
 
 #[derive(Clone, Copy, PartialEq, Debug)]
-enum Harm {
+pub(crate) enum Harm {
     Deleted,
     Emptied,
     /// A folder is in its place.
     Folder,
     Truncated,
+    /// As long as it was, and nothing is in it: what a file system leaves of a file whose blocks it had not written.
+    Zeroed,
+    /// With more behind it.
+    Grown,
+    /// Another one of its folder is in its place, where there is one.
+    Exchanged,
     /// A bit, so far into the object, in sixteenths.
     Flipped(u64),
 }
 
-const HARMS: [Harm; 8] = [
+const HARMS: [Harm; 11] = [
     Harm::Deleted,
     Harm::Emptied,
     Harm::Folder,
     Harm::Truncated,
+    Harm::Zeroed,
+    Harm::Grown,
+    Harm::Exchanged,
     Harm::Flipped(0),
     Harm::Flipped(7),
     Harm::Flipped(12),
@@ -41,7 +50,7 @@ const HARMS: [Harm; 8] = [
 ];
 
 impl Harm {
-    fn to(self, path: &Path) {
+    pub(crate) fn to(self, path: &Path) {
         match self {
             Harm::Deleted => fs::remove_file(path).unwrap(),
             Harm::Emptied => fs::write(path, b"").unwrap(),
@@ -52,6 +61,21 @@ impl Harm {
             Harm::Truncated => {
                 let content = fs::read(path).unwrap();
                 fs::write(path, &content[..content.len() / 2]).unwrap();
+            }
+            Harm::Zeroed => {
+                let len = fs::metadata(path).unwrap().len();
+                fs::write(path, vec![0; len as usize]).unwrap();
+            }
+            Harm::Grown => {
+                let content = fs::read(path).unwrap();
+                fs::write(path, [&content[..], &content].concat()).unwrap();
+            }
+            Harm::Exchanged => {
+                let folder = fs::read_dir(path.parent().unwrap()).unwrap();
+                let others = folder.map(|entry| entry.unwrap().path());
+                if let Some(other) = others.filter(|other| other != path && other.is_file()).max() {
+                    fs::copy(other, path).unwrap();
+                }
             }
             Harm::Flipped(place) => {
                 let mut content = fs::read(path).unwrap();
@@ -137,7 +161,7 @@ pub(crate) fn check(running: &Running, content: bool) -> Result<Vec<String>, Fai
 }
 
 /// The objects of a store by kind: of many like each other the first and the last.
-fn objects(store: &Path) -> BTreeMap<String, Vec<PathBuf>> {
+pub(crate) fn objects(store: &Path) -> BTreeMap<String, Vec<PathBuf>> {
     fn visit(folder: &Path, found: &mut Vec<PathBuf>) {
         for entry in fs::read_dir(folder).unwrap() {
             let path = entry.unwrap().path();

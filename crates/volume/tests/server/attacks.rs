@@ -193,6 +193,20 @@ fn a_right_that_is_taken_away_ends_the_session_at_once() {
 }
 
 #[test]
+fn who_administers_a_volume_does_not_make_setuid_files_count_on_all_hosts() {
+    let (_folder, server) = started();
+    grant(server.address, "uid:65534", "admin");
+    let Some(mut client) = connect_as(NOBODY, server.address) else { return };
+    let mark =
+        |trusted| Ask::SetRights(SetRights { name: "vol".into(), grant: None, trusted: Some(trusted) });
+    assert_eq!(refusal(&mut client, mark(true)), FailureCode::Denied);
+    Client::connect(server.address).ask(mark(true)).unwrap();
+    client.ask(mark(true)).unwrap();
+    client.ask(mark(false)).unwrap();
+    assert_eq!(refusal(&mut client, mark(true)), FailureCode::Denied);
+}
+
+#[test]
 fn a_session_is_not_taken_over_by_its_number() {
     let (_folder, server) = started();
     grant(server.address, "uid:*", "write");
@@ -344,4 +358,37 @@ fn parts_of_files_that_are_not_there_are_refused() {
         assert_eq!(refusal(&mut client, ask), code);
     }
     client.ask(Ask::ListVolumes(ListVolumes {})).unwrap();
+}
+
+#[test]
+fn what_clients_say_for_people_does_nothing_to_a_terminal_and_takes_little_room() {
+    let (_folder, running) = started();
+    let escapes = "\u{1b}]0;owned\u{7}\u{1b}[2J\n";
+    let said = Hello {
+        host_name: format!("{escapes}{}", "n".repeat(20_000)),
+        mount_point: format!("/mnt/{escapes}{}", "p".repeat(20_000)),
+        release: escapes.to_owned(),
+        ..hello(1)
+    };
+    let (_bad, _) = Client::open(running.address, said).unwrap();
+    let mut admin = Client::connect(running.address);
+    let Answer::Clients(found) = admin.ask(Ask::ListClients(ListClients { volume: "vol".into() })).unwrap()
+    else {
+        panic!("no clients");
+    };
+    let client = &found.clients[0];
+    let words = [&client.host_name, &client.mount_point, &client.release];
+    assert!(words.iter().all(|words| !words.contains(char::is_control)), "{words:?}");
+    assert!(
+        client.host_name.starts_with("?]0;owned??[2J?nnn") && client.mount_point.starts_with("/mnt/?]0;")
+    );
+    assert!(client.host_name.len() < 256 && client.mount_point.len() <= 4096);
+    let long = Hello { token: vec![7; 1000].into(), ..hello(2) };
+    assert!(Client::open(running.address, long).is_err());
+    for note in [escapes.to_owned(), "n".repeat(5000)] {
+        let of = Some(Version { volume: "vol".into(), snapshot: "s".into() });
+        let made = CreateSnapshot { of, note, as_stored: true };
+        assert_eq!(refusal(&mut admin, Ask::CreateSnapshot(made)), FailureCode::Invalid);
+    }
+    running.shutdown();
 }

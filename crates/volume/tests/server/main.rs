@@ -3,6 +3,7 @@
 mod at_rest;
 mod attacks;
 mod batches;
+mod beside;
 mod common;
 mod ends;
 mod entries;

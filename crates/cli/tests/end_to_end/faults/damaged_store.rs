@@ -18,6 +18,7 @@ enum Harm {
     Deleted,
     Emptied,
     Truncated,
+    Zeroed,
     Flipped,
 }
 
@@ -29,6 +30,7 @@ impl Harm {
             Harm::Deleted => return fs::remove_file(path).unwrap(),
             Harm::Emptied => content.clear(),
             Harm::Truncated => content.truncate(half),
+            Harm::Zeroed => content.fill(0),
             Harm::Flipped => content[half] ^= 4,
         }
         fs::write(path, content).unwrap();
@@ -150,7 +152,7 @@ fn table(in_order: bool) {
     let copy = |from: &Path, to: &Path| run(std::process::Command::new("cp").arg("-a").arg(from).arg(to));
     let (mut told, mut harmless, mut failures) = (0, 0, Vec::new());
     for path in objects(&whole) {
-        for harm in [Harm::Deleted, Harm::Emptied, Harm::Truncated, Harm::Flipped] {
+        for harm in [Harm::Deleted, Harm::Emptied, Harm::Truncated, Harm::Zeroed, Harm::Flipped] {
             copy(&whole, &store);
             let object = path.strip_prefix(&whole).unwrap().to_str().unwrap();
             harm.to(&store.join(object));

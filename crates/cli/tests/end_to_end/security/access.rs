@@ -80,7 +80,8 @@ impl Hosts {
     }
 
     fn start(&mut self) {
-        let mut server = self.serve().stdout(Stdio::piped()).spawn().unwrap();
+        let log = fs::File::options().create(true).append(true).open(self.path("server.log")).unwrap();
+        let mut server = self.serve().stdout(Stdio::piped()).stderr(log).spawn().unwrap();
         let mut line = String::new();
         BufReader::new(server.stdout.take().unwrap()).read_line(&mut line).unwrap();
         self.server = Some(server);
@@ -200,6 +201,8 @@ fn a_revoked_certificate_ends_a_mount_and_says_so() {
     let mut hosts = Hosts::new();
     run(&mut hosts.cert(&["init", "--host", SERVER]));
     hosts.bring("build1", "client-tls");
+    let list = hosts.path("server-tls/crl.pem");
+    let before = fs::read(&list).unwrap();
     hosts.start();
     run(&mut hosts.volume(&["create", "v", "--grant", "cert:*=write"]));
     run(&mut hosts.mount("commit=3600"));
@@ -221,6 +224,17 @@ fn a_revoked_certificate_ends_a_mount_and_says_so() {
     let _ = run_quietly(Command::new("umount").arg("-l").arg(&mnt));
     let (code, said) = run_failing(&mut hosts.mount("rw"));
     assert!(code == 6 && said.contains("revoked"), "{said}");
+    // Nor does it come in when something happens to the list; the server's log says what.
+    let right = fs::read(&list).unwrap();
+    for (times, broken) in
+        [&b""[..], &b"no list"[..], &right[..right.len() / 2], &before[..]].into_iter().enumerate()
+    {
+        fs::write(&list, broken).unwrap();
+        let (code, said) = run_failing(&mut hosts.mount("rw"));
+        assert!(code == 6 && said.contains("revoked"), "{said}");
+        let log = fs::read_to_string(hosts.path("server.log")).unwrap();
+        assert!(log.matches("cannot be used: the old ones hold").count() > times, "{log}");
+    }
     // Others are not disturbed, and a new one of that name comes in.
     hosts.bring("build1", "client-tls");
     run(&mut hosts.mount("rw"));
