@@ -56,7 +56,9 @@ image() {
     cp "$(command -v busybox)" "$tree/bin/busybox"
     cp "$HAYLOFT" "$tree/bin/hayloft"
     for library in $(ldd "$HAYLOFT" | grep -o '/[^ ]*'); do cp -L --parents "$library" "$tree"; done
-    find "$modules" -name overlay.ko -o -name fuse.ko | xargs -I{} cp {} "$tree/modules/"
+    find "$modules" \( -name 'overlay.ko*' -o -name 'fuse.ko*' \) -exec cp {} "$tree/modules/" \;
+    # Newer packages have them compressed.
+    find "$tree/modules" -name '*.xz' -exec xz -d {} +
     guest >"$tree/try"
     cat >"$tree/init" <<'INIT'
 #!/bin/busybox sh

@@ -5,18 +5,22 @@
 #   tests/real/upgrades.sh --large      the newest revision of git with another protocol, which is built first (some minutes)
 #   tests/real/upgrades.sh REVISION     another revision
 #   OLD=PATH tests/real/upgrades.sh     a program that is there already
-# OLD_TARGET keeps what is built, for the next time.
+# OLD_TARGET keeps what is built, for the next time. TWO_AGES: how many seconds mounts of both versions work in one directory.
 set -uo pipefail
 . "$(dirname "$0")/../lib/farm.sh"
 NEW=$HAYLOFT
 REVISION=${1:-}
+TWO_AGES=${TWO_AGES:-8} # seconds
 WORK=$(mktemp -d "${TMPDIR:-/var/tmp}/hayloft-test-XXXXXX")
 MNT=$WORK/mnt
 mkdir "$MNT"
 SERVER=
 over() {
     local status=$?
-    mountpoint -q "$MNT" && { umount "$MNT" || umount -l "$MNT"; }
+    local mnt
+    for mnt in "$MNT" "$WORK/other"; do
+        mountpoint -q "$mnt" && { umount "$mnt" || umount -l "$mnt"; }
+    done
     stop_server
     if [ "$FAILED" != 0 ]; then tail -n 20 "$WORK"/*.log; fi
     rm -rf "$WORK"
@@ -126,6 +130,34 @@ outlives_exchange() {
     return $status
 }
 
+# Hosts of both versions in one directory, which is split meanwhile (docs/sharing.md): each sees what the other one has done.
+split_so_far() {
+    "$NEW" stats "$ADDRESS" --json --config /dev/null | grep -o '"directories_split": *[0-9]*' | grep -o '[0-9]*$' | sort -n | tail -n 1
+}
+two_ages() {
+    local server=$1 status=0
+    serve "$server" "$WORK/ages" || return 1
+    "$server" volume create v --server "$ADDRESS" --config /dev/null >/dev/null || return 1
+    mkdir -p "$WORK/other"
+    if ! timeout 60 "$OLD" mount "$ADDRESS/v" "$WORK/other" --config /dev/null --log-dir "$WORK" >"$WORK/mount.out" 2>&1; then
+        says_why "$WORK/mount.out" && stop_server
+        return
+    fi
+    if mount_with "$NEW"; then
+        mkdir "$MNT/dir" && timeout $((TWO_AGES + 120)) python3 "$ROOT/tests/lib/two-ages.py" "$MNT/dir" "$WORK/other/dir" "$TWO_AGES" || status=1
+        echo "split $(split_so_far) times"
+        [ "$(split_so_far)" != 0 ] || status=1
+        leave "$NEW" || status=1
+    else
+        says_why "$WORK/mount.out" || status=1
+    fi
+    timeout 60 "$OLD" umount "$WORK/other" || status=1
+    "$server" volume check v --content --server "$ADDRESS" --config /dev/null || status=1
+    stop_server
+    rm -rf "$WORK/ages"
+    return $status
+}
+
 case $REVISION in
     '') cp "${OLD:-$NEW}" "$WORK/old" ;;
     --large) build "$(revision_before)" || exit 1 ;;
@@ -171,4 +203,6 @@ stop_server
 
 check "an older mount outlives the exchange of its server" outlives_exchange "$OLD" "$NEW"
 check "a newer mount outlives the exchange of its server" outlives_exchange "$NEW" "$OLD"
+check "a newer server, an older and a newer mount in one directory" two_ages "$NEW"
+check "an older server, an older and a newer mount in one directory" two_ages "$OLD"
 report
