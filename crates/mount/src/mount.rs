@@ -237,7 +237,7 @@ impl Mount {
             core.names.epochs = session.notifier().inc_epoch().is_ok();
             core.names.read_only = options.read_only;
             // Later ones look whether they have the name first: one that is on its way to them is not expired.
-            core.names.locks_for_any = crate::host::kernel() < (6, 19);
+            core.names.locks_for_any = ((1, 0)..(6, 19)).contains(&crate::host::kernel());
         }
         let _ = client.notifier.set(session.notifier());
         *client.foreword.lock() = Some(Foreword::new(session.control()));

@@ -360,7 +360,8 @@ impl<'a> Apply<'a> {
             let (uid, gid) = (Some(Uid::from_raw(entry.uid)), Some(Gid::from_raw(entry.gid)));
             sys::chownat(fd, name, uid, gid, AtFlags::SYMLINK_NOFOLLOW).map_err(failed())?;
         }
-        if old.is_none_or(|old| old.xattrs != entry.xattrs) {
+        // With another owner what it may do is gone (`security.capability`).
+        if !has_owner || old.is_none_or(|old| old.xattrs != entry.xattrs) {
             self.set_xattrs(fd, name, entry)?;
         }
         if entry.kind() != Kind::Link && !(has_owner && old.is_some_and(|old| old.mode == entry.mode)) {

@@ -82,7 +82,7 @@ impl Cache {
     fn path_of(&self, folder: &Path) -> Option<PathBuf> {
         let folder = folder.canonicalize().ok()?;
         let name = blake3::hash(folder.as_os_str().as_bytes());
-        Some(self.0.join(format!("folder-{}", name.to_hex())))
+        Some(self.0.join(format!("folder2-{}", name.to_hex())))
     }
 
     /// What a folder was when it was received or read last: what has changed since is read anew
@@ -114,7 +114,7 @@ impl Cache {
             let found = found?;
             let stat = found.metadata()?;
             let name = found.file_name();
-            let is_ours = ["tree1-", "folder-", "incoming-"]
+            let is_ours = ["tree1-", "folder2-", "folder-", "incoming-"]
                 .iter()
                 .any(|begin| name.to_string_lossy().starts_with(begin));
             if stat.is_file() && is_ours {

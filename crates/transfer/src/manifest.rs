@@ -324,8 +324,11 @@ impl Manifest {
 /// Whether chunks and holes together are as much as the file has, and no chunk is in a hole.
 fn fits(entry: &Entry) -> bool {
     let (mut lengths, mut at) = (entry.lengths.iter(), 0);
-    let ends =
-        entry.holes.as_chunks::<2>().0.iter().map(|[begin, len]| (*begin, *len)).chain([(entry.size, 0)]);
+    let holes = entry.holes.as_chunks::<2>().0;
+    if holes.iter().any(|[_, len]| *len == 0) {
+        return false;
+    }
+    let ends = holes.iter().map(|[begin, len]| (*begin, *len)).chain([(entry.size, 0)]);
     for (begin, len) in ends {
         while at < begin {
             let Some(len) = lengths.next() else { return false };
@@ -351,6 +354,9 @@ fn check(entries: &[Entry]) -> Result<(), TransferError> {
     let Some(top) = entries.first().filter(|top| top.path.is_empty() && top.kind() == Kind::Directory) else {
         return Err(TransferError::Damaged("the manifest has no top directory".to_owned()));
     };
+    if !(top.chunks.is_empty() && top.lengths.is_empty() && top.holes.is_empty()) {
+        return wrong(top, "a directory has no content");
+    }
     let mut kinds: HashMap<&[u8], Kind> = HashMap::from([(top.path.as_slice(), Kind::Directory)]);
     let mut firsts: HashMap<&[u8], &Entry> = HashMap::new();
     for entry in &entries[1..] {

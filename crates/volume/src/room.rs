@@ -21,7 +21,7 @@ const ANSWERS_BYTES: usize = 64 << 20;
 const ASKED_BYTES: usize = 32 << 20;
 
 /// Bytes of requests of one connection that are worked on or wait, in any case.
-pub(crate) const ASKED_FREE: usize = 64 << 10;
+pub(crate) const ASKED_FREE: usize = 128 << 10;
 
 /// Requests of fewer bytes are not counted: their number is bounded.
 const ASKED_SMALL: usize = 1 << 10;

@@ -9,7 +9,7 @@ use anyhow::Context;
 use hayloft_tree::TreeName;
 use hayloft_wire::client_message::Body as Ask;
 use hayloft_wire::server_message::Body as Answer;
-use hayloft_wire::{CreateVolume, Fork, ListVolumes, Promote, SnapshotInfo, Version, VolumeInfo};
+use hayloft_wire::{CreateVolume, Fork, ListVolumes, Promote, SetQuota, SnapshotInfo, Version, VolumeInfo};
 
 use crate::exit::{Exit, exit_of, failure};
 use crate::progress;
@@ -18,6 +18,7 @@ use crate::server::snapshots;
 use crate::server::volume;
 use crate::sys;
 use crate::transfer::name;
+use crate::units::{show_count, show_size};
 use crate::versions::commands;
 use crate::versions::diff;
 use crate::versions::mounted::{Mounted, Mounting};
@@ -26,7 +27,7 @@ use crate::versions::mounted::{Mounted, Mounting};
 const INCOMING: &str = "incoming-";
 
 /// What was left behind by a command that was killed goes when it is so old.
-const OLD: Duration = Duration::from_secs(600);
+const OLD: Duration = Duration::from_secs(86_400);
 
 /// A volume that is made what another one has to be; nobody else knows its name.
 struct Incoming<'a> {
@@ -114,6 +115,8 @@ pub(super) fn is_tree(tree: TreeName) -> impl FnOnce(&mut Admin, &Version) -> an
 
 /// A fork that is made what a volume has to be, and takes its place. Until then nothing has happened; what was made of it goes with this.
 pub(super) struct Replacement<'a> {
+    /// The volume whose place it takes.
+    volume: String,
     incoming: Incoming<'a>,
     forking: Option<JoinHandle<anyhow::Result<()>>>,
     mounting: Option<Mounting>,
@@ -124,14 +127,17 @@ impl<'a> Replacement<'a> {
     /// Begins to fork a version. Something else can be asked for meanwhile.
     pub(super) fn begin(server: &'a str, of: &Version) -> Replacement<'a> {
         let incoming = Incoming::new(server);
+        let volume = of.volume.clone();
         let (server, of, name) = (server.to_owned(), of.clone(), incoming.version.volume.clone());
         let fork = move || {
             let mut admin = Admin::connect(&server)?;
             delete_left(&mut admin)?;
-            admin.ask(Ask::Fork(Fork { of: Some(of), name, as_stored: false })).map(drop)
+            admin.ask(Ask::Fork(Fork { of: Some(of), name: name.clone(), as_stored: false }))?;
+            // Until the new tree is whole the old one is there beside it. What that may take is looked at when it is whole.
+            admin.ask(Ask::SetQuota(SetQuota { name, quota_bytes: 0, quota_inodes: 0 })).map(drop)
         };
         let forking = Some(std::thread::spawn(fork));
-        Replacement { incoming, forking, mounting: None, is_over: false }
+        Replacement { volume, incoming, forking, mounting: None, is_over: false }
     }
 
     fn forked(&mut self) -> anyhow::Result<()> {
@@ -169,11 +175,31 @@ impl<'a> Replacement<'a> {
             None => return Err(failure(Exit::Failed, "the fork is not mounted")),
         };
         self.incoming.fill(admin, mounted, make, is_right)?;
+        self.has_room(admin)?;
         still(admin)?;
         let ask = Promote { fork: self.incoming.version.volume.clone(), keep_as: String::new() };
         let kept = progress::waited(commands::EXCHANGE, || snapshots::one(admin, Ask::Promote(ask)))?;
         self.is_over = true;
         Ok(kept)
+    }
+}
+
+impl Replacement<'_> {
+    /// Whether the new tree is within the quota of the volume.
+    fn has_room(&self, admin: &mut Admin) -> anyhow::Result<()> {
+        let quota = volume::show_volume(admin, &self.volume)?.status.unwrap_or_default();
+        let made = volume::show_volume(admin, &self.incoming.version.volume)?.status.unwrap_or_default();
+        let is_within = |used: u64, quota: u64| quota == 0 || used <= quota;
+        if is_within(made.used_bytes, quota.quota_bytes) && is_within(made.used_inodes, quota.quota_inodes) {
+            return Ok(());
+        }
+        let said = format!(
+            "the new tree has {} in {} inodes, more than the quota of {} lets it have (hayloft volume set-quota)",
+            show_size(made.used_bytes),
+            show_count(made.used_inodes),
+            self.volume
+        );
+        Err(failure(Exit::NoSpace, said))
     }
 }
 

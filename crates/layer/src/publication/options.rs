@@ -26,7 +26,7 @@ pub struct PublishOptions<'a> {
     pub form: Form,
     /// Only what is at or below these paths of the root; all changes when empty.
     pub only: &'a [PathBuf],
-    /// Folders of the root that are no part of the overlay, each with where it is in the root: see [`mounted_below`].
+    /// Folders of the root that are no part of the overlay, each with where it is in the root: see [`mounted_below`](crate::mounted_below).
     /// What is chosen in them is published as it is.
     pub mounted: &'a [(PathBuf, Stack)],
     /// Waits until what was written to the target's file system is durable. Called with a folder in it, before and

@@ -305,10 +305,19 @@ impl Core {
 
     /// Which of these names the kernel may hold; they are on their way out of it.
     fn held(&mut self, names: Vec<(Ino, Name)>) -> Vec<(Ino, Name)> {
+        self.held_so_far(names, |split, dir, name| split.take(dir, name))
+    }
+
+    /// Which of these names the kernel may hold, by slots as `by_slot` says.
+    fn held_so_far(
+        &mut self,
+        names: Vec<(Ino, Name)>,
+        by_slot: impl Fn(&mut SplitNames, Ino, &Name) -> bool,
+    ) -> Vec<(Ino, Name)> {
         names
             .into_iter()
             .filter(|(dir, name)| {
-                let is_kept = self.names.split.take(*dir, name);
+                let is_kept = by_slot(&mut self.names.split, *dir, name);
                 let is_held = match self.names.hot.get_mut(dir) {
                     Some(hot) => hot.held.remove(name),
                     None if self.tree.is_split(*dir) => false,
@@ -362,7 +371,7 @@ impl Core {
     /// All absent names, of all directories.
     pub(crate) fn take_all_absent(&mut self) -> Vec<(Ino, Name)> {
         let dirs: Vec<Ino> = self.names.absent.keys().chain(self.names.hot.keys()).copied().collect();
-        let by_slot = self.names.split.take_all();
+        let by_slot = self.names.split.all();
         dirs.into_iter().flat_map(|dir| self.take_absent(dir)).chain(by_slot).collect()
     }
 
@@ -409,7 +418,8 @@ impl Core {
         used: &[NodeId],
     ) -> Word {
         let is_other = |number: &Ino| !used.contains(&NodeId(number.0));
-        let names = self.held(names);
+        // By the caller's own number the kernel goes on keeping what it has by slots.
+        let names = self.held_so_far(names, |split, dir, name| split.has(dir, name));
         let names = self.nodes.each_name(names).into_iter().filter(|(dir, _)| is_other(dir)).collect();
         let inos: Vec<Ino> = self.nodes.each(inos).into_iter().filter(is_other).collect();
         Word::Stale { names, attributes: inos.clone(), data: inos, in_use: Vec::new(), ack: None }

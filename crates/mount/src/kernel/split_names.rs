@@ -28,6 +28,8 @@ struct Slot {
 pub(crate) struct SplitNames {
     dirs: HashMap<Ino, HashMap<Ino, Slot, FxBuildHasher>, FxBuildHasher>,
     noted: usize,
+    /// So many of these were looked up once only.
+    seen: usize,
 }
 
 impl SplitNames {
@@ -41,10 +43,14 @@ impl SplitNames {
         }
         let Some(noted) = self.slot(slot) else { return false };
         match noted.seen.take(name) {
-            Some(name) => noted.kept.insert(name),
+            Some(name) => {
+                noted.kept.insert(name);
+                self.seen -= 1;
+                true
+            }
             None => {
                 noted.seen.insert(Name::new(name));
-                self.noted += 1;
+                (self.noted, self.seen) = (self.noted + 1, self.seen + 1);
                 false
             }
         }
@@ -67,6 +73,7 @@ impl SplitNames {
         let was_seen = noted.seen.remove(name);
         noted.kept.insert(Name::new(name));
         self.noted += usize::from(!was_seen);
+        self.seen -= usize::from(was_seen);
         true
     }
 
@@ -89,11 +96,20 @@ impl SplitNames {
         slots.and_then(|slots| slots.get(&slot)).is_some_and(|noted| noted.kept.contains(name))
     }
 
-    /// Whether the kernel may hold a name of a directory; it is on its way out of it.
+    /// Where a name of a directory may be noted: that may not be split any more.
+    fn places(dir: Ino, name: &Name) -> [Ino; 2] {
+        [Width::Few, Width::Many].map(|width| dir.slot(name.as_bytes(), width))
+    }
+
+    /// Whether the kernel may hold a name of a directory.
+    pub(crate) fn has(&self, dir: Ino, name: &Name) -> bool {
+        Self::places(dir, name).into_iter().any(|place| self.keeps(place, name.as_bytes()))
+    }
+
+    /// The same; it is on its way out of it.
     pub(crate) fn take(&mut self, dir: Ino, name: &Name) -> bool {
         let Some(slots) = self.dirs.get_mut(&dir) else { return false };
-        // The directory may not be split any more.
-        let places = [Width::Few, Width::Many].map(|width| dir.slot(name.as_bytes(), width));
+        let places = Self::places(dir, name);
         let takes = |place: Ino| slots.get_mut(&place).is_some_and(|noted| noted.kept.remove(name));
         let taken = places.map(takes).into_iter().filter(|taken| *taken).count();
         self.noted -= taken;
@@ -112,13 +128,15 @@ impl SplitNames {
             self.dirs.remove(&dir);
         }
         self.noted -= taken.iter().map(|noted| noted.seen.len() + noted.kept.len()).sum::<usize>();
+        self.seen -= taken.iter().map(|noted| noted.seen.len()).sum::<usize>();
         taken.into_iter().flat_map(|noted| noted.kept).map(|name| (dir, name)).collect()
     }
 
-    /// The same of all directories.
-    pub(crate) fn take_all(&mut self) -> Vec<(Ino, Name)> {
-        let dirs: Vec<Ino> = self.dirs.keys().copied().collect();
-        dirs.into_iter().flat_map(|dir| self.take_of(dir)).collect()
+    /// All names that the kernel may hold. They stay noted: who renames one of them just now has the lock that expiring it waits for,
+    /// and the kernel takes along how long it keeps it.
+    pub(crate) fn all(&self) -> Vec<(Ino, Name)> {
+        let slots = self.dirs.iter().flat_map(|(dir, slots)| slots.values().map(|noted| (*dir, noted)));
+        slots.flat_map(|(dir, noted)| noted.kept.iter().map(move |name| (dir, name.clone()))).collect()
     }
 
     /// The kernel has forgotten a directory.
@@ -131,6 +149,7 @@ impl SplitNames {
         self.dirs.retain(|_, slots| {
             slots.retain(|_, noted| {
                 self.noted -= noted.seen.len();
+                self.seen -= noted.seen.len();
                 noted.seen = HashSet::default();
                 noted.kept.shrink_to_fit();
                 !noted.kept.is_empty()
@@ -142,7 +161,7 @@ impl SplitNames {
     }
 
     fn has_room(&mut self) -> bool {
-        if self.noted >= NOTED_MAX {
+        if self.noted >= NOTED_MAX && self.seen > 0 {
             self.shrink();
         }
         self.noted < NOTED_MAX
@@ -192,10 +211,12 @@ mod tests {
         let all = [(DIR, Name::new(b"b.h")), (DIR, Name::new(b"c.h"))];
         assert_eq!(sorted(names.take_of(DIR)), all);
         assert!(names.keep(slot("b.h"), b"b.h") && names.keep(slot("c.h"), b"c.h"));
-        assert_eq!(sorted(names.take_all()), all);
-        assert!(names.keep(slot("b.h"), b"b.h"));
+        assert_eq!(sorted(names.all()), all);
+        names.moves((slot("b.h"), b"b.h"), (slot("d.h"), b"d.h"));
+        assert!(names.has(DIR, &Name::new(b"d.h")), "they stay noted");
+        assert!(!names.is_absent(slot("e.h"), b"e.h"));
         names.forget(DIR);
-        assert_eq!((names.noted, names.dirs.len()), (0, 0));
+        assert_eq!((names.noted, names.seen, names.dirs.len()), (0, 0, 0));
     }
 
     #[test]
@@ -217,7 +238,7 @@ mod tests {
         names.moves((slot("more"), b"more"), (slot("none"), b"none"));
         assert!(names.keeps(slot("moved"), b"moved") && !names.keeps(slot("none"), b"none"));
         assert!(names.keeps_any(DIR) && !names.keeps_any(Ino(11)));
-        names.take_all();
-        assert_eq!(names.noted, 0);
+        names.forget(DIR);
+        assert_eq!((names.noted, names.seen), (0, 0));
     }
 }

@@ -115,11 +115,19 @@ fn a_version_that_is_there_costs_nothing_and_an_inserted_byte_a_few_chunks() {
     assert_eq!(source(mirror.path()).record("v", LATEST).unwrap().snapshot, "two");
 }
 
+/// Gives a program the capability CAP_NET_BIND_SERVICE (`VFS_CAP_REVISION_2`, effective).
+fn may_bind_low_ports(program: &Path) {
+    let mut value = [0_u8; 20];
+    value[..4].copy_from_slice(&0x0200_0001_u32.to_le_bytes());
+    value[4..8].copy_from_slice(&(1_u32 << 10).to_le_bytes());
+    rustix::fs::setxattr(program, "security.capability", &value, rustix::fs::XattrFlags::empty()).unwrap();
+}
+
 /// Any change, from and to anything, seeds or none.
 #[test]
 fn a_folder_becomes_what_was_sent_whatever_it_was() {
     type Change = fn(&Path);
-    let changes: [Change; 12] = [
+    let changes: [Change; 14] = [
         |top| fs::remove_dir_all(top.join("dir/deep")).unwrap(),
         |top| fs::rename(top.join("dir"), top.join("renamed")).unwrap(),
         |top| {
@@ -147,6 +155,12 @@ fn a_folder_becomes_what_was_sent_whatever_it_was() {
         |top| fs::remove_dir_all(top.join("link")).unwrap(),
         |top| symlink("elsewhere", top.join("link")).unwrap(),
         |top| fs::set_permissions(top, fs::Permissions::from_mode(0o711)).unwrap(),
+        |top| may_bind_low_ports(&top.join("renamed/11")),
+        |top| {
+            // chown(2) takes the capability away.
+            std::os::unix::fs::chown(top.join("renamed/11"), Some(1234), Some(99)).unwrap();
+            may_bind_low_ports(&top.join("renamed/11"));
+        },
     ];
     let [from, to, mirror, copies] = [(); 4].map(|()| tempdir().unwrap());
     make(from.path());

@@ -1,6 +1,6 @@
 //! Scrubbing: everything that a volume has in the store is read and verified, slowly, when nobody needs the server.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
@@ -199,7 +199,14 @@ impl Round<'_> {
     async fn packs(&mut self) -> Result<(), VolumeError> {
         let store = &self.volume.shared.store;
         // What others of the family have put they read themselves, as long as they are there.
-        let living = self.volume.shared.living(self.volume.homes.first()).await?;
+        // Where an entry of another volume cannot be read nobody knows who is there: then all is read.
+        let living = match self.volume.shared.living(self.volume.homes.first()).await {
+            Ok(living) => living,
+            Err(error) => {
+                tracing::warn!(volume = %self.volume.name, %error, "all packs are read, also those that others put");
+                HashSet::new()
+            }
+        };
         let own = store.list(&homes::folder(&self.volume.id)).await?;
         let elsewhere = self.volume.homes.paths_elsewhere(|home| !living.contains(home));
         // Those that are gone are found by a check: rows name them.

@@ -88,12 +88,14 @@ impl Connection {
     pub(super) fn wait_for_others(&mut self, request: u64, body: Body, started: Instant) {
         let Some(mounted) = &self.mounted else { return };
         let place = self.shared.room.place_to_wait(self.tasks.len());
-        let held = match place
-            .and_then(|place| Ok((place, self.shared.room.to_ask(&self.asked, kept_bytes(&body))?)))
-        {
+        let place = place.map_err(|limit| VolumeError::Limit { what: "requests at a time", limit });
+        let held = place.and_then(|place| {
+            let held = self.shared.room.to_ask(&self.asked, kept_bytes(&body));
+            Ok((place, held.map_err(|_| VolumeError::Crowded)?))
+        });
+        let held = match held {
             Ok(held) => held,
-            Err(limit) => {
-                let error = VolumeError::Limit { what: "requests at a time", limit };
+            Err(error) => {
                 self.replies.push(request, failure(request, &error));
                 return;
             }

@@ -163,12 +163,10 @@ impl Connection {
             }
             Body::Change(change) => {
                 let held = self.shared.room.to_ask(&self.asked, change.encoded_len());
-                let taken = held
-                    .map_err(|limit| VolumeError::Limit { what: "bytes of requests at a time", limit })
-                    .and_then(|held| {
-                        volume.check_connection(session, self.number)?;
-                        volume.change((session, request), &change, started, held)
-                    });
+                let taken = held.map_err(|_| VolumeError::Crowded).and_then(|held| {
+                    volume.check_connection(session, self.number)?;
+                    volume.change((session, request), &change, started, held)
+                });
                 if let Err(error) = taken {
                     self.replies.answer(request, Err(error)).await;
                 }

@@ -157,6 +157,9 @@ impl Frames {
     /// Room for what is read next. What is left of a large frame gets just what it needs, so that content which stays takes no more
     /// than its own; who says little has little.
     fn make_room(&mut self, rest: usize, room: &Room) {
+        if !self.is_busy && self.buffer.is_empty() {
+            self.eager = None;
+        }
         if self.is_busy && self.eager.is_none() {
             self.eager = Arc::clone(&room.eager).try_acquire_owned().ok();
         }
@@ -164,7 +167,6 @@ impl Frames {
         let free = self.buffer.capacity() - self.buffer.len();
         if self.buffer.is_empty() && free > READ_FIRST && !self.is_busy {
             self.buffer = BytesMut::with_capacity(READ_FIRST);
-            self.eager = None;
         } else if free < rest {
             let wanted = if rest > READ_FIRST { rest } else { at_a_time };
             // `reserve` would double it.

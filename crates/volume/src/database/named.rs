@@ -110,7 +110,8 @@ pub(crate) async fn is_of_another(
     }
     match registry::read(store, &other).await {
         Ok(entry) if entry.id == id && !entry.deleting && entry.promoted_to.is_none() => Ok(Some(other)),
-        _ => Ok(None),
+        Ok(_) | Err(VolumeError::NoVolume(_)) => Ok(None),
+        Err(error) => Err(error),
     }
 }
 

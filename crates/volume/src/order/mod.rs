@@ -92,7 +92,8 @@ impl Order {
         state.opening += 1;
         // Marks that were given are not given again: clients may keep entries that have them.
         state.last = state.last.max(mark);
-        state.tree = state.tree.max(mark);
+        // What is found is this tree: marks behind it were of changes that are lost, and no snapshot has them.
+        state.tree = mark;
         state.found = mark;
         state.written = None;
         state.seal_key = seal_key;

@@ -179,6 +179,35 @@ fn what_others_have_changed_is_not_replaced() {
     assert!(said.contains("another tree as v@one"), "{said}");
 }
 
+#[test]
+fn a_quota_bounds_what_a_volume_gets_and_not_what_that_takes_meanwhile() {
+    let (here, there) = (Side::new(), Side::new());
+    let mirror = here.farm.dir().join("mirror");
+    run(&mut here.farm.ask(["volume", "create", "v"]));
+    let mount = here.mount("v");
+    let send = |name: &str, seed: u64, len: usize| {
+        fs::write(mount.join("a"), noise(seed, len)).unwrap();
+        here.snapshot(&format!("v@{name}"));
+        here.send(&format!("v@{name}"), &mirror);
+    };
+    send("one", 1, 3_000_000);
+    there.receive(&mirror, "v");
+    run(&mut there.farm.ask(["volume", "set-quota", "v", "--quota", "4M"]));
+    let far = there.mount("v");
+    // Both trees together have more.
+    send("two", 2, 3_500_000);
+    there.receive(&mirror, "v");
+    assert_eq!(fs::read(far.join("a")).unwrap(), noise(2, 3_500_000));
+    send("three", 3, 5_000_000);
+    let said = failing(8, there.ask(["receive"]).arg(&mirror).arg("v"));
+    assert!(said.contains("more than the quota of v"), "{said}");
+    assert_eq!(fs::read(far.join("a")).unwrap(), noise(2, 3_500_000));
+    run(&mut there.farm.ask(["volume", "check", "v"]));
+    let left = run(&mut there.farm.ask(["volume", "list"]));
+    assert!(!left.contains("incoming"), "{left}");
+    fs::write(far.join("b"), noise(4, 1_000_000)).expect_err("it is more than the quota");
+}
+
 fn side_send(side: &Side, what: &str, name: &str) -> Command {
     let mut command = side.ask(["send", what, "--as", name]);
     command.arg("--to");

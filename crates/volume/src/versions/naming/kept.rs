@@ -17,7 +17,7 @@ use crate::versions::naming::nodes::{Nodes, Reader};
 use crate::versions::tables::Tables;
 
 /// What the object begins with.
-const MAGIC: &[u8; 8] = b"hayname1";
+const MAGIC: &[u8; 8] = b"hayname2";
 
 /// Larger trees are named from all rows each time: what is kept takes 40 bytes a file, three times while it is used.
 const FILES_MAX: usize = 1_500_000;
