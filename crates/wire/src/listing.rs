@@ -277,7 +277,9 @@ pub fn row_from(bytes: &[u8]) -> Result<(Ino, InodeRow), InvalidMessage> {
             (6, Value::Number(rdev)) => row.rdev = rdev as u32,
             (field::SIZE, Value::Number(size)) => row.size = size,
             (8, Value::Number(allocated)) => row.allocated = allocated,
-            (9, Value::Bytes(packed)) => times = Some(times_from(packed)?),
+            (9, Value::Bytes(packed)) if times.is_none() => times = Some(times_from(packed)?),
+            // In a message what comes again is added to the set.
+            (9, _) => return invalid("set of times"),
             (field::PARENT, Value::Number(parent)) => row.parent = Ino(parent),
             (11, Value::Number(cookie)) => row.next_cookie = cookie,
             (12, Value::Bytes(xattr)) => xattrs.push(xattr_from(xattr)?),
