@@ -243,19 +243,28 @@ impl<'a> Apply<'a> {
             }
         });
         result.into_inner()?;
-        let mut dir: Option<(&[u8], OwnedFd)> = None;
+        let mut last = None;
         let mut to_rename = to_rename.into_inner();
         to_rename.sort_unstable_by_key(|(entry, _)| &entry.path);
         for (entry, incoming) in to_rename {
             let (path, name) = split(&entry.path);
-            let fd = match dir.take().filter(|(open, _)| *open == path) {
-                Some((_, fd)) => fd,
-                None => self.open(path)?,
-            };
-            sys::renameat(&fd, incoming.as_slice(), &fd, name).map_err(self.failed(entry))?;
-            dir = Some((path, fd));
+            let dir = self.open_again(&mut last, path)?;
+            sys::renameat(dir, incoming.as_slice(), dir, name).map_err(self.failed(entry))?;
         }
         Ok(())
+    }
+
+    /// A directory, which is often the one that was opened last.
+    fn open_again<'d, 'p>(
+        &self,
+        last: &'d mut Option<(&'p [u8], OwnedFd)>,
+        path: &'p [u8],
+    ) -> Result<&'d OwnedFd, TransferError> {
+        let dir = match last.take().filter(|(open, _)| *open == path) {
+            Some((_, dir)) => dir,
+            None => self.open(path)?,
+        };
+        Ok(&last.insert((path, dir)).1)
     }
 
     fn remove(&self, entry: &Entry) -> Result<(), TransferError> {
@@ -272,13 +281,8 @@ impl<'a> Apply<'a> {
         maker: &mut Maker<'a>,
     ) -> Result<(), TransferError> {
         let (dir, name) = split(&entry.path);
-        let fd = match maker.dir.take().filter(|(open, _)| *open == dir) {
-            Some((_, fd)) => fd,
-            None => self.open(dir)?,
-        };
-        let made = self.make_in(&fd, incoming.unwrap_or(name), entry, &mut maker.reader);
-        maker.dir = Some((dir, fd));
-        made
+        let dir = self.open_again(&mut maker.dir, dir)?;
+        self.make_in(dir, incoming.unwrap_or(name), entry, &mut maker.reader)
     }
 
     fn make_in(

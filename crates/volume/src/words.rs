@@ -1,6 +1,7 @@
 //! Words of clients that are for people: they end up on terminals and in the database, and are kept for each session.
 
 use hayloft_wire::Hello;
+use hayloft_wire::words::{NOTE_MAX, fit as fit_words, is_unfit};
 
 use crate::error::VolumeError;
 
@@ -10,22 +11,12 @@ const NAME_MAX: usize = 255;
 /// Bytes of a path.
 const PATH_MAX: usize = 4096;
 
-/// Bytes of a note.
-const NOTE_MAX: usize = 4096;
-
 /// Bytes of what a client goes on with its session by.
 const TOKEN_MAX: usize = 64;
 
-/// What would do something to a terminal, or end a line there.
-fn is_unfit(of: char) -> bool {
-    // Also what turns the direction of writing, and the ends of lines of Unicode.
-    of.is_control() || matches!(of, '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
-}
-
 /// The words as they can be shown, and not too many of them.
 fn shown(words: &str, most: usize) -> String {
-    let end = words.char_indices().map(|(at, of)| at + of.len_utf8()).take_while(|end| *end <= most).last();
-    words[..end.unwrap_or(0)].replace(is_unfit, "?")
+    fit_words(words, most, "?")
 }
 
 /// A hello of which the words for people can be shown and kept.

@@ -13,6 +13,7 @@ mod locks;
 mod messages;
 mod versions;
 pub mod weight;
+pub mod words;
 
 pub use check::BatchCheck;
 pub use convert::{InvalidMessage, decode_blocks, encode_blocks, error_code, error_of};

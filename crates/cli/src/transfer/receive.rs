@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use hayloft_transfer::{Cache, Folder, LATEST, Manifest, Packed, Packs, Received, Record, Source, leftovers};
 use hayloft_wire::client_message::Body as Ask;
 use hayloft_wire::server_message::Body as Answer;
+use hayloft_wire::words;
 use hayloft_wire::{CreateSnapshot, DeleteSnapshot, ListVolumes, SignSnapshot, SnapshotInfo, Version};
 use serde_json::json;
 
@@ -403,7 +404,9 @@ impl Transfer<'_> {
 
     /// Makes the snapshot of what the volume is now, with the signatures that came with it.
     fn keep(&self, admin: &mut Admin, of: &Version) -> anyhow::Result<()> {
-        let made = CreateSnapshot { of: Some(of.clone()), note: fit(&self.record.note), as_stored: true };
+        // A stranger's note as a server takes it.
+        let note = words::fit(&self.record.note, words::NOTE_MAX, " ");
+        let made = CreateSnapshot { of: Some(of.clone()), note, as_stored: true };
         let made = snapshots::one(admin, Ask::CreateSnapshot(made))?;
         // Of the tree that was just named it has the name already.
         let tree = if made.tree.is_empty() { name(admin, of)?.to_string() } else { made.tree };
@@ -487,13 +490,4 @@ fn refuse_changed(admin: &mut Admin, newest: &Version) -> anyhow::Result<()> {
         show_count(count)
     );
     Err(failure(Exit::Exists, said))
-}
-
-/// A note as a server takes it, which may be a stranger's: without what does something to a terminal, and not too long.
-fn fit(note: &str) -> String {
-    const MOST: usize = 4096;
-    let is_unfit =
-        |of: char| of.is_control() || matches!(of, '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
-    let end = note.char_indices().map(|(at, of)| at + of.len_utf8()).take_while(|end| *end <= MOST).last();
-    note[..end.unwrap_or(0)].replace(is_unfit, " ")
 }

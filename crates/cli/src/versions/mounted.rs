@@ -5,7 +5,7 @@ use std::io::{BufRead, BufReader, Read, Seek};
 use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::Duration;
 
 use anyhow::Context;
@@ -95,20 +95,16 @@ impl Mounted {
     /// What `make` says.
     pub(crate) fn fill<T>(&self, make: impl FnOnce(&Path) -> anyhow::Result<T>) -> anyhow::Result<T> {
         let target = mountinfo::ours(self.path())?.target();
-        let is_made = AtomicBool::new(false);
+        // It ends when the sender goes, however `make` does.
+        let (making, is_made) = mpsc::channel::<()>();
         std::thread::scope(|scope| {
-            let ship = || {
-                std::thread::park_timeout(SHIP_EVERY);
+            scope.spawn(move || {
+                let goes_on = || is_made.recv_timeout(SHIP_EVERY) == Err(RecvTimeoutError::Timeout);
                 // What fails here is told by the flush at the end.
-                while !is_made.load(Relaxed) && control::flush(&target).is_ok() {
-                    std::thread::park_timeout(SHIP_EVERY);
-                }
-            };
-            let shipping = scope.spawn(ship);
-            let made = make(self.path());
-            is_made.store(true, Relaxed);
-            shipping.thread().unpark();
-            made
+                while goes_on() && control::flush(&target).is_ok() {}
+            });
+            let _making = making;
+            make(self.path())
         })
     }
 
