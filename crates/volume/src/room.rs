@@ -121,6 +121,15 @@ impl Room {
         of(own).or_else(|| of(&self.asked)).map(Some).ok_or(ASKED_BYTES)
     }
 
+    /// Bytes that are given out of all rooms.
+    pub(crate) fn taken(&self) -> usize {
+        let of = |room: &Semaphore, bytes: usize| bytes - (room.available_permits() * UNIT).min(bytes);
+        of(&self.frames, FRAMES_BYTES)
+            + of(&self.batches, BATCHES_BYTES)
+            + of(&self.answers, ANSWERS_BYTES)
+            + of(&self.asked, ASKED_BYTES)
+    }
+
     /// Room for answers is short: who has some, and does not read them, is given up.
     pub(crate) fn is_short_for_answers(&self) -> bool {
         self.answers.available_permits() < units(ANSWERS_BYTES / 8) as usize
@@ -146,7 +155,9 @@ mod tests {
         assert_eq!(kept.len() * (16 << 10), ASKED_FREE + ASKED_BYTES);
         assert!(room.to_ask(&other, ASKED_FREE).is_ok_and(|held| held.is_some()), "who asks for little may");
         assert_eq!(room.to_ask(&other, ASKED_FREE + 1).err(), Some(ASKED_BYTES));
+        assert_eq!(room.taken(), ASKED_BYTES);
         drop(kept);
+        assert_eq!(room.taken(), 0);
         assert!(room.to_ask(&other, ASKED_FREE + 1).is_ok());
     }
 

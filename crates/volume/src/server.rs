@@ -14,7 +14,6 @@ use hayloft_store::Store;
 use hayloft_transport::{Acceptor, Caller, Security};
 use parking_lot::Mutex;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use slatedb::db_cache::DbCache;
 use tokio::sync::{Notify, watch};
 use tokio::task::{JoinHandle, JoinSet};
 
@@ -24,7 +23,7 @@ use crate::config::Config;
 use crate::connection;
 use crate::connection::silent::Silent;
 use crate::content::reserve::Reserve;
-use crate::database;
+use crate::database::TableCache;
 use crate::database::family::Remembered;
 use crate::database::format;
 use crate::database::named;
@@ -57,7 +56,7 @@ type Place = Arc<tokio::sync::Mutex<Option<Arc<Volume>>>>;
 pub(crate) struct Shared {
     pub(crate) config: Config,
     pub(crate) store: Store,
-    pub(crate) cache: Arc<dyn DbCache>,
+    pub(crate) cache: TableCache,
     pub(crate) reserve: Reserve,
     pub(crate) stats: ServerStats,
     pub(crate) acceptor: Acceptor,
@@ -342,7 +341,7 @@ async fn listen(store: Store, config: Config) -> Result<Server, ServerError> {
     let listener = Listener::bind(config.listen, config.socket.as_ref()).await?;
     let address = listener.address();
     let shared = Arc::new(Shared {
-        cache: database::cache(config.cache_bytes),
+        cache: TableCache::new(config.cache_bytes),
         reserve: Reserve::new(store.clone(), config.reserve_bytes),
         stats: ServerStats::default(),
         acceptor,
@@ -369,11 +368,11 @@ async fn listen(store: Store, config: Config) -> Result<Server, ServerError> {
     let accepting = tokio::spawn(accept(Arc::clone(&shared), listener));
     let sweeper = tokio::spawn(crate::content::sweep::in_background(Arc::clone(&shared)));
     let leases = tokio::spawn(watch_leases(Arc::clone(&shared)));
-    let memory = Arc::downgrade(&shared);
+    let (memory, runtime) = (Arc::downgrade(&shared), tokio::runtime::Handle::current());
     // Without it memory stays here for longer.
     let _ = std::thread::Builder::new()
         .name("hayloft-memory".to_owned())
-        .spawn(move || crate::admin::memory::in_background(memory));
+        .spawn(move || crate::admin::memory::in_background(memory, &runtime));
     let scrubber = tokio::spawn(crate::admin::scrub::in_background(Arc::clone(&shared)));
     let leftovers = tokio::spawn(versions::leftovers::in_background(Arc::clone(&shared)));
     Ok(Server { shared, address, listener: accepting, sweeper, leases, scrubber, leftovers })

@@ -176,7 +176,7 @@ impl Volume {
 
     async fn open_database(self: &Arc<Self>, is_new: bool) -> Result<(), VolumeError> {
         let config = &self.shared.config;
-        let cache = Arc::clone(&self.shared.cache);
+        let cache = self.shared.cache.for_databases();
         let (store, unflushed) = (&self.shared.store, config.unflushed_bytes);
         let wish = &self.compaction;
         let db =

@@ -35,7 +35,7 @@ use crate::database::rows::Rows;
 use crate::database::small::Contents;
 use crate::error::VolumeError;
 
-pub(crate) use crate::database::cache::cache;
+pub(crate) use crate::database::cache::TableCache;
 pub(crate) use crate::database::handle::{Db, DbSnapshot};
 
 /// A table file written from memory holds about this much; also the most that a start replays.
