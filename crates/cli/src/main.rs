@@ -3,6 +3,10 @@
 //! A command is a module of a room: `server` (servers and their volumes), `mounts`, `roots` (build roots and layers),
 //! `trial` (`hayloft try`), `farm` (tasks, agents, make). A room uses only those before it.
 
+// First: its macros are for all.
+#[macro_use]
+mod output;
+
 mod args;
 mod config;
 mod dial;
@@ -57,7 +61,7 @@ fn main() -> ExitCode {
         return hayloft_farm::make::recipe::serve(&argv[2..], Environment::of_process()).leave().into();
     }
     match Cli::try_parse_from(&argv) {
-        Ok(cli) => exit::finish(run(cli)),
+        Ok(cli) => exit::finish(output::whole(run(cli))),
         // What is not a command's own code must not look like one.
         Err(error) if error.use_stderr() && runs_a_command(&argv) => {
             let _ = error.print();

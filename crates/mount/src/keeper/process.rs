@@ -2,7 +2,7 @@
 #![allow(unsafe_code)]
 
 use std::ffi::OsString;
-use std::io;
+use std::io::{self, Write};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -55,17 +55,22 @@ impl Task {
     }
 }
 
+/// Says something, if anybody is there to hear it: whose error output is closed goes on, too.
+macro_rules! say {
+    ($($said:tt)*) => { drop(writeln!(io::stderr(), $($said)*)) };
+}
+
 /// Is a keeper until its client or its mount has ended. For a program that was started with
 /// [`ARGUMENT`](super::ARGUMENT) and these; its exit code.
 pub fn run(arguments: &[OsString]) -> u8 {
     let Some(task) = Task::parse(arguments) else {
-        eprintln!("hayloft: this is for the process of a mount to call");
+        say!("hayloft: this is for the process of a mount to call");
         return 2;
     };
     match keep(&task) {
         Ok(()) => 0,
         Err(error) => {
-            eprintln!("hayloft: the keeper of a mount cannot work: {error}");
+            say!("hayloft: the keeper of a mount cannot work: {error}");
             1
         }
     }
@@ -86,7 +91,7 @@ fn keep(task: &Task) -> io::Result<()> {
     let wakes = Wakes::new()?;
     // While it is easy to have.
     let mut abort = Abort::of(task.number).inspect_err(|error| {
-        eprintln!(
+        say!(
             "hayloft: when this mount's client is killed, calls under way may hang until `hayloft umount --force`: its connection cannot be ended from outside ({error})"
         );
     });
@@ -120,7 +125,7 @@ fn start_sweep(notifier: &Notifier, shared: &Arc<Shared>, sweeps: &Arc<AtomicUsi
     let (notifier, shared, running) = (notifier.clone(), Arc::clone(shared), Arc::clone(sweeps));
     let spawned = std::thread::Builder::new().spawn(move || {
         if !sweep::sweep(&notifier, &shared) {
-            eprintln!(
+            say!(
                 "hayloft: the kernel may still have pages of a mount whose lease is over: too many calls wait"
             );
         }
@@ -128,7 +133,7 @@ fn start_sweep(notifier: &Notifier, shared: &Arc<Shared>, sweeps: &Arc<AtomicUsi
     });
     if spawned.is_err() {
         sweeps.fetch_sub(1, Ordering::AcqRel);
-        eprintln!("hayloft: no thread to empty the kernel's caches with, whose lease is over");
+        say!("hayloft: no thread to empty the kernel's caches with, whose lease is over");
     }
 }
 

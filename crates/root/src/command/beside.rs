@@ -32,7 +32,7 @@ pub fn beside(info: &RootInfo, work: impl FnOnce() -> u8) -> Result<u8> {
                 match prepare(info, holder.as_fd()) {
                     Ok(()) => i32::from(work()),
                     Err(error) => {
-                        eprintln!("hayloft: {error}");
+                        let _ = writeln!(std::io::stderr(), "hayloft: {error}");
                         1
                     }
                 }

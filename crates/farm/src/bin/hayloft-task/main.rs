@@ -69,6 +69,7 @@ fn by_the_large_one(arguments: &[OsString]) -> u8 {
     let beside = std::env::current_exe().ok().map(|own| own.with_file_name("hayloft"));
     let large = beside.filter(|large| large.exists()).unwrap_or_else(|| PathBuf::from("hayloft"));
     let error = Command::new(&large).arg("task").args(arguments).exec();
-    eprintln!("hayloft-task: {}: {error}", large.display());
+    // Whether anybody hears it or not.
+    let _ = writeln!(std::io::stderr(), "hayloft-task: {}: {error}", large.display());
     125
 }
