@@ -19,6 +19,8 @@ pub(crate) const FRAME: usize = 128 * 1024;
 pub(crate) const PACK: u64 = 8 << 20;
 /// How well frames are compressed.
 const LEVEL: i32 = 3;
+/// No index is larger, unpacked.
+const INDEX_MOST: usize = 128 << 20;
 /// The names of packs that are being written begin so.
 pub(crate) const UNFINISHED: &str = ".pack-";
 /// More than a frame can have.
@@ -117,6 +119,7 @@ pub(crate) struct PackWriter {
     hasher: blake3::Hasher,
     len: u64,
     index: Index,
+    index_len: u64,
 }
 
 impl PackWriter {
@@ -125,7 +128,8 @@ impl PackWriter {
         let file = tempfile::Builder::new().prefix(UNFINISHED).tempfile_in(folder)?;
         leftovers::hold(file.as_file());
         let hasher = blake3::Hasher::new();
-        let mut writer = PackWriter { file, hasher, len: 0, index: Index { frames: Vec::new() } };
+        let mut writer =
+            PackWriter { file, hasher, len: 0, index: Index { frames: Vec::new() }, index_len: 0 };
         writer.write(BEGIN)?;
         Ok(writer)
     }
@@ -139,12 +143,14 @@ impl PackWriter {
 
     pub(crate) fn push(&mut self, info: FrameInfo, bytes: &[u8]) -> io::Result<()> {
         self.write(bytes)?;
+        self.index_len += info.encoded_len() as u64;
         self.index.frames.push(info);
         Ok(())
     }
 
+    /// Of many tiny files the index is larger than the files.
     pub(crate) fn is_full(&self) -> bool {
-        self.len >= PACK
+        self.len + self.index_len >= PACK
     }
 
     pub(crate) fn is_empty(&self) -> bool {
@@ -170,7 +176,7 @@ pub(crate) fn open_index(pack: &PackRef, bytes: &[u8]) -> Result<Vec<(u64, Frame
     let damaged = || TransferError::Damaged(format!("the index of pack {}", pack.name));
     let (index, _) = bytes.split_last_chunk::<4>().ok_or_else(damaged)?;
     // Names do not compress.
-    let most = index.len().saturating_mul(64) + 4096;
+    let most = (index.len().saturating_mul(64) + 4096).min(INDEX_MOST);
     let index = zstd::bulk::decompress(index, most).map_err(|_| damaged())?;
     let index = Index::decode(index.as_slice()).map_err(|_| damaged())?;
     let mut at = BEGIN.len() as u64;
@@ -217,4 +223,30 @@ pub(crate) fn describe(name: ChunkId, path: &Path) -> Result<(PackRef, Vec<Chunk
     file.read_exact_at(&mut bytes, size - index).map_err(failed())?;
     let frames = open_index(&pack, &bytes)?;
     Ok((pack, frames.iter().flat_map(|(_, frame)| frame.ids()).collect()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Receivers refuse what is larger than a pack can be.
+    #[test]
+    fn packs_of_tiny_files_are_no_larger_than_others() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut writer = PackWriter::new(folder.path()).unwrap();
+        let mut number = 0_u64;
+        while !writer.is_full() {
+            assert!(number < 1_000_000, "a pack of a million files is not full");
+            let mut frame = Frame::default();
+            for _ in 0..1000 {
+                number += 1;
+                let content = format!("file {number}");
+                frame.push(ChunkId::of(content.as_bytes()), content.as_bytes());
+            }
+            let (info, bytes) = frame.finish().unwrap();
+            writer.push(info, &bytes).unwrap();
+        }
+        let (pack, _file) = writer.finish().unwrap();
+        assert!(pack.size < 2 * PACK, "{pack:?}");
+    }
 }

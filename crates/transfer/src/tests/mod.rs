@@ -1,5 +1,6 @@
 mod far;
 mod hostile;
+mod lying;
 mod merging;
 mod mirrors;
 mod odd;
