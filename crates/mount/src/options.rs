@@ -42,6 +42,8 @@ pub struct MountOptions {
     pub inodes: Option<usize>,
     /// `quiet=SECONDS`: when nothing was asked of the mount for so long, it gives back what it keeps only to be faster.
     pub quiet: Duration,
+    /// `noahead`: only what is asked for is fetched, not what is likely to be asked for next: for who looks here and there in a large tree.
+    pub ahead: bool,
     /// `ro`: nothing can be changed.
     pub read_only: bool,
     /// `noallow_other`: only the user who mounts has access. The default when root mounts is everybody, and else this:
@@ -71,6 +73,7 @@ impl Default for MountOptions {
             cache: None,
             inodes: None,
             quiet: Duration::from_secs(30),
+            ahead: true,
             read_only: false,
             allow_other: root,
             suid: None,
@@ -88,7 +91,7 @@ impl Default for MountOptions {
 pub enum OptionError {
     /// There is no such option.
     #[error(
-        "unknown mount option {0:?}; known: commit=SECONDS, dirty=SIZE, cache=SIZE, inodes=N, quiet=SECONDS, ro, allow_other, noallow_other, suid, nosuid, dev, nodev, exec, noexec, syncfs, nosyncfs, transport=auto|dev|uring, locks=shared|local"
+        "unknown mount option {0:?}; known: commit=SECONDS, dirty=SIZE, cache=SIZE, inodes=N, quiet=SECONDS, ahead, noahead, ro, allow_other, noallow_other, suid, nosuid, dev, nodev, exec, noexec, syncfs, nosyncfs, transport=auto|dev|uring, locks=shared|local"
     )]
     Unknown(String),
     /// Its value makes no sense.
@@ -172,6 +175,8 @@ impl MountOptions {
             ("locks", Some("shared")) => self.locks = LocksOption::Shared,
             ("locks", Some("local")) => self.locks = LocksOption::Local,
             ("locks", _) => return Err(wrong("shared or local")),
+            ("ahead", None) => self.ahead = true,
+            ("noahead", None) => self.ahead = false,
             ("ro", None) => self.read_only = true,
             ("rw", None) => self.read_only = false,
             ("allow_other", None) => self.allow_other = true,
@@ -208,7 +213,7 @@ mod tests {
 
     proptest::proptest! {
         #[test]
-        fn whatever_is_written_is_taken_or_refused(text in "(commit|dirty|cache|inodes|quiet|locks|ro|=|,|[0-9]{1,22}|[KMGT.]|\\PC){0,12}") {
+        fn whatever_is_written_is_taken_or_refused(text in "(commit|dirty|cache|inodes|quiet|locks|noahead|ro|=|,|[0-9]{1,22}|[KMGT.]|\\PC){0,12}") {
             let _ = MountOptions::parse(&text);
             let _ = parse_size(&text);
         }
@@ -216,10 +221,12 @@ mod tests {
 
     #[test]
     fn options_are_read() {
-        let options =
-            MountOptions::parse("ro,commit=0.5,dirty=64M,,cache=1g,transport=dev,_netdev,nosuid,syncfs")
-                .unwrap();
+        let options = MountOptions::parse(
+            "ro,commit=0.5,dirty=64M,,cache=1g,transport=dev,_netdev,nosuid,syncfs,noahead",
+        )
+        .unwrap();
         assert!(options.read_only && options.suid == Some(false) && options.dev.is_none() && options.syncfs);
+        assert!(!options.ahead);
         assert_eq!(options.commit, Duration::from_millis(500));
         assert_eq!((options.dirty, options.cache), (Some(64 << 20), Some(1 << 30)));
         assert_eq!(options.transport, TransportOption::Dev);

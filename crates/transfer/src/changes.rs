@@ -18,6 +18,8 @@ pub struct Change {
     pub new: Option<Vec<u8>>,
     /// Whether what is in the file may be something else.
     pub content: bool,
+    /// Whether it is, or was, a folder.
+    pub folder: bool,
 }
 
 fn joined(dir: &[u8], name: &[u8]) -> Vec<u8> {

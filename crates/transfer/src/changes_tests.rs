@@ -80,7 +80,7 @@ impl Rows {
             for at in 0..removed.len().max(added.len()) {
                 let old = removed.get(at).map(|name| self.paths[**name].clone());
                 let new = added.get(at).map(|name| new.paths[**name].clone());
-                changes.push(Change { old, new, content });
+                changes.push(Change { old, new, content, folder: false });
             }
             let is_told = !removed.is_empty() && !added.is_empty();
             if let (Some(one), Some(other), false) = (one, other, is_told)
@@ -94,7 +94,7 @@ impl Rows {
                 // The top has no name.
                 if stays.is_some() || self.names_of(*ino).is_empty() && removed.is_empty() && added.is_empty()
                 {
-                    changes.push(Change { old: Some(old), new: Some(new), content });
+                    changes.push(Change { old: Some(old), new: Some(new), content, folder: false });
                 }
             }
         }
@@ -206,6 +206,6 @@ fn a_tree_of_which_no_inodes_are_known_is_read_as_a_whole_if_files_have_several_
     let came =
         Manifest::from_bytes(&Manifest::of_folder(top.path(), None, &progress).unwrap().to_bytes()).unwrap();
     fs::hard_link(top.path().join("one"), top.path().join("three")).unwrap();
-    let change = Change { old: None, new: Some(b"three".to_vec()), content: true };
+    let change = Change { old: None, new: Some(b"three".to_vec()), content: true, folder: false };
     assert!(came.after(&[change], top.path(), None, &progress).unwrap().is_none());
 }

@@ -1,6 +1,6 @@
 //! Puts together what two sides have made of one tree, where they have changed different paths.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 use hayloft_tree::Kind;
 
@@ -66,12 +66,41 @@ pub fn merge(base: &Manifest, ours: &Manifest, theirs: &Manifest) -> Result<Mani
         entries.push(taken);
     }
     conflicts.extend(broken(&entries));
+    conflicts.extend(parted(base, ours, theirs));
     if !conflicts.is_empty() {
         conflicts.sort_by(|one, other| one.path.cmp(&other.path));
         return Err(conflicts);
     }
     let named = hayloft_tree::named(entries.iter().map(Entry::to_tree).collect());
     Ok(Manifest { entries, tree: named.name })
+}
+
+/// Files that each side has given another name: there would be two of them.
+fn parted(base: &Manifest, ours: &Manifest, theirs: &Manifest) -> Vec<Conflict> {
+    let before: HashMap<&[u8], u64> =
+        base.entries.iter().map(|entry| (entry.path.as_slice(), entry.inode)).collect();
+    let new_names = |side: &Manifest| {
+        let mut names: HashMap<u64, BTreeSet<Vec<u8>>> = HashMap::new();
+        for entry in side.entries.iter().filter(|entry| entry.inode != 0) {
+            if before.get(entry.path.as_slice()) != Some(&entry.inode) {
+                names.entry(entry.inode).or_default().insert(entry.path.clone());
+            }
+        }
+        names
+    };
+    fn paths(side: &Manifest) -> HashSet<&[u8]> {
+        side.entries.iter().map(|entry| entry.path.as_slice()).collect()
+    }
+    let (here, there) = (new_names(ours), new_names(theirs));
+    let (ours, theirs) = (paths(ours), paths(theirs));
+    let moved = base.entries.iter().filter(|entry| {
+        let names = here.get(&entry.inode).zip(there.get(&entry.inode));
+        let path = entry.path.as_slice();
+        let is_gone = !ours.contains(path) && !theirs.contains(path);
+        is_gone && names.is_some_and(|(here, there)| here.is_disjoint(there))
+    });
+    let why = "it was renamed here and there, each time to another name";
+    moved.map(|entry| Conflict { path: entry.path.clone(), why }).collect()
 }
 
 /// Paths, each fine for itself, that are no tree together.

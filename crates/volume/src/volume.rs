@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
 use hayloft_model::replay::BroughtBack;
@@ -17,6 +17,7 @@ use crate::admin::scrub::Scrubbed;
 use crate::database::compaction::Wish;
 use crate::database::family;
 use crate::database::homes::Homes;
+use crate::database::journal::Journal;
 use crate::database::packed::PackedListings;
 use crate::database::registry::Registered;
 use crate::database::rows::Rows;
@@ -107,8 +108,12 @@ pub(crate) struct Volume {
     pub(crate) homes: Arc<Homes>,
     /// How many snapshots were begun since it was opened: what is deleted from then on may be in them.
     pub(crate) points: AtomicU64,
+    /// When its newest snapshot was made: none is older than one before it, whatever the clock says.
+    pub(crate) newest_point: AtomicI64,
     /// Sessions that are asked to ship what they have changed.
     pub(crate) shipping: Shipping,
+    /// What was written since histories may have parted.
+    pub(crate) journal: Journal,
     cache_id: u64,
     /// That the whole database be rewritten.
     pub(crate) compaction: Wish,
@@ -150,6 +155,7 @@ impl Volume {
             id: registered.id.clone(),
             homes: Arc::new(Homes::new(&registered.id, registered.family())),
             points: AtomicU64::new(0),
+            newest_point: AtomicI64::new(0),
             shipping: Shipping::default(),
             registered: Mutex::new(registered),
             cache_id: NEXT_CACHE_ID.fetch_add(1, Relaxed),
@@ -160,6 +166,7 @@ impl Volume {
             turn: tokio::sync::Mutex::default(),
             order: Order::default(),
             packed: PackedListings::default(),
+            journal: Journal::default(),
             sharing: SharingLock::default(),
             state: Mutex::default(),
             locks: crate::session::locks::Locks::default(),

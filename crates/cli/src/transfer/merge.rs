@@ -1,10 +1,10 @@
 //! `hayloft merge`.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashSet};
 use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use hayloft_transfer::{Cache, Conflict, Manifest, Tree};
+use hayloft_transfer::{Cache, Change, Conflict, Manifest, Tree};
 use hayloft_wire::client_message::Body as Ask;
 use hayloft_wire::{CreateSnapshot, DeleteSnapshot, ListSnapshots, Version};
 use serde_json::json;
@@ -38,6 +38,8 @@ struct Merge<'a> {
     server: &'a str,
     cache: Cache,
     volume: String,
+    /// What the fork is said to have begun as was made after it, by the clock.
+    is_later: bool,
 }
 
 /// Runs the command.
@@ -63,15 +65,9 @@ pub(crate) fn run(args: &MergeArgs, config: &Config) -> anyhow::Result<u8> {
         })?,
     };
     let info = snapshots::one(&mut admin, Ask::ListSnapshots(ListSnapshots { of: Some(base.clone()) }))?;
-    if info.created_nanos.div_euclid(1_000_000_000) > forked.created_secs {
-        let said = format!(
-            "{} was made after {}: it is not what that began as; name a snapshot that is (--base)",
-            snapshots::shown(&base),
-            args.fork
-        );
-        return Err(failure(Exit::Usage, said));
-    }
-    let merge = Merge { server, cache: cache(args.host.cache.as_ref())?, volume: base.volume.clone() };
+    let is_later = info.created_nanos.div_euclid(1_000_000_000) > forked.created_secs;
+    let (cache, volume) = (cache(args.host.cache.as_ref())?, base.volume.clone());
+    let merge = Merge { server, cache, volume, is_later };
     let fork = Version { volume: args.fork.clone(), snapshot: format!("merge-{}", now()) };
     create(&mut admin, &fork, "for hayloft merge")?;
     let merged = merge.run(&mut admin, &base, &fork);
@@ -109,26 +105,36 @@ impl Merge<'_> {
         [base, ours, theirs]: [&Version; 3],
     ) -> anyhow::Result<Option<Sides>> {
         let mut changes = Vec::new();
-        for side in [ours, theirs] {
-            match transfer::changes(admin, base, side)? {
-                Some(found) => changes.push(found),
+        for side in [theirs, ours] {
+            let found = transfer::changes(admin, base, side)?;
+            let descends = found.as_ref().and_then(|(_, descends)| *descends);
+            if side == theirs && !descends.unwrap_or(!self.is_later) {
+                return Err(is_no_base(base, theirs));
+            }
+            match found {
+                Some((found, _)) => changes.insert(0, found),
                 None => return Ok(None),
             }
         }
-        let mounts = Mounted::all(self.server, [base, ours, theirs])?;
+        let options = if is_here_and_there(&changes) { "ro,noahead" } else { "ro" };
+        let mounts = Mounted::all(self.server, [base, ours, theirs], options)?;
+        let [base_at, ours_at, theirs_at] = [&mounts[0], &mounts[1], &mounts[2]].map(Mounted::path);
         let mut paths = BTreeSet::new();
-        for (mounted, changes) in mounts[1..].iter().zip(&changes) {
-            for change in changes {
-                for (top, path) in [(&mounts[0], &change.old), (mounted, &change.new)] {
-                    let Some(path) = path else { continue };
-                    // What is in a folder that has another path is not told.
-                    if change.old != change.new {
-                        add_below(top.path(), path, &mut paths)?;
-                    }
-                    paths.insert(path.clone());
-                }
+        for change in &changes[1] {
+            add(change, base_at, theirs_at, &mut paths)?;
+        }
+        // Of what only the volume has changed nothing has to be known: it stays, unless the folder that it is in does not.
+        let gone = changes[1].iter().filter(|change| change.folder && change.old != change.new);
+        let gone: HashSet<&[u8]> = gone.filter_map(|change| change.old.as_deref()).collect();
+        let concerns =
+            |path: &Vec<u8>| paths.contains(path) || folders_of(path).any(|dir| gone.contains(dir));
+        let mut ours_too = BTreeSet::new();
+        for change in &changes[0] {
+            if [&change.old, &change.new].into_iter().flatten().any(concerns) {
+                add(change, base_at, ours_at, &mut ours_too)?;
             }
         }
+        paths.append(&mut ours_too);
         let mut manifests = Vec::new();
         for mounted in &mounts {
             let found = Manifest::of_paths(mounted.path(), &paths, manifests.first());
@@ -151,7 +157,7 @@ impl Merge<'_> {
         let [base, ours, theirs] = of;
         let (_, manifest) = manifest_of(admin, self.server, base, &self.cache, None)?;
         let mut trees = Vec::new();
-        let mounts = Mounted::all(self.server, [ours, theirs])?;
+        let mounts = Mounted::all(self.server, [ours, theirs], "ro")?;
         for (of, mounted) in [ours, theirs].into_iter().zip(&mounts) {
             let (_, manifest) = manifest_of(admin, self.server, of, &self.cache, Some((base, &manifest)))?;
             trees.push(Tree { manifest, folder: mounted.path().to_owned() });
@@ -252,6 +258,51 @@ impl Merge<'_> {
         }
         Ok(kept.of)
     }
+}
+
+/// With another one, what only that has would be taken for what the fork has removed.
+fn is_no_base(base: &Version, fork: &Version) -> anyhow::Error {
+    let (base, fork) = (snapshots::shown(base), &fork.volume);
+    failure(Exit::Usage, format!("{base} is not what {fork} began as; name a snapshot that is (--base)"))
+}
+
+/// Changes are in so few files of a folder, in the mean, that what lies beside them is not worth fetching.
+const FEW: usize = 16;
+
+/// Whether what has changed is scattered: then only that is fetched, and nothing that lies beside it.
+fn is_here_and_there(sides: &[Vec<Change>]) -> bool {
+    let mut folders = HashSet::new();
+    let mut count = 0;
+    for change in sides.iter().flatten() {
+        if change.folder && change.old.is_some() && change.new.is_some() && change.old != change.new {
+            // Of a folder all that is in it is looked at.
+            return false;
+        }
+        count += 1;
+        folders.insert(change.new.as_ref().or(change.old.as_ref()).map(|path| hayloft_tree::split(path).0));
+    }
+    count <= FEW * folders.len()
+}
+
+/// The folders that a path is in, without the top.
+fn folders_of(path: &[u8]) -> impl Iterator<Item = &[u8]> {
+    fn above(path: &[u8]) -> Option<&[u8]> {
+        Some(hayloft_tree::split(path).0).filter(|dir| !dir.is_empty())
+    }
+    std::iter::successors(above(path), |dir| above(dir))
+}
+
+/// Adds the paths that a change is about.
+fn add(change: &Change, base: &Path, side: &Path, paths: &mut BTreeSet<Vec<u8>>) -> anyhow::Result<()> {
+    for (top, path) in [(base, &change.old), (side, &change.new)] {
+        let Some(path) = path else { continue };
+        // What is in a folder that has another path is not told.
+        if change.folder && change.old != change.new {
+            add_below(top, path, paths)?;
+        }
+        paths.insert(path.clone());
+    }
+    Ok(())
 }
 
 /// Adds all that is in a folder, if it is one.

@@ -163,7 +163,7 @@ fn read_from(
         None => kept(admin, of, cache)?,
     };
     let changes = match &known {
-        Some((older, _)) => changes(admin, older, of)?,
+        Some((older, _)) => changes(admin, older, of)?.map(|(changes, _)| changes),
         None => None,
     };
     let mounted = mounting.done()?;
@@ -204,8 +204,16 @@ fn kept(admin: &mut Admin, of: &Version, cache: &Cache) -> anyhow::Result<Option
     Ok(others.into_iter().rev().find_map(|other| Some((other.of?, cache.get(&other.tree.parse().ok()?)?))))
 }
 
-/// What has changed from one snapshot to another one; `None`: the server does not tell.
-fn changes(admin: &mut Admin, from: &Version, to: &Version) -> anyhow::Result<Option<Vec<Change>>> {
+/// The type in a mode, and that of a folder.
+const TYPE: u32 = 0o170_000;
+const FOLDER: u32 = 0o040_000;
+
+/// What has changed from one snapshot to another one, and whether that came of the first one, if the server knows; `None`: the server does not tell.
+fn changes(
+    admin: &mut Admin,
+    from: &Version,
+    to: &Version,
+) -> anyhow::Result<Option<(Vec<Change>, Option<bool>)>> {
     let found = match diff::with_times(admin, from, to) {
         // Of different families, or one of them was deleted meanwhile.
         Err(error) if matches!(exit_of(&error), Exit::Usage | Exit::NoVolume) => None,
@@ -215,6 +223,7 @@ fn changes(admin: &mut Admin, from: &Version, to: &Version) -> anyhow::Result<Op
         old: difference.old_path.as_deref().map(<[u8]>::to_vec),
         new: difference.new_path.as_deref().map(<[u8]>::to_vec),
         content: difference.changed & (difference::CONTENT | difference::TYPE) != 0,
+        folder: [difference.old_mode, difference.new_mode].iter().any(|mode| mode & TYPE == FOLDER),
     };
-    Ok(found.map(|found| found.iter().map(changed).collect()))
+    Ok(found.map(|found| (found.differences.iter().map(changed).collect(), found.descends)))
 }

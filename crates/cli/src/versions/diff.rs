@@ -8,7 +8,7 @@ use std::process::Command;
 
 use hayloft_wire::client_message::Body as Ask;
 use hayloft_wire::server_message::Body as Answer;
-use hayloft_wire::{Diff, Difference, Version, difference};
+use hayloft_wire::{Diff, Difference, Differences, Version, difference};
 use serde_json::{Value, json};
 
 use crate::config::Config;
@@ -81,29 +81,32 @@ pub(crate) fn differences(
     Ok((found, rows_read))
 }
 
+/// What differs, and whether the second version came of the first one, if the server knows.
+pub(crate) struct Told {
+    pub(crate) differences: Vec<Difference>,
+    pub(crate) descends: Option<bool>,
+}
+
 /// As [`differences`], and also what has only been modified at another time. `None`: the server cannot tell that.
 ///
 /// # Errors
 /// As there.
-pub(crate) fn with_times(
-    admin: &mut Admin,
-    from: &Version,
-    to: &Version,
-) -> anyhow::Result<Option<Vec<Difference>>> {
+pub(crate) fn with_times(admin: &mut Admin, from: &Version, to: &Version) -> anyhow::Result<Option<Told>> {
     let ask = Diff { from: Some(from.clone()), to: Some(to.clone()), times: true, ..Diff::default() };
-    let (found, _, times) = asked(admin, ask)?;
-    Ok(times.then_some(found))
+    let (differences, _, last) = asked(admin, ask)?;
+    Ok(last.times.then_some(Told { differences, descends: last.descends }))
 }
 
-fn asked(admin: &mut Admin, ask: Diff) -> anyhow::Result<(Vec<Difference>, u64, bool)> {
+/// What differs, how many rows were read, and what else is said.
+fn asked(admin: &mut Admin, ask: Diff) -> anyhow::Result<(Vec<Difference>, u64, Differences)> {
     let (mut found, mut rows_read) = (Vec::new(), 0);
     let mut answer = admin.ask(Ask::Diff(ask))?;
     loop {
-        let Answer::Differences(part) = answer else { return Err(admin.unexpected()) };
-        found.extend(part.differences);
+        let Answer::Differences(mut part) = answer else { return Err(admin.unexpected()) };
+        found.append(&mut part.differences);
         rows_read += part.rows_read;
         if !part.more {
-            return Ok((found, rows_read, part.times));
+            return Ok((found, rows_read, part));
         }
         answer = admin.next_part()?;
     }
@@ -132,7 +135,7 @@ pub(crate) fn run(args: &DiffArgs, config: &Config) -> anyhow::Result<u8> {
     } else if args.stat {
         stat(&mut out, &found)
     } else if args.patch {
-        let sides = Mounted::all(server, [&args.from, &to])?;
+        let sides = Mounted::all(server, [&args.from, &to], "ro")?;
         return patch(&mut out, &found, &sides).map(|()| 0);
     } else {
         found.iter().try_for_each(|difference| writeln!(out, "{}", line(difference)))

@@ -68,16 +68,17 @@ impl Mounted {
         Mounting::begin(server, version, "ro")?.done()
     }
 
-    /// As [`Mounted::new`], of several at the same time.
+    /// As [`Mounted::new`], of several at the same time, with options of mount(8).
     ///
     /// # Errors
     /// One of them cannot be mounted.
     pub(crate) fn all<'v>(
         server: &str,
         versions: impl IntoIterator<Item = &'v Version>,
+        options: &str,
     ) -> anyhow::Result<Vec<Mounted>> {
         let mounts: anyhow::Result<Vec<_>> =
-            versions.into_iter().map(|of| Mounting::begin(server, of, "ro")).collect();
+            versions.into_iter().map(|of| Mounting::begin(server, of, options)).collect();
         mounts?.into_iter().map(Mounting::done).collect()
     }
 

@@ -155,13 +155,13 @@ impl Client {
             .collect();
         let needed = wanted.len();
         self.stats.block_misses.add(needed as u64);
-        self.contents_ahead.asks(Place { ino, index: first });
+        self.asks_for_contents(Place { ino, index: first });
         let last = wanted.last().map_or(first, |last| last.index);
         let rest = file.data.lock().absent().into_iter().find(|(index, _)| *index > last);
         let mut part = Part { blocks: wanted, ..Part::default() };
         let next = match rest {
             Some((index, _)) => Some(Place { ino, index }),
-            None if first == 0 && part.len() < FETCH_BLOCKS => {
+            None if first == 0 && part.len() < self.fetched_at_once() => {
                 self.add_files(Place { ino: Ino(ino.0 + 1), index: 0 }, FETCH_BLOCKS, &mut part)
             }
             None => Some(Place { ino: Ino(ino.0 + 1), index: 0 }),
@@ -182,15 +182,27 @@ impl Client {
         result
     }
 
+    /// Somebody asks for this, and with it for what a walk will read after it.
+    fn asks_for_contents(&self, place: Place) {
+        if self.options.ahead {
+            self.contents_ahead.asks(place);
+        }
+    }
+
+    /// So many blocks come with one that is needed, itself among them.
+    fn fetched_at_once(&self) -> usize {
+        if self.options.ahead { FETCH_BLOCKS } else { 1 }
+    }
+
     /// Fetches the content that was left out of a file's row, and what a walk will read after it.
     pub(crate) fn fetch_left_out(&self, ino: Ino, interrupt: Option<&Interrupt>) -> Result<(), FaultError> {
         if self.coming.wait(ino, std::iter::once(0), interrupt)? {
             return Ok(());
         }
         let place = Place { ino, index: 0 };
-        self.contents_ahead.asks(place);
+        self.asks_for_contents(place);
         let mut part = Part::default();
-        let next = self.add_files(place, FETCH_BLOCKS, &mut part);
+        let next = self.add_files(place, self.fetched_at_once(), &mut part);
         if part.files.first().is_some_and(|(first, _)| *first == ino) {
             self.stats.block_misses.add(1);
             self.stats.blocks_prefetched.add(part.len() as u64 - 1);

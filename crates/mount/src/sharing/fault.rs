@@ -269,6 +269,9 @@ impl Client {
 
     /// A file is read.
     pub(crate) fn note_reading(&self, place: Place) {
+        if !self.options.ahead {
+            return;
+        }
         // Most of the time it is known, and then no other core loses the line.
         if !self.is_reading.load(Ordering::Relaxed) {
             self.is_reading.store(true, Ordering::Relaxed);
@@ -282,9 +285,14 @@ impl Client {
     /// `whole`: all names are wanted also if the directory is split.
     fn enter(&self, dir: Ino, whole: bool, interrupt: Option<&Interrupt>) -> Result<(), FaultError> {
         let names_only = !self.is_reading.swap(false, Ordering::Relaxed);
-        let growths = self.ahead.asks(Place { ino: dir, index: 0 }).min(GROWTHS_MAX);
-        let most =
-            if names_only { ENTER_NAMES << (2 * growths) } else { ENTER_BUDGET }.min(self.memory.content());
+        let most = match self.options.ahead {
+            true => {
+                let growths = self.ahead.asks(Place { ino: dir, index: 0 }).min(GROWTHS_MAX);
+                if names_only { ENTER_NAMES << (2 * growths) } else { ENTER_BUDGET }
+                    .min(self.memory.content())
+            }
+            false => 0,
+        };
         // Twice: as it comes, and decoded. What only comes along does not wait for room.
         let along = self.budget.fetch_now(2 * most, self.memory.fetched());
         let budget_bytes = if along.is_some() { most } else { most.min(ENTER_LEAST) };

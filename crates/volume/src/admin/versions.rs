@@ -104,9 +104,9 @@ async fn perform_all(shared: &Arc<Shared>, peer: &Peer, body: Body) -> Result<An
             if right < Right::Read {
                 return Err(denied(peer, &to.volume, right, Right::Read));
             }
-            let Found { differences, rows_read } =
+            let Found { differences, rows_read, descends } =
                 diff::diff(shared, (&from, &to), &Asked { below: &below, times, by: &by }).await?;
-            Ok(Answer::Differences(Differences { differences, more: false, rows_read, times }))
+            Ok(Answer::Differences(Differences { differences, more: false, rows_read, times, descends }))
         }
         Body::NameTree(NameTree { of, anew }) => {
             let of = version(of)?;

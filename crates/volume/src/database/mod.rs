@@ -6,6 +6,7 @@ pub(crate) mod family;
 pub(crate) mod format;
 mod handle;
 pub(crate) mod homes;
+pub(crate) mod journal;
 pub(crate) mod ledger;
 pub(crate) mod listing;
 pub(crate) mod named;

@@ -29,6 +29,8 @@ pub(crate) struct Rows {
     /// It has rows of files or names.
     is_of_tree: bool,
     listed: Listed,
+    /// Keys of rows of files and names.
+    touched: Vec<Bytes>,
 }
 
 /// What a batch changes of what listings tell.
@@ -52,6 +54,8 @@ pub(crate) struct Parts {
     /// It may make the tree another one.
     pub(crate) is_of_tree: bool,
     pub(crate) listed: Listed,
+    /// Keys of rows of files and names, for the [`journal`](super::journal).
+    pub(crate) touched: Vec<Bytes>,
 }
 
 impl Rows {
@@ -63,6 +67,12 @@ impl Rows {
         let (key, value) = (key.into(), value.into());
         self.batch.put_bytes(key.clone(), value.clone());
         self.note(key, Some(value));
+    }
+
+    /// As [`Rows::put`], for an inode that says as before what it is, and only where its content lies is another place.
+    pub(crate) fn put_moved(&mut self, ino: Ino, value: impl Into<Bytes>) {
+        self.put(tables::inode(ino), value);
+        self.touched.pop();
     }
 
     pub(crate) fn delete(&mut self, key: impl Into<Bytes>) {
@@ -94,7 +104,10 @@ impl Rows {
 
     /// Notes whose listing a row is part of. The rows of directories are not part of the listings of those that they are in, and an
     /// inode that is deleted has lost its names in the same batch, or before.
-    fn list(&mut self, key: &[u8], value: Option<&[u8]>) {
+    fn list(&mut self, key: &Bytes, value: Option<&[u8]>) {
+        if let Some(&(tables::INODES | tables::DENTRIES | tables::PAGES)) = key.first() {
+            self.touched.push(key.clone());
+        }
         let Some(number) = tables::number_in(key).map(Ino) else { return };
         match (key[0], value.map(Row::of)) {
             (tables::DENTRIES, _) => drop(self.listed.dirs.insert(number)),
@@ -130,7 +143,7 @@ impl Rows {
     /// Its parts.
     pub(crate) fn into_parts(self) -> Parts {
         let noted = (self.bytes <= NOTED_MAX).then_some(self.noted);
-        let Rows { batch, subjects, is_of_tree, listed, .. } = self;
-        Parts { batch, subjects, noted, is_of_tree, listed }
+        let Rows { batch, subjects, is_of_tree, listed, touched, .. } = self;
+        Parts { batch, subjects, noted, is_of_tree, listed, touched }
     }
 }

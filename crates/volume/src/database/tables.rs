@@ -19,6 +19,8 @@
 //! | `F` | id of the volume that the rows were made fit for, of a clone |
 //! | `L` directory | its [`packed`](super::packed) listing |
 //! | `G` | [`Generation`]: which packed listings count |
+//! | `J` mark | [`JournalRow`](super::journal::JournalRow): which rows were written then, from the first snapshot on |
+//! | `N` | [`Lineage`](super::journal::Lineage): the databases that its history went through |
 //! | `A` | [`BroughtRow`]: which entries of earlier openings were brought back |
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
@@ -59,6 +61,8 @@ pub(crate) const BROUGHT: &[u8] = b"A";
 pub(crate) const FITTED: &[u8] = b"F";
 pub(crate) const PACKED: u8 = b'L';
 pub(crate) const GENERATION: &[u8] = b"G";
+pub(crate) const JOURNAL: u8 = b'J';
+pub(crate) const LINEAGE: &[u8] = b"N";
 
 fn key(table: u8, number: u64, rest: &[u8]) -> Bytes {
     let mut key = BytesMut::with_capacity(9 + rest.len());
@@ -88,6 +92,11 @@ pub(crate) fn page(ino: Ino, page: u64) -> Bytes {
 /// The packed listing of a directory.
 pub(crate) fn packed(dir: Ino) -> Bytes {
     key(PACKED, dir.0, b"")
+}
+
+/// The journal's row of a mark.
+pub(crate) fn journal(mark: u64) -> Bytes {
+    key(JOURNAL, mark, b"")
 }
 
 /// What the keys of a file's pages begin with.
@@ -319,6 +328,12 @@ pub(crate) struct MarkRow {
     /// How often something was written.
     #[prost(uint64, tag = "1")]
     pub(crate) mark: u64,
+    /// From which mark on the journal is whole; none: none is kept.
+    #[prost(uint64, optional, tag = "2")]
+    pub(crate) journal_from: Option<u64>,
+    /// Bytes of the journal.
+    #[prost(uint64, tag = "3")]
+    pub(crate) journal_bytes: u64,
 }
 
 /// Which entries of earlier openings were brought back: see [`hayloft_model::replay::BroughtBack`].

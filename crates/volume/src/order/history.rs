@@ -63,6 +63,7 @@ impl Volume {
             None => Vec::new(),
         };
         let generation = self.packed.begin(db).await?;
+        self.journal.begin(db, &self.id).await?;
         let (key, is_stored) = seal_key(db).await?;
         self.order.begin(mark, key);
         let own = self.history.lock().own;

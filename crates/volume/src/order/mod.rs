@@ -10,6 +10,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use bytes::Bytes;
 use hayloft_model::replay::Undurable;
 use hayloft_model::{Ino, SessionId};
 use hayloft_wire::{Entry, InodeRowMessage};
@@ -19,7 +20,7 @@ use slatedb::{CloseReason, ErrorKind, WriteBatch, WriteHandle};
 
 use crate::database::packed::Queued;
 use crate::database::rows::{Listed, Parts, Rows};
-use crate::database::tables::{self, MarkRow};
+use crate::database::tables;
 use crate::database::{self, Db};
 use crate::error::VolumeError;
 use crate::order::entry::{Doing, SealKey};
@@ -191,9 +192,9 @@ impl Volume {
     /// # Errors
     /// The database failed. Whether the batch is there is known when it is open again.
     pub(crate) async fn order(self: &Arc<Self>, db: &Db, rows: Rows) -> Result<Ordered, VolumeError> {
-        let Parts { batch, is_of_tree, listed, .. } = rows.into_parts();
+        let Parts { batch, is_of_tree, listed, touched, .. } = rows.into_parts();
         let place = self.order.next(db, is_of_tree);
-        self.write_at(place, batch, listed).await
+        self.write_at(place, batch, listed, &touched).await
     }
 
     /// As [`Volume::order`], with what it takes to bring the rows back.
@@ -206,7 +207,7 @@ impl Volume {
         rows: Rows,
         doing: Doing,
     ) -> Result<Ordered, VolumeError> {
-        let Parts { batch, subjects, noted, is_of_tree, listed } = rows.into_parts();
+        let Parts { batch, subjects, noted, is_of_tree, listed, touched } = rows.into_parts();
         let (opening, window) = (self.opening(), self.shared.config.window);
         let mut place = self.order.next(db, is_of_tree);
         // What is about nothing is told to nobody.
@@ -229,7 +230,7 @@ impl Volume {
             place.early = comes_back && oldest <= window;
         }
         hayloft_crash::point("order.entry-kept");
-        let place = self.write_at(place, batch, listed).await?;
+        let place = self.write_at(place, batch, listed, &touched).await?;
         if place.early {
             self.flush_behind();
         }
@@ -241,8 +242,8 @@ impl Volume {
         place: Ordered,
         mut batch: WriteBatch,
         listed: Listed,
+        touched: &[Bytes],
     ) -> Result<Ordered, VolumeError> {
-        batch.put(tables::MARK, MarkRow { mark: place.number }.encode_to_vec());
         let dirs = listed_dirs(&place.db, &listed).await?;
         for dir in self.packed.changing(&dirs) {
             batch.delete(tables::packed(dir));
@@ -250,7 +251,19 @@ impl Volume {
         for (dir, listing) in &listed.whole {
             batch.put_bytes(tables::packed(*dir), listing.clone());
         }
-        let handle = place.db.write(batch).await.map_err(|error| self.write_failed(error))?;
+        self.journal.look_for_oldest(&place.db).await?;
+        // From here on nothing fails but the write.
+        let (noted, gone) = self.journal.note(touched);
+        if let Some(noted) = noted {
+            batch.put_bytes(tables::journal(place.number), noted);
+        }
+        gone.into_iter().for_each(|key| batch.delete(key));
+        batch.put(tables::MARK, self.journal.mark_row(place.number).encode_to_vec());
+        let written = place.db.write(batch).await;
+        let handle = written.map_err(|error| {
+            self.journal.failed();
+            self.write_failed(error)
+        })?;
         hayloft_crash::point("order.written");
         self.packed.changed(&dirs, &listed);
         self.order.written(&place, handle);
@@ -274,7 +287,21 @@ impl Volume {
             return Ok(());
         }
         let place = self.order.next(db, false);
-        self.write_at(place, batch, Listed::default()).await?;
+        self.write_at(place, batch, Listed::default(), &[]).await?;
+        Ok(())
+    }
+
+    /// Histories may part here: from the first time on a journal is kept. The caller has the turn.
+    ///
+    /// # Errors
+    /// As [`Volume::order`].
+    pub(crate) async fn journal_point(self: &Arc<Self>, db: &Db) -> Result<(), VolumeError> {
+        let mark = self.order.last_mark();
+        if let Some(lineage) = self.journal.point(db, &self.id, mark).await? {
+            let mut rows = Rows::new();
+            rows.put(tables::LINEAGE, lineage.encode_to_vec());
+            self.order(db, rows).await?;
+        }
         Ok(())
     }
 

@@ -8,8 +8,9 @@ use slatedb::CloneSourceSpec;
 use slatedb::admin::AdminBuilder;
 use uuid::Uuid;
 
+use crate::database::journal::{Lineage, Part};
 use crate::database::rows::Rows;
-use crate::database::tables::{self, VolumeRow};
+use crate::database::tables::{self, MarkRow, VolumeRow};
 use crate::database::{self, Db, family};
 use crate::error::VolumeError;
 
@@ -87,6 +88,15 @@ pub(crate) async fn fit(db: &Db, id: &str, numbers_from: u64) -> Result<(), Volu
     }
     let row = db.get(tables::VOLUME).await?.ok_or(VolumeError::Damaged("volume row"))?;
     let row = database::decode::<VolumeRow>(row, "volume")?;
+    let mark = db.get(tables::MARK).await?.map(|row| database::decode::<MarkRow>(row, "mark")).transpose()?;
+    let lineage = db.get(tables::LINEAGE).await?.map(|row| database::decode::<Lineage>(row, "lineage"));
+    match (mark, lineage.transpose()?) {
+        (Some(MarkRow { mark, journal_from: Some(_), .. }), Some(mut lineage)) => {
+            lineage.parts.push(Part { database: id.to_owned(), from: mark });
+            batch.put(tables::LINEAGE, lineage.encode_to_vec());
+        }
+        _ => batch.delete(tables::LINEAGE),
+    }
     let row = VolumeRow { next_ino: row.next_ino.max(numbers_from), ..row };
     batch.put(tables::VOLUME, row.encode_to_vec());
     batch.put(tables::FITTED, id.to_owned());

@@ -14,7 +14,7 @@ use prost::Message;
 use crate::database::family::Snapshot;
 use crate::database::registry::{self, Registered};
 use crate::database::rows::Rows;
-use crate::database::tables::{self, HistoryRow, MarkRow, SessionRow};
+use crate::database::tables::{self, HistoryRow, SessionRow};
 use crate::database::{self, family, named};
 use crate::error::VolumeError;
 use crate::server::Shared;
@@ -255,7 +255,7 @@ impl Volume {
         batch.put(tables::VOLUME, row.encode_to_vec());
         batch.put(tables::HISTORY, from.history.encode_to_vec());
         let mark = from.mark.max(self.order.last_mark());
-        batch.put(tables::MARK, MarkRow { mark }.encode_to_vec());
+        batch.put(tables::MARK, self.journal.mark_row(mark).encode_to_vec());
         for (id, row) in &from.ended {
             batch.put(tables::ended(*id), row.encode_to_vec());
         }

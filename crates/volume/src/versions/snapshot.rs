@@ -132,10 +132,13 @@ pub(crate) async fn at_point(
 ) -> Result<Snapshot, VolumeError> {
     // Before it: a sweep that has deleted a row looks here whether the pack may be in the snapshot still.
     volume.points.fetch_add(1, AcqRel);
+    volume.journal_point(db).await?;
     let usage = volume.state.lock().usage;
     let tree_mark = volume.order.tree_mark();
     let options = CheckpointOptions { name: Some(begun.snapshot.shown()), ..CheckpointOptions::default() };
-    let created_nanos = shared.now().as_nanos() as i64;
+    let newest = volume.newest_point.load(Relaxed);
+    let created_nanos = (shared.now().as_nanos() as i64).max(newest.saturating_add(1));
+    volume.newest_point.store(created_nanos, Relaxed);
     let checkpoint = db.begin_checkpoint(CheckpointScope::All, &options).await?;
     let rows = db.snapshot()?;
     drop(turn);
@@ -248,6 +251,9 @@ pub(crate) async fn forget_begun(shared: &Arc<Shared>, volume: &Volume) -> Resul
     }
     family::mend(&shared.store, volume.homes.first(), &volume.name).await?;
     for snapshot in family::snapshots(&shared.store, volume.homes.first()).await? {
+        if snapshot.volume == volume.name {
+            volume.newest_point.fetch_max(snapshot.created_nanos, Relaxed);
+        }
         let is_own = snapshot.database == volume.id && snapshot.volume == volume.name;
         if is_own && snapshot.checkpoint.is_none() {
             tracing::info!(snapshot = snapshot.shown(), "a snapshot that was not finished is forgotten");

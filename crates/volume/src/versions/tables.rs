@@ -12,7 +12,8 @@ use slatedb::{DbIterator, DbReader, WalReader};
 
 use crate::database;
 use crate::database::family::{self, Snapshot};
-use crate::database::tables;
+use crate::database::journal::{JournalRow, Lineage, Position};
+use crate::database::tables::{self, MarkRow, VolumeRow};
 use crate::error::VolumeError;
 use crate::server::Shared;
 
@@ -73,6 +74,43 @@ impl Tables {
         Ok(read)
     }
 
+    /// Where it is in the history of its family, if its journal tells.
+    pub(crate) async fn position(&self) -> Result<Option<Position>, VolumeError> {
+        let (mark, lineage) = tokio::try_join!(self.get(tables::MARK), self.get(tables::LINEAGE))?;
+        let (Some(mark), Some(lineage)) = (mark, lineage) else { return Ok(None) };
+        let MarkRow { mark, journal_from, .. } = database::decode(mark, "mark")?;
+        let lineage = database::decode::<Lineage>(lineage, "lineage")?;
+        let from = journal_from.filter(|_| lineage.is_of(&self.id));
+        Ok(from.map(|from| Position { lineage, mark, from }))
+    }
+
+    /// How many inodes it has.
+    pub(crate) async fn inodes(&self) -> Result<u64, VolumeError> {
+        let row = self.get(tables::VOLUME).await?.ok_or(VolumeError::Damaged("volume row"))?;
+        Ok(database::decode::<VolumeRow>(row, "volume")?.inodes)
+    }
+
+    /// Adds the keys of rows that were written after a mark, up to so many. How many rows were read for it; `None`: there are more.
+    pub(crate) async fn journaled(
+        &self,
+        after: u64,
+        keys: &mut BTreeSet<Bytes>,
+        keys_max: u64,
+    ) -> Result<Option<u64>, VolumeError> {
+        let from = tables::journal(after.saturating_add(1));
+        let options = ScanOptions::new().with_read_ahead_bytes(1 << 20);
+        let mut rows = self.reader.scan_with_options(from..=tables::journal(u64::MAX), &options).await?;
+        let mut read = 0;
+        while let Some(row) = rows.next().await? {
+            read += 1;
+            keys.extend(database::decode::<JournalRow>(row.value, "journal")?.keys());
+            if keys.len() as u64 > keys_max {
+                return Ok(None);
+            }
+        }
+        Ok(Some(read))
+    }
+
     pub(crate) async fn get(&self, key: &[u8]) -> Result<Option<Bytes>, VolumeError> {
         Ok(self.reader.get(key).await?)
     }
@@ -80,6 +118,12 @@ impl Tables {
     pub(crate) async fn inode(&self, ino: Ino) -> Result<Option<InodeRowMessage>, VolumeError> {
         let row = self.get(&tables::inode(ino)).await?;
         row.map(|row| database::decode(row, "inode")).transpose()
+    }
+
+    /// All rows from one key up to and with another.
+    pub(crate) async fn scan_range(&self, from: &Bytes, to: &Bytes) -> Result<DbIterator, VolumeError> {
+        let options = ScanOptions::new().with_read_ahead_bytes(1 << 20);
+        Ok(self.reader.scan_with_options(from.clone()..=to.clone(), &options).await?)
     }
 
     /// All rows whose keys begin so.

@@ -279,7 +279,7 @@ fn whatever_is_done_packed_listings_say_what_the_rows_say() {
 }
 
 /// A volume whose root has twelve files; it is packed, or not.
-fn twelve(together: bool) -> (tempfile::TempDir, Running, Client, Rows) {
+pub(crate) fn twelve(together: bool) -> (tempfile::TempDir, Running, Client, Rows) {
     let folder = tempfile::tempdir().unwrap();
     let (running, mut client) = opened(config(folder.path()));
     let mut world = World::new();
@@ -360,7 +360,7 @@ struct Generation {
 }
 
 /// Changes rows of a volume that no server has open, as a server that knows nothing of listings; or as one that does.
-fn change_rows(folder: &Path, knows: bool, change: impl Fn(&[u8], Bytes) -> Option<Bytes>) {
+pub(crate) fn change_rows(folder: &Path, knows: bool, change: impl Fn(&[u8], Bytes) -> Option<Bytes>) {
     let volume = std::fs::read_dir(folder.join("volumes")).unwrap().next().unwrap().unwrap().file_name();
     let path = format!("volumes/{}/db", volume.to_str().unwrap());
     let store = object_store::local::LocalFileSystem::new_with_prefix(folder).unwrap();

@@ -177,6 +177,9 @@ pub struct Differences {
     /// Times of modification counted. Older servers do not know of that.
     #[prost(bool, tag = "4")]
     pub times: bool,
+    /// Whether the second version came of the first one; none: the server does not know.
+    #[prost(bool, optional, tag = "5")]
+    pub descends: Option<bool>,
 }
 
 /// One thing that differs.

@@ -157,10 +157,90 @@ fn what_is_wrong_is_said_in_words() {
     run(&mut farm.ask(["fork", "v@base", "fork"]));
     run(&mut farm.ask(["snapshot", "delete", "v@base"]));
     // Another one of that name is not what it began as.
-    std::thread::sleep(std::time::Duration::from_millis(1100));
+    fs::write(mount.join("b"), "b").unwrap();
     run(&mut farm.ask(["snapshot", "create", "v@base"]));
-    failing(&mut merge(&farm, "fork"), 2, "was made after fork");
+    failing(&mut merge(&farm, "fork"), 2, "v@base is not what fork began as");
     run(&mut farm.ask(["snapshot", "delete", "v@base"]));
     failing(&mut merge(&farm, "fork"), 4, "v@base");
     assert!(!snapshots(&farm, "fork").contains("merge"));
+}
+
+/// A snapshot that is older than the fork, and is not what that began as: what only the snapshot has would be taken for what the fork has removed.
+#[test]
+fn what_a_fork_did_not_begin_as_is_no_base() {
+    let (farm, mount) = Farm::mounted("v");
+    fs::write(mount.join("old"), "old").unwrap();
+    run(&mut farm.ask(["snapshot", "create", "v@one"]));
+    fs::write(mount.join("new"), "new").unwrap();
+    run(&mut farm.ask(["snapshot", "create", "v@two"]));
+    run(&mut farm.ask(["fork", "v@one", "fork"]));
+    let fork = farm.mount("fork", "");
+    fs::write(fork.join("old"), "changed").unwrap();
+    let mut with_base = merge(&farm, "fork");
+    with_base.args(["--base", "v@two"]);
+    let (code, said) = run_failing(&mut with_base);
+    assert!(code == 2 && said.contains("v@two is not what fork began as"), "{code}: {said}");
+    assert_eq!(fs::read(mount.join("new")).unwrap(), b"new");
+    run(&mut merge(&farm, "fork"));
+    assert_eq!(fs::read(mount.join("new")).unwrap(), b"new");
+    assert_eq!(fs::read(mount.join("old")).unwrap(), b"changed");
+}
+
+/// What each side has moved elsewhere is there once, or nothing is merged.
+#[test]
+fn what_was_moved_on_both_sides_is_never_there_twice_nor_lost() {
+    let (farm, mount) = Farm::mounted("v");
+    for dir in ["p", "q", "dir"] {
+        fs::create_dir(mount.join(dir)).unwrap();
+        fs::write(mount.join(&format!("{dir}/file")), dir).unwrap();
+    }
+    for name in ["a", "b", "c"] {
+        fs::write(mount.join(name), name).unwrap();
+    }
+    run(&mut farm.ask(["snapshot", "create", "v@base"]));
+    run(&mut farm.ask(["fork", "v@base", "w"]));
+    let fork = farm.mount("w", "");
+    let mv = |at: &crate::setup::farm::Mount, from: &str, to: &str| {
+        fs::rename(at.join(from), at.join(to)).unwrap()
+    };
+    let refused = |what: &str| {
+        let before = super::live::tree(mount.path());
+        let (code, said) = run_failing(&mut merge(&farm, "w"));
+        assert!(code == 9 && said.contains(what), "{code}: {said}");
+        assert_eq!(super::live::tree(mount.path()), before);
+    };
+    // To two names.
+    mv(&mount, "a", "here");
+    mv(&fork, "a", "there");
+    refused("a: it was renamed here and there");
+    mv(&mount, "here", "a");
+    mv(&fork, "there", "a");
+    mv(&mount, "dir", "here");
+    mv(&fork, "dir", "there");
+    refused("dir/file: it was renamed here and there");
+    mv(&mount, "here", "dir");
+    mv(&fork, "there", "dir");
+    // Each into the other one: together they would hang in the air.
+    mv(&mount, "p", "q/p");
+    mv(&fork, "q", "p/q");
+    refused("its folder was removed or replaced on the other side");
+    mv(&mount, "q/p", "p");
+    mv(&fork, "p/q", "q");
+    // Exchanged on the one side, changed on the other one.
+    mv(&fork, "b", "x");
+    mv(&fork, "c", "b");
+    mv(&fork, "x", "c");
+    fs::write(mount.join("b"), "changed").unwrap();
+    refused("b: it was changed here and there");
+    fs::write(mount.join("b"), "b").unwrap();
+    // The same on both sides is no conflict.
+    mv(&mount, "a", "new");
+    mv(&fork, "a", "new");
+    run(&mut merge(&farm, "w"));
+    let has = |name: &str| fs::read_to_string(mount.join(name)).unwrap();
+    assert_eq!(
+        (has("b"), has("c"), has("new"), has("p/file"), has("q/file")),
+        ("c".into(), "b".into(), "a".into(), "p".into(), "q".into())
+    );
+    assert!(!mount.join("a").exists() && !mount.join("x").exists());
 }

@@ -1,6 +1,7 @@
 //! Snapshots, forks, differences, names by content, sending and receiving.
 
 pub(crate) mod histories;
+pub(crate) mod journal;
 pub(crate) mod live;
 pub(crate) mod merging;
 pub(crate) mod names;

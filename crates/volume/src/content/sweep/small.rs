@@ -78,7 +78,7 @@ impl Sweep<'_> {
             let row = database::decode::<InodeRowMessage>(row, "inode")?;
             if SmallPlace::of_row(&row)? == Some(old) {
                 let placed = Some(SmallPlace::in_pack(flying.pack, entry).encode());
-                batch.put(tables::inode(ino), InodeRowMessage { placed, ..row }.encode_to_vec());
+                batch.put_moved(ino, InodeRowMessage { placed, ..row }.encode_to_vec());
             }
         }
         self.name_pack(batch, flying, size).await

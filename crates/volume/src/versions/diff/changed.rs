@@ -6,7 +6,7 @@ use bytes::Bytes;
 use futures::stream::{self, StreamExt, TryStreamExt};
 use hayloft_model::Ino;
 use hayloft_wire::{DentryRow, InodeRowMessage};
-use slatedb::SstReader;
+use slatedb::{DbIterator, SstReader};
 
 use crate::database;
 use crate::database::tables;
@@ -21,6 +21,9 @@ const TABLES: [u8; 3] = [tables::INODES, tables::DENTRIES, tables::PAGES];
 
 /// To look a row up costs as much as to read about so many in their order.
 const LOOKUP_COST: u64 = 4;
+
+/// So many are looked up in any tree.
+const KEYS_MIN: u64 = 1000;
 
 /// A row before and after.
 pub(in crate::versions) type Pair<T> = (Option<T>, Option<T>);
@@ -68,8 +71,12 @@ fn add(key: Bytes, keys: &mut BTreeSet<Bytes>) {
     }
 }
 
-/// Finds the rows that differ.
+/// Finds the rows that differ: those that journals tell of, or that are in tables which are not shared, are looked up; when that would be
+/// too many, or nothing is known of them, all are read.
 pub(in crate::versions) async fn changed(old: &Tables, new: &Tables) -> Result<Changed, VolumeError> {
+    if let Some(changed) = journaled(old, new).await? {
+        return Ok(changed);
+    }
     let (before, after) = (old.files(), new.files());
     let alone = |files: &BTreeMap<ulid::Ulid, (String, u64)>,
                  others: &BTreeMap<ulid::Ulid, (String, u64)>| {
@@ -98,6 +105,68 @@ pub(in crate::versions) async fn changed(old: &Tables, new: &Tables) -> Result<C
         changed.rows_read += side.log_keys(&mut logged).await?;
         logged.into_iter().for_each(|key| add(key, &mut keys));
     }
+    looked_up(old, new, keys, &mut changed).await?;
+    Ok(changed)
+}
+
+/// The same by the journals of both.
+async fn journaled(old: &Tables, new: &Tables) -> Result<Option<Changed>, VolumeError> {
+    let (Some(before), Some(after)) = tokio::try_join!(old.position(), new.position())? else {
+        return Ok(None);
+    };
+    let Some(parted) = before.parts_from(&after) else { return Ok(None) };
+    // A file is an inode and a name, and all are read in both.
+    let keys_max = KEYS_MIN.max(new.inodes().await? / LOOKUP_COST * 2);
+    let (mut changed, mut keys) = (Changed::default(), BTreeSet::new());
+    for (side, position) in [(old, before), (new, after)] {
+        if position.mark <= parted {
+            continue;
+        }
+        match side.journaled(parted, &mut keys, keys_max).await? {
+            Some(read) => changed.rows_read += read,
+            None => return Ok(None),
+        }
+    }
+    looked_up(old, new, keys, &mut changed).await?;
+    Ok(Some(changed))
+}
+
+/// So many keys that lie beside each other are read in their order, as long as no more than so many rows lie there for each.
+const RUN: usize = 32;
+const ROWS_A_KEY: u64 = 4;
+
+/// Whether two keys, one after the other, may be of rows that lie beside each other: files that were made one after the other, and
+/// names in one directory.
+fn are_near(one: &Bytes, other: &Bytes) -> bool {
+    let numbers = tables::number_in(one).zip(tables::number_in(other));
+    one[0] == other[0]
+        && numbers.is_some_and(|(one_number, number)| {
+            let reach = if one[0] == tables::INODES { ROWS_A_KEY } else { 0 };
+            number - one_number <= reach
+        })
+}
+
+/// Looks rows up in both.
+async fn looked_up(
+    old: &Tables,
+    new: &Tables,
+    keys: BTreeSet<Bytes>,
+    changed: &mut Changed,
+) -> Result<(), VolumeError> {
+    let keys: Vec<Bytes> = keys.into_iter().collect();
+    let mut alone = Vec::new();
+    for run in keys.chunk_by(are_near) {
+        let (first, last) = (&run[0], &run[run.len() - 1]);
+        if run.len() < RUN {
+            alone.extend_from_slice(run);
+            continue;
+        }
+        let scans = (old.scan_range(first, last).await?, new.scan_range(first, last).await?);
+        if let Some(stopped) = in_order(scans, run.len() as u64 * ROWS_A_KEY, changed).await? {
+            alone.extend(run.iter().filter(|key| **key >= stopped).cloned());
+        }
+    }
+    let keys = alone;
     let looked_up = stream::iter(keys).map(|key| async move {
         let rows = tokio::try_join!(old.get(&key), new.get(&key))?;
         Ok::<_, VolumeError>((key, rows))
@@ -107,34 +176,65 @@ pub(in crate::versions) async fn changed(old: &Tables, new: &Tables) -> Result<C
         changed.rows_read += 2;
         changed.note(&key, rows)?;
     }
-    Ok(changed)
+    Ok(())
 }
 
 /// The same by reading all rows of both.
 async fn side_by_side(old: &Tables, new: &Tables) -> Result<Changed, VolumeError> {
     let mut changed = Changed::default();
     for table in TABLES {
-        let (mut olds, mut news) = (old.scan(&[table]).await?, new.scan(&[table]).await?);
-        let (mut before, mut after) = (olds.next().await?, news.next().await?);
-        while before.is_some() || after.is_some() {
-            changed.rows_read += 1;
-            let order = match (&before, &after) {
-                (Some(before), Some(after)) => before.key.cmp(&after.key),
-                (Some(_), None) => std::cmp::Ordering::Less,
-                _ => std::cmp::Ordering::Greater,
-            };
-            let (mut one, mut other) = (None, None);
-            if order.is_le() {
-                one = before.take();
-                before = olds.next().await?;
-            }
-            if order.is_ge() {
-                other = after.take();
-                after = news.next().await?;
-            }
-            let key = one.as_ref().or(other.as_ref()).map(|row| row.key.clone()).unwrap_or_default();
-            changed.note(&key, (one.map(|row| row.value), other.map(|row| row.value)))?;
-        }
+        let scans = (old.scan(&[table]).await?, new.scan(&[table]).await?);
+        in_order(scans, u64::MAX, &mut changed).await?;
     }
     Ok(changed)
+}
+
+/// Compares rows as they come, up to so many. Gives the key of the first one that was not looked at, if there are more.
+async fn in_order(
+    (mut olds, mut news): (DbIterator, DbIterator),
+    rows_max: u64,
+    changed: &mut Changed,
+) -> Result<Option<Bytes>, VolumeError> {
+    let (mut before, mut after) = (olds.next().await?, news.next().await?);
+    let mut rows = 0;
+    while before.is_some() || after.is_some() {
+        let order = match (&before, &after) {
+            (Some(before), Some(after)) => before.key.cmp(&after.key),
+            (Some(_), None) => std::cmp::Ordering::Less,
+            _ => std::cmp::Ordering::Greater,
+        };
+        let first = if order.is_le() { &before } else { &after };
+        let key = first.as_ref().map(|row| row.key.clone()).unwrap_or_default();
+        if rows == rows_max {
+            return Ok(Some(key));
+        }
+        (rows, changed.rows_read) = (rows + 1, changed.rows_read + 1);
+        let (mut one, mut other) = (None, None);
+        if order.is_le() {
+            one = before.take();
+            before = olds.next().await?;
+        }
+        if order.is_ge() {
+            other = after.take();
+            after = news.next().await?;
+        }
+        changed.note(&key, (one.map(|row| row.value), other.map(|row| row.value)))?;
+    }
+    Ok(None)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_made_together_is_read_together() {
+        let runs = |keys: &[Bytes]| keys.chunk_by(are_near).map(<[_]>::len).collect::<Vec<_>>();
+        let inodes: Vec<Bytes> = [1, 2, 5, 10, 11].map(|number| tables::inode(Ino(number))).into();
+        assert_eq!(runs(&inodes), [3, 2]);
+        let names =
+            [tables::dentry(Ino(7), b"a"), tables::dentry(Ino(7), b"z"), tables::dentry(Ino(8), b"a")];
+        assert_eq!(runs(&names), [2, 1]);
+        assert_eq!(runs(&[names[2].clone(), tables::inode(Ino(8))]), [1, 1], "of two tables");
+    }
 }

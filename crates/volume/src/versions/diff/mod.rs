@@ -22,6 +22,8 @@ use crate::versions::tables::Tables;
 pub(crate) struct Found {
     pub(crate) differences: Vec<Difference>,
     pub(crate) rows_read: u64,
+    /// Whether the second one came of the first one; `None`: nobody knows.
+    pub(crate) descends: Option<bool>,
 }
 
 /// What is asked for.
@@ -55,7 +57,7 @@ pub(crate) async fn diff(
     if let Some(old) = point::tree(shared, from).await?
         && point::tree(shared, to).await? == Some(old)
     {
-        return Ok(Found { differences: Vec::new(), rows_read: 0 });
+        return Ok(Found { differences: Vec::new(), rows_read: 0, descends: None });
     }
     let old = Point::of(shared, from, asked.by).await?;
     let new = match Point::of(shared, to, asked.by).await {
@@ -79,10 +81,12 @@ async fn compare(
 ) -> Result<Found, VolumeError> {
     let (old, new) = (Tables::open(shared, old).await?, Tables::open(shared, new).await?);
     let found = async {
+        let (before, after) = tokio::try_join!(old.position(), new.position())?;
+        let descends = before.zip(after).and_then(|(before, after)| before.is_before(&after));
         let changed = changed::changed(&old, &new).await?;
         let rows_read = changed.rows_read;
         let differences = Names::new(&old, &new, asked.times).differences(changed).await?;
-        Ok(Found { differences: names::below(differences, asked.below), rows_read })
+        Ok(Found { differences: names::below(differences, asked.below), rows_read, descends })
     };
     let found = found.await;
     old.close().await;
