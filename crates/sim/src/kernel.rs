@@ -12,6 +12,8 @@ pub(crate) type Target = Option<(Ino, FileKind)>;
 
 #[derive(Clone, Copy, Debug)]
 struct Dentry {
+    /// No other one has it.
+    number: u64,
     target: Target,
     /// Without a time limit; else it is looked up each time.
     unlimited: bool,
@@ -35,6 +37,8 @@ pub(crate) struct Moment {
 pub(crate) struct Kernel {
     epoch: u64,
     version: u64,
+    /// How many names it has had.
+    dentries: u64,
     names: BTreeMap<(Ino, u8), Dentry>,
     attributes: BTreeMap<Ino, Attributes>,
     data: BTreeMap<Ino, Vec<u8>>,
@@ -77,7 +81,41 @@ impl Kernel {
     }
 
     pub(crate) fn put_name(&mut self, dir: Ino, name: u8, target: Target, unlimited: bool, since: Moment) {
-        self.names.insert((dir, name), Dentry { target, unlimited, epoch: since.epoch });
+        self.dentries += 1;
+        let dentry = Dentry { number: self.dentries, target, unlimited, epoch: since.epoch };
+        self.names.insert((dir, name), dentry);
+    }
+
+    /// What it has of a name and looks up anew, without the directory's lock.
+    pub(crate) fn revalidated(&self, dir: Ino, name: u8) -> Option<u64> {
+        let dentry = self.names.get(&(dir, name))?;
+        (dentry.target.is_some() && dentry.epoch == self.epoch).then_some(dentry.number)
+    }
+
+    /// It has looked up anew what it has of a name, which may be gone meanwhile. `false`: the name leads elsewhere.
+    pub(crate) fn revalidate(
+        &mut self,
+        dir: Ino,
+        name: u8,
+        number: u64,
+        target: Target,
+        unlimited: bool,
+    ) -> bool {
+        let Some(dentry) = self.names.get_mut(&(dir, name)).filter(|dentry| dentry.number == number) else {
+            return true;
+        };
+        let is_same = dentry.target == target;
+        if is_same {
+            dentry.unlimited = unlimited;
+        } else {
+            self.names.remove(&(dir, name));
+        }
+        is_same
+    }
+
+    /// A name is to be looked up anew.
+    pub(crate) fn expire_name(&mut self, dir: Ino, name: u8) {
+        self.names.entry((dir, name)).and_modify(|dentry| dentry.unlimited = false);
     }
 
     fn current(&self, ino: Ino, since: Moment) -> bool {

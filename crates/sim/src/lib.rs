@@ -125,6 +125,8 @@ pub enum Rule {
     GiveBackUnshipped,
     /// Names of a slot stay in the kernel when it is given back.
     KeepSplitNames,
+    /// Names are expired although somebody was told that they may be kept, and has not come to that.
+    ForgetCallers,
     /// Who lets go of a split directory ships nothing of its slots.
     KeepSlotsBack,
     /// A directory is made whole although slots of it are held.
@@ -155,7 +157,7 @@ pub enum Rule {
 
 impl Rule {
     /// All, by name.
-    pub const ALL: [(&'static str, Rule); 65] = [
+    pub const ALL: [(&'static str, Rule); 66] = [
         ("ack-before-apply", Rule::AckBeforeApply),
         ("recall-without-ship", Rule::RecallWithoutShip),
         ("no-claim-grace", Rule::NoClaimGrace),
@@ -208,6 +210,7 @@ impl Rule {
         ("bring-after-end", Rule::BringAfterEnd),
         ("give-back-unshipped", Rule::GiveBackUnshipped),
         ("keep-split-names", Rule::KeepSplitNames),
+        ("forget-callers", Rule::ForgetCallers),
         ("keep-slots-back", Rule::KeepSlotsBack),
         ("whole-with-slots", Rule::WholeWithSlots),
         ("tell-unheard", Rule::TellUnheard),

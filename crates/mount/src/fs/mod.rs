@@ -28,6 +28,7 @@ use self::io::Write;
 use self::request::Asked;
 use crate::cache::data::{File, Lacking};
 use crate::core::{Client, Core};
+use crate::kernel::late::{Caller, Callers};
 use crate::kernel::nodes::NodeId;
 use crate::session::link::Condition;
 use crate::sharing::fault::FaultError;
@@ -39,6 +40,8 @@ const CHANGED_PAUSE: Duration = Duration::from_micros(50);
 /// A volume as a file system.
 pub(crate) struct VolumeFs {
     client: Arc<Client>,
+    /// Who asks, see [`crate::kernel::late`].
+    callers: Arc<Callers>,
 }
 
 /// What an operation has to wait for before it can be done. It has changed nothing.
@@ -96,6 +99,9 @@ impl FileSystem for VolumeFs {
     fn handle(&self, request: &Request<'_>, reply: &mut Reply<'_>, pace: Pace<'_>) -> Result<(), Failure> {
         let sent = sent_here();
         DONE.set(None);
+        if let Pace::Fast = pace {
+            self.callers.ask(request);
+        }
         let twins = self.twins(request);
         if twins.is_some() && matches!(pace, Pace::Fast) {
             return Err(Failure::Again);
@@ -136,7 +142,8 @@ impl FileSystem for VolumeFs {
 
 impl VolumeFs {
     pub(crate) fn new(client: Arc<Client>) -> VolumeFs {
-        VolumeFs { client }
+        let callers = Arc::clone(&client.core().names.late.callers);
+        VolumeFs { client, callers }
     }
 
     /// Answers a request, as soon as there is what it needs.
@@ -295,7 +302,7 @@ impl VolumeFs {
                 self.rename((NodeId(request.nodeid), name), (NodeId(new_parent), new_name), flags)
             }
             Operation::Link { ino: linked, new_name } => {
-                self.link(NodeId(linked).ino(), ino, new_name, pace, reply)
+                self.link(NodeId(linked).ino(), ino, new_name, Caller::of(request, pace), reply)
             }
             Operation::Create { name, mode, flags, .. } => {
                 self.create(request, name, mode, flags, pace, reply)
@@ -321,10 +328,10 @@ impl VolumeFs {
             Operation::Fsync { .. } | Operation::Fsyncdir { .. } => self.sync(Some(ino), pace),
             Operation::Syncfs => self.sync(None, pace),
             Operation::Readdir { offset, .. } => {
-                self.readdir(NodeId(request.nodeid), offset, false, pace, reply)
+                self.readdir(NodeId(request.nodeid), offset, false, Caller::of(request, pace), reply)
             }
             Operation::Readdirplus { offset, .. } => {
-                self.readdir(NodeId(request.nodeid), offset, true, pace, reply)
+                self.readdir(NodeId(request.nodeid), offset, true, Caller::of(request, pace), reply)
             }
             Operation::Statfs => self.statfs(status_asked, reply),
             Operation::Setxattr { name, value, flags, .. } => self.set_xattr(ino, name, value, flags),

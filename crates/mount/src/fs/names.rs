@@ -11,6 +11,7 @@ use super::error::FsError;
 use super::{Done, Need, Stop, VolumeFs, done, ino_of};
 use crate::core::{Core, CoreGuard};
 use crate::kernel::Word;
+use crate::kernel::late::Caller;
 use crate::kernel::moved::Doing;
 use crate::kernel::nodes::NodeId;
 use crate::sharing::ahead::Place;
@@ -54,13 +55,13 @@ impl VolumeFs {
                 if core.births.holds_back(NodeId::of_file(ino), at, name) {
                     return Err(Stop::Need(Need::Changed));
                 }
-                let validity = core.presence(dir, name, ino, pace);
+                let validity = core.presence(at, name, ino, Caller::of(request, pace));
                 let node = self.hand_out(&mut core, at, name, ino);
                 let is_changing = core.names.changing.contains(ino) | core.tree.run_clock(ino, self.now());
                 let entry = if is_changing { made_entry } else { entry };
                 reply.entry(&entry(node, core.tree.inode(ino)?, validity));
             }
-            None => reply.entry(&Entry::negative(core.absence(dir, name, pace))),
+            None => reply.entry(&Entry::negative(core.absence(at, name, Caller::of(request, pace)))),
         }
         done(request, &mut core);
         Ok(())
@@ -121,7 +122,7 @@ impl VolumeFs {
         let ino = core.tree.create(dir, name, new, self.now())?;
         core.names.exists(dir, name);
         let node = self.hand_out(&mut core, at, name, ino);
-        let validity = core.validity(dir, pace);
+        let validity = core.validity((at, name), Caller::of(request, pace));
         let is_file = matches!(request.op, Operation::Create { .. });
         let is_birth = is_file && !core.tree.is_split(dir);
         let lasts = is_birth && core.births.begin(at, name, node);
@@ -206,7 +207,7 @@ impl VolumeFs {
         let entry = match self.make(request, name, NewNode { mode, ..owned_by(request) }, pace) {
             // Somebody else on this host was faster; without O_EXCL theirs is opened.
             Err(Stop::Error(FsError::Tree(TreeError::Exists))) if flags & libc::O_EXCL as u32 == 0 => {
-                self.open_existing(NodeId(request.nodeid), name, flags, pace)?
+                self.open_existing(NodeId(request.nodeid), name, flags, Caller::of(request, pace))?
             }
             result => result?,
         };
@@ -214,7 +215,7 @@ impl VolumeFs {
         Ok(())
     }
 
-    fn open_existing(&self, at: NodeId, name: &[u8], flags: u32, pace: Pace<'_>) -> Result<Entry, Stop> {
+    fn open_existing(&self, at: NodeId, name: &[u8], flags: u32, caller: Caller) -> Result<Entry, Stop> {
         let mut core = self.client.core();
         let dir = at.ino();
         let dentry = core.tree.lookup(dir, name)?.ok_or(TreeError::NotFound)?;
@@ -228,7 +229,7 @@ impl VolumeFs {
             self.changed(&mut core);
         }
         core.tree.shown(dentry.ino)?;
-        let validity = core.validity(dir, pace);
+        let validity = core.validity((at, name), caller);
         let node = self.hand_out(&mut core, at, name, dentry.ino);
         Ok(made_entry(node, core.tree.inode(dentry.ino)?, validity))
     }
@@ -249,7 +250,7 @@ impl VolumeFs {
         ino: Ino,
         dir: Ino,
         name: &[u8],
-        pace: Pace<'_>,
+        caller: Caller,
         reply: &mut Reply<'_>,
     ) -> Done {
         self.check_not_full()?;
@@ -260,7 +261,7 @@ impl VolumeFs {
         core.names.exists(dir, name);
         // No directory: it has one number wherever its names are.
         let node = self.hand_out(&mut core, NodeId::of_file(dir), name, ino);
-        let validity = core.validity(dir, pace);
+        let validity = core.validity((NodeId::of_file(dir), name), caller);
         reply.entry(&made_entry(node, core.tree.inode(ino)?, validity));
         self.changed(&mut core);
         Ok(())
@@ -294,7 +295,7 @@ impl VolumeFs {
         core.tree.rename((from.0.ino(), from.1), (to.0.ino(), to.1), flags, self.now())?;
         core.names.exists(to.0.ino(), to.1);
         core.moves_by_slot((from.0.ino(), from.1), (to.0.ino(), to.1));
-        core.nodes.renamed(from, to, flags.exchange);
+        core.renamed(from, to, flags.exchange);
         self.changed(&mut core);
         Ok(())
     }
@@ -312,7 +313,7 @@ impl VolumeFs {
         at: NodeId,
         offset: u64,
         plus: bool,
-        pace: Pace<'_>,
+        caller: Caller,
         reply: &mut Reply<'_>,
     ) -> Done {
         let mut core = self.client.core();
@@ -326,7 +327,7 @@ impl VolumeFs {
             self.client.ahead.reads(Place { ino: dir, index: 0 });
         }
         let parent = core.tree.shown(dir)?.parent;
-        let validity = core.validity(dir, pace);
+        let validity = if plus { core.validity_listed(at, caller) } else { Validity::ZERO };
         let mut known = Vec::new();
         {
             let Core { tree, nodes, made, names, births, .. } = &mut *core;
@@ -387,6 +388,9 @@ impl VolumeFs {
                     known.push((name, dentry.ino));
                 }
             }
+        }
+        if known.is_empty() {
+            core.names.late.end(caller);
         }
         for (name, ino) in known {
             self.hand_out(&mut core, at, name.as_bytes(), ino);

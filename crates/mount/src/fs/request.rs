@@ -11,6 +11,7 @@ use super::error::FsError;
 use super::names::{OPEN_FLAGS, RENAME_EXCHANGE, RENAME_NOREPLACE, RENAME_WHITEOUT, owned_by};
 use super::{Stop, VolumeFs, ino_of};
 use crate::core::Client;
+use crate::kernel::late::Caller;
 use crate::kernel::nodes::NodeId;
 use crate::sharing::change::Outcome;
 
@@ -113,7 +114,7 @@ impl VolumeFs {
                 if let Operation::Rename { name, new_parent, new_name, flags } = request.op {
                     // The kernel moves what it has there when it has the answer; until then it lets nobody look there.
                     let (from, to) = ((NodeId(request.nodeid), name), (NodeId(new_parent), new_name));
-                    self.client.core().nodes.renamed(from, to, flags & RENAME_EXCHANGE != 0);
+                    self.client.core().renamed(from, to, flags & RENAME_EXCHANGE != 0);
                 }
                 self.answer_done(request, made, reply, interrupt).map(|()| true)
             }
@@ -226,7 +227,8 @@ impl VolumeFs {
         interrupt: &Interrupt,
     ) -> Result<(), Stop> {
         let mut core = self.client.core();
-        let validity = core.validity(ino_of(request), Pace::Patient(interrupt));
+        let caller = Caller::of(request, Pace::Patient(interrupt));
+        let validity = core.validity((NodeId(request.nodeid), name_of(request)), caller);
         let row = core.tree.inode(ino)?;
         match request.op {
             Operation::Setattr(_) => reply.attr(&attr(ino, row), Validity::ZERO),
@@ -246,6 +248,18 @@ impl VolumeFs {
             }
         }
         Ok(())
+    }
+}
+
+/// The name that a request makes, if it makes any.
+fn name_of<'a>(request: &Request<'a>) -> &'a [u8] {
+    match request.op {
+        Operation::Create { name, .. }
+        | Operation::Mkdir { name, .. }
+        | Operation::Mknod { name, .. }
+        | Operation::Symlink { name, .. }
+        | Operation::Link { new_name: name, .. } => name,
+        _ => b"",
     }
 }
 

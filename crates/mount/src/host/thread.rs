@@ -1,4 +1,4 @@
-//! Where other threads are, as `/proc/TID/syscall` says.
+//! Where other threads are, as `/proc` says.
 
 use std::os::unix::fs::FileExt;
 use std::{fs, io};
@@ -20,12 +20,20 @@ pub(crate) enum Place {
     Elsewhere,
 }
 
-/// Where the thread `tid` is now.
+/// Where the thread `tid` is now, as `/proc/TID/syscall` has it.
 ///
 /// # Errors
 /// ENOENT or ESRCH when it has ended, EACCES without the right to trace it.
 pub(crate) fn place_of(tid: u32) -> io::Result<Place> {
     Ok(parse(&fs::read_to_string(format!("/proc/{tid}/syscall"))?))
+}
+
+/// The state of the thread `tid` as `/proc/TID/stat` has it: `S` sleeps until a signal comes. `None`: it cannot be seen.
+pub(crate) fn state_of(tid: u32) -> Option<u8> {
+    let stat = fs::read(format!("/proc/{tid}/stat")).ok()?;
+    // The name before it may have anything in it.
+    let name_end = stat.iter().rposition(|byte| *byte == b')')?;
+    stat.get(name_end + 2).copied()
 }
 
 /// A path in the memory of a thread's process.
@@ -81,6 +89,13 @@ mod tests {
         assert_eq!(parse("-1 0x7ffc 0x7f3a\n"), Place::Elsewhere);
         assert_eq!(parse("73 0x9 0x2 0x0 0x1 0x0\n"), Place::Call { number: 73, arguments: [9, 2, 0, 1] });
         assert_eq!(parse(""), Place::Elsewhere);
+    }
+
+    #[test]
+    fn the_state_of_a_thread_is_seen() {
+        let own = fs::read_link("/proc/thread-self").unwrap();
+        assert_eq!(state_of(own.file_name().unwrap().to_str().unwrap().parse().unwrap()), Some(b'R'));
+        assert_eq!(state_of(u32::MAX), None);
     }
 
     #[test]

@@ -22,7 +22,8 @@ use crate::kernel::speaker::Speaker;
 
 /// How long the stream waits for the kernel.
 const PATIENCE: Duration = Duration::from_millis(20);
-/// And where this host changes the directory by request: such a call has its lock, and waits for what comes next.
+/// And where this host changes the directory by request: such a call has its lock, and waits for what comes next. Or for who may
+/// make a name last, and computes.
 const BUSY_PATIENCE: Duration = Duration::from_millis(2);
 /// How long a thread that was told to look again is not told once more.
 const EXCUSED_FOR: Duration = Duration::from_secs(1);
@@ -188,7 +189,8 @@ impl Client {
         if !names.is_empty() {
             // Answers that let the kernel keep names are not to arrive afterwards.
             control.settle();
-            if !speaker.try_expire(by_number, patience) {
+            let have_come = self.await_callers(&by_number, BUSY_PATIENCE);
+            if !(speaker.try_expire(by_number, patience) && have_come) {
                 self.stats.late_names.add(names.len() as u64);
                 announced.left = names;
             }
@@ -276,7 +278,7 @@ mod tests {
         core.tree.remember(dir);
         let records = |name: &Name| [Record::DeleteDentry(dir, name.clone())];
         for (name, is_listed) in [(old, true), (other, false)] {
-            core.names.hot.clear();
+            core.names.cool(dir);
             let mut kept = core.begin_change(&records(&name));
             assert_eq!((kept.names, &kept.unlisted), (vec![(dir, name)], &vec![dir]));
             if is_listed {

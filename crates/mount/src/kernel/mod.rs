@@ -7,396 +7,28 @@
 
 pub(crate) mod births;
 pub(crate) mod foreword;
+pub(crate) mod late;
 pub(crate) mod moved;
+pub(crate) mod names;
 pub(crate) mod nodes;
 pub(crate) mod pages;
 pub(crate) mod speaker;
 pub(crate) mod split_names;
 pub(crate) mod words;
 
-use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender};
-use std::time::{Duration, Instant};
 
-use hayloft_fuse::{Control, Pace, Validity};
-use hayloft_model::tree::{Stale, Tree};
-use hayloft_model::{FileKind, Ino, Name, Timestamp};
-use rustc_hash::FxBuildHasher;
+use hayloft_fuse::Control;
+use hayloft_model::tree::Stale;
+use hayloft_model::{Ino, Name};
 
 use crate::core::{Client, Core};
-use crate::kernel::foreword::Changing;
 use crate::kernel::nodes::{Left, NodeId};
 use crate::kernel::speaker::{Leaving, Speaker};
-use crate::kernel::split_names::SplitNames;
 use crate::kernel::words::{Inodes, Words};
 
-/// How long after the last change by request the names of a directory may be kept again.
-const COOLING: Duration = Duration::from_secs(1);
-/// So many names of a directory are expired together at most; in larger ones each goes by itself.
-const WARM_MAX: usize = 4096;
-/// Most absent names of one directory that the kernel is told without a time limit.
-const ABSENT_MAX: usize = 1 << 16;
-
-/// Names that the kernel holds without a time limit, as far as the tree does not say it.
-#[derive(Debug, Default)]
-pub(crate) struct KernelNames {
-    /// Names that do not exist, by directory.
-    absent: HashMap<Ino, HashSet<Name, FxBuildHasher>, FxBuildHasher>,
-    /// Names of split directories.
-    pub(crate) split: SplitNames,
-    /// The kernel takes a directory's lock to expire a name also if it does not have that (until Linux 6.18).
-    pub(crate) locks_for_any: bool,
-    /// Directories that are changed by request, here or elsewhere: their names are handed out for one use.
-    hot: HashMap<Ino, Hot, FxBuildHasher>,
-    /// So many of these are there that no more are handed out without a limit.
-    absent_full: bool,
-    /// The kernel can be told to look up everything anew (Linux 6.16).
-    pub(crate) epochs: bool,
-    /// Nothing is changed here: nobody holds a directory's lock and waits for others.
-    pub(crate) read_only: bool,
-    /// What others are just changing.
-    pub(crate) changing: Changing,
-    /// Directories of which calls have the locks that wait until others have heard of something, and how many.
-    waits: HashMap<Ino, u32, FxBuildHasher>,
-}
-
-/// A directory that is changed by request.
-#[derive(Debug)]
-struct Hot {
-    /// When it was changed last.
-    changed: Instant,
-    /// This host has changed it.
-    here: bool,
-    /// Names that were handed out before, and that the kernel may still hold.
-    held: HashSet<Name, FxBuildHasher>,
-}
-
-impl KernelNames {
-    /// Whether names of a directory may be kept by the kernel.
-    fn lasting(&mut self, tree: &Tree, dir: Ino, pace: Pace<'_>) -> bool {
-        // An answer of a pool thread may be late: after the word that a name has changed.
-        let in_time = matches!(pace, Pace::Fast);
-        let is_still = !self.changing.contains(dir) && !self.is_hot(dir) && !tree.is_split(dir);
-        is_still && (tree.owns(dir) || (in_time && self.epochs))
-    }
-
-    /// Whether names of a split directory may be kept by the kernel as long as their slots are held.
-    fn lasting_by_slot(&mut self, dir: Ino, pace: Pace<'_>) -> bool {
-        let in_time = matches!(pace, Pace::Fast);
-        let is_still = !self.changing.contains(dir) && !self.is_hot(dir);
-        // Who changes nothing raises no epoch, which may be wanted here.
-        in_time && is_still && self.epochs && self.locks_for_any && !self.read_only
-    }
-
-    /// A call has the locks of these directories, and waits until others have heard of something.
-    pub(crate) fn wait(&mut self, dirs: &[Ino]) {
-        dirs.iter().for_each(|dir| *self.waits.entry(*dir).or_default() += 1);
-    }
-
-    /// Whether such a call has the lock of one of these.
-    fn is_waited_with(&self, dirs: &HashSet<Ino>) -> bool {
-        self.waits.keys().any(|dir| dirs.contains(dir))
-    }
-
-    /// It waits no longer.
-    pub(crate) fn end_wait(&mut self, dirs: &[Ino]) {
-        for dir in dirs {
-            if let Some(count) = self.waits.get_mut(dir) {
-                *count -= 1;
-                if *count == 0 {
-                    self.waits.remove(dir);
-                }
-            }
-        }
-    }
-
-    /// The directory is owned: the kernel may keep its names again.
-    pub(crate) fn cool(&mut self, dir: Ino) {
-        if let Some(Hot { held, .. }) = self.hot.remove(&dir)
-            && !held.is_empty()
-        {
-            self.absent.entry(dir).or_default().extend(held);
-        }
-    }
-
-    /// Whether this host changes the directory by request.
-    pub(crate) fn is_changed_here(&mut self, dir: Ino) -> bool {
-        self.is_hot(dir) && self.hot.get(&dir).is_some_and(|hot| hot.here)
-    }
-
-    /// Whether the directory is being changed by request.
-    fn is_hot(&mut self, dir: Ino) -> bool {
-        let is_over = self.hot.get(&dir).is_some_and(|hot| hot.changed.elapsed() > COOLING);
-        if is_over {
-            self.cool(dir);
-        }
-        self.hot.contains_key(&dir)
-    }
-
-    /// A name of one directory that is changed by request is moved to another: the kernel takes along how long it may
-    /// keep it. Whether the name that was there has to go, or comes back in an exchange, is not known yet.
-    pub(crate) fn moves(&mut self, from: (Ino, &Name), to: (Ino, &Name), exchange: bool) {
-        let is_held =
-            |(dir, name): (Ino, &Name)| self.hot.get(&dir).is_some_and(|hot| hot.held.contains(name));
-        let (from_held, to_held) = (is_held(from), is_held(to));
-        if from_held {
-            self.holds(to);
-        }
-        if to_held && exchange {
-            self.holds(from);
-        }
-    }
-
-    /// The kernel may hold a name of a directory that is changed by request.
-    fn holds(&mut self, (dir, name): (Ino, &Name)) {
-        if let Some(hot) = self.hot.get_mut(&dir) {
-            hot.held.insert(name.clone());
-        }
-    }
-
-    /// The kernel looks up everything anew: what was handed out without a limit in directories that are changed by
-    /// request is gone from it.
-    fn dropped(&mut self) {
-        self.hot.values_mut().for_each(|hot| hot.held.clear());
-    }
-
-    /// Notes whether there are more absent names than `most`.
-    pub(crate) fn bound_absent(&mut self, most: usize) {
-        self.absent_full = self.absent.values().map(HashSet::len).sum::<usize>() >= most;
-    }
-
-    /// Gives back what tables keep for more entries than they have.
-    pub(crate) fn shrink(&mut self) {
-        self.absent.retain(|_, names| {
-            names.shrink_to_fit();
-            !names.is_empty()
-        });
-        self.absent.shrink_to_fit();
-        self.split.shrink();
-        self.hot.shrink_to_fit();
-        self.changing.shrink();
-    }
-
-    /// The name exists now.
-    pub(crate) fn exists(&mut self, dir: Ino, name: &[u8]) {
-        if let Some(absent) = self.absent.get_mut(&dir) {
-            absent.remove(name);
-        }
-    }
-}
-
 impl Core {
-    /// A directory's listing has come. One that has just changed is likely to change: its names are for one use for a while.
-    pub(crate) fn listed(&mut self, dir: Ino, own: bool, now: Timestamp) {
-        if own {
-            return self.names.cool(dir);
-        }
-        let changed = self.tree.inode(dir).map(|row| row.mtime.as_nanos());
-        if changed.is_ok_and(|changed| now.as_nanos() - changed < COOLING.as_nanos() as i128) {
-            self.hold_back(dir);
-        }
-    }
-
-    /// The kernel has forgotten an inode, and with it all names below it.
-    pub(crate) fn forgotten(&mut self, ino: Ino) {
-        self.names.absent.remove(&ino);
-        self.names.split.forget(ino);
-        self.names.hot.remove(&ino);
-        self.names.changing.forget(ino);
-        self.births.arrived(NodeId::of_file(ino));
-        self.appending.remove(&ino);
-        self.failed.remove(&ino);
-    }
-
-    /// How long the kernel may keep a name that exists.
-    pub(crate) fn validity(&mut self, dir: Ino, pace: Pace<'_>) -> Validity {
-        if self.names.lasting(&self.tree, dir, pace) { Validity::FOREVER } else { Validity::ZERO }
-    }
-
-    /// How long the kernel may keep a name that it has looked up, of an inode that it is not told of yet.
-    pub(crate) fn presence(&mut self, dir: Ino, name: &[u8], ino: Ino, pace: Pace<'_>) -> Validity {
-        if !self.tree.is_split(dir) {
-            return self.validity(dir, pace);
-        }
-        // Else it may have the name, and does not look it up with the directory's lock.
-        let is_new = self.tree.lookups(ino) == 0;
-        let lasts = is_new && self.names.lasting_by_slot(dir, pace);
-        if lasts && self.names.split.keep(self.tree.place(dir, name), name) {
-            Validity::FOREVER
-        } else {
-            Validity::ZERO
-        }
-    }
-
-    /// How long the kernel may keep it that a name does not exist.
-    pub(crate) fn absence(&mut self, dir: Ino, name: &[u8], pace: Pace<'_>) -> Validity {
-        if self.tree.is_split(dir) {
-            let lasts = self.names.lasting_by_slot(dir, pace);
-            let lasts = lasts && self.names.split.is_absent(self.tree.place(dir, name), name);
-            return if lasts { Validity::FOREVER } else { Validity::ZERO };
-        }
-        if !self.names.lasting(&self.tree, dir, pace) {
-            return Validity::ZERO;
-        }
-        let is_full = self.names.absent_full;
-        let absent = self.names.absent.entry(dir).or_default();
-        if (is_full || absent.len() >= ABSENT_MAX) && !absent.contains(name) {
-            return Validity::ZERO;
-        }
-        absent.insert(Name::new(name));
-        Validity::FOREVER
-    }
-
-    /// This host has renamed a file: in a directory that is split the kernel takes along how long it may keep the name.
-    pub(crate) fn moves_by_slot<'a>(&mut self, from: (Ino, &'a [u8]), to: (Ino, &'a [u8])) {
-        let place = |(dir, name): (Ino, &'a [u8])| (self.tree.place(dir, name), name);
-        self.names.split.moves(place(from), place(to));
-    }
-
-    /// This host is going to change the directory by request: its names are handed out for one use from now on. What
-    /// the kernel holds of it is expired when that has changed: the call that is going to change it has its lock.
-    pub(crate) fn heat(&mut self, dir: Ino) {
-        self.hold_back(dir).here = true;
-    }
-
-    /// A call that asks the server has the lock of a directory that it does not change: the one that is moved or removed.
-    /// Its names are not expired as long as that lasts.
-    pub(crate) fn spare(&mut self, dir: Ino) {
-        self.hold_back(dir);
-    }
-
-    fn hold_back(&mut self, dir: Ino) -> &mut Hot {
-        let held = if self.names.is_hot(dir) { HashSet::default() } else { self.take_held(dir) };
-        let changed = Instant::now();
-        let hot = self.names.hot.entry(dir).or_insert(Hot { changed, here: false, held });
-        hot.changed = changed;
-        hot
-    }
-
-    /// Others change the directory, or are going to, and this host does not do so by request: its names are handed out
-    /// for one use from now on. Returns what the kernel holds of it, which has to be expired. So when this host changes
-    /// it as well, nobody waits for the lock that the call holds.
-    pub(crate) fn warm(&mut self, dir: Ino) -> Vec<(Ino, Name)> {
-        if self.tree.is_split(dir) || dir.of_slot().is_some() {
-            // They go with their slots.
-            return Vec::new();
-        }
-        if self.names.is_hot(dir) {
-            if let Some(hot) = self.names.hot.get_mut(&dir) {
-                hot.changed = Instant::now();
-            }
-            return Vec::new();
-        }
-        if self.names.epochs && (self.names.read_only || self.tree.names_in_memory(dir) > WARM_MAX) {
-            return Vec::new();
-        }
-        let held = self.take_held(dir);
-        self.names.hot.insert(dir, Hot { changed: Instant::now(), here: false, held: HashSet::default() });
-        held.into_iter().map(|name| (dir, name)).collect()
-    }
-
-    /// What the kernel may hold of a directory without a limit. Absent names are accounted for elsewhere from now on.
-    fn take_held(&mut self, dir: Ino) -> HashSet<Name, FxBuildHasher> {
-        let absent = self.names.absent.remove(&dir).unwrap_or_default();
-        let known = if self.tree.is_split(dir) { Vec::new() } else { self.tree.known_names(dir) };
-        known.into_iter().chain(absent).collect()
-    }
-
-    /// Which of these names the kernel may hold; they are on their way out of it.
-    fn held(&mut self, names: Vec<(Ino, Name)>) -> Vec<(Ino, Name)> {
-        self.held_so_far(names, |split, dir, name| split.take(dir, name))
-    }
-
-    /// Which of these names the kernel may hold, by slots as `by_slot` says.
-    fn held_so_far(
-        &mut self,
-        names: Vec<(Ino, Name)>,
-        by_slot: impl Fn(&mut SplitNames, Ino, &Name) -> bool,
-    ) -> Vec<(Ino, Name)> {
-        names
-            .into_iter()
-            .filter(|(dir, name)| {
-                let is_kept = by_slot(&mut self.names.split, *dir, name);
-                let is_held = match self.names.hot.get_mut(dir) {
-                    Some(hot) => hot.held.remove(name),
-                    None if self.tree.is_split(*dir) => false,
-                    None => {
-                        if let Some(absent) = self.names.absent.get_mut(dir) {
-                            absent.remove(name);
-                        }
-                        true
-                    }
-                };
-                is_kept || is_held
-            })
-            .collect()
-    }
-
-    /// What the kernel may hold of names that others change, in these directories of which it knows.
-    pub(crate) fn expire(&mut self, names: Vec<(Ino, Name)>, dirs: &[Ino]) -> Vec<(Ino, Name)> {
-        let mut names = self.held(names);
-        names.extend(dirs.iter().flat_map(|dir| self.warm(*dir)));
-        names
-    }
-
-    /// All absent names that the kernel was told of a directory; they are on their way out of it.
-    fn take_absent(&mut self, dir: Ino) -> Vec<(Ino, Name)> {
-        let absent = self.names.absent.remove(&dir).unwrap_or_default();
-        let hot = self.names.hot.remove(&dir).map(|hot| hot.held).unwrap_or_default();
-        absent.into_iter().chain(hot).map(|name| (dir, name)).collect()
-    }
-
-    /// The directory, or slot, is not held any more: what the kernel may keep of these names, and of absent ones.
-    pub(crate) fn take_names(&mut self, dir: Ino, names: Vec<(Ino, Name)>) -> Vec<(Ino, Name)> {
-        let mut names = self.held(names);
-        let was_hot = self.names.is_hot(dir);
-        names.extend(self.take_absent(dir));
-        names.extend(self.names.split.take_of(dir));
-        if was_hot {
-            // What else the kernel knows of it was handed out for one use.
-            let hot = Hot { changed: Instant::now(), here: false, held: HashSet::default() };
-            self.names.hot.insert(dir, hot);
-        }
-        names
-    }
-
-    /// Nothing is held any more: the same of all directories.
-    pub(crate) fn take_all_names(&mut self, names: Vec<(Ino, Name)>) -> Vec<(Ino, Name)> {
-        let mut names = self.held(names);
-        names.extend(self.take_all_absent());
-        names
-    }
-
-    /// All absent names, of all directories.
-    pub(crate) fn take_all_absent(&mut self) -> Vec<(Ino, Name)> {
-        let dirs: Vec<Ino> = self.names.absent.keys().chain(self.names.hot.keys()).copied().collect();
-        let by_slot = self.names.split.all();
-        dirs.into_iter().flat_map(|dir| self.take_absent(dir)).chain(by_slot).collect()
-    }
-
-    /// Whether the kernel was told of an inode, or is by an answer on its way. What was made for it and is in no answer
-    /// yet is not: the answer will say how things are then.
-    pub(crate) fn is_handed_out(&self, ino: Ino) -> bool {
-        ino == Ino::ROOT || self.tree.lookups(ino) > u64::from(self.made.contains(&ino))
-    }
-
-    /// The same of a number.
-    pub(crate) fn has_number(&self, number: NodeId) -> bool {
-        let ino = number.ino();
-        self.is_handed_out(ino) && self.nodes.numbers(ino).any(|known| known == number)
-    }
-
-    /// Takes the directories among these inodes, by the numbers of the kernel: none of which an answer may be on its way that
-    /// counts however late it is.
-    pub(crate) fn take_directories(&self, inos: &mut Vec<Ino>) -> Vec<Ino> {
-        let is_dir = |ino: &Ino| self.tree.inode(*ino).is_ok_and(|row| row.kind() == FileKind::Directory);
-        let (dirs, others) = std::mem::take(inos).into_iter().partition(is_dir);
-        *inos = others;
-        let dirs = Vec::into_iter(dirs).filter(|ino| self.is_handed_out(*ino)).collect();
-        self.nodes.each(dirs)
-    }
-
     /// The word about what is stale.
     pub(crate) fn word(&mut self, stale: Stale, more: Vec<(Ino, Name)>, ack: Option<(u64, u64)>) -> Word {
         let known = |ino: &Ino| self.is_handed_out(*ino);
@@ -466,7 +98,7 @@ pub(crate) fn run(client: &Arc<Client>, control: &Control, to_say: &Receiver<Wor
                     _ if names.is_empty() => {}
                     // A connection, or a session, is lost where nothing is changed: who has a directory's lock looks into
                     // it, and waits for the next one. Its names go when that is answered; an epoch would break overlays.
-                    None if client.options.read_only => speaker.try_expire_all(names),
+                    None if client.options.read_only => speaker.expire_in_time(client, control, names),
                     _ => speaker.expire(client, names),
                 }
                 words.say(&mut speaker, Inodes { attributes, data, in_use, ack });
@@ -480,7 +112,7 @@ pub(crate) fn run(client: &Arc<Client>, control: &Control, to_say: &Receiver<Wor
                 };
                 control.settle();
                 words.say(&mut speaker, Inodes { attributes: known.clone(), ..Inodes::default() });
-                speaker.try_expire_all(names);
+                speaker.expire_in_time(client, control, names);
                 words.say(&mut speaker, Inodes { data: known, ..Inodes::default() });
             }
             Word::ExpireNow(names, done) => {

@@ -1,10 +1,11 @@
 //! Threads that tell the kernel what may have to wait for a lock of its.
 
 use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
-use hayloft_fuse::Notifier;
+use hayloft_fuse::{Control, Notifier};
 use hayloft_model::{Ino, Name};
 
 use crate::core::Client;
@@ -16,6 +17,13 @@ const PATIENCE: Duration = Duration::from_millis(100);
 const PATIENCE_EACH: Duration = Duration::from_micros(20);
 /// How soon it is looked whether who has the lock waits for others, who may wait for this one.
 const LOOK_PAUSE: Duration = Duration::from_millis(5);
+/// How long somebody is waited for who may make an expired name last. Who computes cannot be told from who gets no processor.
+const CALLER_PATIENCE: Duration = Duration::from_millis(10);
+/// And where an epoch breaks overlays.
+const LATEST: Duration = Duration::from_secs(2);
+/// How long who has read a listing is waited for before the epoch is raised: if he has the directory's lock, that is as long as he
+/// gets no processor.
+const LISTING_PATIENCE: Duration = Duration::from_secs(2);
 /// How long a directory's lock is waited for before others speak.
 const LOCK_AT_ONCE: Duration = Duration::from_millis(1);
 
@@ -69,27 +77,27 @@ impl Speaker {
         Ok(())
     }
 
-    /// Expires names. When that does not come through, or who has the lock waits until others have heard of something, the epoch is
-    /// raised instead; the rest is said by the thread that waits.
+    /// Expires names. When that does not come through, or who has the lock waits until others have heard of something, or somebody may
+    /// be on the way who would make one of them last, the epoch is raised instead; the rest is said by the thread that waits.
     pub(super) fn expire(&mut self, client: &Client, names: Vec<(Ino, Name)>) {
-        let patience = PATIENCE + PATIENCE_EACH * names.len() as u32;
         let dirs: HashSet<Ino> = names.iter().map(|(dir, _)| NodeId(dir.0).ino()).collect();
-        let Ok(wait) = self.entrust(names, Vec::new(), Vec::new()) else {
-            let _ = self.raise_epoch(client);
+        let patience = PATIENCE + PATIENCE_EACH * names.len() as u32;
+        // First, since expired names are not to be made to last afterwards.
+        let caller_patience = if client.options.read_only { LATEST } else { CALLER_PATIENCE };
+        let have_come = client.await_callers(&names, caller_patience);
+        let wait = self.entrust(names, Vec::new(), Vec::new()).ok();
+        let is_done = wait.as_ref().is_some_and(|wait| comes_through(client, wait, &dirs, patience));
+        if is_done && have_come {
             return;
-        };
-        let begun = Instant::now();
-        while begun.elapsed() < patience {
-            match wait.recv_timeout(LOOK_PAUSE.min(patience)) {
-                Ok(_) => return,
-                Err(RecvTimeoutError::Timeout) if client.core().names.is_waited_with(&dirs) => break,
-                Err(RecvTimeoutError::Timeout) => {}
-                Err(RecvTimeoutError::Disconnected) => break,
-            }
         }
-        // It ends by itself when the lock is free; until then another thread speaks.
-        self.thread = None;
-        if self.raise_epoch(client).is_err() {
+        if !is_done {
+            // It ends by itself when the lock is free; until then another thread speaks.
+            self.thread = None;
+        }
+        client.await_listings(&dirs, LISTING_PATIENCE);
+        if self.raise_epoch(client).is_err()
+            && let Some(wait) = wait
+        {
             let _ = wait.recv();
         }
     }
@@ -119,13 +127,34 @@ impl Speaker {
         }
     }
 
-    /// The same for all these. A directory whose lock is held is in use by a call that waits for the server: others do
-    /// not wait for it.
-    pub(super) fn try_expire_all(&mut self, names: Vec<(Ino, Name)>) {
+    /// Expires all these, as far as nobody has the lock of their directory: then that is in use by a call that waits for the server, and
+    /// others do not wait for it. What somebody may be on the way to make last is expired once more when that is over.
+    pub(super) fn expire_in_time(
+        &mut self,
+        client: &Arc<Client>,
+        control: &Control,
+        names: Vec<(Ino, Name)>,
+    ) {
+        let have_come = client.await_callers(&names, CALLER_PATIENCE);
         let mut of_dir: HashMap<Ino, Vec<(Ino, Name)>> = HashMap::new();
-        names.into_iter().for_each(|(dir, name)| of_dir.entry(dir).or_default().push((dir, name)));
+        names.iter().for_each(|(dir, name)| of_dir.entry(*dir).or_default().push((*dir, name.clone())));
         for names in of_dir.into_values() {
             self.try_expire(names, PATIENCE);
+        }
+        if have_come {
+            return;
+        }
+        let (late, control) = (Arc::clone(client), control.clone());
+        let spawned = std::thread::Builder::new().name("hayloft-late".to_string()).spawn(move || {
+            let mut speaker = Speaker::new(control.notifier());
+            if late.await_callers(&names, LATEST) {
+                speaker.try_expire(names, PATIENCE);
+            } else {
+                let _ = speaker.raise_epoch(&late);
+            }
+        });
+        if spawned.is_err() {
+            let _ = self.raise_epoch(client);
         }
     }
 
@@ -215,6 +244,25 @@ impl Leaving {
         });
         let _ = thread.send((parent, name));
     }
+}
+
+/// Whether names are expired within `patience`, before somebody has a lock who waits until others have heard of something.
+fn comes_through(
+    client: &Client,
+    wait: &Receiver<Vec<Ino>>,
+    dirs: &HashSet<Ino>,
+    patience: Duration,
+) -> bool {
+    let begun = Instant::now();
+    while begun.elapsed() < patience {
+        match wait.recv_timeout(LOOK_PAUSE.min(patience)) {
+            Ok(_) => return true,
+            Err(RecvTimeoutError::Timeout) if client.core().names.is_waited_with(dirs) => break,
+            Err(RecvTimeoutError::Timeout) => {}
+            Err(RecvTimeoutError::Disconnected) => break,
+        }
+    }
+    false
 }
 
 fn say(notifier: &Notifier, slow: Slow) {

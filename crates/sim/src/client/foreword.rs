@@ -36,22 +36,34 @@ impl Client {
     /// Who waits to expire names gets the lock first.
     pub(crate) fn unlock(&mut self, dir: Ino) {
         self.kernel.unlock(dir);
+        self.expire_left(dir);
+    }
+
+    /// The kernel lets go of what it has not let go of yet of a directory.
+    pub(crate) fn expire_left(&mut self, dir: Ino) {
         let names = self.left.iter().filter(|(of, _)| *of == dir).copied().collect();
         self.expire(names);
     }
 
-    /// The kernel lets go of names, but not of those in locked directories. Returns the latter.
+    /// The kernel lets go of names, but not of those in locked directories, nor of those that somebody is on the way to make last.
+    /// Returns the latter.
     pub(super) fn expire(&mut self, mut names: Vec<(Ino, u8)>) -> Vec<(Ino, u8)> {
         names.retain(|(dir, name)| {
-            let blocked = self.kernel.is_locked(*dir);
+            let blocked = self.kernel.is_locked(*dir) || self.is_late(*dir, *name);
             if !blocked {
-                self.kernel.drop_name(*dir, *name);
+                self.kernel.expire_name(*dir, *name);
                 self.unlimited.remove(&(*dir, *name));
                 self.left.remove(&(*dir, *name));
             }
             blocked
         });
         names
+    }
+
+    /// Whether a caller may not have come to an answer by which the kernel keeps a name.
+    fn is_late(&self, dir: Ino, name: u8) -> bool {
+        let mut ops = self.processes.iter().filter_map(|process| process.op.as_ref());
+        self.awaits_callers && ops.any(|op| op.is_late_with((dir, name)))
     }
 }
 

@@ -108,6 +108,8 @@ pub(crate) struct Client {
     pub(crate) is_over: bool,
     /// It acknowledges nothing, and gives nothing back.
     pub(crate) stuck: bool,
+    /// Who is on the way to make a name last is waited for.
+    awaits_callers: bool,
     /// The last event of the connection that was applied.
     seen: u64,
     last_sent: u64,
@@ -313,6 +315,7 @@ impl World {
             unlimited: BTreeSet::new(),
             leaving: false,
             skew: self.rng.between(0, 20) as i64 - 10,
+            awaits_callers: !self.is_broken(Rule::ForgetCallers),
             processes,
         }
     }

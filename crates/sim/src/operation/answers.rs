@@ -25,7 +25,7 @@ impl World {
                     op.waits = None;
                 }
                 let answer = ready!(ask(self, op));
-                let when = self.now + self.rng.below(3) + self.starved(at, &answer);
+                let when = self.now + self.rng.below(3) + self.starved(at, op, &answer);
                 trace!(self, "c{at} op {} is answered {answer:?}", op.id);
                 if let Some(fuse) = &mut op.fuse {
                     fuse.answer = Some((when, answer.clone()));
@@ -35,11 +35,18 @@ impl World {
         }
     }
 
-    /// How long the caller that has made a file gets no processor: now and then others change the file meanwhile.
-    fn starved(&self, at: usize, answer: &Answer) -> u64 {
-        let Answer::Done(Some((ino, ..)), _) = answer else { return 0 };
-        let is_starved = self.clients[at].kernel.is_arriving(*ino) && ino.0.is_multiple_of(4);
-        if is_starved { 1000 + ino.0 % 256 } else { 0 }
+    /// How long the caller that has made a file, or has asked for a name without a lock, gets no processor: now and then others
+    /// change the file, or the name, meanwhile.
+    fn starved(&mut self, at: usize, op: &Op, answer: &Answer) -> u64 {
+        let is_revalidated = op.fuse.as_ref().is_some_and(|fuse| fuse.dentry.is_some());
+        match answer {
+            Answer::Done(Some((ino, ..)), _) => {
+                let is_starved = self.clients[at].kernel.is_arriving(*ino) && ino.0.is_multiple_of(4);
+                if is_starved { 1000 + ino.0 % 256 } else { 0 }
+            }
+            Answer::Entry(_, _, true) if is_revalidated && self.rng.below(8) == 0 => self.rng.below(400),
+            _ => 0,
+        }
     }
 
     pub(super) fn wait_for(&mut self, at: usize, op: &mut Op, missing: Missing) -> Flow<Answer> {
@@ -94,10 +101,9 @@ impl World {
             // A file is told under another name when the kernel has come to the answer that made it.
             return Flow::Wait;
         }
-        let is_new = self.clients[at].tree.lookups(dentry.ino) == 0;
         self.remember(at, dentry.ino);
         op.pins.insert(dentry.ino);
-        let unlimited = self.unlimited(at, dir, at_name, is_new);
+        let unlimited = self.unlimited(at, dir, at_name, true);
         Flow::Ready(Answer::Entry(Some((dentry.ino, dentry.kind)), Some(row), unlimited))
     }
 

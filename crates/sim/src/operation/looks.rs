@@ -82,33 +82,41 @@ impl World {
         locked: bool,
     ) -> Flow<Target> {
         let now = self.now;
-        if op.fuse.is_none() {
-            if let Some(target) = self.clients[at].kernel.name(dir, at_name) {
-                self.see(
-                    at,
-                    op,
-                    Register::Name(dir.0, at_name),
-                    Value::Name(target.map(|(ino, _)| ino.0)),
-                    now,
-                );
-                op.pins.extend(target.map(|(ino, _)| ino));
-                return Flow::Ready(target);
+        loop {
+            if op.fuse.is_none() {
+                if let Some(target) = self.clients[at].kernel.name(dir, at_name) {
+                    let value = Value::Name(target.map(|(ino, _)| ino.0));
+                    self.see(at, op, Register::Name(dir.0, at_name), value, now);
+                    op.pins.extend(target.map(|(ino, _)| ino));
+                    return Flow::Ready(target);
+                }
+                let kernel = &mut self.clients[at].kernel;
+                let dentry = if locked { None } else { kernel.revalidated(dir, at_name) };
+                if !locked && dentry.is_none() && !kernel.lock_shared(dir) {
+                    return Flow::Wait;
+                }
+                op.pins.insert(dir);
+                let lock = (!locked && dentry.is_none()).then_some(dir);
+                let dentry = dentry.map(|number| (dir, at_name, number));
+                op.fuse = Some(Fuse { call: now, moment: kernel.moment(), answer: None, lock, dentry });
             }
-            let kernel = &mut self.clients[at].kernel;
-            if !locked && !kernel.lock_shared(dir) {
-                return Flow::Wait;
+            let answer = ready!(self.answer(at, op, |world, op| world.answer_lookup(at, op, dir, at_name)));
+            let fuse = op.fuse.take().expect("just answered");
+            if let (Some((.., number)), Answer::Entry(target, _, unlimited)) = (fuse.dentry, &answer) {
+                let client = &mut self.clients[at];
+                let is_same = client.kernel.revalidate(dir, at_name, number, *target, *unlimited);
+                client.expire_left(dir);
+                if !is_same {
+                    // It begins anew, with the lock.
+                    continue;
+                }
             }
-            op.pins.insert(dir);
-            let lock = (!locked).then_some(dir);
-            op.fuse = Some(Fuse { call: now, moment: kernel.moment(), answer: None, lock });
+            let target = self.looked_up(at, op, (dir, at_name), answer, &fuse);
+            if let Some(lock) = fuse.lock {
+                self.clients[at].unlock(lock);
+            }
+            return Flow::Ready(target);
         }
-        let answer = ready!(self.answer(at, op, |world, op| world.answer_lookup(at, op, dir, at_name)));
-        let fuse = op.fuse.take().expect("just answered");
-        let target = self.looked_up(at, op, (dir, at_name), answer, &fuse);
-        if let Some(lock) = fuse.lock {
-            self.clients[at].unlock(lock);
-        }
-        Flow::Ready(target)
     }
 
     /// The kernel learns where a name leads.
@@ -130,7 +138,9 @@ impl World {
             fuse.call,
         );
         let kernel = &mut self.clients[at].kernel;
-        kernel.put_name(dir, at_name, target, unlimited, fuse.moment);
+        if fuse.dentry.is_none() {
+            kernel.put_name(dir, at_name, target, unlimited, fuse.moment);
+        }
         if let (Some((ino, _)), Some(attributes)) = (target, attributes) {
             kernel.put_attributes(ino, attributes, fuse.moment);
             op.pins.insert(ino);

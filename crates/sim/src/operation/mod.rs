@@ -132,6 +132,8 @@ struct Fuse {
     answer: Option<(u64, Answer)>,
     /// The directory whose lock a lookup holds.
     lock: Option<Ino>,
+    /// What the kernel has of the name, and looks up without the lock.
+    dentry: Option<(Ino, u8, u64)>,
 }
 
 #[derive(Debug)]
@@ -173,6 +175,14 @@ impl Op {
     /// Whether it asks the server for a change as soon as older ones are shipped.
     pub(crate) fn waits_to_request(&self) -> bool {
         self.ship.is_some()
+    }
+
+    /// Whether it was told that a name may be kept, which the kernel has looked up without a lock, and has not come to that.
+    pub(crate) fn is_late_with(&self, place: (Ino, u8)) -> bool {
+        self.fuse.as_ref().is_some_and(|fuse| {
+            fuse.dentry.is_some_and(|(dir, name, _)| (dir, name) == place)
+                && matches!(fuse.answer, Some((_, Answer::Entry(_, _, true))))
+        })
     }
 }
 
@@ -402,7 +412,7 @@ impl World {
         let now = self.now;
         if op.fuse.is_none() {
             let moment = self.clients[at].kernel.moment();
-            op.fuse = Some(Fuse { call: now, moment, answer: None, lock: None });
+            op.fuse = Some(Fuse { call: now, moment, answer: None, lock: None, dentry: None });
         }
         let answer = ready!(self.answer(at, op, |world, op| match &act {
             Act::Change(change) => world.answer_change(at, op, change),

@@ -10,6 +10,7 @@ pub(crate) mod contention;
 pub(crate) mod costs;
 pub(crate) mod hosts;
 pub(crate) mod kinds;
+pub(crate) mod late;
 pub(crate) mod moves;
 pub(crate) mod shared_files;
 pub(crate) mod shared_locks;

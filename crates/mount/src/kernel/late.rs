@@ -1,0 +1,347 @@
+//! Answers about names that may count late in the kernel.
+//!
+//! To expire a name takes its directory's lock, and so waits for who has asked for the name and has that lock until the answer counts. But
+//! Linux *revalidates* a name that it has without the lock (`fuse_dentry_revalidate`): if the caller gets no processor between the
+//! answer and the moment in which that counts, the name lasts, although it was expired meanwhile. So it is noted whom the
+//! kernel was last told for that a name may be kept. The caller has come to the answer when it asks for something else, has ended, or
+//! sleeps as nobody does on the way to it. As long as that is not known the epoch is raised instead: what was looked up
+//! before that does not count, however late a name is revalidated.
+//!
+//! A listing with attributes (READDIRPLUS) has the lock, but reads the epoch only when it has the answer: no epoch is raised before
+//! its caller has come to it.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use hayloft_fuse::{Operation, Pace, Request};
+use hayloft_model::{Ino, Name};
+use rustc_hash::FxBuildHasher;
+use rustix::io::Errno;
+use rustix::process::{Pid, test_kill_process};
+
+use crate::core::Client;
+use crate::host::thread::state_of;
+use crate::kernel::nodes::NodeId;
+
+/// Threads with the same remainder share what is noted of their requests.
+const TURNS: usize = 4096;
+/// Most threads of which it is noted that their last answer may be late.
+const MOST: usize = 4096;
+/// How soon it is looked again whether callers have come to their answers.
+const PAUSE: Duration = Duration::from_micros(200);
+
+/// Which thread has asked last, and how often one did, by remainders of their numbers.
+#[derive(Debug)]
+pub(crate) struct Callers(Box<[AtomicU64]>);
+
+impl Default for Callers {
+    fn default() -> Callers {
+        Callers((0..TURNS).map(|_| AtomicU64::new(0)).collect())
+    }
+}
+
+impl Callers {
+    /// The kernel hands on a request. Those that it may send later than the thread has made them do not count.
+    pub(crate) fn ask(&self, request: &Request<'_>) {
+        use Operation::{
+            Create, Getattr, Getxattr, Link, Lookup, Mkdir, Mknod, Open, Readdir, Readdirplus, Readlink,
+            Rename, Rmdir, Setattr, Symlink, Unlink,
+        };
+        let is_in_turn = matches!(
+            request.op,
+            Lookup { .. }
+                | Getattr { .. }
+                | Setattr { .. }
+                | Getxattr { .. }
+                | Open { .. }
+                | Create { .. }
+                | Readdir { .. }
+                | Readdirplus { .. }
+                | Readlink
+                | Mkdir { .. }
+                | Mknod { .. }
+                | Symlink { .. }
+                | Link { .. }
+                | Unlink { .. }
+                | Rmdir { .. }
+                | Rename { .. }
+        );
+        if is_in_turn {
+            self.asks(request.pid);
+        }
+    }
+
+    fn asks(&self, tid: u32) {
+        let slot = self.slot(tid);
+        let count = (slot.load(Ordering::Relaxed) >> 32).wrapping_add(1);
+        slot.store(count << 32 | u64::from(tid), Ordering::Release);
+    }
+
+    /// What is noted of a thread that asks just now. `None`: it cannot be told from others.
+    fn turn(&self, tid: u32) -> Option<u64> {
+        let turn = self.slot(tid).load(Ordering::Acquire);
+        (tid != 0 && turn as u32 == tid).then_some(turn)
+    }
+
+    /// Whether the thread has asked for something else since.
+    fn has_asked_since(&self, turn: u64) -> bool {
+        let now = self.slot(turn as u32).load(Ordering::Acquire);
+        now as u32 == turn as u32 && now != turn
+    }
+
+    fn slot(&self, tid: u32) -> &AtomicU64 {
+        &self.0[tid as usize % TURNS]
+    }
+}
+
+/// Who is answered.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Caller {
+    tid: u32,
+    /// The answer is with the kernel when all are that had begun.
+    pub(crate) in_time: bool,
+}
+
+impl Caller {
+    pub(crate) fn of(request: &Request<'_>, pace: Pace<'_>) -> Caller {
+        Caller { tid: request.pid, in_time: matches!(pace, Pace::Fast) }
+    }
+}
+
+/// The last answer to a thread by which the kernel may keep names.
+#[derive(Debug)]
+struct Answer {
+    dir: NodeId,
+    /// `None`: a listing.
+    name: Option<Name>,
+    turn: u64,
+    in_time: bool,
+}
+
+/// Answers that the kernel may come to late, by thread.
+#[derive(Debug, Default)]
+pub(crate) struct Late {
+    pub(crate) callers: Arc<Callers>,
+    answers: HashMap<u32, Answer, FxBuildHasher>,
+}
+
+impl Late {
+    /// The kernel is going to be told that it may keep a name that it may revalidate. `false`: it must not be.
+    pub(crate) fn begin(&mut self, caller: Caller, dir: NodeId, name: &[u8]) -> bool {
+        caller.in_time && self.note(caller, dir, Some(name))
+    }
+
+    /// The same for the names of a listing.
+    pub(crate) fn begin_listing(&mut self, caller: Caller, dir: NodeId) -> bool {
+        self.note(caller, dir, None)
+    }
+
+    /// It was told of none.
+    pub(crate) fn end(&mut self, caller: Caller) {
+        self.answers.remove(&caller.tid);
+    }
+
+    fn note(&mut self, Caller { tid, in_time }: Caller, dir: NodeId, name: Option<&[u8]>) -> bool {
+        let Some(turn) = self.callers.turn(tid) else { return false };
+        if self.answers.len() >= MOST && !self.answers.contains_key(&tid) {
+            self.retain(|tid, answer| !has_come(tid, answer));
+            if self.answers.len() >= MOST {
+                return false;
+            }
+        }
+        // To what it was told before this it has come.
+        self.answers.insert(tid, Answer { dir, name: name.map(Name::new), turn, in_time });
+        true
+    }
+
+    fn retain(&mut self, keeps: impl Fn(u32, &Answer) -> bool) {
+        let Late { callers, answers } = self;
+        answers.retain(|tid, answer| !callers.has_asked_since(answer.turn) && keeps(*tid, answer));
+    }
+
+    /// This host has renamed what the kernel had: it takes along how long it may keep a name.
+    pub(crate) fn moves(&mut self, from: (NodeId, &[u8]), to: (NodeId, &[u8]), exchange: bool) {
+        for answer in self.answers.values_mut() {
+            let Some(name) = &answer.name else { continue };
+            let place = (answer.dir, name.as_bytes());
+            if place == from {
+                (answer.dir, answer.name) = (to.0, Some(Name::new(to.1)));
+            } else if exchange && place == to {
+                (answer.dir, answer.name) = (from.0, Some(Name::new(from.1)));
+            }
+        }
+    }
+
+    /// The epoch is raised: names that are revalidated late do not count any more.
+    pub(crate) fn dropped(&mut self) {
+        self.answers.retain(|_, answer| answer.name.is_none());
+    }
+
+    pub(crate) fn shrink(&mut self) {
+        self.retain(|_, _| true);
+        self.answers.shrink_to_fit();
+    }
+
+    /// Whether one of these answers may be on its way; looks at threads.
+    fn awaits(&mut self, is_meant: impl Fn(&Answer) -> bool) -> bool {
+        if self.answers.is_empty() {
+            return false;
+        }
+        self.retain(|tid, answer| !(is_meant(answer) && has_come(tid, answer)));
+        self.answers.values().any(is_meant)
+    }
+}
+
+/// Whether a thread has come to its answer, as far as can be seen from where it is.
+fn has_come(tid: u32, answer: &Answer) -> bool {
+    let is_gone = Pid::from_raw(tid as i32).is_some_and(|tid| test_kill_process(tid) == Err(Errno::SRCH));
+    // Between an answer and what it is for nobody sleeps so that a signal could wake him. Before it he does.
+    is_gone || (answer.in_time && matches!(state_of(tid), Some(b'S' | b'T' | b't' | b'Z' | b'X')))
+}
+
+impl Client {
+    /// Waits until nobody can make one of these names last any more who was told of it. Returns whether that is so.
+    pub(crate) fn await_callers(&self, names: &[(Ino, Name)], patience: Duration) -> bool {
+        self.await_late(patience, |answer| {
+            let dir = Ino(answer.dir.0);
+            answer
+                .name
+                .as_ref()
+                .is_some_and(|name| names.iter().any(|(of, named)| *of == dir && named == name))
+        })
+    }
+
+    /// The same for listings of directories.
+    pub(crate) fn await_listings(&self, dirs: &HashSet<Ino>, patience: Duration) -> bool {
+        self.await_late(patience, |answer| answer.name.is_none() && dirs.contains(&answer.dir.ino()))
+    }
+
+    fn await_late(&self, patience: Duration, is_meant: impl Fn(&Answer) -> bool) -> bool {
+        let begun = Instant::now();
+        while self.core().names.late.awaits(&is_meant) {
+            if begun.elapsed() >= patience {
+                return false;
+            }
+            std::thread::sleep(PAUSE);
+        }
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::channel;
+
+    use super::*;
+
+    const DIR: NodeId = NodeId(10);
+
+    fn caller(late: &Late, tid: u32) -> Caller {
+        late.callers.asks(tid);
+        Caller { tid, in_time: true }
+    }
+
+    fn is(name: &'static str) -> impl Fn(&Answer) -> bool {
+        move |answer| {
+            answer.dir == DIR && answer.name.as_ref().is_some_and(|own| own.as_bytes() == name.as_bytes())
+        }
+    }
+
+    /// A thread that takes a processor until it is told to end.
+    fn busy() -> (u32, std::sync::mpsc::Sender<()>, std::thread::JoinHandle<()>) {
+        let ((said, tid), (stop, stopped)) = (channel(), channel::<()>());
+        let runs = std::thread::spawn(move || {
+            said.send(rustix::thread::gettid().as_raw_nonzero().get() as u32).unwrap();
+            while stopped.try_recv() == Err(std::sync::mpsc::TryRecvError::Empty) {
+                std::hint::spin_loop();
+            }
+        });
+        (tid.recv().unwrap(), stop, runs)
+    }
+
+    #[test]
+    fn who_asks_for_something_else_has_come_to_the_answer_before() {
+        let (tid, stop, runs) = busy();
+        let mut late = Late::default();
+        let asks = caller(&late, tid);
+        assert!(late.begin(asks, DIR, b"a") && late.awaits(is("a")) && !late.awaits(is("b")));
+        late.callers.asks(tid + TURNS as u32);
+        assert!(late.awaits(is("a")), "another thread");
+        late.callers.asks(tid);
+        assert!(!late.awaits(is("a")));
+        // And of an answer in its place.
+        let asks = caller(&late, tid);
+        assert!(late.begin(asks, DIR, b"b") && late.awaits(is("b")) && !late.awaits(is("a")));
+        late.dropped();
+        assert!(!late.awaits(is("b")));
+        drop(stop);
+        runs.join().unwrap();
+    }
+
+    #[test]
+    fn who_sleeps_or_has_ended_has_come_to_it() {
+        let ((said, tid), (stop, stopped)) = (channel(), channel::<()>());
+        let runs = std::thread::spawn(move || {
+            said.send(rustix::thread::gettid().as_raw_nonzero().get() as u32).unwrap();
+            let _ = stopped.recv();
+        });
+        let (tid, mut late) = (tid.recv().unwrap(), Late::default());
+        while state_of(tid) != Some(b'S') {
+            std::thread::yield_now();
+        }
+        let asks = caller(&late, tid);
+        assert!(late.begin(asks, DIR, b"a") && !late.awaits(is("a")));
+        // It sleeps before it is answered as well, which may be for long.
+        let asks = Caller { in_time: false, ..caller(&late, tid) };
+        assert!(!late.begin(asks, DIR, b"a") && late.begin_listing(asks, DIR));
+        let is_listing = |answer: &Answer| answer.name.is_none();
+        assert!(late.awaits(is_listing));
+        late.dropped();
+        assert!(late.awaits(is_listing), "an epoch is no help");
+        let asks = caller(&late, tid + 1);
+        assert!(late.begin_listing(asks, DIR));
+        late.end(asks);
+        assert_eq!(late.answers.len(), 1);
+        drop(stop);
+        runs.join().unwrap();
+        while late.awaits(is_listing) {
+            std::thread::yield_now();
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_told_apart_is_not_begun_and_what_is_moved_is_found() {
+        let (tid, stop, runs) = busy();
+        let mut late = Late::default();
+        let unseen = Caller { tid: 0, in_time: true };
+        late.callers.asks(0);
+        assert!(!late.begin(unseen, DIR, b"a"));
+        let asks = caller(&late, tid);
+        late.callers.asks(tid + TURNS as u32);
+        assert!(!late.begin(asks, DIR, b"a"));
+        let asks = caller(&late, tid);
+        assert!(late.begin(asks, NodeId(11), b"old"));
+        late.moves((NodeId(11), b"old"), (DIR, b"new"), false);
+        assert!(late.awaits(is("new")));
+        late.moves((DIR, b"other"), (DIR, b"new"), false);
+        assert!(late.awaits(is("new")), "it may come to nothing");
+        late.moves((DIR, b"other"), (DIR, b"new"), true);
+        assert!(late.awaits(is("other")) && !late.awaits(is("new")));
+        drop(stop);
+        runs.join().unwrap();
+    }
+
+    #[test]
+    fn there_are_not_too_many() {
+        let mut late = Late::default();
+        let begun: Vec<bool> = (1 << 30..(1 << 30) + 2 * MOST as u32)
+            .map(|tid| {
+                let asks = caller(&late, tid);
+                late.begin(asks, DIR, b"a")
+            })
+            .collect();
+        assert!(late.answers.len() <= MOST && begun.into_iter().all(|begun| begun), "all have ended");
+    }
+}
