@@ -143,13 +143,6 @@ pub(crate) fn touch_file_system(path: &CStr) -> io::Result<()> {
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
-/// syncfs(2) of the file system that this is on.
-pub(crate) fn sync_file_system(file: &File) -> io::Result<()> {
-    // SAFETY: takes a descriptor, which is open.
-    let result = unsafe { libc::syncfs(file.as_raw_fd()) };
-    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
-}
-
 /// The device number of the file system at a path, which is not asked for anything.
 pub(crate) fn device_of(path: &Path) -> io::Result<u64> {
     let flags = AtFlags::STATX_DONT_SYNC | AtFlags::NO_AUTOMOUNT | AtFlags::SYMLINK_NOFOLLOW;

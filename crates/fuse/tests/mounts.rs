@@ -318,7 +318,7 @@ fn notifications_drop_what_the_kernel_caches() {
 #[test]
 fn an_ordinary_mount_does_not_hear_of_syncfs() {
     both(Config::default(), |m| {
-        assert!(!m.session().control().hears_syncfs().unwrap());
+        assert!(!m.session().control().hears_syncfs(syncs).unwrap());
         assert_eq!(m.session().counters().get("SYNCFS"), 0);
     });
 }
@@ -358,4 +358,9 @@ fn auto_takes_what_there_is() {
     let transport = mounted.session().kernel().transport;
     assert!(transport == Transport::DevFuse || hayloft_fuse::io_uring_enabled());
     mounted.unmount();
+}
+
+fn syncs(point: &Path) -> std::io::Result<()> {
+    let synced = std::process::Command::new("sync").arg("-f").arg(point).status()?;
+    if synced.success() { Ok(()) } else { Err(std::io::ErrorKind::Other.into()) }
 }

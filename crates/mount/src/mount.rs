@@ -1,8 +1,5 @@
 //! Mounting a volume, from the first word to the server to the last one.
 
-use std::fs::OpenOptions;
-use std::os::fd::AsRawFd;
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::mpsc::Receiver;
@@ -104,19 +101,6 @@ fn share_locks(client: &Arc<Client>) {
             reason,
             "flock and fcntl locks exclude programs of this host only: the client cannot see when shared ones end"
         ),
-    }
-}
-
-/// Opens a file without a name once: the kernel hears that OPEN and FLUSH are not needed here. Until it has
-/// heard it sends a RELEASE for each file that is created and closed, which makes creation several times
-/// slower.
-fn teach_kernel(point: &Path) {
-    let open =
-        |path: &Path, flags: i32| OpenOptions::new().read(true).write(true).custom_flags(flags).open(path);
-    let taught = open(point, libc::O_TMPFILE)
-        .and_then(|file| open(Path::new(&format!("/proc/self/fd/{}", file.as_raw_fd())), 0));
-    if let Err(error) = taught {
-        tracing::warn!(%error, "the kernel will send more messages than needed until a file is opened");
     }
 }
 
@@ -261,7 +245,7 @@ impl Mount {
             .spawn(move || committer::run(&shipping))
             .map_err(|error| MountError::Session(error.to_string()))?;
         if !options.read_only {
-            teach_kernel(mount_point);
+            keeper::teach(mount_point);
         }
         match control::listen(mount_point, Arc::clone(client), session.control()) {
             Ok(listener) => Ok((session, listener, committer)),
@@ -278,7 +262,7 @@ impl Mount {
         if !options.syncfs || options.read_only {
             return Ok(self);
         }
-        let error = match self.session.control().hears_syncfs() {
+        let error = match self.session.control().hears_syncfs(keeper::sync) {
             Ok(true) => return Ok(self),
             Ok(false) => MountError::SyncfsUnheard,
             Err(error) => MountError::Session(error.to_string()),

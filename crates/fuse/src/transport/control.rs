@@ -1,6 +1,5 @@
 //! What is kept of a session while it runs: for who mounts, and for the transports.
 
-use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -64,11 +63,12 @@ impl Control {
         &self.point
     }
 
-    /// Whether the kernel hands syncfs(2) on as a request: found out by a call, which waits for its answer. A session
-    /// that does not run yet would never give one. Never on a mount that is read-only.
-    pub fn hears_syncfs(&self) -> io::Result<bool> {
+    /// Whether the kernel hands syncfs(2) on as a request: found out by a call, which waits for its answer: of another process, since
+    /// one that is killed while it waits for itself never ends. A session that does not run yet would never give one. Never on a
+    /// mount that is read-only.
+    pub fn hears_syncfs(&self, call: impl FnOnce(&Path) -> io::Result<()>) -> io::Result<bool> {
         let before = self.counters.get("SYNCFS");
-        let synced = File::open(&self.point).and_then(|top| sys::sync_file_system(&top));
+        let synced = call(&self.point);
         // What the file system says to it is another matter.
         if self.counters.get("SYNCFS") > before { Ok(true) } else { synced.map(|()| false) }
     }

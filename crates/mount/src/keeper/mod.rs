@@ -13,11 +13,13 @@ mod known;
 mod process;
 mod shared;
 mod sweep;
+mod teach;
 
 pub(crate) use client::start;
 pub(crate) use known::KnownInodes;
 pub use process::run;
 pub(crate) use shared::Shared;
+pub(crate) use teach::{sync, teach};
 
-/// The first argument of a program that is to be a keeper.
+/// The first argument of a program that is to be a keeper, or to do something at a mount point.
 pub const ARGUMENT: &str = "mount-keeper";

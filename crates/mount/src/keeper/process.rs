@@ -11,7 +11,7 @@ use std::time::Duration;
 use hayloft_fuse::{Abort, Notifier};
 
 use super::shared::Shared;
-use super::sweep;
+use super::{sweep, teach};
 use crate::host::moment::Moment;
 
 /// What the kernel sends when the client's thread that has started the keeper has ended, and so the client.
@@ -60,9 +60,18 @@ macro_rules! say {
     ($($said:tt)*) => { drop(writeln!(io::stderr(), $($said)*)) };
 }
 
-/// Is a keeper until its client or its mount has ended. For a program that was started with
+/// Is a keeper until its client or its mount has ended, or does something at its mount point. For a program that was started with
 /// [`ARGUMENT`](super::ARGUMENT) and these; its exit code.
 pub fn run(arguments: &[OsString]) -> u8 {
+    if let Some(answered) = teach::answer(arguments) {
+        return match answered {
+            Ok(()) => 0,
+            Err(error) => {
+                say!("{error}");
+                1
+            }
+        };
+    }
     let Some(task) = Task::parse(arguments) else {
         say!("hayloft: this is for the process of a mount to call");
         return 2;

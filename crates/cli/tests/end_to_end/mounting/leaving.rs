@@ -1,13 +1,16 @@
 //! Leaving a mount that is not the only one of its file system, or whose server or client is away.
 
 use std::fs;
-use std::os::unix::fs::symlink;
+use std::os::unix::fs::{MetadataExt, symlink};
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use crate::mounting::keeper::keeper_of;
-use crate::setup::farm::{Farm, HAYLOFT, Mount, has_ended, hayloft, kill, run, sh, wait_until};
+use crate::setup::farm::{
+    Farm, HAYLOFT, Mount, detach, has_ended, hayloft, kill, rounds, run, seed, sh, wait_until,
+};
+use crate::setup::model::Random;
 
 /// Longer than any command may take when nobody answers.
 const SOME_SECONDS: Duration = Duration::from_secs(20);
@@ -324,4 +327,47 @@ fn a_dead_mount_is_taken_away_whatever_is_above_it() {
         assert!(!is_mounted(path));
     }
     drop(open);
+}
+
+/// What it asks of its own file system then is asked by another process: whoever waits for himself never ends.
+#[test]
+fn a_client_that_is_killed_as_soon_as_it_has_mounted_ends() {
+    let farm = Farm::new();
+    farm.create("v");
+    let point = farm.dir().join("killed");
+    fs::create_dir(&point).unwrap();
+    let device = || fs::metadata(&point).map(|found| found.dev());
+    let below = device().unwrap();
+    let mut random = Random::new(seed());
+    for at in 0..rounds(100, 1000) {
+        let what = format!("{}/v", farm.address);
+        let mut mount = hayloft(["mount", "--foreground", &what])
+            .arg(&point)
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        wait_until("it is mounted", SOME_SECONDS, || {
+            (0..40).any(|_| {
+                std::thread::sleep(Duration::from_micros(200));
+                // It may have no answer yet.
+                mounts_of(&point) > 0
+            })
+        });
+        std::thread::sleep(Duration::from_micros(random.below(4000)));
+        mount.kill().unwrap();
+        let begun = Instant::now();
+        while mount.try_wait().unwrap().is_none() {
+            assert!(begun.elapsed() < SOME_SECONDS, "the client of round {at} does not end");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        detach(&point);
+    }
+    assert_eq!(device().unwrap(), below);
+}
+
+/// How many mounts there are on a folder, as the kernel tells without asking them.
+fn mounts_of(point: &Path) -> usize {
+    let own = fs::read_to_string("/proc/self/mounts").unwrap();
+    own.lines().filter(|line| line.split(' ').nth(1) == point.to_str()).count()
 }

@@ -473,7 +473,7 @@ fn tail(text: &str) -> String {
     lines[lines.len().saturating_sub(30)..].join("\n")
 }
 
-fn detach(path: &Path) {
+pub(crate) fn detach(path: &Path) {
     let path = crate::setup::calls::c_path(path);
     // SAFETY: the string lives until the call returns.
     unsafe { libc::umount2(path.as_ptr(), libc::MNT_DETACH) };
