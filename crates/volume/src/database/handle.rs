@@ -3,16 +3,21 @@
 
 use std::ops::Deref;
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use hayloft_wire::InodeRowMessage;
 use prost::Message;
+use slatedb::config::{CloseOptions, FlushOptions, FlushType};
 
 use crate::database;
 use crate::database::ledger::Ledger;
 use crate::database::small::Contents;
 use crate::database::tables;
 use crate::error::VolumeError;
+
+/// How long a close waits for a table file. Without it the next start replays the log.
+const TABLE_FILE_PATIENCE: Duration = Duration::from_secs(3);
 
 /// An open database.
 #[derive(Clone)]
@@ -45,7 +50,7 @@ impl Db {
 
     /// Closes it; with it, what it has written down.
     pub(crate) async fn close(&self) -> Result<(), slatedb::Error> {
-        let closed = self.db.close().await;
+        let closed = close(&self.db, TABLE_FILE_PATIENCE).await;
         self.ledger.sync().await;
         closed
     }
@@ -103,5 +108,44 @@ impl Deref for DbSnapshot {
 
     fn deref(&self) -> &slatedb::DbSnapshot {
         &self.snapshot
+    }
+}
+
+/// Closes a database, with a table file of what is in the log only, if that can be had in time: there is no room for one when a
+/// compaction is awaited, which none can begin for half a minute after a server was killed that had begun one.
+async fn close(db: &slatedb::Db, patience: Duration) -> Result<(), slatedb::Error> {
+    let table_file = db.flush_with_options(FlushOptions { flush_type: FlushType::MemTable });
+    // What is wrong with the database the close tells.
+    let _ = tokio::time::timeout(patience, table_file).await;
+    db.close_with_options(CloseOptions::default().with_flush_type(Some(FlushType::Wal))).await
+}
+
+#[cfg(test)]
+mod tests {
+    use object_store::memory::InMemory;
+    use slatedb::config::Settings;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_close_does_not_wait_for_a_compaction_that_does_not_come() {
+        let objects = Arc::new(InMemory::new());
+        // Nobody compacts.
+        let settings = Settings { l0_max_ssts: 2, compactor_options: None, ..Settings::default() };
+        let open =
+            || slatedb::Db::builder("db", Arc::clone(&objects) as _).with_settings(settings.clone()).build();
+        let db = open().await.unwrap();
+        for row in 0..3_u8 {
+            db.put([row], [row]).await.unwrap();
+            if row < 2 {
+                db.flush_with_options(FlushOptions { flush_type: FlushType::MemTable }).await.unwrap();
+            }
+        }
+        let closed = tokio::time::timeout(Duration::from_secs(60), close(&db, Duration::from_millis(50)));
+        closed.await.expect("it waits").unwrap();
+        let again = open().await.unwrap();
+        for row in 0..3_u8 {
+            assert_eq!(again.get([row]).await.unwrap().unwrap(), [row].as_slice());
+        }
     }
 }
