@@ -123,6 +123,13 @@ impl Merge<'_> {
         for change in &changes[1] {
             add(change, base_at, theirs_at, &mut paths)?;
         }
+        // A folder that the volume has moved takes along what the fork has changed in it.
+        let moved = changes[0].iter().filter(|change| change.folder && change.old != change.new);
+        let moved: HashSet<&[u8]> =
+            moved.flat_map(|change| [&change.old, &change.new]).flatten().map(Vec::as_slice).collect();
+        if paths.iter().any(|path| folders_of(path).any(|dir| moved.contains(dir))) {
+            return Ok(None);
+        }
         // Of what only the volume has changed nothing has to be known: it stays, unless the folder that it is in does not.
         let gone = changes[1].iter().filter(|change| change.folder && change.old != change.new);
         let gone: HashSet<&[u8]> = gone.filter_map(|change| change.old.as_deref()).collect();

@@ -360,6 +360,9 @@ impl VolumeFs {
                     |name: &Name| births.holds_back(NodeId::of_file(dentry.ino), at, name.as_bytes());
                 let runs = tree.run_clock(dentry.ino, self.now());
                 let row = tree.shown(dentry.ino).ok().filter(|_| plus && !is_born(&name));
+                if plus && dentry.kind == FileKind::Directory {
+                    names.late.told(dentry.ino, at, name.as_bytes());
+                }
                 let added = match row {
                     Some(row) => {
                         let node = match dentry.kind {

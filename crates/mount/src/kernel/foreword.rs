@@ -188,7 +188,7 @@ impl Client {
         }
         if !names.is_empty() {
             // Answers that let the kernel keep names are not to arrive afterwards.
-            control.settle();
+            self.settle(control);
             let have_come = self.await_callers(&by_number, BUSY_PATIENCE);
             if !(speaker.try_expire(by_number, patience) && have_come) {
                 self.stats.late_names.add(names.len() as u64);

@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use hayloft_fuse::{Operation, Pace, Request};
+use hayloft_fuse::{Control, Operation, Pace, Request};
 use hayloft_model::{Ino, Name};
 use rustc_hash::FxBuildHasher;
 use rustix::io::Errno;
@@ -113,11 +113,28 @@ impl Caller {
 /// The last answer to a thread by which the kernel may keep names.
 #[derive(Debug)]
 struct Answer {
-    dir: NodeId,
-    /// `None`: a listing.
-    name: Option<Name>,
+    what: What,
     turn: u64,
     in_time: bool,
+    /// How many were begun before it.
+    number: u64,
+}
+
+#[derive(Debug)]
+enum What {
+    /// A name. The kernel may have moved what it has there: a directory has one place at a time.
+    Name { places: Vec<(NodeId, Name)>, directory: Option<Ino> },
+    /// The names of a directory.
+    Listing(NodeId),
+}
+
+impl Answer {
+    fn places(&self) -> &[(NodeId, Name)] {
+        match &self.what {
+            What::Name { places, .. } => places,
+            What::Listing(_) => &[],
+        }
+    }
 }
 
 /// Answers that the kernel may come to late, by thread.
@@ -125,17 +142,27 @@ struct Answer {
 pub(crate) struct Late {
     pub(crate) callers: Arc<Callers>,
     answers: HashMap<u32, Answer, FxBuildHasher>,
+    /// How many were begun, and up to which all are with the kernel that were in time.
+    begun: u64,
+    settled: u64,
 }
 
 impl Late {
-    /// The kernel is going to be told that it may keep a name that it may revalidate. `false`: it must not be.
-    pub(crate) fn begin(&mut self, caller: Caller, dir: NodeId, name: &[u8]) -> bool {
-        caller.in_time && self.note(caller, dir, Some(name))
+    /// The kernel is going to be told that it may keep a name that it may revalidate, of a directory or something else. `false`: it
+    /// must not be.
+    pub(crate) fn begin(
+        &mut self,
+        caller: Caller,
+        (dir, name): (NodeId, &[u8]),
+        directory: Option<Ino>,
+    ) -> bool {
+        let places = vec![(dir, Name::new(name))];
+        caller.in_time && self.note(caller, What::Name { places, directory })
     }
 
     /// The same for the names of a listing.
     pub(crate) fn begin_listing(&mut self, caller: Caller, dir: NodeId) -> bool {
-        self.note(caller, dir, None)
+        self.note(caller, What::Listing(dir))
     }
 
     /// It was told of none.
@@ -143,44 +170,73 @@ impl Late {
         self.answers.remove(&caller.tid);
     }
 
-    fn note(&mut self, Caller { tid, in_time }: Caller, dir: NodeId, name: Option<&[u8]>) -> bool {
+    fn note(&mut self, Caller { tid, in_time }: Caller, what: What) -> bool {
         let Some(turn) = self.callers.turn(tid) else { return false };
         if self.answers.len() >= MOST && !self.answers.contains_key(&tid) {
-            self.retain(|tid, answer| !has_come(tid, answer));
+            // Who sleeps may do so because he is not answered yet.
+            self.retain(|tid, _| !is_gone(tid));
             if self.answers.len() >= MOST {
                 return false;
             }
         }
+        self.begun += 1;
         // To what it was told before this it has come.
-        self.answers.insert(tid, Answer { dir, name: name.map(Name::new), turn, in_time });
+        self.answers.insert(tid, Answer { what, turn, in_time, number: self.begun });
         true
     }
 
+    /// How many were begun so far.
+    pub(crate) fn begun(&self) -> u64 {
+        self.begun
+    }
+
+    /// Those of them that were in time are with the kernel.
+    pub(crate) fn settled(&mut self, begun: u64) {
+        self.settled = self.settled.max(begun);
+    }
+
     fn retain(&mut self, keeps: impl Fn(u32, &Answer) -> bool) {
-        let Late { callers, answers } = self;
+        let Late { callers, answers, .. } = self;
         answers.retain(|tid, answer| !callers.has_asked_since(answer.turn) && keeps(*tid, answer));
+    }
+
+    /// The kernel is told of a directory under a name, however long it may keep that: it moves what it has of it there.
+    pub(crate) fn told(&mut self, told: Ino, dir: NodeId, name: &[u8]) {
+        for answer in self.answers.values_mut() {
+            if let What::Name { places, directory } = &mut answer.what
+                && *directory == Some(told)
+                && !places.iter().any(|place| (place.0, place.1.as_bytes()) == (dir, name))
+            {
+                places.push((dir, Name::new(name)));
+            }
+        }
     }
 
     /// This host has renamed what the kernel had: it takes along how long it may keep a name.
     pub(crate) fn moves(&mut self, from: (NodeId, &[u8]), to: (NodeId, &[u8]), exchange: bool) {
         for answer in self.answers.values_mut() {
-            let Some(name) = &answer.name else { continue };
-            let place = (answer.dir, name.as_bytes());
-            if place == from {
-                (answer.dir, answer.name) = (to.0, Some(Name::new(to.1)));
-            } else if exchange && place == to {
-                (answer.dir, answer.name) = (from.0, Some(Name::new(from.1)));
+            let What::Name { places, .. } = &mut answer.what else { continue };
+            for place in places {
+                let now = (place.0, place.1.as_bytes());
+                if now == from {
+                    *place = (to.0, Name::new(to.1));
+                } else if exchange && now == to {
+                    *place = (from.0, Name::new(from.1));
+                }
             }
         }
     }
 
-    /// The epoch is raised: names that are revalidated late do not count any more.
-    pub(crate) fn dropped(&mut self) {
-        self.answers.retain(|_, answer| answer.name.is_none());
+    /// Whether a name of a directory may be made to last by somebody: also where nothing is known to be kept.
+    pub(crate) fn has(&self, dir: Ino, name: &Name) -> bool {
+        self.answers.values().any(|answer| {
+            let is_it = |place: &(NodeId, Name)| place.0.ino() == dir && place.1 == *name;
+            answer.places().iter().any(is_it) && !self.callers.has_asked_since(answer.turn)
+        })
     }
 
     pub(crate) fn shrink(&mut self) {
-        self.retain(|_, _| true);
+        self.retain(|tid, _| !is_gone(tid));
         self.answers.shrink_to_fit();
     }
 
@@ -189,33 +245,45 @@ impl Late {
         if self.answers.is_empty() {
             return false;
         }
-        self.retain(|tid, answer| !(is_meant(answer) && has_come(tid, answer)));
+        let settled = self.settled;
+        self.retain(|tid, answer| !(is_meant(answer) && has_come(tid, answer, settled)));
         self.answers.values().any(is_meant)
     }
 }
 
+fn is_gone(tid: u32) -> bool {
+    Pid::from_raw(tid as i32).is_some_and(|tid| test_kill_process(tid) == Err(Errno::SRCH))
+}
+
 /// Whether a thread has come to its answer, as far as can be seen from where it is.
-fn has_come(tid: u32, answer: &Answer) -> bool {
-    let is_gone = Pid::from_raw(tid as i32).is_some_and(|tid| test_kill_process(tid) == Err(Errno::SRCH));
+fn has_come(tid: u32, answer: &Answer, settled: u64) -> bool {
     // Between an answer and what it is for nobody sleeps so that a signal could wake him. Before it he does.
-    is_gone || (answer.in_time && matches!(state_of(tid), Some(b'S' | b'T' | b't' | b'Z' | b'X')))
+    let is_answered = answer.in_time && answer.number <= settled;
+    is_gone(tid) || (is_answered && matches!(state_of(tid), Some(b'S' | b'T' | b't' | b'Z' | b'X')))
 }
 
 impl Client {
+    /// Waits until all answers that were begun are with the kernel, but those of threads that may block.
+    pub(crate) fn settle(&self, control: &Control) {
+        let begun = self.core().names.late.begun();
+        control.settle();
+        self.core().names.late.settled(begun);
+    }
+
     /// Waits until nobody can make one of these names last any more who was told of it. Returns whether that is so.
     pub(crate) fn await_callers(&self, names: &[(Ino, Name)], patience: Duration) -> bool {
+        let names: HashSet<(u64, &[u8])> = names.iter().map(|(dir, name)| (dir.0, name.as_bytes())).collect();
         self.await_late(patience, |answer| {
-            let dir = Ino(answer.dir.0);
-            answer
-                .name
-                .as_ref()
-                .is_some_and(|name| names.iter().any(|(of, named)| *of == dir && named == name))
+            answer.places().iter().any(|(dir, name)| names.contains(&(dir.0, name.as_bytes())))
         })
     }
 
     /// The same for listings of directories.
     pub(crate) fn await_listings(&self, dirs: &HashSet<Ino>, patience: Duration) -> bool {
-        self.await_late(patience, |answer| answer.name.is_none() && dirs.contains(&answer.dir.ino()))
+        self.await_late(
+            patience,
+            |answer| matches!(answer.what, What::Listing(dir) if dirs.contains(&dir.ino())),
+        )
     }
 
     fn await_late(&self, patience: Duration, is_meant: impl Fn(&Answer) -> bool) -> bool {
@@ -244,9 +312,7 @@ mod tests {
     }
 
     fn is(name: &'static str) -> impl Fn(&Answer) -> bool {
-        move |answer| {
-            answer.dir == DIR && answer.name.as_ref().is_some_and(|own| own.as_bytes() == name.as_bytes())
-        }
+        move |answer| answer.places().iter().any(|place| *place == (DIR, Name::new(name.as_bytes())))
     }
 
     /// A thread that takes a processor until it is told to end.
@@ -266,16 +332,15 @@ mod tests {
         let (tid, stop, runs) = busy();
         let mut late = Late::default();
         let asks = caller(&late, tid);
-        assert!(late.begin(asks, DIR, b"a") && late.awaits(is("a")) && !late.awaits(is("b")));
+        assert!(late.begin(asks, (DIR, b"a"), None) && late.awaits(is("a")) && !late.awaits(is("b")));
         late.callers.asks(tid + TURNS as u32);
         assert!(late.awaits(is("a")), "another thread");
         late.callers.asks(tid);
         assert!(!late.awaits(is("a")));
         // And of an answer in its place.
         let asks = caller(&late, tid);
-        assert!(late.begin(asks, DIR, b"b") && late.awaits(is("b")) && !late.awaits(is("a")));
-        late.dropped();
-        assert!(!late.awaits(is("b")));
+        assert!(late.begin(asks, (DIR, b"b"), None) && late.awaits(is("b")) && !late.awaits(is("a")));
+        assert!(late.has(Ino(10), &Name::new(b"b")) && !late.has(Ino(10), &Name::new(b"a")));
         drop(stop);
         runs.join().unwrap();
     }
@@ -292,14 +357,17 @@ mod tests {
             std::thread::yield_now();
         }
         let asks = caller(&late, tid);
-        assert!(late.begin(asks, DIR, b"a") && !late.awaits(is("a")));
+        assert!(
+            late.begin(asks, (DIR, b"a"), None) && late.awaits(is("a")),
+            "it may sleep since it is not answered"
+        );
+        late.settled(late.begun());
+        assert!(!late.awaits(is("a")));
         // It sleeps before it is answered as well, which may be for long.
         let asks = Caller { in_time: false, ..caller(&late, tid) };
-        assert!(!late.begin(asks, DIR, b"a") && late.begin_listing(asks, DIR));
-        let is_listing = |answer: &Answer| answer.name.is_none();
+        assert!(!late.begin(asks, (DIR, b"a"), None) && late.begin_listing(asks, DIR));
+        let is_listing = |answer: &Answer| matches!(answer.what, What::Listing(_));
         assert!(late.awaits(is_listing));
-        late.dropped();
-        assert!(late.awaits(is_listing), "an epoch is no help");
         let asks = caller(&late, tid + 1);
         assert!(late.begin_listing(asks, DIR));
         late.end(asks);
@@ -317,18 +385,24 @@ mod tests {
         let mut late = Late::default();
         let unseen = Caller { tid: 0, in_time: true };
         late.callers.asks(0);
-        assert!(!late.begin(unseen, DIR, b"a"));
+        assert!(!late.begin(unseen, (DIR, b"a"), None));
         let asks = caller(&late, tid);
         late.callers.asks(tid + TURNS as u32);
-        assert!(!late.begin(asks, DIR, b"a"));
+        assert!(!late.begin(asks, (DIR, b"a"), None));
         let asks = caller(&late, tid);
-        assert!(late.begin(asks, NodeId(11), b"old"));
+        assert!(late.begin(asks, (NodeId(11), b"old"), None));
         late.moves((NodeId(11), b"old"), (DIR, b"new"), false);
         assert!(late.awaits(is("new")));
         late.moves((DIR, b"other"), (DIR, b"new"), false);
         assert!(late.awaits(is("new")), "it may come to nothing");
         late.moves((DIR, b"other"), (DIR, b"new"), true);
         assert!(late.awaits(is("other")) && !late.awaits(is("new")));
+        // A directory is in one place of the kernel: what it is told under.
+        let asks = caller(&late, tid);
+        assert!(late.begin(asks, (DIR, b"dir"), Some(Ino(20))));
+        late.told(Ino(20), DIR, b"moved");
+        late.told(Ino(21), DIR, b"others");
+        assert!(late.awaits(is("dir")) && late.awaits(is("moved")) && !late.awaits(is("others")));
         drop(stop);
         runs.join().unwrap();
     }
@@ -339,7 +413,7 @@ mod tests {
         let begun: Vec<bool> = (1 << 30..(1 << 30) + 2 * MOST as u32)
             .map(|tid| {
                 let asks = caller(&late, tid);
-                late.begin(asks, DIR, b"a")
+                late.begin(asks, (DIR, b"a"), None)
             })
             .collect();
         assert!(late.answers.len() <= MOST && begun.into_iter().all(|begun| begun), "all have ended");

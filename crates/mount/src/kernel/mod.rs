@@ -92,7 +92,7 @@ pub(crate) fn run(client: &Arc<Client>, control: &Control, to_say: &Receiver<Wor
             Word::Stale { names, attributes, data, in_use, ack } => {
                 if !names.is_empty() || !data.is_empty() {
                     // Answers that were made before something changed are not to arrive after the word.
-                    control.settle();
+                    client.settle(control);
                 }
                 match ack {
                     _ if names.is_empty() => {}
@@ -110,13 +110,13 @@ pub(crate) fn run(client: &Arc<Client>, control: &Control, to_say: &Receiver<Wor
                     names.extend(core.take_all_absent());
                     (core.nodes.each(core.tree.known()), core.nodes.each_name(names))
                 };
-                control.settle();
+                client.settle(control);
                 words.say(&mut speaker, Inodes { attributes: known.clone(), ..Inodes::default() });
                 speaker.expire_in_time(client, control, names);
                 words.say(&mut speaker, Inodes { data: known, ..Inodes::default() });
             }
             Word::ExpireNow(names, done) => {
-                control.settle();
+                client.settle(control);
                 speaker.expire(client, names);
                 drop(done);
             }

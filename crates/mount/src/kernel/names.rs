@@ -73,14 +73,19 @@ impl KernelNames {
     }
 
     /// Whether expiring a name makes sure that it does not last, however late the answer counts; notes that, if it takes more than that.
-    /// `is_known`: the kernel may have the name, and look it up without the directory's lock.
-    fn goes_for_certain(&mut self, (dir, name): (NodeId, &[u8]), is_known: bool, caller: Caller) -> bool {
-        if !is_known && self.locks_for_any {
+    /// `known`: the kernel may have the name, and look it up without the directory's lock; of which directory, if it is one.
+    fn goes_for_certain(
+        &mut self,
+        place: (NodeId, &[u8]),
+        known: Option<Option<Ino>>,
+        caller: Caller,
+    ) -> bool {
+        if known.is_none() && self.locks_for_any {
             return true;
         }
         // Where nothing is changed an epoch would break overlays: what is known is looked up each time.
-        let may_raise = self.epochs && !(is_known && self.read_only);
-        may_raise && self.late.begin(caller, dir, name)
+        let may_raise = self.epochs && !(known.is_some() && self.read_only);
+        may_raise && self.late.begin(caller, place, known.flatten())
     }
 
     /// A call has the locks of these directories, and waits until others have heard of something.
@@ -153,7 +158,6 @@ impl KernelNames {
     /// request is gone from it.
     pub(crate) fn dropped(&mut self) {
         self.hot.values_mut().for_each(|hot| hot.held.clear());
-        self.late.dropped();
     }
 
     /// Notes whether there are more absent names than `most`.
@@ -208,7 +212,7 @@ impl Core {
     /// How long the kernel may keep a name that it has the directory's lock for: one that was just made.
     pub(crate) fn validity(&mut self, place: (NodeId, &[u8]), caller: Caller) -> Validity {
         let lasts = self.names.lasting(&self.tree, place.0.ino(), caller)
-            && self.names.goes_for_certain(place, false, caller);
+            && self.names.goes_for_certain(place, None, caller);
         if lasts { Validity::FOREVER } else { Validity::ZERO }
     }
 
@@ -220,14 +224,19 @@ impl Core {
 
     /// How long the kernel may keep a name that it has looked up, of an inode that it is not told of yet.
     pub(crate) fn presence(&mut self, at: NodeId, name: &[u8], ino: Ino, caller: Caller) -> Validity {
-        let (dir, is_known) = (at.ino(), self.tree.lookups(ino) > 0);
+        let dir = at.ino();
+        let is_directory = self.tree.inode(ino).is_ok_and(|row| row.kind() == FileKind::Directory);
+        let known = (self.tree.lookups(ino) > 0).then_some(is_directory.then_some(ino));
+        if is_directory {
+            self.names.late.told(ino, at, name);
+        }
         let by_slot = self.tree.is_split(dir);
         let lasts = match by_slot {
             true => self.names.lasting_by_slot(dir, caller),
             false => self.names.lasting(&self.tree, dir, caller),
         };
         let lasts = lasts
-            && self.names.goes_for_certain((at, name), is_known, caller)
+            && self.names.goes_for_certain((at, name), known, caller)
             && (!by_slot || self.names.split.keep(self.tree.place(dir, name), name));
         if lasts { Validity::FOREVER } else { Validity::ZERO }
     }
@@ -249,7 +258,7 @@ impl Core {
                 }
             }
         };
-        if !lasts || !self.names.goes_for_certain((at, name), false, caller) {
+        if !lasts || !self.names.goes_for_certain((at, name), None, caller) {
             return Validity::ZERO;
         }
         if !self.tree.is_split(dir) {
@@ -344,7 +353,7 @@ impl Core {
                         true
                     }
                 };
-                is_kept || is_held
+                is_kept || is_held || self.names.late.has(*dir, name)
             })
             .collect()
     }

@@ -222,9 +222,9 @@ impl Journal {
         Ok(())
     }
 
-    /// Nobody knows whether what was noted last is there.
-    pub(crate) fn failed(&self) {
-        self.state.lock().forget_noted();
+    /// What was noted last is about to be written. As long as it is not said that it is, nobody knows, also when the writing is given up.
+    pub(crate) fn unsure(&self) -> Unsure<'_> {
+        Unsure(Some(self))
     }
 
     /// The row that is written with everything.
@@ -232,6 +232,23 @@ impl Journal {
         let state = self.state.lock();
         let journal_bytes = if state.from.is_some() { state.bytes } else { 0 };
         MarkRow { mark, journal_from: state.from, journal_bytes }
+    }
+}
+
+/// Forgets what was noted when it is dropped: it is noted again.
+pub(crate) struct Unsure<'a>(Option<&'a Journal>);
+
+impl Unsure<'_> {
+    pub(crate) fn written(mut self) {
+        self.0 = None;
+    }
+}
+
+impl Drop for Unsure<'_> {
+    fn drop(&mut self) {
+        if let Some(journal) = self.0 {
+            journal.state.lock().forget_noted();
+        }
     }
 }
 
@@ -345,7 +362,7 @@ mod tests {
         let (row, _) = journal.note(&[tables::inode(Ino(8)), tables::inode(Ino(7))]);
         let row = JournalRow::decode(row.unwrap()).unwrap();
         assert_eq!(row.keys().collect::<Vec<_>>(), [tables::inode(Ino(8))]);
-        journal.failed();
+        drop(journal.unsure());
         assert!(journal.note(&keys[1..]).0.is_some(), "it may not have been written");
     }
 

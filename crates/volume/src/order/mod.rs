@@ -259,11 +259,9 @@ impl Volume {
         }
         gone.into_iter().for_each(|key| batch.delete(key));
         batch.put(tables::MARK, self.journal.mark_row(place.number).encode_to_vec());
-        let written = place.db.write(batch).await;
-        let handle = written.map_err(|error| {
-            self.journal.failed();
-            self.write_failed(error)
-        })?;
+        let unsure = self.journal.unsure();
+        let handle = place.db.write(batch).await.map_err(|error| self.write_failed(error))?;
+        unsure.written();
         hayloft_crash::point("order.written");
         self.packed.changed(&dirs, &listed);
         self.order.written(&place, handle);

@@ -197,6 +197,8 @@ fn what_was_moved_on_both_sides_is_never_there_twice_nor_lost() {
     for name in ["a", "b", "c"] {
         fs::write(mount.join(name), name).unwrap();
     }
+    fs::create_dir_all(mount.join("out/in")).unwrap();
+    fs::write(mount.join("out/in/file"), "in").unwrap();
     run(&mut farm.ask(["snapshot", "create", "v@base"]));
     run(&mut farm.ask(["fork", "v@base", "w"]));
     let fork = farm.mount("w", "");
@@ -220,6 +222,12 @@ fn what_was_moved_on_both_sides_is_never_there_twice_nor_lost() {
     refused("dir/file: it was renamed here and there");
     mv(&mount, "here", "dir");
     mv(&fork, "there", "dir");
+    // The one with a folder far above it.
+    mv(&mount, "out", "away");
+    mv(&fork, "out/in/file", "q/taken");
+    refused("out/in/file: it was renamed here and there");
+    mv(&mount, "away", "out");
+    mv(&fork, "q/taken", "out/in/file");
     // Each into the other one: together they would hang in the air.
     mv(&mount, "p", "q/p");
     mv(&fork, "q", "p/q");
