@@ -124,14 +124,14 @@ impl Merge<'_> {
             add(change, base_at, theirs_at, &mut paths)?;
         }
         // A folder that the volume has moved takes along what the fork has changed in it.
-        let moved = changes[0].iter().filter(|change| change.folder && change.old != change.new);
+        let moved = changes[0].iter().filter(|change| is_elsewhere(change));
         let moved: HashSet<&[u8]> =
             moved.flat_map(|change| [&change.old, &change.new]).flatten().map(Vec::as_slice).collect();
         if paths.iter().any(|path| folders_of(path).any(|dir| moved.contains(dir))) {
             return Ok(None);
         }
         // Of what only the volume has changed nothing has to be known: it stays, unless the folder that it is in does not.
-        let gone = changes[1].iter().filter(|change| change.folder && change.old != change.new);
+        let gone = changes[1].iter().filter(|change| is_elsewhere(change));
         let gone: HashSet<&[u8]> = gone.filter_map(|change| change.old.as_deref()).collect();
         let concerns =
             |path: &Vec<u8>| paths.contains(path) || folders_of(path).any(|dir| gone.contains(dir));
@@ -281,7 +281,7 @@ fn is_here_and_there(sides: &[Vec<Change>]) -> bool {
     let mut folders = HashSet::new();
     let mut count = 0;
     for change in sides.iter().flatten() {
-        if change.folder && change.old.is_some() && change.new.is_some() && change.old != change.new {
+        if is_elsewhere(change) && change.old.is_some() && change.new.is_some() {
             // Of a folder all that is in it is looked at.
             return false;
         }
@@ -289,6 +289,11 @@ fn is_here_and_there(sides: &[Vec<Change>]) -> bool {
         folders.insert(change.new.as_ref().or(change.old.as_ref()).map(|path| hayloft_tree::split(path).0));
     }
     count <= FEW * folders.len()
+}
+
+/// Whether it is a folder that has another path, is new, or is gone: what is in it is not told.
+fn is_elsewhere(change: &Change) -> bool {
+    change.folder && change.old != change.new
 }
 
 /// The folders that a path is in, without the top.
@@ -303,8 +308,7 @@ fn folders_of(path: &[u8]) -> impl Iterator<Item = &[u8]> {
 fn add(change: &Change, base: &Path, side: &Path, paths: &mut BTreeSet<Vec<u8>>) -> anyhow::Result<()> {
     for (top, path) in [(base, &change.old), (side, &change.new)] {
         let Some(path) = path else { continue };
-        // What is in a folder that has another path is not told.
-        if change.folder && change.old != change.new {
+        if is_elsewhere(change) {
             add_below(top, path, paths)?;
         }
         paths.insert(path.clone());

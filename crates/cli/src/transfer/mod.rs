@@ -204,10 +204,6 @@ fn kept(admin: &mut Admin, of: &Version, cache: &Cache) -> anyhow::Result<Option
     Ok(others.into_iter().rev().find_map(|other| Some((other.of?, cache.get(&other.tree.parse().ok()?)?))))
 }
 
-/// The type in a mode, and that of a folder.
-const TYPE: u32 = 0o170_000;
-const FOLDER: u32 = 0o040_000;
-
 /// What has changed from one snapshot to another one, and whether that came of the first one, if the server knows; `None`: the server does not tell.
 fn changes(
     admin: &mut Admin,
@@ -223,7 +219,9 @@ fn changes(
         old: difference.old_path.as_deref().map(<[u8]>::to_vec),
         new: difference.new_path.as_deref().map(<[u8]>::to_vec),
         content: difference.changed & (difference::CONTENT | difference::TYPE) != 0,
-        folder: [difference.old_mode, difference.new_mode].iter().any(|mode| mode & TYPE == FOLDER),
+        folder: [difference.old_mode, difference.new_mode]
+            .iter()
+            .any(|mode| mode & libc::S_IFMT == libc::S_IFDIR),
     };
     Ok(found.map(|found| (found.differences.iter().map(changed).collect(), found.descends)))
 }

@@ -47,15 +47,16 @@ impl VolumeFs {
         };
         let found = match name {
             b"." | b".." => return self.lookup_lone(core, at, name, reply),
-            name => core.tree.lookup(dir, name)?.map(|dentry| dentry.ino),
+            name => core.tree.lookup(dir, name)?,
         };
         match found {
-            Some(ino) => {
+            Some(dentry) => {
+                let ino = dentry.ino;
                 core.tree.shown(ino)?;
                 if core.births.holds_back(NodeId::of_file(ino), at, name) {
                     return Err(Stop::Need(Need::Changed));
                 }
-                let validity = core.presence(at, name, ino, Caller::of(request, pace));
+                let validity = core.presence(at, name, &dentry, Caller::of(request, pace));
                 let node = self.hand_out(&mut core, at, name, ino);
                 let is_changing = core.names.changing.contains(ino) | core.tree.run_clock(ino, self.now());
                 let entry = if is_changing { made_entry } else { entry };

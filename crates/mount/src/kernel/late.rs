@@ -29,6 +29,8 @@ use crate::kernel::nodes::NodeId;
 const TURNS: usize = 4096;
 /// Most threads of which it is noted that their last answer may be late.
 const MOST: usize = 4096;
+/// So many are kept without looking whether they have come to it.
+const FEW: usize = 64;
 /// How soon it is looked again whether callers have come to their answers.
 const PAUSE: Duration = Duration::from_micros(200);
 
@@ -142,6 +144,8 @@ impl Answer {
 pub(crate) struct Late {
     pub(crate) callers: Arc<Callers>,
     answers: HashMap<u32, Answer, FxBuildHasher>,
+    /// With so many it is looked which threads have come to theirs, or have ended: they are looked through for each directory.
+    enough: usize,
     /// How many were begun, and up to which all are with the kernel that were in time.
     begun: u64,
     settled: u64,
@@ -172,9 +176,10 @@ impl Late {
 
     fn note(&mut self, Caller { tid, in_time }: Caller, what: What) -> bool {
         let Some(turn) = self.callers.turn(tid) else { return false };
-        if self.answers.len() >= MOST && !self.answers.contains_key(&tid) {
+        if self.answers.len() >= self.enough.clamp(FEW, MOST) && !self.answers.contains_key(&tid) {
             // Who sleeps may do so because he is not answered yet.
             self.retain(|tid, _| !is_gone(tid));
+            self.enough = 2 * self.answers.len();
             if self.answers.len() >= MOST {
                 return false;
             }

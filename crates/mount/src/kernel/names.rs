@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use hayloft_fuse::Validity;
 use hayloft_model::tree::Tree;
-use hayloft_model::{FileKind, Ino, Name, Timestamp};
+use hayloft_model::{Dentry, FileKind, Ino, Name, Timestamp};
 use rustc_hash::FxBuildHasher;
 
 use crate::core::Core;
@@ -223,12 +223,12 @@ impl Core {
     }
 
     /// How long the kernel may keep a name that it has looked up, of an inode that it is not told of yet.
-    pub(crate) fn presence(&mut self, at: NodeId, name: &[u8], ino: Ino, caller: Caller) -> Validity {
+    pub(crate) fn presence(&mut self, at: NodeId, name: &[u8], to: &Dentry, caller: Caller) -> Validity {
         let dir = at.ino();
-        let is_directory = self.tree.inode(ino).is_ok_and(|row| row.kind() == FileKind::Directory);
-        let known = (self.tree.lookups(ino) > 0).then_some(is_directory.then_some(ino));
-        if is_directory {
-            self.names.late.told(ino, at, name);
+        let directory = (to.kind == FileKind::Directory).then_some(to.ino);
+        let known = (self.tree.lookups(to.ino) > 0).then_some(directory);
+        if let Some(directory) = directory {
+            self.names.late.told(directory, at, name);
         }
         let by_slot = self.tree.is_split(dir);
         let lasts = match by_slot {

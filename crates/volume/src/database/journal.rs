@@ -33,9 +33,6 @@ const BYTES_MAX: u64 = 64 << 20;
 const OLDEST: usize = 256;
 const GONE: usize = 2;
 
-/// What a table's letter and a number take of a key.
-const HEAD: usize = 9;
-
 /// What was written at one mark.
 #[derive(Clone, PartialEq, Message)]
 pub(crate) struct JournalRow {
@@ -68,7 +65,8 @@ impl JournalRow {
                 last = number;
                 continue;
             }
-            let (head, rest) = (key.slice(..HEAD.min(key.len())), tables::rest_of(key));
+            let rest = tables::rest_of(key);
+            let head = key.slice(..key.len() - rest.len());
             match row.others.last_mut().filter(|keys| keys.head == head) {
                 Some(keys) => keys.rests.push(rest),
                 None => row.others.push(Keys { head, rests: vec![rest] }),
@@ -144,8 +142,8 @@ impl State {
 impl Journal {
     /// The database was opened.
     pub(crate) async fn begin(&self, db: &Db, id: &str) -> Result<(), VolumeError> {
-        let mark = read::<MarkRow>(db, tables::MARK, "mark").await?.unwrap_or_default();
-        let lineage = read::<Lineage>(db, tables::LINEAGE, "lineage").await?.unwrap_or_default();
+        let mark = database::row::<MarkRow>(db, tables::MARK, "mark").await?.unwrap_or_default();
+        let lineage = database::row::<Lineage>(db, tables::LINEAGE, "lineage").await?.unwrap_or_default();
         let from = mark.journal_from.filter(|_| lineage.is_of(id));
         let bytes = if from.is_some() { mark.journal_bytes } else { 0 };
         *self.state.lock() = State { from, bytes, ..State::default() };
@@ -158,7 +156,7 @@ impl Journal {
         if self.state.lock().from.is_some() {
             return Ok(None);
         }
-        let known = read::<Lineage>(db, tables::LINEAGE, "lineage").await?;
+        let known = database::row::<Lineage>(db, tables::LINEAGE, "lineage").await?;
         let own = || Lineage { parts: vec![Part { database: id.to_owned(), from: mark }] };
         let lineage = known.filter(|known| known.is_of(id)).unwrap_or_else(own);
         *self.state.lock() = State { from: Some(mark), ..State::default() };
@@ -250,14 +248,6 @@ impl Drop for Unsure<'_> {
             journal.state.lock().forget_noted();
         }
     }
-}
-
-async fn read<M: Message + Default>(
-    db: &Db,
-    key: &[u8],
-    what: &'static str,
-) -> Result<Option<M>, VolumeError> {
-    db.get(key).await?.map(|row| database::decode(row, what)).transpose()
 }
 
 /// A version in its history.

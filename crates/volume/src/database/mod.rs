@@ -186,3 +186,12 @@ pub(crate) async fn scan_range(
 pub(crate) fn decode<M: prost::Message + Default>(row: Bytes, what: &'static str) -> Result<M, VolumeError> {
     M::decode(row).map_err(|_| VolumeError::Damaged(what))
 }
+
+/// The row of a key as a message, if it is there.
+pub(crate) async fn row<M: prost::Message + Default>(
+    db: &Db,
+    key: &[u8],
+    what: &'static str,
+) -> Result<Option<M>, VolumeError> {
+    db.get(key).await?.map(|row| decode(row, what)).transpose()
+}

@@ -94,7 +94,7 @@ impl Rows {
     }
 
     fn note(&mut self, key: Bytes, value: Option<Bytes>) {
-        if let Some(&(tables::INODES | tables::DENTRIES | tables::PAGES)) = key.first() {
+        if tables::is_of_tree(&key) {
             self.subjects.extend(tables::number_in(&key).map(Ino));
             self.is_of_tree = true;
         }
@@ -105,7 +105,7 @@ impl Rows {
     /// Notes whose listing a row is part of. The rows of directories are not part of the listings of those that they are in, and an
     /// inode that is deleted has lost its names in the same batch, or before.
     fn list(&mut self, key: &Bytes, value: Option<&[u8]>) {
-        if let Some(&(tables::INODES | tables::DENTRIES | tables::PAGES)) = key.first() {
+        if tables::is_of_tree(key) {
             self.touched.push(key.clone());
         }
         let Some(number) = tables::number_in(key).map(Ino) else { return };

@@ -64,6 +64,14 @@ pub(crate) const GENERATION: &[u8] = b"G";
 pub(crate) const JOURNAL: u8 = b'J';
 pub(crate) const LINEAGE: &[u8] = b"N";
 
+/// Tables with rows of files and names.
+pub(crate) const OF_TREE: [u8; 3] = [INODES, DENTRIES, PAGES];
+
+/// Whether a key is of a row of files or names.
+pub(crate) fn is_of_tree(key: &[u8]) -> bool {
+    key.first().is_some_and(|table| OF_TREE.contains(table))
+}
+
 fn key(table: u8, number: u64, rest: &[u8]) -> Bytes {
     let mut key = BytesMut::with_capacity(9 + rest.len());
     key.put_u8(table);

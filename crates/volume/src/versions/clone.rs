@@ -88,9 +88,9 @@ pub(crate) async fn fit(db: &Db, id: &str, numbers_from: u64) -> Result<(), Volu
     }
     let row = db.get(tables::VOLUME).await?.ok_or(VolumeError::Damaged("volume row"))?;
     let row = database::decode::<VolumeRow>(row, "volume")?;
-    let mark = db.get(tables::MARK).await?.map(|row| database::decode::<MarkRow>(row, "mark")).transpose()?;
-    let lineage = db.get(tables::LINEAGE).await?.map(|row| database::decode::<Lineage>(row, "lineage"));
-    match (mark, lineage.transpose()?) {
+    let mark = database::row::<MarkRow>(db, tables::MARK, "mark").await?;
+    let lineage = database::row::<Lineage>(db, tables::LINEAGE, "lineage").await?;
+    match (mark, lineage) {
         (Some(MarkRow { mark, journal_from: Some(_), .. }), Some(mut lineage)) => {
             lineage.parts.push(Part { database: id.to_owned(), from: mark });
             batch.put(tables::LINEAGE, lineage.encode_to_vec());

@@ -97,9 +97,8 @@ impl Tables {
         keys: &mut BTreeSet<Bytes>,
         keys_max: u64,
     ) -> Result<Option<u64>, VolumeError> {
-        let from = tables::journal(after.saturating_add(1));
-        let options = ScanOptions::new().with_read_ahead_bytes(1 << 20);
-        let mut rows = self.reader.scan_with_options(from..=tables::journal(u64::MAX), &options).await?;
+        let (from, to) = (tables::journal(after.saturating_add(1)), tables::journal(u64::MAX));
+        let mut rows = self.scan_range(&from, &to).await?;
         let mut read = 0;
         while let Some(row) = rows.next().await? {
             read += 1;
@@ -122,13 +121,18 @@ impl Tables {
 
     /// All rows from one key up to and with another.
     pub(crate) async fn scan_range(&self, from: &Bytes, to: &Bytes) -> Result<DbIterator, VolumeError> {
-        let options = ScanOptions::new().with_read_ahead_bytes(1 << 20);
+        let options = scan_options();
         Ok(self.reader.scan_with_options(from.clone()..=to.clone(), &options).await?)
     }
 
     /// All rows whose keys begin so.
     pub(crate) async fn scan(&self, prefix: &[u8]) -> Result<DbIterator, VolumeError> {
-        let options = ScanOptions::new().with_read_ahead_bytes(1 << 20);
+        let options = scan_options();
         Ok(self.reader.scan_prefix_with_options(prefix, .., &options).await?)
     }
+}
+
+/// Scans end where their range does, so what is read ahead is needed.
+fn scan_options() -> ScanOptions {
+    ScanOptions::new().with_read_ahead_bytes(1 << 20)
 }

@@ -9,15 +9,13 @@ use hayloft_wire::{DentryRow, InodeRowMessage};
 use slatedb::{DbIterator, SstReader};
 
 use crate::database;
+use crate::database::journal::Position;
 use crate::database::tables;
 use crate::error::VolumeError;
 use crate::versions::tables::Tables;
 
 /// Rows that are looked up at a time.
 const LOOKUPS: usize = 16;
-
-/// Tables with rows of files and names.
-const TABLES: [u8; 3] = [tables::INODES, tables::DENTRIES, tables::PAGES];
 
 /// To look a row up costs as much as to read about so many in their order.
 const LOOKUP_COST: u64 = 4;
@@ -37,6 +35,8 @@ pub(in crate::versions) struct Changed {
     /// Files of which blocks beyond the first page differ.
     pub(in crate::versions) pages: BTreeSet<Ino>,
     pub(in crate::versions) rows_read: u64,
+    /// Whether the second version came of the first one; `None`: nobody knows.
+    pub(in crate::versions) descends: Option<bool>,
 }
 
 impl Changed {
@@ -66,7 +66,7 @@ impl Changed {
 
 /// Takes the key of a row that may differ, if it is one of files or names.
 fn add(key: Bytes, keys: &mut BTreeSet<Bytes>) {
-    if key.first().is_some_and(|table| TABLES.contains(table)) {
+    if tables::is_of_tree(&key) {
         keys.insert(key);
     }
 }
@@ -74,9 +74,19 @@ fn add(key: Bytes, keys: &mut BTreeSet<Bytes>) {
 /// Finds the rows that differ: those that journals tell of, or that are in tables which are not shared, are looked up; when that would be
 /// too many, or nothing is known of them, all are read.
 pub(in crate::versions) async fn changed(old: &Tables, new: &Tables) -> Result<Changed, VolumeError> {
-    if let Some(changed) = journaled(old, new).await? {
-        return Ok(changed);
+    let positions = tokio::try_join!(old.position(), new.position())?;
+    let positions = positions.0.zip(positions.1);
+    let descends = positions.as_ref().and_then(|(before, after)| before.is_before(after));
+    if let Some(positions) = positions
+        && let Some(changed) = journaled((old, new), positions).await?
+    {
+        return Ok(Changed { descends, ..changed });
     }
+    Ok(Changed { descends, ..by_tables(old, new).await? })
+}
+
+/// The rows that differ where no journal tells: those in tables that are not shared, or all.
+async fn by_tables(old: &Tables, new: &Tables) -> Result<Changed, VolumeError> {
     let (before, after) = (old.files(), new.files());
     let alone = |files: &BTreeMap<ulid::Ulid, (String, u64)>,
                  others: &BTreeMap<ulid::Ulid, (String, u64)>| {
@@ -110,10 +120,10 @@ pub(in crate::versions) async fn changed(old: &Tables, new: &Tables) -> Result<C
 }
 
 /// The same by the journals of both.
-async fn journaled(old: &Tables, new: &Tables) -> Result<Option<Changed>, VolumeError> {
-    let (Some(before), Some(after)) = tokio::try_join!(old.position(), new.position())? else {
-        return Ok(None);
-    };
+async fn journaled(
+    (old, new): (&Tables, &Tables),
+    (before, after): (Position, Position),
+) -> Result<Option<Changed>, VolumeError> {
     let Some(parted) = before.parts_from(&after) else { return Ok(None) };
     // A file is an inode and a name, and all are read in both.
     let keys_max = KEYS_MIN.max(new.inodes().await? / LOOKUP_COST * 2);
@@ -182,7 +192,7 @@ async fn looked_up(
 /// The same by reading all rows of both.
 async fn side_by_side(old: &Tables, new: &Tables) -> Result<Changed, VolumeError> {
     let mut changed = Changed::default();
-    for table in TABLES {
+    for table in tables::OF_TREE {
         let scans = (old.scan(&[table]).await?, new.scan(&[table]).await?);
         in_order(scans, u64::MAX, &mut changed).await?;
     }

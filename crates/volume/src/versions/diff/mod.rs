@@ -81,10 +81,8 @@ async fn compare(
 ) -> Result<Found, VolumeError> {
     let (old, new) = (Tables::open(shared, old).await?, Tables::open(shared, new).await?);
     let found = async {
-        let (before, after) = tokio::try_join!(old.position(), new.position())?;
-        let descends = before.zip(after).and_then(|(before, after)| before.is_before(&after));
         let changed = changed::changed(&old, &new).await?;
-        let rows_read = changed.rows_read;
+        let (rows_read, descends) = (changed.rows_read, changed.descends);
         let differences = Names::new(&old, &new, asked.times).differences(changed).await?;
         Ok(Found { differences: names::below(differences, asked.below), rows_read, descends })
     };
