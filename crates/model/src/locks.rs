@@ -12,12 +12,18 @@
 //! - What nobody holds is given at once, also past somebody who waits; those who wait are served in the order in which
 //!   they came, each as soon as nothing held is in its way.
 
+mod held;
+
 use std::collections::{BTreeMap, BTreeSet};
 
+use crate::locks::held::Held;
 use crate::{Ino, SessionId};
 
 /// The last byte there can be: a lock up to it covers whatever will be appended.
 pub const LAST_BYTE: u64 = i64::MAX as u64;
+
+/// Most locks that the search for a deadlock looks at: what is farther away is not found. (Linux looks at ten owners.)
+const SEARCH_MAX: usize = 1 << 14;
 
 /// Which call a lock is of. The families do not see each other.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -46,6 +52,11 @@ pub struct Owner {
     pub id: u64,
 }
 
+impl Owner {
+    const MIN: Owner = Owner { session: SessionId(0), id: 0 };
+    const MAX: Owner = Owner { session: SessionId(u64::MAX), id: u64::MAX };
+}
+
 /// A lock, held or wanted.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct Lock {
@@ -70,22 +81,6 @@ pub struct Lock {
 impl Lock {
     fn key(&self) -> Key {
         (self.ino, self.family)
-    }
-
-    fn overlaps(&self, other: &Lock) -> bool {
-        self.start <= other.end && other.start <= self.end
-    }
-
-    /// Whether the two cannot be held at once.
-    pub fn conflicts(&self, other: &Lock) -> bool {
-        self.key() == other.key()
-            && self.owner != other.owner
-            && self.overlaps(other)
-            && (self.mode == Mode::Exclusive || other.mode == Mode::Exclusive)
-    }
-
-    fn touches(&self, other: &Lock) -> bool {
-        self.start <= other.end.saturating_add(1) && other.start <= self.end.saturating_add(1)
     }
 
     /// Whether it can be one: a range, and of flock the whole file.
@@ -117,53 +112,13 @@ type Key = (Ino, Family);
 /// One family's locks of one file.
 #[derive(Clone, Debug, Default)]
 struct Queue {
-    /// By their first byte; those of one owner neither overlap nor, in one mode, touch.
-    held: Vec<Lock>,
+    held: Held,
     waiting: BTreeMap<Wait, Lock>,
 }
 
 impl Queue {
     fn obstacle(&self, lock: &Lock) -> Option<&Lock> {
-        self.held.iter().find(|held| held.conflicts(lock))
-    }
-
-    /// Takes from an owner what it holds of a range; whether there was something.
-    fn cut(&mut self, owner: Owner, start: u64, end: u64) -> bool {
-        let hit = |lock: &Lock| lock.owner == owner && lock.start <= end && start <= lock.end;
-        if !self.held.iter().any(hit) {
-            return false;
-        }
-        let mut kept = Vec::with_capacity(self.held.len() + 1);
-        for lock in self.held.drain(..) {
-            if !hit(&lock) {
-                kept.push(lock);
-                continue;
-            }
-            if lock.start < start {
-                kept.push(Lock { end: start - 1, ..lock });
-            }
-            if lock.end > end {
-                kept.push(Lock { start: end + 1, ..lock });
-            }
-        }
-        kept.sort_by_key(|lock| (lock.start, lock.owner));
-        self.held = kept;
-        true
-    }
-
-    /// Sets a lock that nothing is in the way of.
-    fn put(&mut self, mut lock: Lock) {
-        self.cut(lock.owner, lock.start, lock.end);
-        self.held.retain(|held| {
-            let joins = held.owner == lock.owner && held.mode == lock.mode && held.touches(&lock);
-            if joins {
-                lock.start = lock.start.min(held.start);
-                lock.end = lock.end.max(held.end);
-            }
-            !joins
-        });
-        let at = self.held.partition_point(|held| (held.start, held.owner) < (lock.start, lock.owner));
-        self.held.insert(at, lock);
+        self.held.obstacle(lock)
     }
 }
 
@@ -173,6 +128,11 @@ pub struct Locks {
     queues: BTreeMap<Key, Queue>,
     /// Where a request waits, and for whom.
     waits: BTreeMap<Wait, (Key, Owner)>,
+    /// The same by owner.
+    waits_of: BTreeSet<(Owner, Wait)>,
+    /// How many locks each session holds that holds any, and all together.
+    counts: BTreeMap<SessionId, usize>,
+    total: usize,
     last_wait: u64,
     granted: Vec<Wait>,
 }
@@ -180,16 +140,15 @@ pub struct Locks {
 impl Locks {
     /// Sets a lock, says what is in the way, or waits.
     pub fn set(&mut self, lock: Lock, wait: bool) -> Answer {
-        let queue = self.queues.entry(lock.key()).or_default();
-        let own = |held: &Lock| held.owner == lock.owner;
+        let (key, session) = (lock.key(), lock.owner.session);
+        let of_owner = |queue: &Queue| queue.held.of(lock.owner).any(|held| held.mode != lock.mode);
         let mut freed = false;
-        if lock.family == Family::Flock && queue.held.iter().any(|held| own(held) && held.mode != lock.mode) {
-            freed = queue.cut(lock.owner, 0, LAST_BYTE);
+        if lock.family == Family::Flock && self.queues.get(&key).is_some_and(of_owner) {
+            freed = self.change(key, session, |held| held.cut(lock.owner, 0, LAST_BYTE));
         }
-        let Some(obstacle) = queue.obstacle(&lock).copied() else {
+        let Some(obstacle) = self.test(&lock) else {
             // Whoever waits for what the owner gives up by this must see it.
-            freed |= lock.mode == Mode::Shared && queue.held.iter().any(own);
-            queue.put(lock);
+            freed |= self.change(key, session, |held| held.put(lock)) && lock.mode == Mode::Shared;
             if freed {
                 self.wake(lock.key());
             }
@@ -207,6 +166,7 @@ impl Locks {
             let wait = Wait(self.last_wait);
             self.queues.entry(lock.key()).or_default().waiting.insert(wait, lock);
             self.waits.insert(wait, (lock.key(), lock.owner));
+            self.waits_of.insert((lock.owner, wait));
             return Answer::Waits(wait);
         };
         self.drop_if_empty(lock.key());
@@ -216,7 +176,7 @@ impl Locks {
     /// Notes a lock as held, whatever else is: for a copy of what a server has decided, in which the end of one lock
     /// may be noted later than the beginning of the next.
     pub fn note(&mut self, lock: Lock) {
-        self.queues.entry(lock.key()).or_default().put(lock);
+        self.change(lock.key(), lock.owner.session, |held| held.put(lock));
     }
 
     /// Gives up what the lock's owner holds of its range, whatever the mode.
@@ -231,7 +191,8 @@ impl Locks {
 
     /// A request waits no more; `false` when it does not wait (any more).
     pub fn cancel(&mut self, wait: Wait) -> bool {
-        let Some((key, _)) = self.waits.remove(&wait) else { return false };
+        let Some((key, owner)) = self.waits.remove(&wait) else { return false };
+        self.waits_of.remove(&(owner, wait));
         if let Some(queue) = self.queues.get_mut(&key) {
             queue.waiting.remove(&wait);
         }
@@ -265,11 +226,10 @@ impl Locks {
         let freed = self.strike(|owner| owner.session == session);
         let mut refused = Vec::new();
         for lock in locks {
-            let queue = self.queues.entry(lock.key()).or_default();
-            if queue.obstacle(&lock).is_some() {
+            if self.test(&lock).is_some() {
                 refused.push(lock);
             } else {
-                queue.put(lock);
+                self.note(lock);
             }
         }
         freed.into_iter().for_each(|key| self.wake(key));
@@ -278,7 +238,7 @@ impl Locks {
 
     /// All locks that are held, by file.
     pub fn held(&self) -> impl Iterator<Item = &Lock> {
-        self.queues.values().flat_map(|queue| &queue.held)
+        self.queues.values().flat_map(|queue| queue.held.iter())
     }
 
     /// All requests that wait, by file, in order.
@@ -297,19 +257,41 @@ impl Locks {
 
     /// How many locks a session holds.
     pub fn count(&self, session: SessionId) -> usize {
-        self.held().filter(|lock| lock.owner.session == session).count()
+        self.counts.get(&session).copied().unwrap_or_default()
+    }
+
+    /// How many all sessions hold.
+    pub fn total(&self) -> usize {
+        self.total
     }
 
     /// Whether an owner holds anything of a file in one family.
     pub fn holds(&self, ino: Ino, family: Family, owner: Owner) -> bool {
         let queue = self.queues.get(&(ino, family));
-        queue.is_some_and(|queue| queue.held.iter().any(|held| held.owner == owner))
+        queue.is_some_and(|queue| queue.held.of(owner).next().is_some())
     }
 
     fn free(&mut self, key: Key, owner: Owner, start: u64, end: u64) {
-        if self.queues.get_mut(&key).is_some_and(|queue| queue.cut(owner, start, end)) {
+        if self.queues.contains_key(&key)
+            && self.change(key, owner.session, |held| held.cut(owner, start, end))
+        {
             self.wake(key);
         }
+    }
+
+    /// Changes what a session holds of a file.
+    fn change<T>(&mut self, key: Key, session: SessionId, change: impl FnOnce(&mut Held) -> T) -> T {
+        let held = &mut self.queues.entry(key).or_default().held;
+        let before = held.len();
+        let done = change(held);
+        let (more, fewer) = (held.len().saturating_sub(before), before.saturating_sub(held.len()));
+        self.total = self.total + more - fewer;
+        let count = self.counts.entry(session).or_default();
+        *count = *count + more - fewer;
+        if *count == 0 {
+            self.counts.remove(&session);
+        }
+        done
     }
 
     fn end(&mut self, gone: impl Fn(Owner) -> bool) {
@@ -320,29 +302,42 @@ impl Locks {
     /// Removes owners everywhere; where they held something.
     fn strike(&mut self, gone: impl Fn(Owner) -> bool) -> Vec<Key> {
         self.waits.retain(|_, (_, owner)| !gone(*owner));
+        self.waits_of.retain(|(owner, _)| !gone(*owner));
         let mut freed = Vec::new();
+        let (counts, total) = (&mut self.counts, &mut self.total);
         self.queues.retain(|key, queue| {
-            let held = queue.held.len();
-            queue.held.retain(|lock| !gone(lock.owner));
             queue.waiting.retain(|_, lock| !gone(lock.owner));
-            if queue.held.len() != held {
+            let of_gone = queue.held.strike(&gone);
+            for owner in &of_gone {
+                *total -= 1;
+                counts.entry(owner.session).and_modify(|count| *count -= 1);
+            }
+            if !of_gone.is_empty() {
                 freed.push(*key);
             }
             !queue.held.is_empty() || !queue.waiting.is_empty()
         });
+        counts.retain(|_, count| *count > 0);
         freed
     }
 
     /// Something was given up: whoever can go on does.
     fn wake(&mut self, key: Key) {
-        let Some(queue) = self.queues.get_mut(&key) else { return };
+        let mut from = Wait(0);
         loop {
-            let next = queue.waiting.iter().find(|(_, lock)| queue.obstacle(lock).is_none());
-            // From the start each time: a lock that is given may stand for more than was held before.
-            let Some((&wait, &lock)) = next else { break };
+            let Some(queue) = self.queues.get_mut(&key) else { return };
+            let Some((&wait, &lock)) = queue.waiting.range(from..).next() else { break };
+            from = Wait(wait.0 + 1);
+            if queue.obstacle(&lock).is_some() {
+                continue;
+            }
             queue.waiting.remove(&wait);
-            queue.put(lock);
+            if self.change(key, lock.owner.session, |held| held.put(lock)) {
+                // From the start again: it may stand for more than was held before.
+                from = Wait(0);
+            }
             self.waits.remove(&wait);
+            self.waits_of.remove(&(lock.owner, wait));
             self.granted.push(wait);
         }
         self.drop_if_empty(key);
@@ -359,17 +354,18 @@ impl Locks {
         if lock.family == Family::Flock || lock.of_file {
             return false;
         }
-        let mut seen = BTreeSet::new();
-        let mut open = self.in_the_way(lock);
-        while let Some(owner) = open.pop() {
+        let (mut seen, mut open, mut looks) = (BTreeSet::new(), BTreeSet::new(), 0);
+        self.in_the_way(lock, &mut open, &mut looks);
+        while let Some(owner) = open.pop_first() {
             if owner == lock.owner {
                 return true;
             }
-            if seen.insert(owner) {
-                for (key, _) in self.waits.values().filter(|(_, waiting)| *waiting == owner) {
-                    let waiting = self.queues.get(key).into_iter().flat_map(|queue| queue.waiting.values());
-                    for other in waiting.filter(|other| other.owner == owner && !other.of_file) {
-                        open.extend(self.in_the_way(other));
+            if looks < SEARCH_MAX && seen.insert(owner) {
+                for (_, wait) in self.waits_of.range((owner, Wait(0))..=(owner, Wait(u64::MAX))) {
+                    let queue = self.waits.get(wait).and_then(|(key, _)| self.queues.get(key));
+                    let waiting = queue.and_then(|queue| queue.waiting.get(wait));
+                    if let Some(waiting) = waiting.filter(|waiting| !waiting.of_file) {
+                        self.in_the_way(waiting, &mut open, &mut looks);
                     }
                 }
             }
@@ -377,13 +373,16 @@ impl Locks {
         false
     }
 
-    /// The owners of what is in the way of a lock of fcntl.
-    fn in_the_way(&self, lock: &Lock) -> Vec<Owner> {
-        if lock.family == Family::Flock {
-            return Vec::new();
+    /// Adds the owners of what is in the way of a lock of fcntl, as far as so much may be looked at.
+    fn in_the_way(&self, lock: &Lock, owners: &mut BTreeSet<Owner>, looks: &mut usize) {
+        let queue = self.queues.get(&lock.key()).filter(|_| lock.family == Family::Posix);
+        let near = queue.into_iter().flat_map(|queue| queue.held.overlapping(lock));
+        for (_, owner) in near.take(SEARCH_MAX.saturating_sub(*looks)) {
+            *looks += 1;
+            if owner != lock.owner {
+                owners.insert(owner);
+            }
         }
-        let held = self.queues.get(&lock.key()).into_iter().flat_map(|queue| &queue.held);
-        held.filter(|held| held.conflicts(lock)).map(|held| held.owner).collect()
     }
 }
 

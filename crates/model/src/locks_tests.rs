@@ -136,6 +136,38 @@ fn a_session_claims_what_it_holds_and_nothing_else() {
     assert_eq!(locks.count(SessionId(1)), 1);
 }
 
+#[test]
+fn who_holds_and_waits_for_very_much_holds_up_nobody() {
+    const HELD: u64 = 30_000;
+    const WAITS: u64 = 1000;
+    let mut locks = Locks::default();
+    let byte = |number, at| range(number, at, at, Exclusive);
+    for at in 0..HELD {
+        assert_eq!(locks.set(byte(0, 2 * at), false), Answer::Set);
+        assert_eq!(locks.set(byte(1, 2 * at + 1), false), Answer::Set);
+    }
+    let waits: Vec<Wait> = (0..WAITS)
+        .map(|at| match locks.set(byte(0, 2 * at + 1), true) {
+            Answer::Waits(wait) => wait,
+            other => panic!("{other:?}"),
+        })
+        .collect();
+    // Who waits for the first one waits for all that this one waits for.
+    for number in 2..WAITS {
+        assert!(matches!(locks.set(byte(number, 2 * number), true), Answer::Waits(_)));
+    }
+    assert_eq!(locks.set(byte(1, 0), true), Answer::Deadlock);
+    for at in 0..WAITS {
+        locks.unset(&byte(1, 2 * at + 1));
+    }
+    assert_eq!(locks.take_granted(), waits);
+    // The first one's have become one lock.
+    assert_eq!((locks.count(SessionId(1)), locks.count(SessionId(2))), (29_000, 29_000));
+    locks.end_session(SessionId(1));
+    locks.end_session(SessionId(2));
+    assert_eq!((locks.held().count(), locks.waiting().count()), (0, 0));
+}
+
 const BYTES: usize = 12;
 const OWNERS: u64 = 4;
 
@@ -239,13 +271,31 @@ fn any_step() -> impl Strategy<Value = Step> {
     ]
 }
 
+/// The rules without an index.
+impl Lock {
+    fn overlaps(&self, other: &Lock) -> bool {
+        self.start <= other.end && other.start <= self.end
+    }
+
+    fn touches(&self, other: &Lock) -> bool {
+        self.start <= other.end + 1 && other.start <= self.end + 1
+    }
+
+    fn conflicts(&self, other: &Lock) -> bool {
+        self.key() == other.key()
+            && self.owner != other.owner
+            && self.overlaps(other)
+            && (self.mode == Exclusive || other.mode == Exclusive)
+    }
+}
+
 fn check_form(locks: &Locks) {
     for queue in locks.queues.values() {
         assert!(!queue.held.is_empty(), "somebody waits for nothing: {queue:?}");
         for (at, lock) in queue.held.iter().enumerate() {
             assert!(lock.is_valid());
-            for other in &queue.held[at + 1..] {
-                assert!(lock.start <= other.start && !lock.conflicts(other));
+            for other in queue.held.iter().skip(at + 1) {
+                assert!(!lock.conflicts(other));
                 let same = lock.owner == other.owner;
                 assert!(
                     !same || (!lock.overlaps(other) && (lock.mode != other.mode || !lock.touches(other)))
@@ -257,6 +307,11 @@ fn check_form(locks: &Locks) {
         }
     }
     assert_eq!(locks.waits.len(), locks.waiting().count());
+    let mut counts = BTreeMap::new();
+    locks.held().for_each(|lock| *counts.entry(lock.owner.session).or_default() += 1);
+    assert_eq!((&locks.counts, locks.total), (&counts, locks.held().count()));
+    let by_owner = locks.waits.iter().map(|(wait, (_, owner))| (*owner, *wait));
+    assert_eq!(locks.waits_of, by_owner.collect());
 }
 
 proptest! {

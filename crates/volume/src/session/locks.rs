@@ -29,6 +29,12 @@ const SESSION_WAITS_MAX: usize = 1024;
 /// Most locks that one session holds: parts of a file that are locked apart count each.
 const SESSION_LOCKS_MAX: usize = 1 << 16;
 
+/// Most locks that all sessions hold, beyond [`LOCKS_FREE`] of each. One takes some 200 bytes.
+const LOCKS_MAX: usize = 1 << 18;
+
+/// Locks that each session may hold in any case.
+const LOCKS_FREE: usize = 1024;
+
 /// Who asked, and where the answer goes.
 #[derive(Clone)]
 struct Asker {
@@ -49,8 +55,6 @@ struct State {
     waiting: HashMap<Wait, Asker>,
     /// How many of these each session has.
     counts: HashMap<SessionId, usize>,
-    /// At least as many locks as each session holds; they are counted when that is too many.
-    held: HashMap<SessionId, usize>,
     /// Sessions that may hold locks from before the restart.
     unclaimed: HashSet<SessionId>,
     /// Sessions whose locks were in somebody's way since [`Locks::take_needed`].
@@ -199,9 +203,13 @@ impl Locks {
             .map(|message| message.lock(session).map(|(lock, _)| lock))
             .collect::<Result<_, _>>()?;
         let mut state = self.state.lock();
+        // What it has held until now it holds no more. Those who have little may come before, as they did not when it got its own.
+        let others = state.table.total() - state.table.count(session);
+        if locks.len() > LOCKS_FREE && others + locks.len() > 2 * LOCKS_MAX {
+            return Err(TOO_MANY_OF_ALL);
+        }
         state.forget(session);
         state.early.retain(|early| early.asker.session != session);
-        state.held.insert(session, locks.len());
         let refused = state.table.claim(session, locks);
         let ready = state.settle(session);
         drop(state);
@@ -217,7 +225,6 @@ impl Locks {
         let mut state = self.state.lock();
         state.forget(session);
         state.early.retain(|early| early.asker.session != session);
-        state.held.remove(&session);
         state.table.end_session(session);
         let ready = state.settle(session);
         drop(state);
@@ -247,17 +254,19 @@ impl Locks {
 const TOO_MANY: VolumeError =
     VolumeError::Limit { what: "locks that one session holds", limit: SESSION_LOCKS_MAX };
 
+const TOO_MANY_OF_ALL: VolumeError =
+    VolumeError::Limit { what: "locks that all hosts hold of a volume", limit: LOCKS_MAX };
+
 impl State {
     /// Refuses a session that holds as many locks as it may. To set one, or to free a part, makes two more at most.
-    fn has_place(&mut self, lock: &Lock) -> Result<(), VolumeError> {
-        let session = lock.owner.session;
-        let held = self.held.get(&session).copied().unwrap_or_default();
-        let held = if held + 2 > SESSION_LOCKS_MAX { self.table.count(session) } else { held };
+    fn has_place(&self, lock: &Lock) -> Result<(), VolumeError> {
+        let held = self.table.count(lock.owner.session);
         if held + 2 > SESSION_LOCKS_MAX {
-            self.held.insert(session, held);
             return Err(TOO_MANY);
         }
-        self.held.insert(session, held + 2);
+        if held + 2 > LOCKS_FREE && self.table.total() + 2 > LOCKS_MAX {
+            return Err(TOO_MANY_OF_ALL);
+        }
         Ok(())
     }
 

@@ -166,3 +166,36 @@ async fn locks_that_are_held_are_bounded_for_each_session() {
     let claim = vec![LockMessage { ino: 1, end: 9, ..LockMessage::default() }; SESSION_LOCKS_MAX + 1];
     assert!(locks.claim(two.session, &claim).is_err());
 }
+
+#[tokio::test]
+async fn locks_that_are_held_are_bounded_for_all_sessions_and_each_may_have_some() {
+    let locks = Locks::default();
+    let set = |client: &Client, at: u64| {
+        let range = LockMessage { ino: 1, owner: 1, start: 2 * at, end: 2 * at, ..LockMessage::default() };
+        let lock = LockMessage { kind: LockKind::Read as u32, ..range };
+        let ask = LockRequest { lock: Some(lock), wait: false, test: false };
+        locks.request(client.session, 1, ask, &client.replies, &HashSet::new())
+    };
+    let greedy = (LOCKS_MAX / SESSION_LOCKS_MAX) as u64 + 1;
+    let mut taken = 0;
+    for session in 0..greedy {
+        let client = Client::new(100 + session).await;
+        taken += (0..).take_while(|at| set(&client, *at).is_ok()).count();
+    }
+    assert!((LOCKS_MAX - 2 * greedy as usize..=LOCKS_MAX + LOCKS_FREE).contains(&taken), "{taken}");
+    let modest = Client::new(A).await;
+    assert_eq!((0..).take_while(|at| set(&modest, *at).is_ok()).count(), LOCKS_FREE - 1);
+    // After a restart those who have much come back, whoever has come before them.
+    let locks = Locks::default();
+    let lock = |at| LockMessage { ino: 2, owner: 1, start: 2 * at, end: 2 * at, ..LockMessage::default() };
+    let claim = |session, count| {
+        let claimed =
+            (0..count as u64).map(lock).map(|lock| LockMessage { kind: LockKind::Read as u32, ..lock });
+        locks.claim(SessionId(session), &claimed.collect::<Vec<_>>())
+    };
+    claim(A, LOCKS_FREE).unwrap();
+    let places = 2 * LOCKS_MAX / SESSION_LOCKS_MAX;
+    for session in 0..places {
+        assert_eq!(claim(200 + session as u64, SESSION_LOCKS_MAX).is_ok(), session + 1 < places, "{session}");
+    }
+}
