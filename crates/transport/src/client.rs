@@ -46,7 +46,7 @@ pub enum ConnectError {
 impl ConnectError {
     /// Whether it has no use to try again.
     pub fn is_final(&self) -> bool {
-        matches!(self, ConnectError::Refused(Refusal::Own(_)))
+        matches!(self, ConnectError::Refused(Refusal::Own(_) | Refusal::OutOfTime(_)))
     }
 }
 
@@ -88,6 +88,16 @@ impl Dial {
             };
         }
         Err(last)
+    }
+
+    /// Why there is no connection, with what this host's clock says of its own certificate. Clocks are set right again: to try again has a
+    /// use then.
+    pub fn by_own_clock(&self, error: ConnectError) -> ConnectError {
+        let is_valid = || Credentials::load(&self.credentials).is_ok_and(|own| own.is_valid());
+        match error {
+            ConnectError::Refused(refusal) => ConnectError::Refused(refusal.by_own_clock(is_valid)),
+            other => other,
+        }
     }
 }
 

@@ -131,6 +131,12 @@ impl Credentials {
         }
     }
 
+    /// Whether the host's own certificate is in its time, by the host's clock.
+    pub(crate) fn is_valid(&self) -> bool {
+        let own = self.chain.first().and_then(|own| X509Certificate::from_der(own).ok());
+        own.is_some_and(|(_, own)| own.validity().is_valid())
+    }
+
     /// When the host's own certificate ends, seconds since the epoch.
     pub fn expires(&self) -> Option<i64> {
         self.chain.first().and_then(|own| shown(own)).map(|(_, shown)| shown.expires)

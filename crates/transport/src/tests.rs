@@ -12,7 +12,7 @@ use tokio::net::TcpListener;
 use crate::authority::{Authority, AuthorityError};
 use crate::client::secure;
 use crate::{
-    Acceptor, Bundle, ConnectError, Credentials, CredentialsError, Identity, Peer, Refusal, Security,
+    Acceptor, Bundle, ConnectError, Credentials, CredentialsError, Dial, Identity, Peer, Refusal, Security,
 };
 
 /// A CA, a server's folder and a client's.
@@ -102,6 +102,10 @@ fn talk(socket: TcpStream, folder: &Path, host: &str, bytes: usize) -> Client {
     Ok(back)
 }
 
+fn dial(folder: &Path) -> Dial {
+    Dial { credentials: folder.to_owned(), insecure: false }
+}
+
 fn own_refusal(said: Client) -> String {
     match said {
         Err(error @ ConnectError::Refused(Refusal::Own(_))) => {
@@ -164,8 +168,24 @@ fn certificates_that_have_expired_or_are_of_another_authority_are_refused() {
     std::thread::sleep(Duration::from_millis(1100));
     let (peer, said) = echo(&acceptor, &two.client(), "farm1", 5);
     peer.unwrap_err();
-    assert!(own_refusal(said).contains("expired"));
+    let said = said.map_err(|error| dial(&two.client()).by_own_clock(error));
+    assert!(
+        matches!(&said, Err(error) if error.is_final() && error.to_string().contains("has expired")),
+        "{said:?}"
+    );
     assert!(!two.authority.issued().last().unwrap().is_valid());
+    // One that is valid here is no reason to give up: the clocks differ.
+    two.issue("build1", &[], 1).install(&two.client(), None).unwrap();
+    let said = said.map_err(|error| dial(&two.client()).by_own_clock(error));
+    assert!(
+        matches!(&said, Err(error) if !error.is_final() && error.to_string().contains("clocks is wrong")),
+        "{said:?}"
+    );
+    // One that expires ends the connection that there is.
+    let mut peer = echo(&acceptor, &two.client(), "farm1", 5).0.unwrap();
+    acceptor.check(&peer).unwrap();
+    peer.shown.as_mut().unwrap().expires = 1;
+    assert!(acceptor.check(&peer).unwrap_err().contains("expired"));
 
     let mut stranger = Authority::init(&two.folder.path().join("other-ca")).unwrap();
     let mut bundle = stranger.issue("build1", &[], 1, false).unwrap();

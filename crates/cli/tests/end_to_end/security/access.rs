@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use tempfile::TempDir;
 
-use crate::setup::farm::{Farm, HAYLOFT, run, run_failing, sh, wait_until};
+use crate::setup::farm::{Farm, HAYLOFT, by_clock, run, run_failing, sh, wait_until};
 use crate::setup::net::{Net, SERVER};
 
 /// A server and a build host with certificates, a cable between them.
@@ -17,13 +17,15 @@ struct Hosts {
     net: Net,
     dir: TempDir,
     server: Option<Child>,
+    /// How far the server's clock is off, where a test sets it.
+    clock: Option<PathBuf>,
 }
 
 impl Hosts {
     fn new() -> Hosts {
         let dir = tempfile::Builder::new().prefix("hayloft-e2e-").tempdir_in("/var/tmp").unwrap();
         fs::create_dir(dir.path().join("mnt")).unwrap();
-        Hosts { net: Net::new(1), dir, server: None }
+        Hosts { net: Net::new(1), dir, server: None, clock: None }
     }
 
     fn path(&self, name: &str) -> PathBuf {
@@ -76,7 +78,17 @@ impl Hosts {
         let mut serve = self.here(&["serve", "--listen", &self.address(), "--lease", "2", "--store"]);
         serve.arg(format!("file://{}", self.path("store").display()));
         serve.arg("--audit-log").arg(self.path("audit.log"));
+        if let Some(clock) = &self.clock {
+            by_clock(&mut serve, clock);
+        }
         serve
+    }
+
+    /// Sets the server's clock.
+    fn set_clock(&self, off: &str) {
+        let clock = self.clock.as_ref().unwrap();
+        fs::write(clock.with_extension("new"), off).unwrap();
+        fs::rename(clock.with_extension("new"), clock).unwrap();
     }
 
     fn start(&mut self) {
@@ -238,6 +250,46 @@ fn a_revoked_certificate_ends_a_mount_and_says_so() {
     // Others are not disturbed, and a new one of that name comes in.
     hosts.bring("build1", "client-tls");
     run(&mut hosts.mount("rw"));
+    run(hosts.there(&["umount"]).arg(&mnt));
+}
+
+#[test]
+fn a_server_whose_clock_is_years_off_ends_no_mount() {
+    const TEN_YEARS: u64 = 10 * 365 * 86_400;
+    let mut hosts = Hosts::new();
+    hosts.clock = Some(hosts.path("clock"));
+    hosts.set_clock("+0");
+    run(&mut hosts.cert(&["init", "--host", SERVER]));
+    hosts.bring("build1", "client-tls");
+    hosts.start();
+    run(&mut hosts.volume(&["create", "v", "--grant", "cert:*=write"]));
+    run(&mut hosts.mount("commit=1"));
+    let mnt = hosts.path("mnt");
+    let says = |hosts: &Hosts| hosts.log().matches("one of the two clocks is wrong").count();
+    // By its clock all certificates have expired, and then, after a restart, none is valid yet.
+    for (off, file) in [(format!("+{TEN_YEARS}"), "after"), (format!("-{TEN_YEARS}"), "before")] {
+        let said = says(&hosts);
+        if file == "before" {
+            hosts.kill();
+        }
+        hosts.set_clock(&off);
+        if file == "before" {
+            hosts.start();
+        }
+        wait_until("the mount says why it waits", Duration::from_secs(60), || says(&hosts) > said);
+        let host = hosts.net.host(0);
+        let list = ["volume", "list", "--server", &hosts.address()];
+        let (code, said) = run_failing(&mut hosts.at(&host, "client-tls", &list));
+        assert!(code == 6 && said.contains("clock"), "{said}");
+        hosts.set_clock("+0");
+        fs::write(mnt.join(file), file).unwrap();
+        run(hosts.there(&["sync", "--timeout", "60"]).arg(&mnt));
+    }
+    run(hosts.there(&["umount"]).arg(&mnt));
+    run(&mut hosts.mount("ro"));
+    for file in ["after", "before"] {
+        assert_eq!(fs::read_to_string(mnt.join(file)).unwrap(), file);
+    }
     run(hosts.there(&["umount"]).arg(&mnt));
 }
 

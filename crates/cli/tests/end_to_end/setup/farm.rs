@@ -179,10 +179,7 @@ impl Farm {
         command.arg(format!("file://{}", self.store.display()));
         command.arg("--audit-log").arg(self.dir().join("audit.log")).args(&self.server_args);
         if let Some(file) = &self.clock {
-            // libfaketime, for the system's clock only: the program measures how long things take.
-            command.env("LD_PRELOAD", faketime()).env("FAKETIME_TIMESTAMP_FILE", file);
-            command.env("FAKETIME_NO_CACHE", "1").env("NO_FAKE_STAT", "1");
-            command.env("DONT_FAKE_MONOTONIC", "1").env("FAKETIME_DONT_FAKE_MONOTONIC", "1");
+            by_clock(&mut command, file);
         }
         command.envs(self.env.iter().map(|(name, value)| (name, value)));
         let mut server = start(command.stdout(Stdio::piped()).stderr(log));
@@ -338,6 +335,13 @@ impl Drop for Farm {
 }
 
 /// Where the library of faketime(1) is.
+/// Lets a program go by a clock that is off by what a file says: the system's clock only, for the program measures how long things take.
+pub(crate) fn by_clock(command: &mut Command, file: &Path) {
+    command.env("LD_PRELOAD", faketime()).env("FAKETIME_TIMESTAMP_FILE", file);
+    command.env("FAKETIME_NO_CACHE", "1").env("NO_FAKE_STAT", "1");
+    command.env("DONT_FAKE_MONOTONIC", "1").env("FAKETIME_DONT_FAKE_MONOTONIC", "1");
+}
+
 fn faketime() -> PathBuf {
     let folders = std::fs::read_dir("/usr/lib").unwrap().map(|entry| entry.unwrap().path());
     let mut found = folders.map(|folder| folder.join("faketime/libfaketimeMT.so.1"));

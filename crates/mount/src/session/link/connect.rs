@@ -65,7 +65,7 @@ impl Link {
             token: [host::random(), host::random()].map(u64::to_le_bytes).concat().into(),
             ..Hello::default()
         };
-        let not_connected = |error| not_connected(address, error);
+        let not_connected = |error| not_connected(address, dial.by_own_clock(error));
         let begun = Instant::now();
         let (writer, reader, welcome) = loop {
             let connection = dial.connect(address, CONNECT_TIMEOUT).map_err(not_connected)?;
@@ -195,6 +195,7 @@ impl Link {
             let hello = self.hello();
             let connected = self.dial.connect(&self.address, CONNECT_TIMEOUT);
             let greeting = connected.and_then(|both| greet(both, &hello, &self.stats, &self.clock));
+            let greeting = greeting.map_err(|error| self.dial.by_own_clock(error));
             match greeting {
                 Ok(Greeting::Welcome(greeted)) => {
                     let (writer, mut reader, welcome) = *greeted;

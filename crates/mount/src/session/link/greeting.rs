@@ -4,7 +4,7 @@ use std::io;
 use std::os::fd::AsRawFd;
 use std::time::{Duration, Instant};
 
-use hayloft_transport::{ConnectError, Receiving, Refusal, Sending, refusal};
+use hayloft_transport::{ConnectError, Receiving, Sending, refusal};
 use hayloft_wire::client_message::Body as Ask;
 use hayloft_wire::server_message::Body as Answer;
 use hayloft_wire::{ClientMessage, Failed, FailureCode, Hello, ServerMessage, Spoken, Welcome, agree, frame};
@@ -46,8 +46,8 @@ pub(super) fn not_connected(address: &str, error: ConnectError) -> MountError {
             MountError::Unreachable { address, source }
         }
         ConnectError::Credentials(source) => MountError::Credentials { address, source },
-        ConnectError::Refused(Refusal::Own(message) | Refusal::Server(message)) => {
-            MountError::Distrusted { address, message }
+        ConnectError::Refused(refusal) => {
+            MountError::Distrusted { address, message: refusal.message().to_owned() }
         }
     }
 }
