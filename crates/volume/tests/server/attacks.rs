@@ -321,6 +321,48 @@ fn what_administrators_do_is_in_the_audit_log() {
 }
 
 #[test]
+fn what_the_audit_log_cannot_take_is_not_done() {
+    let folder = tempfile::tempdir().unwrap();
+    let before = Running::start(config(folder.path()));
+    Client::create(before.address, 0);
+    before.shutdown();
+    // A disk without room.
+    let full = hayloft_volume::Config { audit: Some("/dev/full".into()), ..config(folder.path()) };
+    let server = Running::start(full);
+    let (volume, snapshot) = ("vol".to_owned(), Some(Version { volume: "vol".into(), snapshot: "s".into() }));
+    let of = Some(Version { volume: "vol".into(), snapshot: String::new() });
+    let grant = GrantMessage { who: "uid:65534".into(), right: "admin".into(), from: Vec::new() };
+    let acts = [
+        Ask::CreateVolume(CreateVolume { name: "other".into(), ..CreateVolume::default() }),
+        Ask::SetQuota(SetQuota { name: volume.clone(), quota_bytes: 1, quota_inodes: 1 }),
+        Ask::SetRights(SetRights { name: volume.clone(), grant: Some(grant), trusted: None }),
+        Ask::CheckVolume(CheckVolume { name: volume.clone(), repair: true, ..CheckVolume::default() }),
+        Ask::EvictClient(EvictClient { volume: volume.clone(), session: 1 }),
+        Ask::CreateSnapshot(CreateSnapshot { of: snapshot.clone(), ..CreateSnapshot::default() }),
+        Ask::DeleteSnapshot(DeleteSnapshot { of: snapshot.clone() }),
+        Ask::SignSnapshot(SignSnapshot { of: snapshot.clone(), ..SignSnapshot::default() }),
+        Ask::Fork(Fork { of, name: "other".into(), as_stored: true }),
+        Ask::Rollback(Rollback { to: snapshot, ..Rollback::default() }),
+        Ask::Promote(Promote { fork: volume.clone(), ..Promote::default() }),
+        Ask::DeleteVolume(DeleteVolume { name: volume, snapshots: false }),
+    ];
+    for act in acts {
+        let said = format!("{act:?}");
+        let failed = Client::connect(server.address).ask(act).unwrap_err();
+        assert!(failed.message.contains("the audit log cannot be written"), "{said}: {}", failed.message);
+    }
+    match Client::connect(server.address).ask(Ask::ListVolumes(ListVolumes::default())) {
+        Ok(Answer::Volumes(listed)) => {
+            let [volume] = &listed.volumes[..] else { panic!("{listed:?}") };
+            let quota = volume.status.as_ref().map(|status| status.quota_bytes);
+            assert_eq!((volume.name.as_str(), quota), ("vol", Some(0)));
+        }
+        other => panic!("{other:?}"),
+    }
+    server.shutdown();
+}
+
+#[test]
 fn a_server_does_not_listen_for_other_hosts_without_certificates() {
     let folder = tempfile::tempdir().unwrap();
     let mut config = config(folder.path());
