@@ -89,7 +89,10 @@ for package in "$@"; do
     dpkg-deb -x "$package" "$WORK/kernel"
     kernel=$(echo "$WORK"/kernel/boot/vmlinuz-*)
     release=${kernel##*vmlinuz-}
-    image "$WORK/kernel/lib/modules"
+    # Newer packages have them in /usr.
+    modules=$WORK/kernel/lib/modules
+    [ -d "$modules" ] || modules=$WORK/kernel/usr/lib/modules
+    image "$modules"
     # Without accounting of swap there is no memory.swap.max, on the kernels that have the switch.
     timeout 900 qemu-system-x86_64 -accel tcg,thread=multi -cpu max -smp 2 -m 3072 -nographic -no-reboot -nic none \
         -kernel "$kernel" -initrd "$WORK/initrd" -append "console=ttyS0 panic=-1 quiet swapaccount=0" >"$WORK/said" 2>&1 || true
