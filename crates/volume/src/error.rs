@@ -81,6 +81,8 @@ pub(crate) enum VolumeError {
         "volume {volume} has {count} snapshots (hayloft snapshot list {volume}): delete them first, or all together (hayloft volume delete {volume} --snapshots)"
     )]
     HasSnapshots { volume: String, count: usize },
+    #[error("the fork that was to be promoted is gone, and {0} is another one: look at it, and say so again")]
+    OtherFork(String),
     #[error("{0:?} cannot be the name of a volume: 1 to 64 of A-Z a-z 0-9 . _ -, not beginning with . or -")]
     VolumeName(String),
     #[error("the volume is in use by {host} (process {pid}, at {mount_point})")]
@@ -181,9 +183,12 @@ impl VolumeError {
     pub(crate) fn code(&self) -> FailureCode {
         use VolumeError as E;
         match self {
-            E::NoVolume(_) | E::NoSnapshot(_) | E::NoInode(_) | E::NoContent(_) | E::NoSession(_) => {
-                FailureCode::NotFound
-            }
+            E::NoVolume(_)
+            | E::OtherFork(_)
+            | E::NoSnapshot(_)
+            | E::NoInode(_)
+            | E::NoContent(_)
+            | E::NoSession(_) => FailureCode::NotFound,
             E::VolumeExists(_) | E::SnapshotExists(_) => FailureCode::Exists,
             E::Busy { .. } | E::HasSnapshots { .. } | E::SnapshotUnfinished(_) => FailureCode::Busy,
             E::Unshipped { .. } | E::CannotShip { .. } => FailureCode::Busy,

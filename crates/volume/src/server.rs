@@ -124,7 +124,7 @@ impl Shared {
         {
             return Ok(Arc::clone(volume));
         }
-        if *self.stopping.borrow() {
+        if self.is_stopping() {
             return Err(VolumeError::ShuttingDown);
         }
         *place = None;
@@ -231,6 +231,10 @@ impl Shared {
             volumes.extend(place.lock().await.clone());
         }
         volumes
+    }
+
+    pub(crate) fn is_stopping(&self) -> bool {
+        *self.stopping.borrow()
     }
 
     /// Turns true when the server stops.

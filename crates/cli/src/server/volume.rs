@@ -131,7 +131,7 @@ fn list(admin: &mut Admin, json: bool) -> anyhow::Result<u8> {
 }
 
 fn show(admin: &mut Admin, name: &str, json: bool) -> anyhow::Result<u8> {
-    let ask = ShowVolume { name: name.to_owned(), reclaimable: true };
+    let ask = ShowVolume { name: name.to_owned(), reclaimable: true, brief: false };
     let looking = "looks at all rows for what a sweep would give back";
     let answer = progress::waited(looking, || admin.ask(Ask::ShowVolume(ask)))?;
     let volume = one_volume(admin, answer)?;
@@ -207,7 +207,8 @@ fn show(admin: &mut Admin, name: &str, json: bool) -> anyhow::Result<u8> {
 /// # Errors
 /// When there is none of that name.
 pub(crate) fn show_volume(admin: &mut Admin, name: &str) -> anyhow::Result<VolumeInfo> {
-    let answer = admin.ask(Ask::ShowVolume(ShowVolume { name: name.to_owned(), reclaimable: false }))?;
+    let ask = ShowVolume { name: name.to_owned(), reclaimable: false, brief: true };
+    let answer = admin.ask(Ask::ShowVolume(ask))?;
     one_volume(admin, answer)
 }
 

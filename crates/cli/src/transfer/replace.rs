@@ -177,7 +177,7 @@ impl<'a> Replacement<'a> {
         self.incoming.fill(admin, mounted, make, is_right)?;
         self.has_room(admin)?;
         still(admin)?;
-        let ask = Promote { fork: self.incoming.version.volume.clone(), keep_as: String::new() };
+        let ask = Promote { fork: self.incoming.version.volume.clone(), ..Promote::default() };
         let kept = progress::waited(commands::EXCHANGE, || snapshots::one(admin, Ask::Promote(ask)))?;
         self.is_over = true;
         Ok(kept)

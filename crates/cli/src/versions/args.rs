@@ -203,10 +203,14 @@ volume was is kept as a snapshot of it. The fork must not be mounted, and have n
 
 Examples:
   hayloft promote builds-test
-  hayloft promote builds-test --keep-as before-test")]
+  hayloft promote builds-test --keep-as before-test
+  hayloft promote builds-test --id \"$tested\"      of volume show --json; not what has got the name since")]
 pub(crate) struct PromoteArgs {
     /// The fork
     pub fork: String,
+    /// Only if the fork has this id: a name may have become another one's
+    #[arg(long, value_name = "ID")]
+    pub id: Option<String>,
     /// Name of the snapshot that keeps what the volume was [default: before-promote-SECONDS]
     #[arg(long, value_name = "NAME", default_value = "", hide_default_value = true)]
     pub keep_as: String,

@@ -247,7 +247,12 @@ pub(crate) fn rollback(args: RollbackArgs, config: &Config) -> anyhow::Result<u8
 /// As [`snapshot`].
 pub(crate) fn promote(args: PromoteArgs, config: &Config) -> anyhow::Result<u8> {
     let mut admin = connect(&args.at, config)?;
-    let ask = Promote { fork: args.fork.clone(), keep_as: args.keep_as };
+    // While hosts are waited for the name may become another one's.
+    let id = match args.id {
+        Some(id) => id,
+        None => volume::show_volume(&mut admin, &args.fork)?.id,
+    };
+    let ask = Promote { fork: args.fork.clone(), keep_as: args.keep_as, id };
     let kept = progress::waited(EXCHANGE, || snapshots::one(&mut admin, Ask::Promote(ask)))?;
     let volume = kept.of.clone().unwrap_or_default().volume;
     let said = format!("{volume} is what {} was; what it was itself is {}", args.fork, name_of(&kept));

@@ -18,6 +18,7 @@ use hayloft_wire::{
     ClientInfo, Clients, CreateVolume, DeleteVolume, Done, EvictClient, GrantMessage, SessionInfo, SetRights,
     StatsAnswer, VolumeInfo, VolumeStatus, Volumes,
 };
+use slatedb::{CloseReason, ErrorKind};
 
 use crate::database::family;
 use crate::database::named;
@@ -56,9 +57,32 @@ pub(crate) async fn answer(shared: &Arc<Shared>, peer: &Peer, body: Body) -> Res
         return Err(error);
     }
     let act = shared.audit.begin(peer, &body)?;
-    let done = perform(shared, peer, body).await;
+    let done = perform_at_last(shared, peer, body).await;
     shared.audit.end(act, done.as_ref().err());
     done
+}
+
+/// So often a volume may be closed while something is done with it.
+const TRIES: u32 = 100;
+
+/// Does it once more when the volume was closed meanwhile, since it has got another tree, or was deleted.
+async fn perform_at_last(shared: &Arc<Shared>, peer: &Peer, body: Body) -> Result<Answer, VolumeError> {
+    for _ in 1..TRIES {
+        match perform(shared, peer, body.clone()).await {
+            Err(error) if is_of_closed(&error) && !shared.is_stopping() => {}
+            done => return done,
+        }
+    }
+    perform(shared, peer, body).await
+}
+
+/// Whether it was said since a volume was closed in order.
+fn is_of_closed(error: &VolumeError) -> bool {
+    match error {
+        VolumeError::ShuttingDown => true,
+        VolumeError::Database(error) => matches!(error.kind(), ErrorKind::Closed(CloseReason::Clean)),
+        _ => false,
+    }
 }
 
 /// Refuses what the peer may not ask for.
@@ -156,7 +180,9 @@ async fn perform(shared: &Arc<Shared>, peer: &Peer, body: Body) -> Result<Answer
         }
         Body::ShowVolume(asked) => {
             let mut info = show(shared, peer, &asked.name).await?;
-            versions::add(shared, &mut info).await?;
+            if !asked.brief {
+                versions::add(shared, &mut info).await?;
+            }
             if asked.reclaimable {
                 let volume = shared.volume(&asked.name).await?;
                 // All else of a damaged volume can be shown.

@@ -90,11 +90,19 @@ async fn perform_all(shared: &Arc<Shared>, peer: &Peer, body: Body) -> Result<An
             let keep = Wanted { name: &name, note: &note, by: &by, as_stored: false, passing: false };
             told(shared, vec![replace::rollback(shared, (&to.volume, &to.snapshot), &keep).await?]).await
         }
-        Body::Promote(Promote { fork, keep_as }) => {
+        Body::Promote(Promote { fork, keep_as, id }) => {
+            // Of the fork the right was looked at already; that is none to give the volume another tree.
+            let entry = registry::read(&shared.store, &fork).await?;
+            let volume = replace::origin_of(&entry)?;
+            let right = shared.right_of(peer, &registry::read(&shared.store, volume).await?);
+            if right < Right::Admin {
+                return Err(denied(peer, volume, right, Right::Admin));
+            }
+            let id = if id.is_empty() { entry.id.clone() } else { id };
             let name = name_of_kept(shared, "before-promote", &keep_as)?;
             let note = format!("what the volume was before {fork} took its place");
             let keep = Wanted { name: &name, note: &note, by: &by, as_stored: false, passing: false };
-            told(shared, vec![replace::promote(shared, &fork, &keep).await?]).await
+            told(shared, vec![replace::promote(shared, (&fork, &id), &keep).await?]).await
         }
         Body::Diff(Diff { from, to, below, times }) => {
             let (from, to) = (version(from)?, version(to)?);

@@ -98,19 +98,25 @@ async fn ended(
     replaced
 }
 
-/// Puts a fork in the place of its origin. Returns what the origin's tree is kept as.
+/// The volume that a fork was made of.
+pub(crate) fn origin_of(fork: &Registered) -> Result<&str, VolumeError> {
+    let none = VolumeError::Invalid("a volume that is no fork has nothing to replace");
+    let origin = fork.origin.as_deref().ok_or(none)?;
+    Ok(split(origin).map_or(origin, |(volume, _)| volume))
+}
+
+/// Puts the fork that has this name and id in the place of its origin. Returns what the origin's tree is kept as.
 pub(crate) async fn promote(
     shared: &Arc<Shared>,
-    fork: &str,
+    (fork, id): (&str, &str),
     keep: &Wanted<'_>,
 ) -> Result<Snapshot, VolumeError> {
     let new = shared.volume(fork).await?;
     let fork_entry = new.registered.lock().clone();
-    let origin = fork_entry
-        .origin
-        .clone()
-        .ok_or(VolumeError::Invalid("a volume that is no fork has nothing to replace"))?;
-    let volume = split(&origin).map_or(origin.as_str(), |(volume, _)| volume).to_owned();
+    if fork_entry.id != id {
+        return Err(VolumeError::OtherFork(fork.to_owned()));
+    }
+    let volume = origin_of(&fork_entry)?.to_owned();
     let old = shared.volume(&volume).await?;
     if old.homes.first() != new.homes.first() {
         return Err(VolumeError::Invalid("the volume that it was forked from is another one by now"));
@@ -121,6 +127,11 @@ pub(crate) async fn promote(
         old.all_shipped().await?;
         let _structure = shared.structure.lock().await;
         let mut place = shared.hold(fork).await;
+        // Hosts were waited for, and meanwhile the name may have become another one's.
+        let fork_entry = registry::read(&shared.store, fork).await?;
+        if fork_entry.id != id {
+            return Err(VolumeError::OtherFork(fork.to_owned()));
+        }
         new.refuse_when_mounted()?;
         // Its snapshots are listed with the volume from now on.
         let own = snapshot::list(shared, &fork_entry, fork).await?;

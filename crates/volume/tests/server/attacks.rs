@@ -88,7 +88,10 @@ fn a_user_without_a_right_can_do_nothing_and_sees_nothing() {
     }
     let name = "vol".to_owned();
     assert_eq!(
-        refusal(&mut stranger, Ask::ShowVolume(ShowVolume { name: name.clone(), reclaimable: false })),
+        refusal(
+            &mut stranger,
+            Ask::ShowVolume(ShowVolume { name: name.clone(), reclaimable: false, ..ShowVolume::default() })
+        ),
         FailureCode::Denied
     );
     assert_eq!(
@@ -126,8 +129,28 @@ fn a_user_without_a_right_can_do_nothing_and_sees_nothing() {
     grant(server.address, "uid:65534", "admin");
     let create = CreateVolume { name: "mine".into(), ..CreateVolume::default() };
     assert_eq!(refusal(&mut stranger, Ask::CreateVolume(create)), FailureCode::Denied);
-    stranger.ask(Ask::ShowVolume(ShowVolume { name: "vol".into(), reclaimable: false })).unwrap();
+    stranger
+        .ask(Ask::ShowVolume(ShowVolume { name: "vol".into(), reclaimable: false, ..ShowVolume::default() }))
+        .unwrap();
     assert_eq!(server.problems(), [""; 0]);
+}
+
+#[test]
+fn who_administers_a_fork_gives_its_origin_no_other_tree() {
+    let (_folder, server) = started();
+    let mut master = Client::connect(server.address);
+    let of = || Some(Version { volume: "vol".into(), snapshot: String::new() });
+    master.ask(Ask::Fork(Fork { of: of(), name: "fork".into(), as_stored: true })).unwrap();
+    let Some(mut other) = connect_as(NOBODY, server.address) else { return };
+    let all = GrantMessage { who: "uid:65534".into(), right: "admin".into(), from: Vec::new() };
+    master.ask(Ask::SetRights(SetRights { name: "fork".into(), grant: Some(all), trusted: None })).unwrap();
+    let promote = || Ask::Promote(Promote { fork: "fork".into(), ..Promote::default() });
+    assert_eq!(refusal(&mut other, promote()), FailureCode::Denied);
+    grant(server.address, "uid:65534", "write");
+    assert_eq!(refusal(&mut other, promote()), FailureCode::Denied);
+    grant(server.address, "uid:65534", "admin");
+    other.ask(promote()).unwrap();
+    server.shutdown();
 }
 
 #[test]

@@ -7,6 +7,7 @@ mod beside;
 mod common;
 mod ends;
 mod entries;
+mod exchange;
 mod faults;
 mod gone;
 mod history;

@@ -254,9 +254,11 @@ fn volumes_are_made_shown_and_deleted() {
         .unwrap();
     let delete = || Ask::DeleteVolume(DeleteVolume { name: "vol".into(), snapshots: false });
     assert_eq!(code(&admin.ask(delete()).unwrap_err()), FailureCode::Busy);
-    let Ok(Answer::Volumes(shown)) =
-        admin.ask(Ask::ShowVolume(ShowVolume { name: "vol".into(), reclaimable: false }))
-    else {
+    let Ok(Answer::Volumes(shown)) = admin.ask(Ask::ShowVolume(ShowVolume {
+        name: "vol".into(),
+        reclaimable: false,
+        ..ShowVolume::default()
+    })) else {
         panic!()
     };
     let clients = &shown.volumes[0].clients;

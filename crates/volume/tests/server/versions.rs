@@ -113,8 +113,11 @@ fn a_volume_of_a_newer_format_is_refused_in_words_and_left_alone() {
     let newer = rewrite(folder.path(), sealed);
     let running = Running::start(config(folder.path()));
     let mounted = Client::open(running.address, hello(1)).err().expect("refused");
-    let shown = Client::connect(running.address)
-        .ask(Ask::ShowVolume(ShowVolume { name: "vol".into(), reclaimable: false }));
+    let shown = Client::connect(running.address).ask(Ask::ShowVolume(ShowVolume {
+        name: "vol".into(),
+        reclaimable: false,
+        ..ShowVolume::default()
+    }));
     for failed in [mounted, shown.unwrap_err()] {
         assert_eq!(code(&failed), FailureCode::Protocol, "{failed:?}");
         assert!(failed.message.contains("volume vol has format 3"), "{failed:?}");

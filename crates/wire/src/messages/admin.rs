@@ -45,6 +45,9 @@ pub struct ShowVolume {
     /// Wants [`VolumeInfo::reclaimable_bytes`] too, for which all rows are read.
     #[prost(bool, tag = "2")]
     pub reclaimable: bool,
+    /// Does not want to know what it has in common with others, for which these are looked at.
+    #[prost(bool, tag = "3")]
+    pub brief: bool,
 }
 
 /// Deletes a volume and its content; refused with `Busy` while it is mounted.

@@ -72,6 +72,9 @@ pub struct Promote {
     /// See [`Rollback::keep_as`].
     #[prost(string, tag = "2")]
     pub keep_as: String,
+    /// The fork's id: another one that has got its name is refused. Empty: whichever has the name.
+    #[prost(string, tag = "3")]
+    pub id: String,
 }
 
 /// Some snapshots.
