@@ -121,12 +121,12 @@ impl Manifest {
         links.inodes.extend(linked.map(|entry| entry.inode));
         let mut read = HashSet::with_capacity(found.len());
         for found in found {
-            let (linked, count) = (found.linked, found.links as usize);
+            let (is_linked, count) = (found.is_linked(), found.links as usize);
             let cut = cuts.remove(&found.path).unwrap_or_default();
             read.insert(found.path.clone());
             let entry = Entry::of(found, cut);
-            if linked != 0 {
-                links.inodes.insert(linked);
+            if is_linked {
+                links.inodes.insert(entry.inode);
             }
             if entry.inode != 0 {
                 links.counts.insert(entry.inode, count);
@@ -165,7 +165,7 @@ impl Manifest {
         let cutter = Cutter::new(known, HashSet::new(), None);
         let found = hayloft_tree::read(top, wanted, &cutter, &Progress::default())?;
         let mut cuts = cutter.cuts();
-        if found.iter().any(|found| found.linked != 0) {
+        if found.iter().any(hayloft_tree::Entry::is_linked) {
             return Ok(None);
         }
         let of = |found: hayloft_tree::Entry| {

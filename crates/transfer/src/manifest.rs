@@ -100,7 +100,8 @@ impl Entry {
             holes: cut.holes,
             target,
             same_as: Vec::new(),
-            inode: if cut.inode == 0 { found.linked } else { cut.inode },
+            // Of a file that which was opened.
+            inode: if cut.inode == 0 { found.inode } else { cut.inode },
             changed_seconds: cut.changed.0,
             changed_nanos: cut.changed.1,
         }
@@ -191,7 +192,8 @@ impl Entry {
         };
         let node = hayloft_tree::name::node(&attributes, &body);
         let modified = (self.modified_seconds, self.modified_nanos);
-        hayloft_tree::Entry { path: self.path.clone(), attributes, body, node, modified, linked: 0, links: 1 }
+        let (path, inode) = (self.path.clone(), self.inode);
+        hayloft_tree::Entry { path, attributes, body, node, modified, inode, links: 1 }
     }
 }
 
@@ -254,10 +256,10 @@ impl Manifest {
         let entries = walked.entries.into_iter().map(|found| {
             let cut = cuts.remove(&found.path).unwrap_or_default();
             let mut same_as = Vec::new();
-            if found.linked != 0 {
-                match first_names.get(&found.linked) {
+            if found.is_linked() {
+                match first_names.get(&found.inode) {
                     Some(first) => same_as.clone_from(first),
-                    None => drop(first_names.insert(found.linked, found.path.clone())),
+                    None => drop(first_names.insert(found.inode, found.path.clone())),
                 }
             }
             Entry { same_as, ..Entry::of(found, cut) }

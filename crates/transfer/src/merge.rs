@@ -34,7 +34,8 @@ fn modified(entry: &Entry) -> (i64, u32) {
 /// What `ours` becomes with what `theirs` has changed since `base`. Times alone are no change: the later one counts.
 ///
 /// # Errors
-/// All paths that both have changed, each in another way, and those whose folder or other name is gone.
+/// All paths that both have changed, each in another way, those that one has given another name and the other one has removed, and those whose folder or
+/// other name is gone.
 pub fn merge(base: &Manifest, ours: &Manifest, theirs: &Manifest) -> Result<Manifest, Vec<Conflict>> {
     let mut paths: BTreeMap<&[u8], [Option<&Entry>; 3]> = BTreeMap::new();
     for (side, manifest) in [base, ours, theirs].into_iter().enumerate() {
@@ -43,10 +44,12 @@ pub fn merge(base: &Manifest, ours: &Manifest, theirs: &Manifest) -> Result<Mani
         }
     }
     let (mut entries, mut conflicts): (Vec<Entry>, Vec<Conflict>) = (Vec::new(), Vec::new());
+    let [moved_here, moved_there] = [ours, theirs].map(|side| moved_onto(base, side));
     for (path, [base, ours, theirs]) in paths {
-        let taken = if are_same(base, theirs) || are_same(ours, theirs) {
+        let stays = |side, moved: &HashSet<&[u8]>| are_same(base, side) && !moved.contains(path);
+        let taken = if are_same(ours, theirs) || stays(theirs, &moved_there) {
             ours
-        } else if are_same(base, ours) {
+        } else if stays(ours, &moved_here) {
             theirs
         } else {
             let why = match (ours, theirs) {
@@ -75,32 +78,88 @@ pub fn merge(base: &Manifest, ours: &Manifest, theirs: &Manifest) -> Result<Mani
     Ok(Manifest { entries, tree: named.name })
 }
 
-/// Files that each side has given another name: there would be two of them.
-fn parted(base: &Manifest, ours: &Manifest, theirs: &Manifest) -> Vec<Conflict> {
-    let before: HashMap<&[u8], u64> =
-        base.entries.iter().map(|entry| (entry.path.as_slice(), entry.inode)).collect();
-    let new_names = |side: &Manifest| {
-        let mut names: HashMap<u64, BTreeSet<Vec<u8>>> = HashMap::new();
-        for entry in side.entries.iter().filter(|entry| entry.inode != 0) {
+/// A side as it is compared with what both began as: where things are, by their inode numbers.
+struct Side<'m> {
+    by_path: HashMap<&'m [u8], &'m Entry>,
+    /// Names that were given to what has been there before, or was elsewhere.
+    new_names: HashMap<u64, BTreeSet<&'m [u8]>>,
+}
+
+impl<'m> Side<'m> {
+    fn new(manifest: &'m Manifest, before: &HashMap<&[u8], u64>) -> Side<'m> {
+        let by_path = manifest.entries.iter().map(|entry| (entry.path.as_slice(), entry)).collect();
+        let mut new_names: HashMap<u64, BTreeSet<&[u8]>> = HashMap::new();
+        for entry in manifest.entries.iter().filter(|entry| entry.inode != 0) {
             if before.get(entry.path.as_slice()) != Some(&entry.inode) {
-                names.entry(entry.inode).or_default().insert(entry.path.clone());
+                new_names.entry(entry.inode).or_default().insert(&entry.path);
             }
         }
-        names
-    };
-    fn paths(side: &Manifest) -> HashSet<&[u8]> {
-        side.entries.iter().map(|entry| entry.path.as_slice()).collect()
+        Side { by_path, new_names }
     }
-    let (here, there) = (new_names(ours), new_names(theirs));
-    let (ours, theirs) = (paths(ours), paths(theirs));
-    let moved = base.entries.iter().filter(|entry| {
-        let names = here.get(&entry.inode).zip(there.get(&entry.inode));
+
+    /// Other names of something that is not where it was any more.
+    fn names(&self, of: u64) -> impl Iterator<Item = &'m [u8]> + '_ {
+        self.new_names.get(&of).into_iter().flatten().copied()
+    }
+
+    /// Whether this side has the same there as another one.
+    fn has_same(&self, other: &Side<'_>, path: &[u8]) -> bool {
+        are_same(self.by_path.get(path).copied(), other.by_path.get(path).copied())
+    }
+}
+
+/// What is nowhere where it was, since one side has given it another name and the other one has removed it, or given it yet another one: there would be
+/// two of it, or what was removed would be back.
+fn parted(base: &Manifest, ours: &Manifest, theirs: &Manifest) -> Vec<Conflict> {
+    let before = base.entries.iter().map(|entry| (entry.path.as_slice(), entry.inode)).collect();
+    let [here, there] = [ours, theirs].map(|side| Side::new(side, &before));
+    let mut conflicts: Vec<Conflict> = Vec::new();
+    let mut told: HashSet<&[u8]> = HashSet::new();
+    // A folder comes before what is in it.
+    for entry in base.entries.iter().filter(|entry| entry.inode != 0) {
         let path = entry.path.as_slice();
-        let is_gone = !ours.contains(path) && !theirs.contains(path);
-        is_gone && names.is_some_and(|(here, there)| here.is_disjoint(there))
-    });
-    let why = "it was renamed here and there, each time to another name";
-    moved.map(|entry| Conflict { path: entry.path.clone(), why }).collect()
+        if here.by_path.contains_key(path) || there.by_path.contains_key(path) {
+            continue;
+        }
+        let [in_ours, in_theirs] =
+            [&here, &there].map(|side| side.names(entry.inode).collect::<BTreeSet<&[u8]>>());
+        let is_only = |names: &BTreeSet<&[u8]>| names.iter().any(|name| !here.has_same(&there, name));
+        let why = match (in_ours.is_empty(), in_theirs.is_empty()) {
+            (true, true) => continue,
+            (false, false) if !in_ours.is_disjoint(&in_theirs) => continue,
+            (false, false) => "it was renamed here and there, each time to another name",
+            (false, true) if is_only(&in_ours) => "it was renamed here, and removed there",
+            (true, false) if is_only(&in_theirs) => "it was removed here, and renamed there",
+            // Under the same name there is the same.
+            _ => continue,
+        };
+        if told.contains(hayloft_tree::split(path).0) {
+            // With its folder.
+            if entry.kind() == Kind::Directory {
+                told.insert(path);
+            }
+            continue;
+        }
+        if entry.kind() == Kind::Directory {
+            told.insert(path);
+        }
+        conflicts.push(Conflict { path: path.to_vec(), why });
+    }
+    conflicts
+}
+
+/// Paths where one side has put something that was elsewhere before: it is another thing, also if it looks the same.
+fn moved_onto<'m>(base: &'m Manifest, side: &Manifest) -> HashSet<&'m [u8]> {
+    let inodes: HashSet<u64> =
+        base.entries.iter().map(|entry| entry.inode).filter(|inode| *inode != 0).collect();
+    let before = base.entries.iter().filter(|entry| entry.inode != 0);
+    let before: HashMap<&[u8], u64> = before.map(|entry| (entry.path.as_slice(), entry.inode)).collect();
+    let is_other = |entry: &&Entry| {
+        let was = before.get(entry.path.as_slice());
+        inodes.contains(&entry.inode) && was.is_some_and(|was| *was != entry.inode)
+    };
+    let moved = side.entries.iter().filter(is_other);
+    moved.filter_map(|entry| before.get_key_value(entry.path.as_slice()).map(|(path, _)| *path)).collect()
 }
 
 /// Paths, each fine for itself, that are no tree together.

@@ -44,10 +44,17 @@ pub struct Entry {
     pub node: Node,
     /// When it was modified: seconds since 1970, nanoseconds. Does not count for the name.
     pub modified: (i64, u32),
-    /// Its inode number if it has several names, else 0. Does not count for the name.
-    pub linked: u64,
-    /// How many names it has, also outside of the tree.
+    /// Its inode number. Does not count for the name.
+    pub inode: u64,
+    /// How many names it has, also outside of the tree; a directory has one.
     pub links: u32,
+}
+
+impl Entry {
+    /// Whether it has several names.
+    pub fn is_linked(&self) -> bool {
+        self.links > 1
+    }
 }
 
 /// A file that a walk has come to.
@@ -355,7 +362,7 @@ impl Walk<'_> {
             body: Body::Nothing,
             node: [0; 32],
             modified: (stat.stx_mtime.tv_sec, stat.stx_mtime.tv_nsec),
-            linked: 0,
+            inode: stat.stx_ino,
             links: 1,
         })
     }
@@ -429,8 +436,8 @@ impl Walk<'_> {
         let node = name::node(&attributes, &body);
         self.progress.entries.fetch_add(1, Relaxed);
         let modified = (stat.stx_mtime.tv_sec, stat.stx_mtime.tv_nsec);
-        let linked = if stat.stx_nlink > 1 { stat.stx_ino } else { 0 };
-        Ok(Some(Entry { path, attributes, body, node, modified, linked, links: stat.stx_nlink }))
+        let (inode, links) = (stat.stx_ino, stat.stx_nlink);
+        Ok(Some(Entry { path, attributes, body, node, modified, inode, links }))
     }
 
     fn file(&self, dir: &OwnedFd, name: &[u8], path: &[u8]) -> Result<(Body, Xattrs), WalkError> {

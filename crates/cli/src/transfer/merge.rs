@@ -15,8 +15,9 @@ use crate::server::admin::Admin;
 use crate::server::snapshots::{self, parse_snapshot};
 use crate::server::volume::show_volume;
 use crate::transfer::args::MergeArgs;
+use crate::transfer::far::FarSnapshot;
 use crate::transfer::replace::{self, Replacement};
-use crate::transfer::{self, cache, failed, manifest_of};
+use crate::transfer::{self, cache, failed};
 use crate::units::show_count;
 use crate::versions::diff::{self, shown};
 use crate::versions::mounted::Mounted;
@@ -161,16 +162,52 @@ impl Merge<'_> {
         if let Some(sides) = self.where_they_differ(admin, of)? {
             return Ok(sides);
         }
-        let [base, ours, theirs] = of;
-        let (_, manifest) = manifest_of(admin, self.server, base, &self.cache, None)?;
-        let mut trees = Vec::new();
-        let mounts = Mounted::all(self.server, [ours, theirs], "ro")?;
-        for (of, mounted) in [ours, theirs].into_iter().zip(&mounts) {
-            let (_, manifest) = manifest_of(admin, self.server, of, &self.cache, Some((base, &manifest)))?;
+        let mounts = Mounted::all(self.server, of, "ro")?;
+        let mut trees: Vec<Tree> = Vec::new();
+        for (of_one, mounted) in of.into_iter().zip(&mounts) {
+            let like = trees.first().map(|base| (of[0], &base.manifest));
+            let manifest = self.with_numbers(admin, of_one, mounted, like)?;
             trees.push(Tree { manifest, folder: mounted.path().to_owned() });
         }
-        let [ours, theirs] = <[Tree; 2]>::try_from(trees).map_err(|_| anyhow::anyhow!("two were read"))?;
-        Ok(Sides { ours, theirs, base: manifest, is_whole: true, _mounts: mounts })
+        let [base, ours, theirs] =
+            <[Tree; 3]>::try_from(trees).map_err(|_| anyhow::anyhow!("three were read"))?;
+        Ok(Sides { ours, theirs, base: base.manifest, is_whole: true, _mounts: mounts })
+    }
+
+    /// The manifest of a snapshot with the inode numbers that it has in its family: what is kept here of the same tree may come from elsewhere.
+    /// `like` is one of these.
+    fn with_numbers(
+        &self,
+        admin: &mut Admin,
+        of: &Version,
+        mounted: &Mounted,
+        like: Option<(&Version, &Manifest)>,
+    ) -> anyhow::Result<Manifest> {
+        let (_, tree) = transfer::named(admin, of)?;
+        let far = FarSnapshot::new(self.server, of);
+        if let Some((older, known)) = like
+            && let Some((changes, _)) = transfer::changes(admin, older, of)?
+        {
+            let after =
+                transfer::shown(|progress| known.after(&changes, mounted.path(), Some(&far), progress))?;
+            if let Some(manifest) = after.filter(|manifest| manifest.tree == tree) {
+                return Ok(manifest);
+            }
+        }
+        let known = self.cache.get(&tree);
+        let manifest = transfer::shown(|progress| {
+            Manifest::of_mount(mounted.path(), known.as_ref(), Some(&far), progress)
+        })?;
+        if manifest.tree != tree {
+            let said = format!(
+                "{} is {} as it is read, and {tree} by its rows",
+                snapshots::shown(of),
+                manifest.tree
+            );
+            return Err(failure(Exit::Damaged, said));
+        }
+        let _ = self.cache.put(&manifest);
+        Ok(manifest)
     }
 
     /// The snapshot of what the volume was, if it is another one now.

@@ -1,3 +1,4 @@
+mod combinations;
 mod far;
 mod hostile;
 mod lying;

@@ -1,5 +1,6 @@
 //! Snapshots, forks, differences, names by content, sending and receiving.
 
+pub(crate) mod combinations;
 pub(crate) mod histories;
 pub(crate) mod journal;
 pub(crate) mod live;
