@@ -219,7 +219,7 @@ fn what_was_moved_on_both_sides_is_never_there_twice_nor_lost() {
     mv(&fork, "there", "a");
     mv(&mount, "dir", "here");
     mv(&fork, "dir", "there");
-    refused("dir/file: it was renamed here and there");
+    refused("dir: it was renamed here and there");
     mv(&mount, "here", "dir");
     mv(&fork, "there", "dir");
     // The one with a folder far above it.
