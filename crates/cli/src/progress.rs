@@ -14,17 +14,19 @@ pub(crate) fn waited<T>(what: &str, work: impl FnOnce() -> T) -> T {
 pub(crate) fn shown<T>(text: impl Fn() -> String + Sync, work: impl FnOnce() -> T) -> T {
     let over = AtomicBool::new(false);
     std::thread::scope(|scope| {
-        if io::stderr().is_terminal() {
+        let telling = io::stderr().is_terminal().then(|| {
             scope.spawn(|| {
                 while !over.load(Relaxed) {
                     eprint!("\r\x1b[K{}", text());
-                    std::thread::sleep(Duration::from_millis(200));
+                    std::thread::park_timeout(Duration::from_millis(200));
                 }
                 eprint!("\r\x1b[K");
-            });
-        }
+            })
+        });
         let done = work();
         over.store(true, Relaxed);
+        // Nobody waits for the next line.
+        telling.inspect(|telling| telling.thread().unpark());
         done
     })
 }

@@ -113,6 +113,7 @@ pub(crate) fn apply(
     // Whose content or links are made anew: their other names have to follow.
     let mut anew: HashSet<&[u8]> = HashSet::new();
     let (mut files, mut links, mut described) = (Vec::new(), Vec::new(), Vec::new());
+    let mut last = None;
     for entry in &wanted.entries {
         let old = there
             .get(entry.path.as_slice())
@@ -131,8 +132,8 @@ pub(crate) fn apply(
         let (dir, name) = split(&entry.path);
         if entry.kind() == Kind::Directory {
             if old.is_none() && !entry.path.is_empty() {
-                sys::mkdirat(apply.open(dir)?, name, Mode::from_raw_mode(0o700))
-                    .map_err(apply.failed(entry))?;
+                let dir_fd = apply.open_again(&mut last, dir)?;
+                sys::mkdirat(dir_fd, name, Mode::from_raw_mode(0o700)).map_err(apply.failed(entry))?;
                 touched.insert(dir);
             }
             touched.insert(&entry.path);
@@ -148,7 +149,7 @@ pub(crate) fn apply(
     }
     apply.make_all(&files, progress)?;
     for entry in described {
-        apply.describe(entry, there.get(entry.path.as_slice()).copied())?;
+        apply.describe(entry, there.get(entry.path.as_slice()).copied(), &mut last)?;
     }
     let paths: HashSet<&[u8]> = wanted.entries.iter().map(|entry| entry.path.as_slice()).collect();
     for entry in was.iter().rev().filter(|entry| !paths.contains(entry.path.as_slice())) {
@@ -171,7 +172,7 @@ pub(crate) fn apply(
     for entry in wanted.entries.iter().rev() {
         if entry.kind() == Kind::Directory && touched.contains(entry.path.as_slice()) {
             let old = there.get(entry.path.as_slice()).filter(|old| old.kind() == Kind::Directory);
-            apply.describe(entry, old.copied())?;
+            apply.describe(entry, old.copied(), &mut last)?;
         }
     }
     Ok(())
@@ -346,9 +347,16 @@ impl<'a> Apply<'a> {
     }
 
     /// Gives what lies at a path the owner, mode, extended attributes and times of an entry. It has those of `old`; without that it was just made.
-    fn describe(&self, entry: &Entry, old: Option<&Entry>) -> Result<(), TransferError> {
+    /// `last` is the directory in which that was done last.
+    fn describe<'p>(
+        &self,
+        entry: &'p Entry,
+        old: Option<&Entry>,
+        last: &mut Option<(&'p [u8], OwnedFd)>,
+    ) -> Result<(), TransferError> {
         let (dir, name) = split(&entry.path);
-        self.describe_in(&self.open(dir)?, if name.is_empty() { b"." } else { name }, entry, old)
+        let dir = self.open_again(last, dir)?;
+        self.describe_in(dir, if name.is_empty() { b"." } else { name }, entry, old)
     }
 
     fn describe_in(

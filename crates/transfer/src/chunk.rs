@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-pub(crate) use hayloft_tree::chunk::{LONGEST, cut};
+pub(crate) use hayloft_tree::chunk::{LONGEST, cut, first};
 use serde::{Deserialize, Serialize};
 
 /// The name of a chunk: the BLAKE3 hash of its bytes.

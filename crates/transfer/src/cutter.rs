@@ -4,14 +4,17 @@ use std::collections::{HashMap, HashSet};
 use std::fs::File;
 use std::io::{self, Read};
 use std::ops::Range;
+use std::os::unix::fs::FileExt;
 
 use hayloft_tree::chunk::Chunk;
 use hayloft_tree::holes::{self, Part};
-use hayloft_tree::{Contents, Found, PIECE, Pieces};
+use hayloft_tree::{Contents, Found, PIECE, Pieces, Unopened};
 use parking_lot::Mutex;
 
 use crate::chunk::{self, ChunkId};
+use crate::contents::LARGE;
 use crate::far::{self, Far};
+use crate::large;
 use crate::manifest::Entry;
 
 /// What is known of a file: where its chunks are cut, and the hash of its content.
@@ -29,6 +32,12 @@ pub(crate) struct Cut {
 impl Cut {
     /// Cuts a file. Returns how much of it there was.
     fn read(&mut self, file: &File, size: u64, holes: &[Range<u64>]) -> io::Result<u64> {
+        if size >= LARGE && holes.is_empty() {
+            let whole = large::cut(file, size)?;
+            (self.chunks, self.lengths, self.content) = (whole.chunks, whole.lengths, whole.content);
+            // Should it have grown.
+            return Ok(whole.read + file.read_at(&mut [0], size)? as u64);
+        }
         let mut content = Content::new();
         self.holes = holes.iter().flat_map(|hole| [hole.start, hole.end - hole.start]).collect();
         let mut take = |part: Part<'_>| match part {
@@ -153,36 +162,60 @@ impl Read for Hashed<'_> {
     }
 }
 
+/// Whether what is known of a file is so still: nothing of it was changed since.
+fn is_untouched(entry: &Entry, found: &Found<'_>) -> bool {
+    entry.inode != 0
+        && entry.inode == found.inode
+        && (entry.changed_seconds, entry.changed_nanos) == found.changed
+        && entry.size == found.size
+}
+
+impl Cutter<'_> {
+    /// Of a file whose content is known.
+    fn note(&self, entry: &Entry, found: &Found<'_>) -> [u8; 32] {
+        let content = entry.content_hash();
+        let cut = Cut {
+            content,
+            holes: entry.holes.clone(),
+            chunks: entry.chunks.clone(),
+            lengths: entry.lengths.clone(),
+            inode: found.inode,
+            changed: found.changed,
+        };
+        self.cuts.lock().insert(found.path.to_vec(), cut);
+        content
+    }
+}
+
 impl Contents for Cutter<'_> {
     fn of(&self, found: &Found<'_>, file: &File) -> io::Result<(u64, [u8; 32])> {
         let is_same = |entry: &&&Entry| {
-            let is_untouched = entry.inode != 0
-                && entry.inode == found.inode
-                && (entry.changed_seconds, entry.changed_nanos) == found.changed;
-            entry.size == found.size && (is_untouched || self.trusted.contains(found.path))
+            entry.size == found.size && (is_untouched(entry, found) || self.trusted.contains(found.path))
         };
+        if let Some(entry) = self.known.get(found.path).filter(is_same) {
+            return Ok((found.size, self.note(entry, found)));
+        }
         let mut cut = Cut { inode: found.inode, changed: found.changed, ..Cut::default() };
         let mut size = found.size;
-        if let Some(entry) = self.known.get(found.path).filter(is_same) {
-            cut.content = entry.content_hash();
-            cut.holes = entry.holes.clone();
-            cut.chunks = entry.chunks.clone();
-            cut.lengths = entry.lengths.clone();
-        } else {
-            let holes = holes::of(file, found.size)?;
-            if let Some((chunks, content)) = self.cut_by_far(found, &holes)? {
-                cut.content = content;
-                for (name, len) in chunks {
-                    cut.chunks.extend_from_slice(&name);
-                    cut.lengths.push(len);
-                }
-            } else {
-                size = cut.read(file, found.size, &holes)?;
+        let holes = holes::of(file, found.size)?;
+        if let Some((chunks, content)) = self.cut_by_far(found, &holes)? {
+            cut.content = content;
+            for (name, len) in chunks {
+                cut.chunks.extend_from_slice(&name);
+                cut.lengths.push(len);
             }
+        } else {
+            size = cut.read(file, found.size, &holes)?;
         }
         let content = cut.content;
         self.cuts.lock().insert(found.path.to_vec(), cut);
         Ok((size, content))
+    }
+
+    fn unopened(&self, found: &Found<'_>) -> Option<Unopened> {
+        let entry = self.known.get(found.path).filter(|entry| is_untouched(entry, found))?;
+        let xattrs = entry.xattrs.iter().map(|xattr| (xattr.name.clone(), xattr.value.clone())).collect();
+        Some(Unopened { content: self.note(entry, found), xattrs })
     }
 }
 

@@ -196,9 +196,9 @@ impl Received {
                     chunks: chunks.iter().flat_map(|(id, _, _)| id.0).collect(),
                     lengths: chunks.iter().map(|(_, _, len)| *len).collect(),
                 };
-                pack::open_frame(&info, frame)?;
+                let open = pack::open_frame(&info, frame)?;
                 let (spool, fetched, _, _) = &mut *state.lock();
-                spool.add(info, frame, fetched).map_err(failed())?;
+                spool.add(info, (frame, open), fetched).map_err(failed())?;
             }
             let done = &mut state.lock().3;
             *done += len(request);

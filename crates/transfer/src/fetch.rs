@@ -1,13 +1,13 @@
 //! Brings chunks that a host lacks, frame by frame. What a web server has sent is kept in a file, so that nothing is sent twice
 //! after a cut.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 
 use parking_lot::Mutex;
 use prost::Message;
@@ -22,7 +22,7 @@ use crate::source::Source;
 /// A web server is asked for so many bytes at once, at most.
 const RANGE: u64 = 1 << 20;
 /// So many requests are under way at once.
-const REQUESTS: usize = 4;
+pub(crate) const REQUESTS: usize = 4;
 
 /// Where the bytes of a frame are.
 #[derive(Debug)]
@@ -32,12 +32,40 @@ struct Place {
     info: FrameInfo,
 }
 
+/// Frames that were taken apart lately stay so, up to so many bytes: several threads want their chunks, and again and again.
+const KEPT: usize = 32 << 20;
+
+/// Frames that were taken apart lately, by their number.
+#[derive(Default, Debug)]
+struct Kept {
+    frames: HashMap<usize, Arc<Vec<u8>>>,
+    /// In the order in which they came.
+    order: VecDeque<usize>,
+    bytes: usize,
+}
+
+impl Kept {
+    fn put(&mut self, frame: usize, bytes: Arc<Vec<u8>>) {
+        let len = bytes.len();
+        if self.frames.insert(frame, bytes).is_none() {
+            self.bytes += len;
+            self.order.push_back(frame);
+        }
+        while self.bytes > KEPT
+            && let Some(oldest) = self.order.pop_front()
+        {
+            self.bytes -= self.frames.remove(&oldest).map_or(0, |bytes| bytes.len());
+        }
+    }
+}
+
 /// Frames that are here.
 #[derive(Default, Debug)]
 pub(crate) struct Fetched {
     frames: Vec<Place>,
     /// The frame, where the chunk begins in it, and its length.
     chunks: HashMap<ChunkId, (usize, u32, u32)>,
+    kept: Mutex<Kept>,
 }
 
 impl Fetched {
@@ -50,15 +78,37 @@ impl Fetched {
         self.frames.push(Place { file: Arc::clone(file), offset, info });
     }
 
+    /// As [`Fetched::add`], of one that was taken apart just now.
+    fn add_open(&mut self, file: &Arc<File>, offset: u64, info: FrameInfo, bytes: Vec<u8>) {
+        self.kept.get_mut().put(self.frames.len(), Arc::new(bytes));
+        self.add(file, offset, info);
+    }
+
     pub(crate) fn has(&self, id: &ChunkId) -> bool {
         self.chunks.contains_key(id)
     }
+
+    /// The chunks of a frame, one after the other.
+    fn open(&self, frame: usize) -> Result<Arc<Vec<u8>>, TransferError> {
+        if let Some(bytes) = self.kept.lock().frames.get(&frame) {
+            return Ok(Arc::clone(bytes));
+        }
+        let place = &self.frames[frame];
+        let mut bytes = vec![0; place.info.length as usize];
+        place
+            .file
+            .read_exact_at(&mut bytes, place.offset)
+            .map_err(TransferError::io("cannot read a frame of a pack"))?;
+        let bytes = Arc::new(pack::unpack_frame(&place.info, &bytes)?);
+        self.kept.lock().put(frame, Arc::clone(&bytes));
+        Ok(bytes)
+    }
 }
 
-/// Reads chunks of frames; the last frame is kept, since its chunks are mostly wanted one after the other.
+/// Reads chunks of frames; the last frame is at hand, since its chunks are mostly wanted one after the other.
 pub(crate) struct FrameReader<'a> {
     fetched: &'a Fetched,
-    open: Option<(usize, Vec<u8>)>,
+    open: Option<(usize, Arc<Vec<u8>>)>,
 }
 
 impl<'a> FrameReader<'a> {
@@ -74,13 +124,7 @@ impl<'a> FrameReader<'a> {
     pub(crate) fn read(&mut self, id: &ChunkId) -> Result<Option<&[u8]>, TransferError> {
         let Some(&(frame, at, len)) = self.fetched.chunks.get(id) else { return Ok(None) };
         if self.open.as_ref().is_none_or(|(open, _)| *open != frame) {
-            let place = &self.fetched.frames[frame];
-            let mut bytes = vec![0; place.info.length as usize];
-            place
-                .file
-                .read_exact_at(&mut bytes, place.offset)
-                .map_err(TransferError::io("cannot read a frame of a pack"))?;
-            self.open = Some((frame, pack::unpack_frame(&bytes)?));
+            self.open = Some((frame, self.fetched.open(frame)?));
         }
         let chunk = self.open.as_ref().and_then(|(_, bytes)| bytes.get(at as usize..(at + len) as usize));
         Ok(chunk)
@@ -118,11 +162,12 @@ impl Spool {
             let Ok(info) = FrameInfo::decode(info.as_slice()) else { break };
             let (offset, frame) = (at + 4 + u64::from(len), info.length);
             let mut frame = vec![0; frame.min(1 << 20) as usize];
-            if bytes.read_exact(&mut frame).is_err() || pack::open_frame(&info, &frame).is_err() {
+            if bytes.read_exact(&mut frame).is_err() {
                 break;
             }
+            let Ok(open) = pack::open_frame(&info, &frame) else { break };
             at = offset + frame.len() as u64;
-            fetched.add(&file, offset, info);
+            fetched.add_open(&file, offset, info, open);
         }
         file.set_len(at)?;
         Ok(Spool { file, len: at })
@@ -131,7 +176,7 @@ impl Spool {
     pub(crate) fn add(
         &mut self,
         info: FrameInfo,
-        frame: &[u8],
+        (frame, open): (&[u8], Vec<u8>),
         fetched: &mut Fetched,
     ) -> std::io::Result<()> {
         let encoded = info.encode_to_vec();
@@ -143,7 +188,7 @@ impl Spool {
         file.seek(SeekFrom::Start(self.len))?;
         file.write_all(&bytes)?;
         self.len += bytes.len() as u64;
-        fetched.add(&self.file, offset, info);
+        fetched.add_open(&self.file, offset, info, open);
         Ok(())
     }
 }
@@ -162,6 +207,32 @@ impl<'a> Packs<'a> {
         Packs { source, packs: &record.packs, read: Vec::new() }
     }
 
+    /// Reads the next indexes: one, and more at once when these were not enough, since a web server may be far.
+    fn read_indexes(&mut self) -> Result<(), TransferError> {
+        let read = |pack: &PackRef| {
+            if pack.index > pack.size {
+                return Err(TransferError::Damaged("the record of a version".to_owned()));
+            }
+            let index = self.source.read(pack, pack.size - pack.index, pack.index)?;
+            pack::open_index(pack, &index)
+        };
+        let next = self.packs.iter().skip(self.read.len()).take(self.read.len().clamp(1, REQUESTS));
+        let indexes: Vec<_> = std::thread::scope(|scope| {
+            let reading: Vec<_> = next.map(|pack| scope.spawn(move || read(pack))).collect();
+            let ended = |_| Err(TransferError::Lacking("a thread that reads indexes has ended".to_owned()));
+            reading.into_iter().map(|reading| reading.join().unwrap_or_else(ended)).collect()
+        });
+        for (at, index) in indexes.into_iter().enumerate() {
+            match index {
+                Ok(index) => self.read.push(index),
+                // It may not be needed.
+                Err(_) if at > 0 => break,
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
     /// For each pack the frames that have something of what is wanted.
     fn find(&mut self, mut wanted: HashSet<ChunkId>) -> Result<Vec<(usize, u64, FrameInfo)>, TransferError> {
         let mut found = Vec::new();
@@ -170,12 +241,7 @@ impl<'a> Packs<'a> {
                 break;
             }
             if self.read.len() == at {
-                let pack = &self.packs[at];
-                if pack.index > pack.size {
-                    return Err(TransferError::Damaged("the record of a version".to_owned()));
-                }
-                let index = self.source.read(pack, pack.size - pack.index, pack.index)?;
-                self.read.push(pack::open_index(pack, &index)?);
+                self.read_indexes()?;
             }
             for (offset, info) in &self.read[at] {
                 let mut has = false;
@@ -249,20 +315,25 @@ impl<'a> Packs<'a> {
             }
         }
         let total = ranges.iter().map(|(_, _, len, _)| len).sum();
-        let (next, state) = (AtomicUsize::new(0), Mutex::new((file, fetched, Ok(()), 0)));
+        let (next, come) = (AtomicUsize::new(0), AtomicU64::new(0));
+        let state = Mutex::new((file, fetched, Ok(())));
         let one = |(at, begin, len, infos): &(usize, u64, u64, Vec<FrameInfo>)| {
-            let bytes = self.source.read(&self.packs[*at], *begin, *len)?;
-            let mut rest = bytes.as_slice();
-            for info in infos {
-                let (frame, later) = rest.split_at(info.length as usize);
-                pack::open_frame(info, frame)?;
-                rest = later;
-                let (file, fetched, _, done) = &mut *state.lock();
-                file.add(info.clone(), frame, fetched).map_err(failed())?;
-                *done += u64::from(info.length);
-                progress(*done, total);
-            }
-            Ok(())
+            let (mut infos, mut used, mut told) = (infos.iter().peekable(), 0, 0);
+            // Each frame is kept when it is there, and not only when all are.
+            let take = &mut |bytes: &[u8]| {
+                let more = bytes.len() as u64 - told;
+                told += more;
+                progress(come.fetch_add(more, Relaxed) + more, total);
+                while let Some(info) = infos.next_if(|info| bytes.len() - used >= info.length as usize) {
+                    let frame = &bytes[used..used + info.length as usize];
+                    let open = pack::open_frame(info, frame)?;
+                    let (file, fetched, _) = &mut *state.lock();
+                    file.add(info.clone(), (frame, open), fetched).map_err(failed())?;
+                    used += frame.len();
+                }
+                Ok(())
+            };
+            self.source.read_as_it_comes(&self.packs[*at], *begin, *len, take).map(drop)
         };
         std::thread::scope(|scope| {
             for _ in 0..REQUESTS.min(ranges.len()) {

@@ -12,6 +12,7 @@ mod cutter;
 mod error;
 mod far;
 mod fetch;
+mod large;
 pub mod leftovers;
 mod manifest;
 mod merge;
@@ -24,6 +25,7 @@ mod sink;
 mod source;
 #[cfg(test)]
 mod tests;
+mod web;
 
 pub use cache::{Cache, Packed};
 pub use changes::Change;

@@ -91,8 +91,9 @@ fn damaged_frame() -> TransferError {
 ///
 /// # Errors
 /// It is damaged.
-pub(crate) fn unpack_frame(bytes: &[u8]) -> Result<Vec<u8>, TransferError> {
-    zstd::bulk::decompress(bytes, FRAME_MOST).map_err(|_| damaged_frame())
+pub(crate) fn unpack_frame(info: &FrameInfo, bytes: &[u8]) -> Result<Vec<u8>, TransferError> {
+    let len = info.lengths.iter().map(|len| *len as usize).sum::<usize>();
+    zstd::bulk::decompress(bytes, len.min(FRAME_MOST)).map_err(|_| damaged_frame())
 }
 
 /// Takes a frame apart, and checks each chunk against its name.
@@ -101,7 +102,7 @@ pub(crate) fn unpack_frame(bytes: &[u8]) -> Result<Vec<u8>, TransferError> {
 /// It is damaged.
 pub(crate) fn open_frame(info: &FrameInfo, bytes: &[u8]) -> Result<Vec<u8>, TransferError> {
     let damaged = damaged_frame;
-    let whole = unpack_frame(bytes)?;
+    let whole = unpack_frame(info, bytes)?;
     let mut rest = whole.as_slice();
     for (id, len) in info.ids().zip(&info.lengths) {
         let (chunk, later) = rest.split_at_checked(*len as usize).ok_or_else(damaged)?;

@@ -3,7 +3,7 @@
 use std::io::{self, Read};
 use std::ops::Range;
 
-use fastcdc::v2020::{Error, StreamCDC};
+use fastcdc::v2020::FastCDC;
 
 /// Bytes of the shortest chunk, but for the last one of a file.
 const SHORTEST: usize = 4 * 1024;
@@ -12,20 +12,35 @@ const AVERAGE: usize = 16 * 1024;
 /// Bytes of the longest chunk.
 pub const LONGEST: usize = 64 * 1024;
 
+/// Bytes that are read at a time.
+const READ: u64 = 1 << 20;
+
+/// How long the first chunk of these bytes is. Fewer than [`LONGEST`] are the end of what is cut.
+pub fn first(bytes: &[u8]) -> usize {
+    let some = &bytes[..bytes.len().min(LONGEST)];
+    FastCDC::new(some, SHORTEST, AVERAGE, LONGEST).cut(0, some.len()).1
+}
+
 /// Cuts what it reads and gives each chunk to `take`.
 ///
 /// # Errors
 /// What cannot be read.
-pub fn cut(read: &mut dyn Read, mut take: impl FnMut(&[u8])) -> io::Result<()> {
-    for chunk in StreamCDC::new(read, SHORTEST, AVERAGE, LONGEST) {
-        match chunk {
-            Ok(chunk) => take(&chunk.data),
-            Err(Error::Empty) => break,
-            Err(Error::IoError(error)) => return Err(error),
-            Err(error) => return Err(io::Error::other(error.to_string())),
+pub fn cut(mut read: &mut dyn Read, mut take: impl FnMut(&[u8])) -> io::Result<()> {
+    let (mut bytes, mut at, mut is_end) = (Vec::new(), 0, false);
+    loop {
+        if !is_end && bytes.len() - at < LONGEST {
+            bytes.drain(..at);
+            at = 0;
+            is_end = (&mut read).take(READ).read_to_end(&mut bytes)? < READ as usize;
         }
+        let rest = &bytes[at..];
+        if rest.is_empty() {
+            return Ok(());
+        }
+        let len = first(rest);
+        take(&rest[..len]);
+        at += len;
     }
-    Ok(())
 }
 
 /// A chunk of a file: its name, which is the BLAKE3 hash of its bytes, and its length.

@@ -14,5 +14,6 @@ pub use below::{file_below, names_below, open_below};
 pub use compare::{Difference, How, compare};
 pub use name::{Attributes, Body, Kind, Node, PIECE, Pieces, TreeName};
 pub use walk::{
-    Contents, Entry, Found, Progress, WalkError, Walked, is_mount, named, read, split, walk, walk_with,
+    Contents, Entry, Found, Progress, Unopened, WalkError, Walked, is_mount, named, read, split, walk,
+    walk_with,
 };

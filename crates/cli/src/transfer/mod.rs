@@ -12,6 +12,8 @@ pub(crate) mod send;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use hayloft_transfer::{Cache, Change, Manifest, TransferError};
 use hayloft_tree::{Progress, TreeName, WalkError};
@@ -62,7 +64,12 @@ fn cache(folder: Option<&PathBuf>) -> anyhow::Result<Cache> {
 struct Share {
     done: AtomicU64,
     all: AtomicU64,
+    /// How much it was when that was shown last, and since when.
+    shown: Mutex<Option<(u64, Instant)>>,
 }
+
+/// When so long nothing is done, it is said for how long.
+const STILL: Duration = Duration::from_secs(3);
 
 impl Share {
     fn set(&self, done: u64, all: u64) {
@@ -75,29 +82,38 @@ impl Share {
         let (done, all) = (self.done.load(Relaxed), self.all.load(Relaxed));
         (done, all, (done * 100).checked_div(all).unwrap_or(0))
     }
+
+    /// For how long it has been as much as now.
+    fn still(&self, done: u64) -> Duration {
+        let mut shown = self.shown.lock().unwrap_or_else(PoisonError::into_inner);
+        let since = shown.filter(|(last, _)| *last == done).map_or_else(Instant::now, |(_, since)| since);
+        *shown = Some((done, since));
+        since.elapsed()
+    }
 }
 
 /// Makes files; on a terminal it is seen how many there are.
 fn making<T>(make: impl FnOnce(&(dyn Fn(u64, u64) + Sync)) -> T) -> T {
-    sharing(|done, all| format!("{} of {} files made", show_count(done), show_count(all)), make)
-}
-
-/// Receives something; on a terminal it is seen how far that has come.
-fn receiving<T>(receive: impl FnOnce(&(dyn Fn(u64, u64) + Sync)) -> T) -> T {
-    sharing(|done, all| format!("{} of {} received", show_size(done), show_size(all)), receive)
-}
-
-/// Does something that tells how much of it is done; on a terminal that is seen.
-fn sharing<T>(
-    text: impl Fn(u64, u64) -> String + Sync,
-    work: impl FnOnce(&(dyn Fn(u64, u64) + Sync)) -> T,
-) -> T {
     let share = Share::default();
     let line = || {
         let (done, all, percent) = share.get();
-        format!("{percent:3} %  {}", text(done, all))
+        format!("{percent:3} %  {} of {} files made", show_count(done), show_count(all))
     };
-    progress::shown(line, || work(&|done, all| share.set(done, all)))
+    progress::shown(line, || make(&|done, all| share.set(done, all)))
+}
+
+/// Receives something; on a terminal it is seen how far that has come, and when nothing comes.
+fn receiving<T>(receive: impl FnOnce(&(dyn Fn(u64, u64) + Sync)) -> T) -> T {
+    let share = Share::default();
+    let line = || {
+        let (done, all, percent) = share.get();
+        let still = match share.still(done) {
+            still if still < STILL => String::new(),
+            still => format!(", nothing for {} s", still.as_secs()),
+        };
+        format!("{percent:3} %  {} of {} received{still}", show_size(done), show_size(all))
+    };
+    progress::shown(line, || receive(&|done, all| share.set(done, all)))
 }
 
 /// A snapshot with its name by content, as the server works it out the first time.

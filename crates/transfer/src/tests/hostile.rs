@@ -81,6 +81,14 @@ fn what_has_not_changed_is_not_read_again() {
     let second = Manifest::of_folder(from.path(), Some(&first), &progress).unwrap();
     assert_eq!(second.to_bytes(), read(from.path()).to_bytes());
     assert_ne!(first.tree, second.tree);
+    assert_eq!(progress.bytes.load(Relaxed), 3, "more than what has changed was read");
+    // What is beside the content is not overlooked.
+    rustix::fs::setxattr(from.path().join("dir/4"), "user.note", b"new", rustix::fs::XattrFlags::empty())
+        .unwrap();
+    fs::set_permissions(from.path().join("dir/5"), fs::Permissions::from_mode(0o600)).unwrap();
+    fs::hard_link(from.path().join("dir/6"), from.path().join("six")).unwrap();
+    let third = Manifest::of_folder(from.path(), Some(&second), &progress).unwrap();
+    assert_eq!(third.to_bytes(), read(from.path()).to_bytes());
     let mut kept = Vec::new();
     File::open(from.path().join("dir/3")).unwrap().read_to_end(&mut kept).unwrap();
     assert_eq!(kept, b"new");

@@ -5,6 +5,7 @@ mod lying;
 mod merging;
 mod mirrors;
 mod odd;
+mod slow;
 
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Read, Write};
