@@ -157,7 +157,7 @@ pub(crate) async fn at_point(
     };
     family::update(&shared.store, &begun.family, &snapshot).await?;
     if snapshot.tree.is_some() && !snapshot.passing {
-        naming::keep_later(shared, &snapshot);
+        naming::keep_later(shared, &snapshot, tree_mark);
     }
     tracing::info!(snapshot = snapshot.shown(), bytes = usage.bytes, inodes = usage.inodes, "snapshot made");
     Ok(snapshot)

@@ -459,3 +459,36 @@ fn of_large_files_of_another_server_what_differs_is_pulled() {
     let sent: Value = serde_json::from_str(&run(&mut command)).unwrap();
     assert_eq!(sent["new_chunks"], 0, "{sent}");
 }
+
+/// Most of the tree is another one, so it is named from all rows, once. What is made of it later is named by what differs.
+#[test]
+fn a_received_tree_is_named_once_and_the_next_one_by_what_differs() {
+    let side = Side::new();
+    let (folder, mirror) = (side.farm.dir().join("folder"), side.farm.dir().join("mirror"));
+    let write = |what: &str, dirs: usize| {
+        for at in 0..dirs * 60 {
+            let dir = folder.join(format!("{}", at / 60));
+            fs::create_dir_all(&dir).unwrap();
+            fs::write(dir.join(format!("{at}")), format!("{what} {at}")).unwrap();
+        }
+    };
+    for (version, dirs) in [("one", 50), ("two", 30)] {
+        write(version, dirs);
+        let name = format!("v@{version}");
+        run(side.ask(["send", folder.to_str().unwrap(), "--as", &name]).arg("--to").arg(&mirror));
+        side.receive(&mirror, "v");
+        let tree = side.tree(folder.to_str().unwrap());
+        run(&mut side.farm.ask(["verify", &name, "--deep", "--against", &tree]));
+    }
+    let mount = side.mount("v");
+    let found = (0..100).any(|at| {
+        fs::write(mount.join("7/425"), format!("changed {at}")).unwrap();
+        side.snapshot(&format!("v@{at}"));
+        let told = run(&mut side.farm.ask(["verify", &format!("v@{at}"), "--json"]));
+        let told: Value = serde_json::from_str(&told).unwrap();
+        told["rows_read"].as_u64().unwrap() < 1000
+    });
+    assert!(found, "all rows are read again and again");
+    fs::write(folder.join("7/425"), fs::read(mount.join("7/425")).unwrap()).unwrap();
+    assert_eq!(side.tree("v"), side.tree(folder.to_str().unwrap()));
+}

@@ -71,18 +71,43 @@ fn add(key: Bytes, keys: &mut BTreeSet<Bytes>) {
     }
 }
 
+/// What journals tell of the rows that differ.
+enum Told {
+    Rows(Changed),
+    /// There are more than it is worth looking up.
+    Many,
+    Nothing,
+}
+
 /// Finds the rows that differ: those that journals tell of, or that are in tables which are not shared, are looked up; when that would be
 /// too many, or nothing is known of them, all are read.
 pub(in crate::versions) async fn changed(old: &Tables, new: &Tables) -> Result<Changed, VolumeError> {
-    let positions = tokio::try_join!(old.position(), new.position())?;
-    let positions = positions.0.zip(positions.1);
-    let descends = positions.as_ref().and_then(|(before, after)| before.is_before(after));
-    if let Some(positions) = positions
-        && let Some(changed) = journaled((old, new), positions).await?
-    {
-        return Ok(Changed { descends, ..changed });
+    let (told, descends) = told(old, new).await?;
+    let changed = match told {
+        Told::Rows(changed) => changed,
+        Told::Many | Told::Nothing => by_tables(old, new).await?,
+    };
+    Ok(Changed { descends, ..changed })
+}
+
+/// As [`changed`], for who can do without; `None` if journals tell that so many differ that all would be read, of both.
+pub(in crate::versions) async fn changed_if_few(
+    old: &Tables,
+    new: &Tables,
+) -> Result<Option<Changed>, VolumeError> {
+    match told(old, new).await? {
+        (Told::Rows(changed), _) => Ok(Some(changed)),
+        (Told::Many, _) => Ok(None),
+        (Told::Nothing, _) => by_tables(old, new).await.map(Some),
     }
-    Ok(Changed { descends, ..by_tables(old, new).await? })
+}
+
+/// What journals tell, and whether the second one came of the first one, if that is known.
+async fn told(old: &Tables, new: &Tables) -> Result<(Told, Option<bool>), VolumeError> {
+    let positions = tokio::try_join!(old.position(), new.position())?;
+    let Some((before, after)) = positions.0.zip(positions.1) else { return Ok((Told::Nothing, None)) };
+    let descends = before.is_before(&after);
+    Ok((journaled((old, new), (before, after)).await?, descends))
 }
 
 /// The rows that differ where no journal tells: those in tables that are not shared, or all.
@@ -123,8 +148,8 @@ async fn by_tables(old: &Tables, new: &Tables) -> Result<Changed, VolumeError> {
 async fn journaled(
     (old, new): (&Tables, &Tables),
     (before, after): (Position, Position),
-) -> Result<Option<Changed>, VolumeError> {
-    let Some(parted) = before.parts_from(&after) else { return Ok(None) };
+) -> Result<Told, VolumeError> {
+    let Some(parted) = before.parts_from(&after) else { return Ok(Told::Nothing) };
     // A file is an inode and a name, and all are read in both.
     let keys_max = KEYS_MIN.max(new.inodes().await? / LOOKUP_COST * 2);
     let (mut changed, mut keys) = (Changed::default(), BTreeSet::new());
@@ -134,11 +159,11 @@ async fn journaled(
         }
         match side.journaled(parted, &mut keys, keys_max).await? {
             Some(read) => changed.rows_read += read,
-            None => return Ok(None),
+            None => return Ok(Told::Many),
         }
     }
     looked_up(old, new, keys, &mut changed).await?;
-    Ok(Some(changed))
+    Ok(Told::Rows(changed))
 }
 
 /// So many keys that lie beside each other are read in their order, as long as no more than so many rows lie there for each.

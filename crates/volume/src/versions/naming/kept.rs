@@ -82,9 +82,9 @@ impl Kept {
     }
 
     /// From now on this one is known. That it is not costs time only.
-    pub(super) async fn write(shared: &Shared, family: &str, of: &Snapshot, nodes: Nodes) {
-        let (Some(checkpoint), false) = (of.checkpoint, nodes.known.len() > FILES_MAX) else { return };
-        let kept = Kept { of: (of.database.clone(), checkpoint), known: nodes.into_known() };
+    pub(super) async fn write(shared: &Shared, family: &str, of: &Snapshot, known: Vec<(Ino, Node)>) {
+        let (Some(checkpoint), false) = (of.checkpoint, known.len() > FILES_MAX) else { return };
+        let kept = Kept { of: (of.database.clone(), checkpoint), known };
         if let Err(error) = shared.store.put(&path(family), kept.encode()).await {
             tracing::debug!(family, %error, "the nodes of a snapshot are not kept");
         }
@@ -99,9 +99,9 @@ impl Kept {
         let of = Snapshot::at(&self.of.0, self.of.1);
         // It may be deleted by now.
         let Ok(before) = Tables::open(shared, &of).await else { return Ok(None) };
-        let changed = changed::changed(&before, reader.tables).await;
+        let changed = changed::changed_if_few(&before, reader.tables).await;
         before.close().await;
-        let Ok(changed) = changed else { return Ok(None) };
+        let Ok(Some(changed)) = changed else { return Ok(None) };
         if (changed.inodes.len() + changed.names.len()) * PART > self.known.len() {
             return Ok(None);
         }

@@ -7,7 +7,9 @@ mod nodes;
 
 use std::sync::Arc;
 
+use hayloft_model::Ino;
 use hayloft_tree::TreeName;
+use hayloft_tree::name::Node;
 use hayloft_wire::Version;
 use parking_lot::Mutex;
 
@@ -60,14 +62,16 @@ pub(crate) async fn name(
     }
     let point = Point::of(shared, of, by).await?;
     let anew = anew && point.snapshot.tree.is_some();
-    let named = named(shared, &point, anew).await;
-    if let (Ok(named), true) = (&named, point.is_made)
+    let mut named = named(shared, &point, anew).await;
+    if let (Ok((named, nodes)), true) = (&mut named, point.is_made)
         && let Some((database, mark)) = shared.remembered.tree(&point.snapshot)
     {
-        shared.lately_named.put(database, mark, named.name);
+        let nodes = nodes.take().filter(|nodes| nodes.known.len() as u64 <= LISTED_MAX);
+        let known = nodes.map(Nodes::into_known);
+        shared.lately_named.put(Lately { database, mark, name: named.name, known });
     }
     point.done(shared).await?;
-    let mut named = named?;
+    let (mut named, _) = named?;
     if !of.snapshot.is_empty() && named.snapshot.tree.is_none() {
         named.snapshot = change(shared, of, |snapshot| {
             snapshot.tree.get_or_insert_with(|| named.name.to_string());
@@ -78,39 +82,62 @@ pub(crate) async fn name(
     Ok(named)
 }
 
+/// A tree that was named.
+struct Lately {
+    database: String,
+    mark: u64,
+    name: TreeName,
+    /// The nodes of its files, until a snapshot keeps them.
+    known: Option<Vec<(Ino, Node)>>,
+}
+
+impl Lately {
+    fn is(&self, database: &str, mark: u64) -> bool {
+        self.database == database && self.mark == mark
+    }
+}
+
 /// The tree that was named last without a snapshot of it: of one that is made of it later the name is known.
 #[derive(Default)]
-pub(crate) struct LatelyNamed(Mutex<Option<(String, u64, TreeName)>>);
+pub(crate) struct LatelyNamed(Mutex<Option<Lately>>);
 
 impl LatelyNamed {
-    fn put(&self, database: String, mark: u64, name: TreeName) {
-        *self.0.lock() = Some((database, mark, name));
+    fn put(&self, named: Lately) {
+        *self.0.lock() = Some(named);
     }
 
     /// The name of the tree that a database has with a mark, see [`point::tree`].
     pub(super) fn of(&self, database: &str, mark: u64) -> Option<TreeName> {
-        let named = self.0.lock();
-        named.as_ref().filter(|(of, at, _)| of == database && *at == mark).map(|(.., name)| *name)
+        self.0.lock().as_ref().filter(|named| named.is(database, mark)).map(|named| named.name)
+    }
+
+    /// The nodes of its files, once.
+    fn take_known(&self, database: &str, mark: u64) -> Option<Vec<(Ino, Node)>> {
+        self.0.lock().as_mut().filter(|named| named.is(database, mark))?.known.take()
     }
 
     /// The tree of a database that had one mark has another one from now on.
     pub(super) fn moved(&self, database: &str, from: u64, to: u64) {
-        if let Some((of, mark, _)) = &mut *self.0.lock()
-            && of == database
-            && *mark == from
-        {
-            *mark = to;
+        if let Some(named) = self.0.lock().as_mut().filter(|named| named.is(database, from)) {
+            named.mark = to;
         }
     }
 }
 
-/// A snapshot has its name from its beginning: while nobody waits it is worked out what is known of it when the next one is named.
-pub(super) fn keep_later(shared: &Arc<Shared>, snapshot: &Snapshot) {
+/// A snapshot has its name from its beginning, as the tree that a database has with this mark: while nobody waits it is kept what is known of
+/// it when the next one is named, and worked out if that is not at hand any more.
+pub(super) fn keep_later(shared: &Arc<Shared>, snapshot: &Snapshot, mark: u64) {
     let (shared, point) = (Arc::clone(shared), Point { snapshot: snapshot.clone(), is_made: false });
+    let known = shared.lately_named.take_known(&snapshot.database, mark);
     tokio::spawn(async move {
+        if let Some(known) = known
+            && let Ok(entry) = registry::read(&shared.store, &point.snapshot.volume).await
+        {
+            return Kept::write(&shared, entry.family(), &point.snapshot, known).await;
+        }
         match named(&shared, &point, false).await {
-            Ok(named) if Some(named.name.to_string()) == point.snapshot.tree => {}
-            Ok(named) => {
+            Ok((named, _)) if Some(named.name.to_string()) == point.snapshot.tree => {}
+            Ok((named, _)) => {
                 tracing::error!(snapshot = point.snapshot.shown(), name = %named.name, "a snapshot has another tree than its name says");
             }
             Err(error) => {
@@ -173,7 +200,12 @@ pub(super) async fn forget(shared: &Shared, family: &str) -> Result<(), VolumeEr
     Ok(shared.store.delete(&kept::path(family)).await?)
 }
 
-async fn named(shared: &Arc<Shared>, point: &Point, anew: bool) -> Result<Named, VolumeError> {
+/// Works out a name; of a snapshot that is there to stay the nodes are kept, and of another one they are given.
+async fn named(
+    shared: &Arc<Shared>,
+    point: &Point,
+    anew: bool,
+) -> Result<(Named, Option<Nodes>), VolumeError> {
     let snapshot = &point.snapshot;
     let entry = registry::read(&shared.store, &snapshot.volume).await?;
     let family = entry.family().to_owned();
@@ -199,11 +231,13 @@ async fn named(shared: &Arc<Shared>, point: &Point, anew: bool) -> Result<Named,
         };
         let root = directories::root(&reader, &mut nodes, listed).await?;
         let (name, rows_read) = (TreeName(root), nodes.rows_read);
+        let named = Named { snapshot: snapshot.clone(), name, rows_read };
         // With one that goes at once nothing can be compared later.
-        if !point.is_made {
-            Kept::write(shared, &family, snapshot, nodes).await;
+        if point.is_made {
+            return Ok((named, Some(nodes)));
         }
-        Ok(Named { snapshot: snapshot.clone(), name, rows_read })
+        Kept::write(shared, &family, snapshot, nodes.into_known()).await;
+        Ok((named, None))
     };
     let named = named.await;
     tables.close().await;
