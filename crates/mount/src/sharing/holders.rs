@@ -14,6 +14,7 @@
 //! hint: everything is also looked at a few times a second as long as there are locks, and when somebody is refused.
 #![allow(unsafe_code)]
 
+use std::collections::HashSet;
 use std::ffi::CString;
 use std::io::{self, Error};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
@@ -308,19 +309,46 @@ impl Alarm {
         unsafe { libc::write(self.bell.as_raw_fd(), (&raw const one).cast(), 8) };
     }
 
-    /// Waits for something to look at, or for the time to be over; whether there is something.
-    pub(crate) fn wait(&self, timeout_ms: i32) -> bool {
+    /// Waits for something to look at, or for the time to be over.
+    pub(crate) fn wait(&self, timeout_ms: i32) -> Rang {
         let mut events = [libc::epoll_event { events: 0, u64: 0 }; 16];
         // SAFETY: room for as many events as said.
         let count = unsafe { libc::epoll_wait(self.poll.as_raw_fd(), events.as_mut_ptr(), 16, timeout_ms) };
+        let own = [self.closes.as_raw_fd() as u64, self.bell.as_raw_fd() as u64];
+        let is_process = |event: &libc::epoll_event| !own.contains(&{ event.u64 });
+        let ended = events.iter().take(count.max(0) as usize).any(is_process);
+        let mut rang = Rang { closed: HashSet::new(), any_closed: false, ended };
         let mut buffer = [0u8; 4096];
-        for fd in [self.closes.as_raw_fd(), self.bell.as_raw_fd()] {
-            // What they say does not matter, only that they said it.
+        loop {
             // SAFETY: the buffer is valid for its length.
-            while unsafe { libc::read(fd, buffer.as_mut_ptr().cast(), buffer.len()) } > 8 {}
+            let len =
+                unsafe { libc::read(self.closes.as_raw_fd(), buffer.as_mut_ptr().cast(), buffer.len()) };
+            let Some(mut rest) = usize::try_from(len).ok().filter(|len| *len > 0).map(|len| &buffer[..len])
+            else {
+                break;
+            };
+            while let Some((event, behind)) = rest.split_at_checked(size_of::<libc::inotify_event>()) {
+                let field = |at: usize| u32::from_ne_bytes(std::array::from_fn(|byte| event[at + byte]));
+                rang.any_closed |= field(4) & libc::IN_Q_OVERFLOW != 0;
+                rang.closed.insert(field(0) as i32);
+                rest = behind.get(field(12) as usize..).unwrap_or_default();
+            }
         }
-        count > 0
+        // SAFETY: the buffer is valid for its length. What it says does not matter, only that it said it.
+        unsafe { libc::read(self.bell.as_raw_fd(), buffer.as_mut_ptr().cast(), 8) };
+        rang
     }
+}
+
+/// What an [`Alarm`] rang for; beside that, somebody may have rung the bell.
+#[derive(Debug)]
+pub(crate) struct Rang {
+    /// Watches of files that were closed.
+    pub(crate) closed: HashSet<i32>,
+    /// Others may have been, too many to tell.
+    pub(crate) any_closed: bool,
+    /// A process has ended.
+    pub(crate) ended: bool,
 }
 
 #[cfg(test)]

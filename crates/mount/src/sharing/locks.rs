@@ -3,6 +3,7 @@
 
 mod state;
 
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -210,6 +211,9 @@ impl Locks {
         }
         state.drop_idle(wanted.ino, &self.alarm);
         let is_used = !state.tables.is_empty() || !state.open_files.is_empty();
+        if is_used {
+            state.unseen.insert(wanted.ino);
+        }
         drop(state);
         if is_used {
             self.start_looking();
@@ -415,7 +419,7 @@ impl Locks {
     /// Looks whether holders of a file are gone; whether the server knows of an end now that it may not have known
     /// when it refused.
     fn look_at_file(&self, ino: Ino, interrupt: &Interrupt) -> bool {
-        let mut found = self.look_at(Some(ino));
+        let mut found = self.look_at(Some(&HashSet::from([ino])));
         // Another thread may have seen it, and not yet have told.
         let mut state = self.state.lock();
         while state.ending.contains_key(&ino) && !interrupt.interrupted() {
@@ -427,8 +431,8 @@ impl Locks {
 
     /// Looks whether holders are gone, of one file or of all, and gives up what they held; whether there was
     /// something.
-    fn look_at(&self, ino: Option<Ino>) -> bool {
-        let over = self.state.lock().take_over(ino, &self.alarm);
+    fn look_at(&self, files: Option<&HashSet<Ino>>) -> bool {
+        let over = self.state.lock().take_over(files, &self.alarm);
         over.iter().for_each(|lock| self.give_up(lock));
         !over.is_empty()
     }
@@ -447,24 +451,36 @@ impl Locks {
         }
     }
 
-    /// Sleeps without a time limit when nobody holds anything.
+    /// Sleeps without a time limit when nobody holds anything. Of files that were closed, and those of processes that have ended, the holders
+    /// are looked at at once, all of them from time to time.
     fn run(&self) {
-        let mut pause = LOOK;
+        let mut next = Instant::now();
         while !self.ended.load(Ordering::Acquire) {
             let idle = {
                 let state = self.state.lock();
                 state.tables.is_empty() && state.open_files.is_empty()
             };
-            let rang = self.alarm.wait(if idle { -1 } else { pause.as_millis() as i32 });
+            let pause = next.saturating_duration_since(Instant::now());
+            let mut files = self.wait(if idle { -1 } else { pause.as_millis() as i32 + 1 });
+            self.look_at(Some(&files));
+            let again = if files.is_empty() { &[][..] } else { &LOOK_AGAIN_MS };
+            for again_ms in again {
+                files.extend(self.wait(*again_ms));
+                self.look_at(Some(&files));
+            }
             let begun = Instant::now();
-            self.look_at(None);
-            // Thousands of locks are looked at less often: at most a twentieth of a core is for this.
-            pause = LOOK.max(begun.elapsed() * 20);
-            for again_ms in LOOK_AGAIN_MS.into_iter().filter(|_| rang) {
-                self.alarm.wait(again_ms);
+            if begun >= next {
                 self.look_at(None);
+                // Thousands of locks are looked at less often: at most a twentieth of a core is for this.
+                next = begun + LOOK.max(begun.elapsed() * 20);
             }
         }
+    }
+
+    /// Waits until something is to be looked at; which files.
+    fn wait(&self, timeout_ms: i32) -> HashSet<Ino> {
+        let rang = self.alarm.wait(timeout_ms);
+        self.state.lock().rung_for(&rang)
     }
 }
 

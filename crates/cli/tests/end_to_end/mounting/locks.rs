@@ -361,6 +361,39 @@ assert free()
 }
 
 #[test]
+fn thousands_of_locked_files_do_not_hold_up_each_other() {
+    python(
+        &Place::new(),
+        r#"
+import resource
+resource.setrlimit(resource.RLIMIT_NOFILE, (6000, 6000))
+names = [f"{path}-{number}" for number in range(5000)]
+ready, go = os.pipe()
+def hold():
+    files = [open(name, "w+b") for name in names]
+    for each in files:
+        fcntl.flock(each, EX)
+    os.write(go, b"x")
+    signal.pause()
+holder = forked(hold)
+os.read(ready, 1)
+for name in names[::500]:
+    with open(name, "r+b") as mine:
+        try:
+            fcntl.flock(mine, EX | NB)
+            assert False, name
+        except BlockingIOError:
+            pass
+os.kill(holder, signal.SIGKILL)
+os.waitpid(holder, 0)
+for name in names:
+    with open(name, "r+b") as mine:
+        fcntl.flock(mine, EX)
+"#,
+    );
+}
+
+#[test]
 fn locks_of_the_host_alone_cost_the_server_nothing() {
     let farm = crate::setup::farm::Farm::new();
     farm.create("v");

@@ -6,7 +6,7 @@ use std::collections::{HashMap, HashSet};
 use hayloft_model::locks::{Family, Lock, Locks as Table, Owner};
 use hayloft_model::{Ino, SessionId};
 
-use crate::sharing::holders::{Alarm, FileId, OpenFiles, Process};
+use crate::sharing::holders::{Alarm, FileId, OpenFiles, Process, Rang};
 use crate::sharing::locks::Wanted;
 
 /// A process that holds or wants locks of fcntl. The kernel's owner of these is the table of descriptors.
@@ -41,6 +41,8 @@ pub(super) struct State {
     pub(super) tables: HashMap<u64, Descriptors>,
     pub(super) open_files: HashMap<u64, OpenFile>,
     pub(super) watches: HashMap<Ino, i32>,
+    /// Files whose holders are to be looked at: they were not while a call was pending.
+    pub(super) unseen: HashSet<Ino>,
     /// What this session holds at the server.
     pub(super) held: Table,
     /// Files of which an end is being told to the server, and how many.
@@ -137,13 +139,26 @@ impl State {
         over
     }
 
-    /// Takes out what those held who are gone.
-    pub(super) fn take_over(&mut self, ino: Option<Ino>, alarm: &Alarm) -> Vec<Lock> {
-        let concerns = |hold: &Hold| hold.pending == 0 && ino.is_none_or(|ino| ino.0 == hold.file.ino);
-        let mut gone: Vec<(u64, Ino)> = Vec::new();
+    /// The files that an alarm is about.
+    pub(super) fn rung_for(&mut self, rang: &Rang) -> HashSet<Ino> {
+        let mut files = std::mem::take(&mut self.unseen);
+        let is_closed = |watch: &i32| rang.any_closed || rang.closed.contains(watch);
+        files.extend(self.watches.iter().filter(|(_, watch)| is_closed(watch)).map(|(ino, _)| *ino));
+        if rang.ended {
+            let ended = self.tables.values().filter(|table| table.processes.iter().any(Process::has_ended));
+            files.extend(ended.flat_map(|table| table.files.keys()));
+        }
+        files
+    }
+
+    /// Takes out what those held who are gone, of some files or of all.
+    pub(super) fn take_over(&mut self, files: Option<&HashSet<Ino>>, alarm: &Alarm) -> Vec<Lock> {
+        let concerns =
+            |hold: &Hold| hold.pending == 0 && files.is_none_or(|files| files.contains(&Ino(hold.file.ino)));
+        let mut gone: HashSet<(u64, Ino)> = HashSet::new();
         for open_file in self.open_files.values().filter(|open_file| concerns(&open_file.hold)) {
             if !open_file.hold.open.any() {
-                gone.push((open_file.id, Ino(open_file.hold.file.ino)));
+                gone.insert((open_file.id, Ino(open_file.hold.file.ino)));
             }
         }
         for table in self.tables.values() {
@@ -151,7 +166,7 @@ impl State {
             for hold in table.files.values().filter(|hold| concerns(hold)) {
                 let has_open = |process: &Process| process.has_open(hold.file, hold.fd);
                 if ended || !hold.open.any() || !table.processes.iter().any(has_open) {
-                    gone.push((table.id, Ino(hold.file.ino)));
+                    gone.insert((table.id, Ino(hold.file.ino)));
                 }
             }
         }
