@@ -41,6 +41,8 @@ pub fn protect() -> Result<()> {
         std::env::vars_os().map(|(key, value)| text(joined(&key, &value))).collect::<io::Result<Vec<_>>>();
     let error =
         args.and_then(|args| Ok((args, env?))).map_or_else(|error| error, |(args, env)| execute(&args, env));
+    // Where there can be no roots at all, that is why.
+    crate::kernel::check()?;
     Err(error).trying(|| "execute this program from where nothing can change it".to_owned())
 }
 
