@@ -111,8 +111,8 @@ impl Deref for DbSnapshot {
     }
 }
 
-/// Closes a database, with a table file of what is in the log only, if that can be had in time: there is no room for one when
-/// compactions are behind.
+/// Closes a database, with a table file of what is in the log only, if that can be had in time: there is no room for one when a
+/// compaction is awaited, which none can begin for half a minute after a server was killed that had begun one.
 async fn close(db: &slatedb::Db, patience: Duration) -> Result<(), slatedb::Error> {
     let table_file = db.flush_with_options(FlushOptions { flush_type: FlushType::MemTable });
     // What is wrong with the database the close tells.

@@ -22,7 +22,6 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use hayloft_store::Store;
-use slatedb::admin::AdminBuilder;
 use slatedb::config::{
     CompactionWorkerOptions, CompactorOptions, GarbageCollectorDirectoryOptions, GarbageCollectorOptions,
     GarbageCollectorScheduleOptions, ScanOptions, SizeTieredCompactionSchedulerOptions,
@@ -30,7 +29,7 @@ use slatedb::config::{
 use slatedb::db_cache::DbCache;
 use slatedb::{CompactorBuilder, DbIterator, Settings};
 
-use crate::database::compaction::{AfterClaims, Wish};
+use crate::database::compaction::Wish;
 use crate::database::homes::Homes;
 use crate::database::ledger::Ledger;
 use crate::database::rows::Rows;
@@ -123,13 +122,10 @@ pub(crate) async fn open(
     let ledger = Ledger::new(store, volume_id);
     let noting = Arc::clone(&ledger);
     let objects = store.objects_watched(Arc::new(move |path, payload| noting.note(path, payload)));
-    let admin = AdminBuilder::new(path(volume_id), Arc::clone(&objects)).build();
-    let clock = AfterClaims::of(&admin, &compactor()).await;
     let compactor = CompactorBuilder::new(path(volume_id), Arc::clone(&objects))
         .with_options(compactor())
         .with_scheduler_supplier(Arc::new(whole.clone()));
     let db = slatedb::Db::builder(path(volume_id), objects)
-        .with_system_clock(Arc::new(clock))
         .with_compactor_builder(compactor)
         .with_settings(settings(unflushed_bytes))
         .with_db_cache(cache, cache_id)
