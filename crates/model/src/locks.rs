@@ -265,6 +265,12 @@ impl Locks {
         self.total
     }
 
+    /// Whether to give up a range would make two locks of one.
+    pub fn splits(&self, range: &Lock) -> bool {
+        let queue = self.queues.get(&range.key());
+        queue.is_some_and(|queue| queue.held.splits(range.owner, range.start, range.end))
+    }
+
     /// Whether an owner holds anything of a file in one family.
     pub fn holds(&self, ino: Ino, family: Family, owner: Owner) -> bool {
         let queue = self.queues.get(&(ino, family));
@@ -376,10 +382,10 @@ impl Locks {
     /// Adds the owners of what is in the way of a lock of fcntl, as far as so much may be looked at.
     fn in_the_way(&self, lock: &Lock, owners: &mut BTreeSet<Owner>, looks: &mut usize) {
         let queue = self.queues.get(&lock.key()).filter(|_| lock.family == Family::Posix);
-        let near = queue.into_iter().flat_map(|queue| queue.held.overlapping(lock));
-        for (_, owner) in near.take(SEARCH_MAX.saturating_sub(*looks)) {
+        let near = queue.into_iter().flat_map(|queue| queue.held.near_to(lock));
+        for (_, owner, hits) in near.take(SEARCH_MAX.saturating_sub(*looks)) {
             *looks += 1;
-            if owner != lock.owner {
+            if hits && owner != lock.owner {
                 owners.insert(owner);
             }
         }

@@ -321,10 +321,10 @@ impl<'a> Packs<'a> {
             let (mut infos, mut used, mut told) = (infos.iter().peekable(), 0, 0);
             // Each frame is kept when it is there, and not only when all are.
             let take = &mut |bytes: &[u8]| {
-                let more = bytes.len() as u64 - told;
+                let more = (bytes.len() as u64).saturating_sub(told);
                 told += more;
                 progress(come.fetch_add(more, Relaxed) + more, total);
-                while let Some(info) = infos.next_if(|info| bytes.len() - used >= info.length as usize) {
+                while let Some(info) = infos.next_if(|info| bytes.len() >= used + info.length as usize) {
                     let frame = &bytes[used..used + info.length as usize];
                     let open = pack::open_frame(info, frame)?;
                     let (file, fetched, _) = &mut *state.lock();

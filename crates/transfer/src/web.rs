@@ -183,13 +183,12 @@ impl Web {
         range: Option<(u64, u64)>,
         come: &mut Come<'_>,
     ) -> Result<Option<Vec<u8>>, TransferError> {
-        let (mut tried, mut bytes) = (0, Vec::new());
+        let (mut tried, mut bytes, mut mark) = (0, Vec::new(), 0);
         loop {
-            let before = bytes.len();
             match self.get_once(path, range, &mut bytes, come) {
                 Ok(is_there) => return Ok(is_there.then_some(bytes)),
                 Err(Failed::Lasting(error)) => return Err(error),
-                Err(Failed::Passing(_)) if bytes.len().saturating_sub(before) >= STEP => tried = 0,
+                Err(Failed::Passing(_)) if bytes.len() >= mark + STEP => (tried, mark) = (0, bytes.len()),
                 Err(Failed::Passing(error)) if tried + 1 == TRIES => return Err(TransferError::Web(error)),
                 Err(Failed::Passing(_)) => tried += 1,
             }
@@ -208,6 +207,9 @@ impl Web {
         let url = self.shown(path);
         let mut ask = self.agent.get(&url);
         if let Some((offset, len)) = range {
+            if bytes.len() as u64 == len {
+                return Ok(true);
+            }
             ask = ask.header("Range", format!("bytes={}-{}", offset + bytes.len() as u64, offset + len - 1));
         }
         let mut answer =
@@ -224,8 +226,14 @@ impl Web {
             (200, Some((offset, len))) => {
                 let mut all = Vec::new();
                 self.take(body, offset + len, &mut all, &mut |_| Ok(())).map_err(|failed| failed.at(&url))?;
+                let come = all.len() as u64;
+                if come != offset + len {
+                    // Not the file, then; what has come before stays.
+                    let said = format!("{url}: the web server sent {come} bytes instead of {}", offset + len);
+                    return Err(Failed::Passing(said));
+                }
                 self.knows_no_ranges.store(true, Relaxed);
-                all.drain(..all.len().min(usize::try_from(offset).unwrap_or(usize::MAX)));
+                all.drain(..usize::try_from(offset).unwrap_or(usize::MAX));
                 *bytes = all;
             }
             (200, None) => {

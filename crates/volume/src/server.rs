@@ -206,6 +206,26 @@ impl Shared {
         self.place(name).await.lock_owned().await
     }
 
+    /// Changes what the registry says of a volume, which gets no other tree meanwhile: else the entry would lead back to the old one.
+    ///
+    /// # Errors
+    /// [`VolumeError::ShuttingDown`]: it has got another one already, or was closed. The entry cannot be written.
+    pub(crate) async fn change_entry(
+        &self,
+        volume: &Arc<Volume>,
+        change: impl FnOnce(&mut Registered),
+    ) -> Result<Registered, VolumeError> {
+        let place = self.hold(&volume.name).await;
+        if !place.as_ref().is_some_and(|open| Arc::ptr_eq(open, volume) && open.is_usable()) {
+            return Err(VolumeError::ShuttingDown);
+        }
+        let mut entry = volume.registered.lock().clone();
+        change(&mut entry);
+        registry::update(&self.store, &volume.name, &entry).await?;
+        *volume.registered.lock() = entry.clone();
+        Ok(entry)
+    }
+
     /// The volume, or the snapshot, of that name if it is open.
     pub(crate) async fn opened(&self, name: &str) -> Option<Arc<Volume>> {
         let place = self.volumes.lock().await.get(name).cloned()?;

@@ -41,8 +41,8 @@ impl Held {
         self.by_owner.range((owner, 0)..=(owner, u64::MAX)).map(|(_, lock)| lock)
     }
 
-    /// Where, and whose, what overlaps a lock in a mode that does not go with its own; what its owner has included.
-    pub(super) fn overlapping(&self, lock: &Lock) -> impl Iterator<Item = (u64, Owner)> {
+    /// Where, and whose, what is near a lock in a mode that does not go with its own, what its owner has included; whether it overlaps.
+    pub(super) fn near_to(&self, lock: &Lock) -> impl Iterator<Item = (u64, Owner, bool)> {
         // Who shares is in the way of those who do not; these are in everybody's.
         let least = if lock.mode == Mode::Exclusive { Mode::Shared } else { Mode::Exclusive };
         let (start, end) = (lock.start, lock.end);
@@ -50,13 +50,18 @@ impl Held {
             let longest = u64::MAX >> (63 - class);
             held.range((start.saturating_sub(longest - 1), Owner::MIN)..=(end, Owner::MAX))
         });
-        near.filter(move |(_, last)| **last >= start).map(|(place, _)| *place)
+        near.map(move |((first, owner), last)| (*first, *owner, *last >= start))
     }
 
     /// What is in the way of a lock.
     pub(super) fn obstacle(&self, lock: &Lock) -> Option<&Lock> {
-        let (first, owner) = self.overlapping(lock).find(|(_, owner)| *owner != lock.owner)?;
+        let (first, owner, _) = self.near_to(lock).find(|(_, owner, hits)| *hits && *owner != lock.owner)?;
         self.by_owner.get(&(owner, first))
+    }
+
+    /// Whether something of an owner begins before a range, and ends behind it: to free the range makes two of it.
+    pub(super) fn splits(&self, owner: Owner, start: u64, end: u64) -> bool {
+        self.near(owner, start, end).first().is_some_and(|lock| lock.start < start && lock.end > end)
     }
 
     /// Takes from an owner what it holds of a range; whether there was something.

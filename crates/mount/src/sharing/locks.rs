@@ -22,6 +22,8 @@ use crate::sharing::locks::state::{Holder, State};
 
 /// How often all holders are looked at while there are any.
 const LOOK: Duration = Duration::from_millis(250);
+/// The same where there are thousands.
+const LOOK_AT_LEAST: Duration = Duration::from_secs(5);
 
 /// When to look again after an alarm, milliseconds: it rings shortly before a file is closed for good.
 const LOOK_AGAIN_MS: [i32; 4] = [1, 2, 5, 20];
@@ -470,9 +472,10 @@ impl Locks {
             }
             let begun = Instant::now();
             if begun >= next {
-                self.look_at(None);
-                // Thousands of locks are looked at less often: at most a twentieth of a core is for this.
-                next = begun + LOOK.max(begun.elapsed() * 20);
+                let over = self.state.lock().take_over(None, &self.alarm);
+                // Thousands of locks are looked at less often: at most a twentieth of a core is for this, as long as that is often enough.
+                next = begun + (begun.elapsed() * 20).clamp(LOOK, LOOK_AT_LEAST);
+                over.iter().for_each(|lock| self.give_up(lock));
             }
         }
     }

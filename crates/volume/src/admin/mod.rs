@@ -139,18 +139,21 @@ async fn allow(shared: &Arc<Shared>, peer: &Peer, body: &Body) -> Result<(), Vol
 /// Changes who may do what; who has lost a right is told so at once.
 async fn set_rights(shared: &Arc<Shared>, set: &SetRights) -> Result<(), VolumeError> {
     let volume = shared.volume(&set.name).await?;
-    let mut registered = volume.registered.lock().clone();
-    if let Some(grant) = &set.grant {
+    let new = set.grant.as_ref().map(|grant| {
         let right = if grant.right.is_empty() { "none" } else { &grant.right };
-        let new = Grant::new(&grant.who, right, &grant.from)?;
-        registered.rights.retain(|old| old.who != new.who);
-        if !grant.right.is_empty() {
-            registered.rights.push(new);
+        Ok::<_, VolumeError>((Grant::new(&grant.who, right, &grant.from)?, grant.right.is_empty()))
+    });
+    let new = new.transpose()?;
+    let change = |entry: &mut Registered| {
+        if let Some((new, is_taken)) = new {
+            entry.rights.retain(|old| old.who != new.who);
+            if !is_taken {
+                entry.rights.push(new);
+            }
         }
-    }
-    registered.trusted = set.trusted.unwrap_or(registered.trusted);
-    registry::update(&shared.store, &set.name, &registered).await?;
-    *volume.registered.lock() = registered.clone();
+        entry.trusted = set.trusted.unwrap_or(entry.trusted);
+    };
+    let registered = shared.change_entry(&volume, change).await?;
     shared.peers.recheck(&set.name, |peer| shared.right_of(peer, &registered));
     Ok(())
 }
@@ -197,13 +200,10 @@ async fn perform(shared: &Arc<Shared>, peer: &Peer, body: Body) -> Result<Answer
         }
         Body::SetQuota(set) => {
             let volume = shared.volume(&set.name).await?;
-            let registered = Registered {
-                quota_bytes: set.quota_bytes,
-                quota_inodes: set.quota_inodes,
-                ..volume.registered.lock().clone()
+            let change = |entry: &mut Registered| {
+                (entry.quota_bytes, entry.quota_inodes) = (set.quota_bytes, set.quota_inodes);
             };
-            registry::update(&shared.store, &set.name, &registered).await?;
-            *volume.registered.lock() = registered;
+            shared.change_entry(&volume, change).await?;
             Answer::Done(Done {})
         }
         Body::SetRights(set) => {

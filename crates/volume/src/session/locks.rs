@@ -7,7 +7,7 @@
 use std::collections::{HashMap, HashSet};
 
 use hayloft_model::SessionId;
-use hayloft_model::locks::{Answer as Outcome, LAST_BYTE, Lock, Locks as Table, Wait};
+use hayloft_model::locks::{Answer as Outcome, Lock, Locks as Table, Wait};
 use hayloft_wire::client_message::Body;
 use hayloft_wire::server_message::Body as Answer;
 use hayloft_wire::{LockAnswer, LockKind, LockMessage, LockRequest};
@@ -71,19 +71,19 @@ pub(crate) struct Locks {
 
 /// Answers that are ready; they go out after the lock is released, each to its own connection.
 #[must_use]
-pub(crate) struct Ready(Vec<(Asker, LockAnswer)>);
+pub(crate) struct Ready(Vec<(Asker, Result<LockAnswer, VolumeError>)>);
 
 impl Ready {
     /// Queues them. A client that does not read holds up nobody else.
     pub(crate) fn send(self) {
-        let mut by_session: HashMap<SessionId, Vec<(Asker, LockAnswer)>> = HashMap::new();
-        for ready in self.0 {
-            by_session.entry(ready.0.session).or_default().push(ready);
+        let mut by_session: HashMap<SessionId, Vec<_>> = HashMap::new();
+        for (asker, answer) in self.0 {
+            by_session.entry(asker.session).or_default().push((asker, answer));
         }
         for answers in by_session.into_values() {
             tokio::spawn(async move {
                 for (asker, answer) in answers {
-                    asker.replies.send(asker.request, Answer::Locked(answer)).await;
+                    asker.replies.answer(asker.request, answer.map(Answer::Locked)).await;
                 }
             });
         }
@@ -164,7 +164,9 @@ impl Locks {
                 state.early.push(Early { asker, ask });
                 None
             } else {
-                state.has_place(&lock)?;
+                if state.table.splits(&lock) {
+                    state.has_place(&lock)?;
+                }
                 state.table.unset(&lock);
                 Some(LockAnswer::default())
             }
@@ -190,12 +192,13 @@ impl Locks {
         drop(state);
         // Of no file: given up, and not in anybody's way.
         let given_up = LockAnswer { conflict: Some(LockMessage::default()), deadlock: false };
-        Ready(asker.into_iter().map(|asker| (asker, given_up)).collect()).send();
+        Ready(asker.into_iter().map(|asker| (asker, Ok(given_up))).collect()).send();
     }
 
     /// A session says, on a new connection, what it holds. It will send again what it still waits for.
     pub(crate) fn claim(&self, session: SessionId, locks: &[LockMessage]) -> Result<(), VolumeError> {
-        if locks.len() > SESSION_LOCKS_MAX {
+        // What waited was not counted when it was granted.
+        if locks.len() > SESSION_LOCKS_MAX + 2 * SESSION_WAITS_MAX {
             return Err(TOO_MANY);
         }
         let locks: Vec<Lock> = locks
@@ -203,11 +206,6 @@ impl Locks {
             .map(|message| message.lock(session).map(|(lock, _)| lock))
             .collect::<Result<_, _>>()?;
         let mut state = self.state.lock();
-        // What it has held until now it holds no more. Those who have little may come before, as they did not when it got its own.
-        let others = state.table.total() - state.table.count(session);
-        if locks.len() > LOCKS_FREE && others + locks.len() > 2 * LOCKS_MAX {
-            return Err(TOO_MANY_OF_ALL);
-        }
         state.forget(session);
         state.early.retain(|early| early.asker.session != session);
         let refused = state.table.claim(session, locks);
@@ -309,9 +307,8 @@ impl State {
         if ask.test {
             return Ok(self.table.test(&lock).map_or(Some(LockAnswer::default()), blocked));
         }
-        // What frees all of a file makes no lock more.
-        let is_whole = !set && lock.start == 0 && lock.end == LAST_BYTE;
-        if !is_whole {
+        // What is freed makes a lock more only where something is left on both sides.
+        if set || self.table.splits(&lock) {
             self.has_place(&lock)?;
         }
         if !set {
@@ -336,7 +333,7 @@ impl State {
     fn take_ready(&mut self) -> Ready {
         let granted = self.table.take_granted();
         let askers = granted.into_iter().filter_map(|wait| self.take(wait));
-        Ready(askers.map(|asker| (asker, LockAnswer::default())).collect())
+        Ready(askers.map(|asker| (asker, Ok(LockAnswer::default()))).collect())
     }
 
     /// A session has claimed or ended: when it was the last one, early requests are handled.
@@ -344,8 +341,7 @@ impl State {
         let mut ready = Ready(Vec::new());
         if self.unclaimed.remove(&session) && self.unclaimed.is_empty() {
             for Early { asker, ask } in std::mem::take(&mut self.early) {
-                // It was valid when it came.
-                if let Ok(Some(answer)) = self.handle(asker.clone(), ask, &HashSet::new()) {
+                if let Some(answer) = self.handle(asker.clone(), ask, &HashSet::new()).transpose() {
                     ready.0.push((asker, answer));
                 }
             }

@@ -54,7 +54,7 @@ pub(crate) async fn rollback(
         let opened = Volume::open(Arc::clone(shared), volume, new_entry.clone(), false).await;
         let replaced = match opened {
             Ok(new) => {
-                let replaced = replace(shared, &old, &new, &new_entry, &begun).await;
+                let replaced = replace(shared, &old, &new, entry.numbers_from, &begun).await;
                 if replaced.is_err()
                     && let Err(error) = new.close().await
                 {
@@ -132,19 +132,21 @@ pub(crate) async fn promote(
         if fork_entry.id != id {
             return Err(VolumeError::OtherFork(fork.to_owned()));
         }
+        if !place.as_ref().is_some_and(|open| Arc::ptr_eq(open, &new)) {
+            // It was opened anew.
+            return Err(VolumeError::ShuttingDown);
+        }
         new.refuse_when_mounted()?;
         // Its snapshots are listed with the volume from now on.
         let own = snapshot::list(shared, &fork_entry, fork).await?;
         if !own.is_empty() {
             return Err(VolumeError::HasSnapshots { volume: fork.to_owned(), count: own.len() });
         }
-        let entry = old.registered.lock().clone();
-        let new_entry = entry.with_id(fork_entry.id.clone(), fork_entry.numbers_from);
         // From here on nobody opens the fork; if all ends here, whoever does so next finds out which name has the database.
         let leaving = Registered { promoted_to: Some(volume.clone()), ..fork_entry.clone() };
         registry::update(&shared.store, fork, &leaving).await?;
         *place = None;
-        let replaced = replace(shared, &old, &new, &new_entry, &begun).await;
+        let replaced = replace(shared, &old, &new, fork_entry.numbers_from, &begun).await;
         let left = match &replaced {
             Ok(_) => registry::remove(&shared.store, fork, &fork_entry.id).await,
             Err(error) if is_uncertain(error) => Ok(()),
@@ -178,15 +180,17 @@ pub(crate) async fn has_left(shared: &Shared, name: &str, entry: &Registered) ->
     Ok(is_there)
 }
 
-/// Puts `new`, whose database is ready, in the place of `old`.
+/// Puts `new`, whose database is ready, in the place of `old`. `numbers_from`: from where on its tree gives numbers.
 async fn replace(
     shared: &Arc<Shared>,
     old: &Arc<Volume>,
     new: &Arc<Volume>,
-    entry: &Registered,
+    numbers_from: u64,
     begun: &snapshot::Begun,
 ) -> Result<Snapshot, VolumeError> {
     let mut place = shared.hold(&old.name).await;
+    // Rights and quota as they are by now: nobody changes them while the place is held.
+    let entry = &old.registered.lock().with_id(new.id.clone(), numbers_from);
     let turn = old.turn.lock().await;
     let db = old.db()?;
     // From now on nothing changes: whoever comes has to come again.

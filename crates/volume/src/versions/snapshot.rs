@@ -113,12 +113,7 @@ async fn found_family(shared: &Arc<Shared>, volume: &Arc<Volume>) -> Result<(), 
         return Ok(());
     }
     family::enter(&shared.store, volume.homes.first(), &volume.id).await?;
-    let registered = {
-        let mut registered = volume.registered.lock();
-        registered.format = FAMILIES;
-        registered.clone()
-    };
-    registry::update(&shared.store, &volume.name, &registered).await
+    shared.change_entry(volume, |entry| entry.format = FAMILIES).await.map(drop)
 }
 
 /// The point: what has its place in the order by now is in the snapshot, what comes later is not. Who holds the turn gives it

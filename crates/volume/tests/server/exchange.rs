@@ -94,6 +94,41 @@ fn what_is_asked_while_the_tree_is_exchanged_is_answered() {
 }
 
 #[test]
+fn what_is_set_while_the_tree_is_exchanged_leads_nobody_back_to_the_old_one() {
+    let (folder, running) = started();
+    let mut admin = Client::connect(running.address);
+    snapshot(&mut admin, "s").unwrap();
+    let over = AtomicBool::new(false);
+    let begun = show(&mut admin, "vol").id;
+    let last = std::thread::scope(|scope| {
+        let (mut client, over) = (Client::connect(running.address), &over);
+        scope.spawn(move || {
+            for quota in (1_000_000..).take_while(|_| !over.load(Relaxed)) {
+                let ask = SetQuota { name: "vol".into(), quota_bytes: quota, quota_inodes: 0 };
+                client.ask(Ask::SetQuota(ask)).unwrap();
+                // Nor back to what was set before.
+                assert_eq!(show(&mut client, "vol").status.unwrap().quota_bytes, quota);
+            }
+        });
+        let is_kept = |round: u32| {
+            let made = fork(&mut admin, "fork");
+            let ask = Promote { fork: "fork".into(), keep_as: format!("kept-{round}"), ..Promote::default() };
+            admin.ask(Ask::Promote(ask)).unwrap();
+            // The registry's word counts when the volume is opened next.
+            let entry = std::fs::read_to_string(folder.path().join("registry/vol")).unwrap();
+            (entry.contains(&made), made)
+        };
+        let done: Vec<(bool, String)> = (0..40).map(is_kept).collect();
+        over.store(true, Relaxed);
+        assert!(done.iter().all(|(is_kept, _)| *is_kept), "{done:?}");
+        done.last().unwrap().1.clone()
+    });
+    assert_ne!(begun, last);
+    assert_eq!(show(&mut admin, "vol").id, last);
+    running.shutdown();
+}
+
+#[test]
 fn a_fork_that_has_got_the_name_of_the_one_that_was_meant_is_not_promoted() {
     let (_folder, running) = started();
     let mut admin = Client::connect(running.address);

@@ -334,7 +334,6 @@ impl Drop for Farm {
     }
 }
 
-/// Where the library of faketime(1) is.
 /// Lets a program go by a clock that is off by what a file says: the system's clock only, for the program measures how long things take.
 pub(crate) fn by_clock(command: &mut Command, file: &Path) {
     command.env("LD_PRELOAD", faketime()).env("FAKETIME_TIMESTAMP_FILE", file);
@@ -342,6 +341,7 @@ pub(crate) fn by_clock(command: &mut Command, file: &Path) {
     command.env("DONT_FAKE_MONOTONIC", "1").env("FAKETIME_DONT_FAKE_MONOTONIC", "1");
 }
 
+/// Where the library of faketime(1) is.
 fn faketime() -> PathBuf {
     let folders = std::fs::read_dir("/usr/lib").unwrap().map(|entry| entry.unwrap().path());
     let mut found = folders.map(|folder| folder.join("faketime/libfaketimeMT.so.1"));
