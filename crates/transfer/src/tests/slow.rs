@@ -15,6 +15,8 @@ struct Manner {
     most_each: AtomicU64,
     /// A byte, and a pause.
     drips: AtomicBool,
+    /// So many later connections get a short page for a pack, as of a portal or a proxy, and are closed.
+    pages: AtomicU64,
     /// Milliseconds between pieces of 16 KiB.
     pause_ms: AtomicU64,
     /// Milliseconds before each answer.
@@ -27,7 +29,7 @@ struct Manner {
 
 /// Answers what comes on a connection, one after the other.
 fn answer(stream: TcpStream, folder: &Path, manner: &Manner) -> std::io::Result<()> {
-    manner.connections.fetch_add(1, Relaxed);
+    let is_later = manner.connections.fetch_add(1, Relaxed) >= 4;
     stream.set_nodelay(true)?;
     let (mut read, mut stream) = (BufReader::new(stream.try_clone()?), stream);
     let mut left = usize::try_from(manner.most_each.load(Relaxed)).unwrap_or(usize::MAX);
@@ -49,6 +51,13 @@ fn answer(stream: TcpStream, folder: &Path, manner: &Manner) -> std::io::Result<
         }
         manner.requests.fetch_add(1, Relaxed);
         std::thread::sleep(Duration::from_millis(manner.far_ms.load(Relaxed)));
+        if is_later
+            && path.starts_with("packs/")
+            && manner.pages.fetch_update(Relaxed, Relaxed, |left| left.checked_sub(1)).is_ok()
+        {
+            let page = "x".repeat(100);
+            return write!(stream, "HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n{page}", page.len());
+        }
         let bytes = fs::read(folder.join(&path))?;
         let (begin, end) = range.unwrap_or((0, bytes.len()));
         let status = if range.is_some() { "206 Partial Content" } else { "200 OK" };
@@ -158,6 +167,20 @@ fn a_cut_in_the_middle_of_a_range_brings_only_the_rest_again() {
     manner.most_each.store(700_000, Relaxed);
     let (_, _, ended) = bring(&source, &cache);
     assert_eq!(ended.unwrap().manifest.tree, sent.tree);
+    let sent = manner.sent.load(Relaxed);
+    assert!(sent < 3_200_000, "{sent} bytes were sent of 3,000,000");
+}
+
+#[test]
+fn a_page_in_place_of_the_rest_of_a_range_spoils_nothing() {
+    let (_from, mirror, sent) = mirror(3_000_000);
+    let (at, manner) = serve(mirror.path());
+    let (_dir, cache) = cache();
+    manner.most_each.store(700_000, Relaxed);
+    manner.pages.store(2, Relaxed);
+    let (_, _, ended) = bring(&impatient(&at), &cache);
+    assert_eq!(ended.unwrap().manifest.tree, sent.tree);
+    assert_eq!(manner.pages.load(Relaxed), 0, "nobody has got a page");
     let sent = manner.sent.load(Relaxed);
     assert!(sent < 3_200_000, "{sent} bytes were sent of 3,000,000");
 }

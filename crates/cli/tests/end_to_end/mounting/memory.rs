@@ -253,7 +253,7 @@ const HOG: &str = "
 import os, sys
 left, path, stop = int(sys.argv[1]), sys.argv[2], sys.argv[3]
 with open(path, 'wb') as file:
-    for _ in range(64):
+    for _ in range(96):
         file.write(os.urandom(1 << 20))
     os.fsync(file.fileno())
 taken = bytearray(left)
@@ -295,7 +295,8 @@ fn memory_pressure_empties_the_cache_at_once() {
     assert!(number(&before, "cache.bytes") > 150 << 20, "{}", before["cache"]);
     let pid = number(&before, "mount.pid") as u32;
     let (file, stop) = (farm.dir().join("hog"), farm.dir().join("stop"));
-    let left = (GROUP_MIB << 20) - status(pid, "RssAnon") - (32 << 20);
+    // What is left is room for the hog's interpreter, and for a part of its file: it is to press, and not to be killed.
+    let left = (GROUP_MIB << 20) - status(pid, "RssAnon") - (56 << 20);
     let script =
         format!("{}; exec python3 -c \"$1\" {left} {} {}", group.enter(), file.display(), stop.display());
     let mut hog = sh(&script).args(["-", HOG]).spawn().unwrap();
