@@ -44,7 +44,13 @@ pub fn merge(base: &Manifest, ours: &Manifest, theirs: &Manifest) -> Result<Mani
         }
     }
     let (mut entries, mut conflicts): (Vec<Entry>, Vec<Conflict>) = (Vec::new(), Vec::new());
-    let [moved_here, moved_there] = [ours, theirs].map(|side| moved_onto(base, side));
+    let before: HashMap<&[u8], u64> = base
+        .entries
+        .iter()
+        .filter(|entry| entry.inode != 0)
+        .map(|entry| (entry.path.as_slice(), entry.inode))
+        .collect();
+    let [moved_here, moved_there] = moved_onto(&before, [ours, theirs]);
     for (path, [base, ours, theirs]) in paths {
         let stays = |side, moved: &HashSet<&[u8]>| are_same(base, side) && !moved.contains(path);
         let taken = if are_same(ours, theirs) || stays(theirs, &moved_there) {
@@ -69,7 +75,7 @@ pub fn merge(base: &Manifest, ours: &Manifest, theirs: &Manifest) -> Result<Mani
         entries.push(taken);
     }
     conflicts.extend(broken(&entries));
-    conflicts.extend(parted(base, ours, theirs));
+    conflicts.extend(parted(base, &before, [ours, theirs]));
     if !conflicts.is_empty() {
         conflicts.sort_by(|one, other| one.path.cmp(&other.path));
         return Err(conflicts);
@@ -110,9 +116,8 @@ impl<'m> Side<'m> {
 
 /// What is nowhere where it was, since one side has given it another name and the other one has removed it, or given it yet another one: there would be
 /// two of it, or what was removed would be back.
-fn parted(base: &Manifest, ours: &Manifest, theirs: &Manifest) -> Vec<Conflict> {
-    let before = base.entries.iter().map(|entry| (entry.path.as_slice(), entry.inode)).collect();
-    let [here, there] = [ours, theirs].map(|side| Side::new(side, &before));
+fn parted(base: &Manifest, before: &HashMap<&[u8], u64>, sides: [&Manifest; 2]) -> Vec<Conflict> {
+    let [here, there] = sides.map(|side| Side::new(side, before));
     let mut conflicts: Vec<Conflict> = Vec::new();
     let mut told: HashSet<&[u8]> = HashSet::new();
     // A folder comes before what is in it.
@@ -133,33 +138,26 @@ fn parted(base: &Manifest, ours: &Manifest, theirs: &Manifest) -> Vec<Conflict> 
             // Under the same name there is the same.
             _ => continue,
         };
-        if told.contains(hayloft_tree::split(path).0) {
-            // With its folder.
-            if entry.kind() == Kind::Directory {
-                told.insert(path);
-            }
-            continue;
+        if !told.contains(hayloft_tree::split(path).0) {
+            conflicts.push(Conflict { path: path.to_vec(), why });
         }
+        // What is in it is told with it.
         if entry.kind() == Kind::Directory {
             told.insert(path);
         }
-        conflicts.push(Conflict { path: path.to_vec(), why });
     }
     conflicts
 }
 
-/// Paths where one side has put something that was elsewhere before: it is another thing, also if it looks the same.
-fn moved_onto<'m>(base: &'m Manifest, side: &Manifest) -> HashSet<&'m [u8]> {
-    let inodes: HashSet<u64> =
-        base.entries.iter().map(|entry| entry.inode).filter(|inode| *inode != 0).collect();
-    let before = base.entries.iter().filter(|entry| entry.inode != 0);
-    let before: HashMap<&[u8], u64> = before.map(|entry| (entry.path.as_slice(), entry.inode)).collect();
-    let is_other = |entry: &&Entry| {
-        let was = before.get(entry.path.as_slice());
-        inodes.contains(&entry.inode) && was.is_some_and(|was| *was != entry.inode)
-    };
-    let moved = side.entries.iter().filter(is_other);
-    moved.filter_map(|entry| before.get_key_value(entry.path.as_slice()).map(|(path, _)| *path)).collect()
+/// Paths where each side has put something that was elsewhere before: it is another thing, also if it looks the same.
+fn moved_onto<'m>(before: &HashMap<&'m [u8], u64>, sides: [&Manifest; 2]) -> [HashSet<&'m [u8]>; 2] {
+    let inodes: HashSet<u64> = before.values().copied().collect();
+    sides.map(|side| {
+        let moved = side.entries.iter().filter(|entry| inodes.contains(&entry.inode));
+        let moved =
+            moved.filter_map(|entry| Some((before.get_key_value(entry.path.as_slice())?, entry.inode)));
+        moved.filter(|((_, was), inode)| **was != *inode).map(|((path, _), _)| *path).collect()
+    })
 }
 
 /// Paths, each fine for itself, that are no tree together.

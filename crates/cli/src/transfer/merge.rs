@@ -185,27 +185,13 @@ impl Merge<'_> {
     ) -> anyhow::Result<Manifest> {
         let (_, tree) = transfer::named(admin, of)?;
         let far = FarSnapshot::new(self.server, of);
-        if let Some((older, known)) = like
-            && let Some((changes, _)) = transfer::changes(admin, older, of)?
-        {
-            let after =
-                transfer::shown(|progress| known.after(&changes, mounted.path(), Some(&far), progress))?;
-            if let Some(manifest) = after.filter(|manifest| manifest.tree == tree) {
-                return Ok(manifest);
-            }
-        }
+        let changes = match like {
+            Some((older, _)) => transfer::changes(admin, older, of)?.map(|(changes, _)| changes),
+            None => None,
+        };
+        let older = like.map(|(_, older)| older).zip(changes.as_deref());
         let known = self.cache.get(&tree);
-        let manifest = transfer::shown(|progress| {
-            Manifest::of_mount(mounted.path(), known.as_ref(), Some(&far), progress)
-        })?;
-        if manifest.tree != tree {
-            let said = format!(
-                "{} is {} as it is read, and {tree} by its rows",
-                snapshots::shown(of),
-                manifest.tree
-            );
-            return Err(failure(Exit::Damaged, said));
-        }
+        let manifest = transfer::read_mounted(of, tree, mounted, older, known.as_ref(), &far)?;
         let _ = self.cache.put(&manifest);
         Ok(manifest)
     }

@@ -183,35 +183,43 @@ fn read_from(
         None => None,
     };
     let mounted = mounting.done()?;
-    let after = match (&known, &changes) {
-        (Some((_, known)), Some(changes)) => {
-            shown(|progress| known.after(changes, mounted.path(), Some(far), progress))?
-                .filter(|found| found.tree == tree)
-        }
-        _ => None,
-    };
-    let manifest = match after {
-        Some(manifest) => manifest,
-        None => {
-            let known = known.as_ref().map(|(_, known)| known);
-            let manifest = shown(|progress| Manifest::of_mount(mounted.path(), known, Some(far), progress))?;
-            match manifest.tree == tree {
-                true => manifest,
-                // What is kept was of something else that has the same numbers and times, or what was told is not so.
-                false => read(mounted.path(), None)?,
-            }
-        }
-    };
-    if manifest.tree != tree {
-        let said = format!(
-            "{} is {} as it is read, and {tree} by its rows: see `hayloft verify --deep`",
-            snapshots::shown(of),
-            manifest.tree
-        );
-        return Err(failure(Exit::Damaged, said));
-    }
+    let like = known.as_ref().map(|(_, known)| known);
+    let older = like.zip(changes.as_deref());
+    let manifest = read_mounted(of, tree, &mounted, older, like, far)?;
     cache.put(&manifest).map_err(failed)?;
     Ok((info, manifest, Some(mounted)))
+}
+
+/// Reads the manifest of a snapshot that has the name `tree`: what has changed since an older one, if that and the changes are known, or all.
+/// `like` is one from which files are known.
+fn read_mounted(
+    of: &Version,
+    tree: TreeName,
+    mounted: &Mounted,
+    older: Option<(&Manifest, &[Change])>,
+    like: Option<&Manifest>,
+    far: &FarSnapshot,
+) -> anyhow::Result<Manifest> {
+    if let Some((older, changes)) = older {
+        let after = shown(|progress| older.after(changes, mounted.path(), Some(far), progress))?;
+        if let Some(manifest) = after.filter(|found| found.tree == tree) {
+            return Ok(manifest);
+        }
+    }
+    let mut manifest = shown(|progress| Manifest::of_mount(mounted.path(), like, Some(far), progress))?;
+    if manifest.tree != tree {
+        // What is kept was of something else that has the same numbers and times, or what was told is not so.
+        manifest = read(mounted.path(), None)?;
+    }
+    if manifest.tree == tree {
+        return Ok(manifest);
+    }
+    let said = format!(
+        "{} is {} as it is read, and {tree} by its rows: see `hayloft verify --deep`",
+        snapshots::shown(of),
+        manifest.tree
+    );
+    Err(failure(Exit::Damaged, said))
 }
 
 /// The newest other snapshot of a volume of which the manifest is kept here.

@@ -421,7 +421,7 @@ impl Locks {
     /// Looks whether holders of a file are gone; whether the server knows of an end now that it may not have known
     /// when it refused.
     fn look_at_file(&self, ino: Ino, interrupt: &Interrupt) -> bool {
-        let mut found = self.look_at(Some(&HashSet::from([ino])));
+        let mut found = self.look_at(&HashSet::from([ino]));
         // Another thread may have seen it, and not yet have told.
         let mut state = self.state.lock();
         while state.ending.contains_key(&ino) && !interrupt.interrupted() {
@@ -431,10 +431,9 @@ impl Locks {
         found
     }
 
-    /// Looks whether holders are gone, of one file or of all, and gives up what they held; whether there was
-    /// something.
-    fn look_at(&self, files: Option<&HashSet<Ino>>) -> bool {
-        let over = self.state.lock().take_over(files, &self.alarm);
+    /// Looks whether holders of some files are gone, and gives up what they held; whether there was something.
+    fn look_at(&self, files: &HashSet<Ino>) -> bool {
+        let over = self.state.lock().take_over(Some(files), &self.alarm);
         over.iter().for_each(|lock| self.give_up(lock));
         !over.is_empty()
     }
@@ -464,11 +463,11 @@ impl Locks {
             };
             let pause = next.saturating_duration_since(Instant::now());
             let mut files = self.wait(if idle { -1 } else { pause.as_millis() as i32 + 1 });
-            self.look_at(Some(&files));
+            self.look_at(&files);
             let again = if files.is_empty() { &[][..] } else { &LOOK_AGAIN_MS };
             for again_ms in again {
                 files.extend(self.wait(*again_ms));
-                self.look_at(Some(&files));
+                self.look_at(&files);
             }
             let begun = Instant::now();
             if begun >= next {
