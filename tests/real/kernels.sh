@@ -2,12 +2,13 @@
 # What works on other kernels, and what the rest says: each kernel is started in QEMU (without KVM), with this build and
 # busybox, and makes a volume, mounts it and makes build roots.
 #   tests/real/kernels.sh linux-image-6.1.0-*-cloud-amd64_*.deb ...        (apt-get download)
+# A kernel that comes in parts is named by all of them with commas between: linux-binary-7.3*.deb,linux-modules-7.3*.deb
 # Needs qemu-system-x86, busybox-static and cpio. Where no kernel is named nothing is tried.
 set -euo pipefail
 ROOT=$(cd "$(dirname "$0")/../.." && pwd)
 HAYLOFT=${HAYLOFT:-$ROOT/target/release/hayloft}
 [ "${1-}" != --large ] || shift
-[ $# -gt 0 ] || { sed -n '2,5s/^# *//p' "$0"; exit 0; }
+[ $# -gt 0 ] || { sed -n '2,6s/^# *//p' "$0"; exit 0; }
 for program in qemu-system-x86_64 busybox cpio dpkg-deb; do
     command -v $program >/dev/null || { echo "kernels.sh: install $program" >&2; exit 2; }
 done
@@ -86,12 +87,13 @@ expect() {
 
 for package in "$@"; do
     rm -rf "$WORK/kernel"
-    dpkg-deb -x "$package" "$WORK/kernel"
-    kernel=$(echo "$WORK"/kernel/boot/vmlinuz-*)
-    release=${kernel##*vmlinuz-}
-    # Newer packages have them in /usr.
+    for part in ${package//,/ }; do dpkg-deb -x "$part" "$WORK/kernel"; done
+    # Newer packages have them in /usr, and from 7.3 on the kernel as well.
     modules=$WORK/kernel/lib/modules
     [ -d "$modules" ] || modules=$WORK/kernel/usr/lib/modules
+    release=$(ls "$modules")
+    kernel=$WORK/kernel/boot/vmlinuz-$release
+    [ -f "$kernel" ] || kernel=$modules/$release/vmlinuz
     image "$modules"
     # Without accounting of swap there is no memory.swap.max, on the kernels that have the switch.
     timeout 900 qemu-system-x86_64 -accel tcg,thread=multi -cpu max -smp 2 -m 3072 -nographic -no-reboot -nic none \

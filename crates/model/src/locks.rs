@@ -212,18 +212,24 @@ impl Locks {
 
     /// An owner is gone: it holds nothing and waits for nothing.
     pub fn end_owner(&mut self, owner: Owner) {
-        self.end(|other| other == owner);
+        self.end(owner, owner);
     }
 
     /// A session is gone.
     pub fn end_session(&mut self, session: SessionId) {
-        self.end(|owner| owner.session == session);
+        self.end(Owner { session, ..Owner::MIN }, Owner { session, ..Owner::MAX });
+    }
+
+    /// The requests of a session that wait.
+    pub fn waits_of(&self, session: SessionId) -> impl Iterator<Item = Wait> + '_ {
+        let (from, to) = (Owner { session, ..Owner::MIN }, Owner { session, ..Owner::MAX });
+        self.waits_of.range((from, Wait(0))..=(to, Wait(u64::MAX))).map(|(_, wait)| *wait)
     }
 
     /// A session says what it holds: that, nothing else, and it waits for nothing. Returns what it cannot have
     /// because somebody else has it by now.
     pub fn claim(&mut self, session: SessionId, locks: impl IntoIterator<Item = Lock>) -> Vec<Lock> {
-        let freed = self.strike(|owner| owner.session == session);
+        let freed = self.strike(Owner { session, ..Owner::MIN }, Owner { session, ..Owner::MAX });
         let mut refused = Vec::new();
         for lock in locks {
             if self.test(&lock).is_some() {
@@ -300,30 +306,36 @@ impl Locks {
         done
     }
 
-    fn end(&mut self, gone: impl Fn(Owner) -> bool) {
-        let freed = self.strike(gone);
+    fn end(&mut self, from: Owner, to: Owner) {
+        let freed = self.strike(from, to);
         freed.into_iter().for_each(|key| self.wake(key));
     }
 
-    /// Removes owners everywhere; where they held something.
-    fn strike(&mut self, gone: impl Fn(Owner) -> bool) -> Vec<Key> {
-        self.waits.retain(|_, (_, owner)| !gone(*owner));
-        self.waits_of.retain(|(owner, _)| !gone(*owner));
-        let mut freed = Vec::new();
-        let (counts, total) = (&mut self.counts, &mut self.total);
+    /// Removes owners of one session everywhere, from one to another; where they held something. What waits is found by its owner, what is held by
+    /// looking at all files: most sessions that end hold nothing.
+    fn strike(&mut self, from: Owner, to: Owner) -> Vec<Key> {
+        let waits: Vec<Wait> =
+            self.waits_of.range((from, Wait(0))..=(to, Wait(u64::MAX))).map(|(_, wait)| *wait).collect();
+        for wait in waits {
+            self.cancel(wait);
+        }
+        let session = from.session;
+        let Some(mut count) = self.counts.get(&session).copied() else { return Vec::new() };
+        let (mut freed, before) = (Vec::new(), count);
         self.queues.retain(|key, queue| {
-            queue.waiting.retain(|_, lock| !gone(lock.owner));
-            let of_gone = queue.held.strike(&gone);
-            for owner in &of_gone {
-                *total -= 1;
-                counts.entry(owner.session).and_modify(|count| *count -= 1);
-            }
-            if !of_gone.is_empty() {
+            let gone = queue.held.strike(from, to);
+            count -= gone;
+            if gone > 0 {
                 freed.push(*key);
             }
             !queue.held.is_empty() || !queue.waiting.is_empty()
         });
-        counts.retain(|_, count| *count > 0);
+        self.total -= before - count;
+        if count == 0 {
+            self.counts.remove(&session);
+        } else {
+            self.counts.insert(session, count);
+        }
         freed
     }
 

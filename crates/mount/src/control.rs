@@ -157,7 +157,8 @@ fn serve(stream: UnixStream, client: &Client, control: &Control, farewell: &Fare
 }
 
 fn answer_with(mut stream: &UnixStream, answer: &Value) -> io::Result<()> {
-    writeln!(stream, "{answer}")
+    // In one piece: formatted into a socket, each token would be a message of its own.
+    stream.write_all(format!("{answer}\n").as_bytes())
 }
 
 /// Everything countable of a mount; the keys are described in `docs/operations.md`.

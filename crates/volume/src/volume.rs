@@ -284,7 +284,13 @@ impl Volume {
         let (mut sharing, mut state) = (self.sharing.lock(), self.state.lock());
         let mut old = std::mem::take(&mut state.sessions);
         for (id, row) in rows {
+            // The store has failed before its end was durable. It had nothing: nobody waits for what it says, and it ends once more.
+            let is_over = state.ended.contains_key(&id);
             let mut session = old.remove(&id).unwrap_or_else(|| {
+                if is_over {
+                    sharing.begin(id, row.read_only, 0);
+                    return Session::found(&row, now_ms);
+                }
                 sharing.join(id, row.read_only);
                 self.locks.await_claims([id]);
                 Session::may_bring(&row, now_ms)

@@ -94,11 +94,12 @@ impl Held {
         had
     }
 
-    /// Removes owners; whose each lock was that has gone.
-    pub(super) fn strike(&mut self, gone: impl Fn(Owner) -> bool) -> Vec<Owner> {
-        let of_gone: Vec<Lock> = self.iter().filter(|lock| gone(lock.owner)).copied().collect();
+    /// Removes what these owners hold, from one to another, and says how many locks that was.
+    pub(super) fn strike(&mut self, from: Owner, to: Owner) -> usize {
+        let of_gone: Vec<Lock> =
+            self.by_owner.range((from, 0)..=(to, u64::MAX)).map(|(_, lock)| *lock).collect();
         of_gone.iter().for_each(|lock| self.remove(lock));
-        of_gone.into_iter().map(|lock| lock.owner).collect()
+        of_gone.len()
     }
 
     /// What an owner holds that overlaps a range.

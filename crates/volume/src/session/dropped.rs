@@ -7,17 +7,20 @@ use hayloft_model::SessionId;
 
 use crate::database::Db;
 use crate::error::VolumeError;
+use crate::order::Ordered;
 use crate::session::Session;
-use crate::session::ended::End;
 use crate::volume::Volume;
 
 /// Sessions without a connection that own nothing: so many are kept beyond their lease, those that were heard of last. The
 /// mount of one that is not goes on with another one by itself.
 const DROPPED_MAX: usize = 64;
 
-/// Sessions that are ended at a time. More than begin in a second: else they would come to the most that there may be, and whoever
-/// begins one would wait for the end of others.
-const ENDED_AT_A_TIME: usize = 512;
+/// Sessions that are ended in a turn: nobody else changes anything meanwhile.
+const ENDED_IN_A_TURN: usize = 32;
+
+/// Turns for it, one after the other. In all more sessions are ended than begin in a second: else they would come to the most that
+/// there may be, and whoever begins one would wait for the end of others.
+const TURNS: usize = 16;
 
 impl Volume {
     /// Makes room for one more session: those that were dropped, and own nothing, have to go for it. The caller has the turn.
@@ -44,29 +47,48 @@ impl Volume {
         if self.dropped(patience, DROPPED_MAX).is_empty() {
             return;
         }
-        let ended = async {
-            let _turn = self.turn.lock().await;
-            self.end_some(&self.db()?, patience, DROPPED_MAX).await
-        };
-        match ended.await {
-            Ok(count) => {
-                tracing::info!(volume = self.name, count, "nobody goes on with these sessions: ended")
+        let (mut all, mut last) = (0, None);
+        let ordered = async {
+            for _ in 0..TURNS {
+                // Who waits for the turn has it before the next of these.
+                let _turn = self.turn.lock().await;
+                let (count, place) = self.end_some(&self.db()?, patience, DROPPED_MAX).await?;
+                if place.is_none() {
+                    break;
+                }
+                (all, last) = (all + count, place);
             }
-            Err(error) => tracing::warn!(volume = self.name, %error, "sessions cannot be ended yet"),
+            Ok(())
+        };
+        let ordered = ordered.await;
+        let durable = match last {
+            Some(place) => self.durable(&place).await,
+            None => Ok(()),
+        };
+        if all > 0 {
+            tracing::info!(volume = self.name, count = all, "nobody goes on with these sessions: ended");
+        }
+        if let Err(error) = ordered.and(durable) {
+            tracing::warn!(volume = self.name, %error, "sessions cannot be ended yet");
         }
     }
 
-    /// Ends some of the sessions that are to be ended, and says how many. The caller has the turn.
-    async fn end_some(self: &Arc<Self>, db: &Db, patience_ms: u64, kept: usize) -> Result<u64, VolumeError> {
+    /// Ends some of the sessions that are to be ended, and says how many, and the place of that in the order. The caller has the turn.
+    async fn end_some(
+        self: &Arc<Self>,
+        db: &Db,
+        patience_ms: u64,
+        kept: usize,
+    ) -> Result<(u64, Option<Ordered>), VolumeError> {
         let mut dropped = self.dropped(patience_ms, kept);
-        dropped.truncate(ENDED_AT_A_TIME);
+        dropped.truncate(ENDED_IN_A_TURN);
         if dropped.is_empty() {
-            return Ok(0);
+            return Ok((0, None));
         }
-        self.end_sessions(db, &dropped, End::Lost).await?;
+        let place = self.end_bare(db, &dropped).await?;
         let count = dropped.len() as u64;
         self.sharing.lock().counts.evictions += count;
-        Ok(count)
+        Ok((count, Some(place)))
     }
 
     /// Sessions that are to be ended: without a connection for so long, all that have not claimed, and of the others all but those

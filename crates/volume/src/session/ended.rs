@@ -16,6 +16,7 @@ use crate::database::rows::Rows;
 use crate::database::tables::{self, EndedRow, SessionRow};
 use crate::database::{self, Db};
 use crate::error::VolumeError;
+use crate::order::Ordered;
 use crate::sharing::{Progress, Sharing};
 use crate::volume::{State, Volume};
 
@@ -79,7 +80,8 @@ impl Volume {
     ) -> Result<(), VolumeError> {
         let orphans = match self.orphans_of(id) {
             Some(orphans) => orphans,
-            None => return Ok(()),
+            // Whoever wants it ended relies on that.
+            None => return self.durable(&self.order.last(db.clone())).await,
         };
         let mut batch = Rows::new();
         let (mut deleted, mut inherited) = (Vec::new(), Vec::new());
@@ -100,7 +102,7 @@ impl Volume {
             }
             inherited.push((ino, heirs));
         }
-        let forgotten = self.put_end(db, &mut batch, &[id], end).await?;
+        let forgotten = self.put_end(&mut batch, &[id], end);
         self.write(db, batch).await?;
         {
             let mut state = self.state.lock();
@@ -155,7 +157,7 @@ impl Volume {
         end: End,
     ) -> Result<(), VolumeError> {
         let mut batch = Rows::new();
-        let forgotten = self.put_end(db, &mut batch, ids, end).await?;
+        let forgotten = self.put_end(&mut batch, ids, end);
         self.write(db, batch).await?;
         self.forget_ended(&forgotten);
         let owners = match end {
@@ -174,7 +176,25 @@ impl Volume {
         Ok(())
     }
 
-    /// That a session is over is durable; what it has owned until then.
+    /// Ends sessions that own nothing, have nothing open without a name and no connection. Nobody gets anything of theirs, so that need not be
+    /// durable before others go on; who comes back for one of them hears it when it is ([`Volume::hello`]). The caller has the turn.
+    pub(crate) async fn end_bare(
+        self: &Arc<Self>,
+        db: &Db,
+        ids: &[SessionId],
+    ) -> Result<Ordered, VolumeError> {
+        let mut batch = Rows::new();
+        let forgotten = self.put_end(&mut batch, ids, End::Lost);
+        let place = self.order(db, batch).await?;
+        self.forget_ended(&forgotten);
+        for id in ids {
+            self.is_over(*id, End::Lost, Vec::new());
+        }
+        self.settle_uses();
+        Ok(place)
+    }
+
+    /// That a session is over has its place in the order, and is durable where it had something; what it has owned until then.
     fn is_over(&self, id: SessionId, end: End, owned: Vec<Ino>) {
         let now_ms = self.shared.uptime_ms();
         let hang_up = {
@@ -214,13 +234,7 @@ impl Volume {
     }
 
     /// Adds to a batch that sessions are over. Returns those of which nothing is remembered any more.
-    async fn put_end(
-        &self,
-        db: &Db,
-        batch: &mut Rows,
-        ids: &[SessionId],
-        end: End,
-    ) -> Result<Vec<SessionId>, VolumeError> {
+    fn put_end(&self, batch: &mut Rows, ids: &[SessionId], end: End) -> Vec<SessionId> {
         let now_secs = self.shared.now().secs;
         let mut forgotten = outdated(&self.state.lock().ended, now_secs);
         for id in ids {
@@ -232,15 +246,12 @@ impl Volume {
                 batch.put(tables::ended(*id), row.encode_to_vec());
             }
         }
-        let snapshot = db.snapshot()?;
+        let sharing = self.sharing.lock();
         for old in &forgotten {
             batch.delete(tables::ended(*old));
-            let mut outcomes = database::scan(&snapshot, &tables::changes(*old)).await?;
-            while let Some(found) = outcomes.next().await? {
-                batch.delete(found.key);
-            }
+            sharing.outcomes_of(*old).for_each(|request| batch.delete(tables::change(*old, request)));
         }
-        Ok(forgotten)
+        forgotten
     }
 
     /// Nothing is remembered any more of these.
@@ -335,8 +346,16 @@ impl Sharing {
         changes.any(|(_, progress)| matches!(progress, Progress::UnderWay))
     }
 
+    /// Which of its changes the tables may have outcomes of.
+    fn outcomes_of(&self, session: SessionId) -> impl Iterator<Item = u64> {
+        let known = self.changes.range((session, 0)..=(session, u64::MAX)).map(|((_, request), _)| *request);
+        known.chain(self.forgotten.get(&session).into_iter().flatten().copied())
+    }
+
     fn forget_changes(&mut self, session: SessionId) {
-        self.changes.retain(|(of, _), _| *of != session);
+        let known: Vec<_> =
+            self.changes.range((session, 0)..=(session, u64::MAX)).map(|(key, _)| *key).collect();
+        known.iter().for_each(|key| drop(self.changes.remove(key)));
         self.forgotten.remove(&session);
     }
 }

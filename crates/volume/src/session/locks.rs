@@ -285,7 +285,9 @@ impl State {
 
     /// None of a session waits any more.
     fn forget(&mut self, session: SessionId) {
-        self.waiting.retain(|_, asker| asker.session != session);
+        for wait in self.table.waits_of(session) {
+            self.waiting.remove(&wait);
+        }
         self.counts.remove(&session);
     }
 

@@ -174,7 +174,11 @@ impl Volume {
         }
         let known = self.state.lock().sessions.contains_key(&id);
         if hello.resume && !known {
-            return Err(self.why_over(id));
+            let (over, place) = (self.why_over(id), self.order.last(db));
+            drop(turn);
+            // A server that starts anew has to know it as well, when the client comes with another session.
+            self.durable(&place).await?;
+            return Err(over);
         }
         if self.moved(replaced).is_some() {
             // Its client has let go of everything by now: others can be served.

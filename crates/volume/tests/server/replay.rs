@@ -14,7 +14,8 @@ use hayloft_wire::client_message::Body as Ask;
 use hayloft_wire::event::Body as Event;
 use hayloft_wire::server_message::Body as Answer;
 use hayloft_wire::{
-    ChangeRequest, Changed, Claim, Commit, Enter, Entry, FailureCode, FetchInode, Hello, Sync, VolumeStatus,
+    ChangeRequest, Changed, Claim, Commit, Enter, Entry, FailureCode, FetchInode, Hello, ListClients, Sync,
+    VolumeStatus,
 };
 use object_store::memory::InMemory;
 use object_store::path::Path;
@@ -457,4 +458,66 @@ fn a_server_that_was_replaced_accepts_for_no_longer_than_its_window() {
     rig.running.take().unwrap().crash();
     rig.running = Some(other);
     assert_eq!(rig.problems(), [""; 0]);
+}
+
+/// A server on which session 200 was dropped and is over, which cannot become durable yet.
+fn dropped() -> Rig {
+    let mut rig = Rig::new();
+    // Long enough that none is over before the log is held up.
+    rig.config.lease = Duration::from_secs(2);
+    rig.lose();
+    for session in 200..300 {
+        drop(Client::open(rig.address(), hello(session)).unwrap());
+    }
+    rig.hold();
+    let mut looker = Client::connect(rig.address());
+    eventually(|| {
+        let list = ListClients { volume: "vol".into() };
+        let Ok(Answer::Clients(all)) = looker.ask(Ask::ListClients(list)) else { panic!("no list") };
+        all.clients.iter().all(|client| client.session != 200)
+    });
+    rig
+}
+
+#[test]
+fn who_comes_back_for_a_dropped_session_hears_that_it_is_over_when_that_is_durable() {
+    let mut rig = dropped();
+    let address = rig.address();
+    let back = std::thread::spawn(move || Client::greet(address, resume(200)).err());
+    std::thread::sleep(Duration::from_millis(300));
+    assert!(!back.is_finished(), "it is not durable");
+    rig.let_go();
+    let over = back.join().unwrap().expect("it is over");
+    assert_eq!(code(&over), FailureCode::SessionEnded);
+    rig.lose();
+    let again = Client::greet(rig.address(), resume(200)).err().expect("it is over for the next server, too");
+    assert_eq!(code(&again), FailureCode::SessionEnded);
+    let (_, welcome) = Client::greet(rig.address(), Hello { replaces: 200, ..hello(2000) }).unwrap();
+    assert!(welcome.goes_on);
+}
+
+#[test]
+fn a_dropped_session_whose_end_is_lost_goes_on() {
+    let mut rig = dropped();
+    rig.lose();
+    assert!(Client::greet(rig.address(), resume(200)).is_ok());
+}
+
+#[test]
+fn sessions_whose_end_the_store_has_lost_end_once_more_and_keep_nobody_waiting() {
+    let rig = dropped();
+    rig.store.puts.fails.store(true, Relaxed);
+    rig.let_go();
+    std::thread::sleep(Duration::from_millis(300));
+    rig.store.puts.fails.store(false, Relaxed);
+    // Who begins now is served although they have not said what they own.
+    eventually(|| {
+        Client::open(rig.address(), hello(1)).is_ok_and(|(mut honest, _)| honest.enter(1, 0).is_ok())
+    });
+    let mut looker = Client::connect(rig.address());
+    eventually(|| {
+        let list = ListClients { volume: "vol".into() };
+        let Ok(Answer::Clients(all)) = looker.ask(Ask::ListClients(list)) else { panic!("no list") };
+        all.clients.len() <= 65
+    });
 }

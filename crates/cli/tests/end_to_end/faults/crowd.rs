@@ -195,7 +195,7 @@ fn a_thousand_connections_misbehave_and_one_is_served() {
     farm.create("other");
     let (over, begun, ended) = (AtomicBool::new(false), AtomicUsize::new(0), AtomicUsize::new(0));
     let mut done = 0;
-    let mut longest = Duration::ZERO;
+    let mut longest = [Duration::ZERO; 4];
     std::thread::scope(|scope| {
         struct Stop<'a>(&'a AtomicBool);
         impl Drop for Stop<'_> {
@@ -215,13 +215,18 @@ fn a_thousand_connections_misbehave_and_one_is_served() {
         let mount = farm.mount("v", "");
         let until = Instant::now() + Duration::from_secs(rounds(30, 600) as u64);
         while done < HONEST || Instant::now() < until {
-            let begun = Instant::now();
             let (path, content) = (mount.join(&format!("honest-{done}")), noise(done as u64, 100_000));
+            let begun = Instant::now();
             let mut file = File::create(&path).unwrap();
             file.write_all(&content).unwrap();
+            let written = begun.elapsed();
             file.sync_all().unwrap();
+            let synced = begun.elapsed();
             assert!(fs::read(&path).unwrap() == content);
-            longest = longest.max(begun.elapsed());
+            let all = begun.elapsed();
+            for (most, took) in longest.iter_mut().zip([all, written, synced - written, all - synced]) {
+                *most = took.max(*most);
+            }
             done += 1;
             std::thread::sleep(Duration::from_millis(100));
         }
@@ -229,8 +234,9 @@ fn a_thousand_connections_misbehave_and_one_is_served() {
         mount.unmount();
     });
     let most = most_memory(farm.server_pid());
+    let [all, written, synced, read] = longest;
     println!(
-        "the server took {} MiB at most; the honest client made {done} files, the longest took {longest:?}; {} connections begun, {} ended",
+        "the server took {} MiB at most; the honest client made {done} files, the longest took {all:?} (the longest to write {written:?}, to fsync {synced:?}, to read {read:?}); {} connections begun, {} ended",
         most >> 10,
         begun.load(Ordering::SeqCst),
         ended.load(Ordering::SeqCst),
