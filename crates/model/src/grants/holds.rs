@@ -1,6 +1,6 @@
 //! Who gets and loses what.
 
-use crate::grants::{Awaited, Grant, Grants, Holding, NOT_TOLD, Object, STRAY, STREAK_MAX, Stage};
+use crate::grants::{Awaited, Grant, Grants, Holding, NOT_TOLD, Object, Peer, STRAY, STREAK_MAX, Stage};
 use crate::{Ino, SessionId};
 
 impl Grants {
@@ -130,8 +130,11 @@ impl Grants {
         };
         let given = |ino: &Ino| {
             let holding = self.objects.get(ino).filter(|holding| holding.owner == Some(session))?;
-            let object = Object::File { ino: *ino, home: holding.home? };
-            let is_recalled = self.peers.get(&session).is_none_or(|peer| peer.is_recalled(*ino));
+            let home = holding.home?;
+            let object = Object::File { ino: *ino, home };
+            // Who is giving its home up as well is no reader of that any more when it has.
+            let is_recalled = |peer: &Peer| peer.is_recalled(*ino) || peer.is_recalled(home);
+            let is_recalled = self.peers.get(&session).is_none_or(is_recalled);
             let is_given = holding.told <= seen && !is_recalled && !is_asked(*ino);
             (is_given && self.may_keep(session, object)).then_some(object)
         };

@@ -117,7 +117,9 @@ impl World {
             }
             Send::Row(row) => {
                 let Ask::Fetch(ino) = pending.ask else { return };
-                let own = self.server.grants.held(pending.session, ino) == Some(Grant::Own);
+                // Of a file this may cross with its being given back, which no event tells from it.
+                let is_dir = row.as_ref().is_some_and(|row| row.kind() == FileKind::Directory);
+                let own = is_dir && self.server.grants.held(pending.session, ino) == Some(Grant::Own);
                 let split = self.server.grants.is_split(ino);
                 let unheard = self.server.tell_unheard(session, ino);
                 ToClient::Row { request, ino, row, own, split, unheard }
