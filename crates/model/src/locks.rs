@@ -15,6 +15,7 @@
 mod held;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::RangeInclusive;
 
 use crate::locks::held::Held;
 use crate::{Ino, SessionId};
@@ -55,6 +56,11 @@ pub struct Owner {
 impl Owner {
     const MIN: Owner = Owner { session: SessionId(0), id: 0 };
     const MAX: Owner = Owner { session: SessionId(u64::MAX), id: u64::MAX };
+
+    /// All owners of a session.
+    fn all_of(session: SessionId) -> RangeInclusive<Owner> {
+        Owner { session, ..Owner::MIN }..=Owner { session, ..Owner::MAX }
+    }
 }
 
 /// A lock, held or wanted.
@@ -212,24 +218,28 @@ impl Locks {
 
     /// An owner is gone: it holds nothing and waits for nothing.
     pub fn end_owner(&mut self, owner: Owner) {
-        self.end(owner, owner);
+        self.end(owner..=owner);
     }
 
     /// A session is gone.
     pub fn end_session(&mut self, session: SessionId) {
-        self.end(Owner { session, ..Owner::MIN }, Owner { session, ..Owner::MAX });
+        self.end(Owner::all_of(session));
     }
 
     /// The requests of a session that wait.
     pub fn waits_of(&self, session: SessionId) -> impl Iterator<Item = Wait> + '_ {
-        let (from, to) = (Owner { session, ..Owner::MIN }, Owner { session, ..Owner::MAX });
-        self.waits_of.range((from, Wait(0))..=(to, Wait(u64::MAX))).map(|(_, wait)| *wait)
+        self.waits_among(&Owner::all_of(session))
+    }
+
+    fn waits_among<'s>(&'s self, owners: &RangeInclusive<Owner>) -> impl Iterator<Item = Wait> + use<'s> {
+        let range = (*owners.start(), Wait(0))..=(*owners.end(), Wait(u64::MAX));
+        self.waits_of.range(range).map(|(_, wait)| *wait)
     }
 
     /// A session says what it holds: that, nothing else, and it waits for nothing. Returns what it cannot have
     /// because somebody else has it by now.
     pub fn claim(&mut self, session: SessionId, locks: impl IntoIterator<Item = Lock>) -> Vec<Lock> {
-        let freed = self.strike(Owner { session, ..Owner::MIN }, Owner { session, ..Owner::MAX });
+        let freed = self.strike(Owner::all_of(session));
         let mut refused = Vec::new();
         for lock in locks {
             if self.test(&lock).is_some() {
@@ -306,35 +316,32 @@ impl Locks {
         done
     }
 
-    fn end(&mut self, from: Owner, to: Owner) {
-        let freed = self.strike(from, to);
+    fn end(&mut self, owners: RangeInclusive<Owner>) {
+        let freed = self.strike(owners);
         freed.into_iter().for_each(|key| self.wake(key));
     }
 
-    /// Removes owners of one session everywhere, from one to another; where they held something. What waits is found by its owner, what is held by
-    /// looking at all files: most sessions that end hold nothing.
-    fn strike(&mut self, from: Owner, to: Owner) -> Vec<Key> {
-        let waits: Vec<Wait> =
-            self.waits_of.range((from, Wait(0))..=(to, Wait(u64::MAX))).map(|(_, wait)| *wait).collect();
+    /// Removes owners of one session everywhere; where they held something. What waits is found by its owner, what is held by looking at all files:
+    /// most sessions that end hold nothing.
+    fn strike(&mut self, owners: RangeInclusive<Owner>) -> Vec<Key> {
+        let waits: Vec<Wait> = self.waits_among(&owners).collect();
         for wait in waits {
             self.cancel(wait);
         }
-        let session = from.session;
-        let Some(mut count) = self.counts.get(&session).copied() else { return Vec::new() };
-        let (mut freed, before) = (Vec::new(), count);
+        let session = owners.start().session;
+        let Some(count) = self.counts.get_mut(&session) else { return Vec::new() };
+        let (mut freed, total) = (Vec::new(), &mut self.total);
         self.queues.retain(|key, queue| {
-            let gone = queue.held.strike(from, to);
-            count -= gone;
+            let gone = queue.held.strike(&owners);
+            *count -= gone;
+            *total -= gone;
             if gone > 0 {
                 freed.push(*key);
             }
             !queue.held.is_empty() || !queue.waiting.is_empty()
         });
-        self.total -= before - count;
-        if count == 0 {
+        if *count == 0 {
             self.counts.remove(&session);
-        } else {
-            self.counts.insert(session, count);
         }
         freed
     }

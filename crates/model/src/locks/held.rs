@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
+use std::ops::RangeInclusive;
 
 use crate::locks::{LAST_BYTE, Lock, Mode, Owner};
 
@@ -94,10 +95,10 @@ impl Held {
         had
     }
 
-    /// Removes what these owners hold, from one to another, and says how many locks that was.
-    pub(super) fn strike(&mut self, from: Owner, to: Owner) -> usize {
-        let of_gone: Vec<Lock> =
-            self.by_owner.range((from, 0)..=(to, u64::MAX)).map(|(_, lock)| *lock).collect();
+    /// Removes what these owners hold, and says how many locks that was.
+    pub(super) fn strike(&mut self, owners: &RangeInclusive<Owner>) -> usize {
+        let range = (*owners.start(), 0)..=(*owners.end(), u64::MAX);
+        let of_gone: Vec<Lock> = self.by_owner.range(range).map(|(_, lock)| *lock).collect();
         of_gone.iter().for_each(|lock| self.remove(lock));
         of_gone.len()
     }

@@ -52,43 +52,43 @@ impl Volume {
             for _ in 0..TURNS {
                 // Who waits for the turn has it before the next of these.
                 let _turn = self.turn.lock().await;
-                let (count, place) = self.end_some(&self.db()?, patience, DROPPED_MAX).await?;
-                if place.is_none() {
+                let Some((count, place)) = self.end_some(&self.db()?, patience, DROPPED_MAX).await? else {
                     break;
-                }
-                (all, last) = (all + count, place);
+                };
+                (all, last) = (all + count, Some(place));
             }
             Ok(())
         };
         let ordered = ordered.await;
         let durable = match last {
-            Some(place) => self.durable(&place).await,
+            Some(place) => {
+                tracing::info!(volume = self.name, count = all, "nobody goes on with these sessions: ended");
+                self.durable(&place).await
+            }
             None => Ok(()),
         };
-        if all > 0 {
-            tracing::info!(volume = self.name, count = all, "nobody goes on with these sessions: ended");
-        }
         if let Err(error) = ordered.and(durable) {
             tracing::warn!(volume = self.name, %error, "sessions cannot be ended yet");
         }
     }
 
-    /// Ends some of the sessions that are to be ended, and says how many, and the place of that in the order. The caller has the turn.
+    /// Ends some of the sessions that are to be ended, if there are any, and says how many, and the place of that in the order. The caller has
+    /// the turn.
     async fn end_some(
         self: &Arc<Self>,
         db: &Db,
         patience_ms: u64,
         kept: usize,
-    ) -> Result<(u64, Option<Ordered>), VolumeError> {
+    ) -> Result<Option<(u64, Ordered)>, VolumeError> {
         let mut dropped = self.dropped(patience_ms, kept);
         dropped.truncate(ENDED_IN_A_TURN);
         if dropped.is_empty() {
-            return Ok((0, None));
+            return Ok(None);
         }
         let place = self.end_bare(db, &dropped).await?;
         let count = dropped.len() as u64;
         self.sharing.lock().counts.evictions += count;
-        Ok((count, Some(place)))
+        Ok(Some((count, place)))
     }
 
     /// Sessions that are to be ended: without a connection for so long, all that have not claimed, and of the others all but those

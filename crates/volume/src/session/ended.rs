@@ -159,20 +159,11 @@ impl Volume {
         let mut batch = Rows::new();
         let forgotten = self.put_end(&mut batch, ids, end);
         self.write(db, batch).await?;
-        self.forget_ended(&forgotten);
         let owners = match end {
             End::Lost => self.sharing.lock().grants.owners(),
             _ => HashSet::new(),
         };
-        for id in ids {
-            let owned = match owners.contains(id) {
-                true => self.sharing.lock().grants.owned_by(*id),
-                false => Vec::new(),
-            };
-            self.is_over(*id, end, owned);
-            tracing::info!(volume = self.name, session = %id, "the session has ended");
-        }
-        self.settle_uses();
+        self.are_over(ids, end, &owners, &forgotten);
         Ok(())
     }
 
@@ -186,12 +177,28 @@ impl Volume {
         let mut batch = Rows::new();
         let forgotten = self.put_end(&mut batch, ids, End::Lost);
         let place = self.order(db, batch).await?;
-        self.forget_ended(&forgotten);
+        self.are_over(ids, End::Lost, &HashSet::new(), &forgotten);
+        Ok(place)
+    }
+
+    /// That sessions are over, all together, counts from now on; `owners` are those that own something.
+    fn are_over(
+        self: &Arc<Self>,
+        ids: &[SessionId],
+        end: End,
+        owners: &HashSet<SessionId>,
+        forgotten: &[SessionId],
+    ) {
+        self.forget_ended(forgotten);
         for id in ids {
-            self.is_over(*id, End::Lost, Vec::new());
+            let owned = match owners.contains(id) {
+                true => self.sharing.lock().grants.owned_by(*id),
+                false => Vec::new(),
+            };
+            self.is_over(*id, end, owned);
+            tracing::info!(volume = self.name, session = %id, "the session has ended");
         }
         self.settle_uses();
-        Ok(place)
     }
 
     /// That a session is over has its place in the order, and is durable where it had something; what it has owned until then.
