@@ -57,7 +57,7 @@ fn worlds_with_many_slots_keep_their_promises() {
 fn worlds_that_failed_once_keep_their_promises() {
     let seeds = [
         6_512, 12_641, 18_457, 54_104, 54_909, 90_288, 143_734, 178_505, 216_038, 217_136, 291_839, 137_539,
-        428_068, 2_113_902, 2_143_320, 2_188_639, 2_203_160,
+        428_068, 2_113_902, 2_143_320, 2_188_639, 2_203_160, 2_267_260, 2_294_130, 2_357_480, 2_446_217,
     ];
     for seed in seeds {
         let failure = run(Config { seed, ops: 120, broken: None, trace: false }).failure;

@@ -107,7 +107,10 @@ impl World {
                 let is_same = client.kernel.revalidate(dir, at_name, number, *target, *unlimited);
                 client.expire_left(dir);
                 if !is_same {
-                    // It begins anew, with the lock.
+                    // It begins anew, with the lock, and what the answer brought is forgotten.
+                    if let Some((ino, _)) = target {
+                        self.kernel_drops(at, op, *ino);
+                    }
                     continue;
                 }
             }
@@ -116,6 +119,19 @@ impl World {
                 self.clients[at].unlock(lock);
             }
             return Flow::Ready(target);
+        }
+    }
+
+    /// The kernel has no use for the inode that an answer has brought.
+    fn kernel_drops(&mut self, at: usize, op: &mut Op, ino: Ino) {
+        let kernel = &mut self.clients[at].kernel;
+        let known = kernel.known.get_mut(&ino).filter(|known| **known > 1);
+        if let Some(known) = known {
+            *known -= 1;
+            self.clients[at].tree.forget(ino, 1);
+        } else {
+            op.pins.remove(&ino);
+            self.kernel_forgets(at, ino);
         }
     }
 

@@ -10,7 +10,7 @@ use crate::server::Shared;
 
 /// How often it is looked at.
 const TICK: Duration = Duration::from_millis(250);
-/// At one of so many of these while nothing is asked, and while something is: whoever looks has to walk through all that is free.
+/// At one of so many of these while nothing is asked, and while something is: to give back takes a walk through all that is free.
 const TICKS_QUIET: u32 = 20;
 const TICKS_IN_USE: u32 = 120;
 /// Fewer requests than these since the last look are none: keep-alives of clients.

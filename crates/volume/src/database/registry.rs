@@ -7,6 +7,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use hayloft_store::{Store, StoreError};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+use tokio::sync::Mutex;
 
 use crate::database::format::{FAMILIES, FORMAT, KNOWN};
 use crate::database::homes;
@@ -174,6 +175,9 @@ impl Registered {
     }
 }
 
+/// Entries are written, removed and mended by one at a time: who mends what he has seen half removed would bring it back.
+static WRITING: Mutex<()> = Mutex::const_new(());
+
 /// Enters a new volume; of two servers doing so at a time one succeeds.
 pub(crate) async fn create(store: &Store, name: &str, entry: &Registered) -> Result<(), VolumeError> {
     // One whose first entry is lost is there all the same.
@@ -182,6 +186,7 @@ pub(crate) async fn create(store: &Store, name: &str, entry: &Registered) -> Res
         Ok(_) => return Err(VolumeError::VolumeExists(name.to_owned())),
         Err(error) => return Err(error),
     }
+    let _one = WRITING.lock().await;
     match store.create(&path(FIRST, name), entry.json()).await {
         Err(StoreError::Exists { .. }) => return Err(VolumeError::VolumeExists(name.to_owned())),
         done => done?,
@@ -192,10 +197,14 @@ pub(crate) async fn create(store: &Store, name: &str, entry: &Registered) -> Res
 
 pub(crate) async fn read(store: &Store, name: &str) -> Result<Registered, VolumeError> {
     check_name(name)?;
-    // In this order: of a volume that is being made or removed the second entry is never there alone.
-    let first = read_one(store, FIRST, name).await?;
-    let second = read_one(store, SECOND, name).await?;
-    let (entry, bad) = match (first, second) {
+    match read_both(store, name).await? {
+        (Read::Entry(first), Read::Entry(second)) if first == second => return Ok(first),
+        (Read::Nothing, Read::Nothing) => return Err(VolumeError::NoVolume(name.to_owned())),
+        _ => {}
+    }
+    // Somebody may be writing them.
+    let _one = WRITING.lock().await;
+    let (entry, bad) = match read_both(store, name).await? {
         // What this version does not know it does not mend either.
         (Read::Newer(format), _) | (_, Read::Newer(format)) => {
             return Err(VolumeError::Newer { volume: name.to_owned(), format });
@@ -210,8 +219,8 @@ pub(crate) async fn read(store: &Store, name: &str) -> Result<Registered, Volume
             return Err(VolumeError::AtRest(Damage { object: path(FIRST, name), what }));
         }
     };
-    if entry.deleting {
-        // What is being deleted, or made, is somebody else's work at this moment: it would be put back.
+    if entry.deleting || entry.promoted_to.is_some() {
+        // What is being deleted, made, or put in another one's place may be another server's work at this moment: it would be put back.
         return Ok(entry);
     }
     let object = path(bad, name);
@@ -237,6 +246,11 @@ enum Read {
     Newer(u64),
 }
 
+/// In this order: of a volume that is being made or removed the second entry is never there alone.
+async fn read_both(store: &Store, name: &str) -> Result<(Read, Read), VolumeError> {
+    Ok((read_one(store, FIRST, name).await?, read_one(store, SECOND, name).await?))
+}
+
 async fn read_one(store: &Store, folder: &str, name: &str) -> Result<Read, VolumeError> {
     match store.get(&path(folder, name)).await {
         Err(StoreError::NotFound { .. }) => Ok(Read::Nothing),
@@ -246,6 +260,7 @@ async fn read_one(store: &Store, folder: &str, name: &str) -> Result<Read, Volum
 }
 
 pub(crate) async fn update(store: &Store, name: &str, entry: &Registered) -> Result<(), VolumeError> {
+    let _one = WRITING.lock().await;
     store.put(&path(FIRST, name), entry.json()).await?;
     hayloft_crash::point("registry.updated-first");
     let second = async { Ok(store.put(&path(SECOND, name), entry.json()).await?) };
@@ -254,6 +269,7 @@ pub(crate) async fn update(store: &Store, name: &str, entry: &Registered) -> Res
 
 /// Takes the name away from a database.
 pub(crate) async fn remove(store: &Store, name: &str, id: &str) -> Result<(), VolumeError> {
+    let _one = WRITING.lock().await;
     named::remove(store, name, id).await?;
     store.delete(&path(SECOND, name)).await?;
     hayloft_crash::point("registry.removed-second");
@@ -294,6 +310,9 @@ pub(crate) async fn names(store: &Store) -> Result<Vec<String>, VolumeError> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+
     use super::*;
 
     /// An entry as servers wrote it before there were formats, with its checksum.
@@ -335,6 +354,37 @@ mod tests {
         assert_eq!(Registered::parse(flipped.as_bytes()), Read::Damaged);
         let own = Registered::new(1, 2, (0o755, 0, 0));
         assert_eq!(Registered::parse(&own.json()), Read::Entry(own));
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+    async fn who_looks_for_an_entry_that_is_removed_does_not_bring_it_back() {
+        let folder = tempfile::tempdir().unwrap();
+        let files = object_store::local::LocalFileSystem::new_with_prefix(folder.path()).unwrap();
+        let store = Arc::new(Store::new("files", Arc::new(files), None));
+        let is_over = Arc::new(AtomicBool::new(false));
+        let mut readers = tokio::task::JoinSet::new();
+        for _ in 0..4 {
+            let (store, is_over) = (Arc::clone(&store), Arc::clone(&is_over));
+            readers.spawn(async move {
+                while !is_over.load(Relaxed) {
+                    let _ = read(&store, "fork").await;
+                }
+            });
+        }
+        for round in 0..300 {
+            // As a fork goes whose tree becomes another volume's, and one that could not be made.
+            let entry = Registered::new(0, 0, (0o755, 0, 0));
+            let leaving = Registered { promoted_to: Some("vol".to_owned()), ..entry.clone() };
+            create(&store, "fork", &entry).await.unwrap();
+            if round % 2 == 0 {
+                update(&store, "fork", &leaving).await.unwrap();
+            }
+            remove(&store, "fork", &entry.id).await.unwrap();
+            tokio::time::sleep(std::time::Duration::from_millis(2)).await;
+            assert_eq!(names(&store).await.unwrap(), Vec::<String>::new(), "round {round}");
+        }
+        is_over.store(true, Relaxed);
+        readers.join_all().await;
     }
 
     #[test]

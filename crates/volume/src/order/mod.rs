@@ -4,6 +4,7 @@
 //! durable: ADR 0017.
 
 pub(crate) mod entry;
+mod flushing;
 pub(crate) mod history;
 
 use std::collections::VecDeque;
@@ -24,6 +25,7 @@ use crate::database::tables;
 use crate::database::{self, Db};
 use crate::error::VolumeError;
 use crate::order::entry::{Doing, SealKey};
+use crate::order::flushing::Flushing;
 use crate::volume::Volume;
 
 /// Entries of all together up to this many bytes: what is more waits for the store.
@@ -51,8 +53,7 @@ pub(crate) struct Ordered {
 #[derive(Default)]
 pub(crate) struct Order {
     state: Mutex<State>,
-    /// One flush at a time.
-    flushing: tokio::sync::Mutex<()>,
+    flushing: Flushing,
 }
 
 #[derive(Default)]
@@ -308,10 +309,9 @@ impl Volume {
     /// # Errors
     /// As [`Volume::order`].
     pub(crate) async fn durable(self: &Arc<Self>, place: &Ordered) -> Result<(), VolumeError> {
-        let _one = self.order.flushing.lock().await;
-        if self.order.is_of_now(place) && self.mark() >= place.number {
-            return Ok(());
-        }
+        // The mark first: then it is one of that opening.
+        let is_durable = || self.mark() >= place.number && self.order.is_of_now(place);
+        let Some(_turn) = self.order.flushing.turn(is_durable).await else { return Ok(()) };
         let gathered = self.order.gathered(place);
         let (upto, handle) = gathered.ok_or_else(|| VolumeError::Reopening("it had failed".to_owned()))?;
         // Only the handle says that another server has opened the database meanwhile.

@@ -89,6 +89,12 @@ impl Session {
         }
     }
 
+    /// Whether somebody on that host, of that peer, can know that its process is dead.
+    fn may_be_proved_dead(&self, host_id: &str, peer: &str) -> bool {
+        let of = &self.row;
+        self.connection.is_none() && !host_id.is_empty() && of.host_id == host_id && of.peer == peer
+    }
+
     /// One that was there when the volume was opened.
     pub(crate) fn may_bring(row: &SessionRow, now_ms: u64) -> Session {
         Session { may_bring: true, ..Session::found(row, now_ms) }
@@ -277,27 +283,25 @@ impl Volume {
         Err(VolumeError::SessionEnded(id))
     }
 
-    /// Sessions without a connection.
+    /// Sessions that somebody on the same host as this one may know to be dead: those that it may bury.
     fn lost(&self, but: SessionId) -> Vec<LostPeer> {
         let state = self.state.lock();
-        let lost = state.sessions.iter().filter(|(id, found)| **id != but && found.connection.is_none());
-        let lost = lost.map(|(id, found)| LostPeer {
+        let Some(asker) = state.sessions.get(&but).map(|found| &found.row) else { return Vec::new() };
+        let may_be_dead = |(id, found): &(&SessionId, &Session)| {
+            **id != but && found.may_be_proved_dead(&asker.host_id, &asker.peer)
+        };
+        let peer = |(id, found): (&SessionId, &Session)| LostPeer {
             session: id.0,
             host_id: found.row.host_id.clone(),
             pid: found.row.pid,
-        });
-        lost.collect()
+        };
+        state.sessions.iter().filter(may_be_dead).map(peer).collect()
     }
 
     /// Whether somebody on that host can know that the session's process is dead.
     fn is_proved_dead(&self, session: SessionId, host_id: &str, peer: &str) -> bool {
         let state = self.state.lock();
-        state.sessions.get(&session).is_some_and(|found| {
-            found.connection.is_none()
-                && !host_id.is_empty()
-                && found.row.host_id == host_id
-                && found.row.peer == peer
-        })
+        state.sessions.get(&session).is_some_and(|found| found.may_be_proved_dead(host_id, peer))
     }
 
     /// Ends a session whose process is dead, as `asker`, on the same host, has proved.

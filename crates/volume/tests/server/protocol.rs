@@ -165,10 +165,14 @@ fn sessions_end_by_goodbye_or_by_proof_and_come_back_otherwise() {
     // A restarted server knows the session.
     running.crash();
     let running = Running::start(config(folder.path()));
+    // Of whom only its own host can know whether it is dead, and is told.
     let (_five, welcome) = Client::open(running.address, hello(5)).unwrap();
+    assert!(welcome.lost.is_empty());
+    let (_six, welcome) =
+        Client::open(running.address, Hello { host_id: "other".into(), ..hello(6) }).unwrap();
     assert_eq!(lost(welcome), [2]);
     Client::open(running.address, Hello { resume: true, ..hello(2) }).unwrap();
-    let old = Hello { protocol: 99, ..hello(6) };
+    let old = Hello { protocol: 99, ..hello(7) };
     assert_eq!(code(&Client::greet(running.address, old).err().unwrap()), FailureCode::Protocol);
     running.shutdown();
 }

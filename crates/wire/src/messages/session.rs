@@ -99,7 +99,7 @@ pub struct Welcome {
     /// The volume's id, random, never used twice.
     #[prost(string, tag = "7")]
     pub volume_id: String,
-    /// Sessions of the volume without a connection: a client on the same host may know that one is dead.
+    /// Sessions of the volume without a connection, of clients on the same host: this one may know that one is dead.
     #[prost(message, repeated, tag = "8")]
     pub lost: Vec<LostPeer>,
     /// Random, new each time that a server opens the volume; 0: it keeps no history. With the mark it tells whether a
