@@ -127,6 +127,8 @@ pub enum Rule {
     KeepSplitNames,
     /// Names are expired although somebody was told that they may be kept, and has not come to that.
     ForgetCallers,
+    /// What is answered behind a batch shows that it has arrived, also when it is refused for want of room.
+    CountRefused,
     /// Who lets go of a split directory ships nothing of its slots.
     KeepSlotsBack,
     /// A directory is made whole although slots of it are held.
@@ -157,7 +159,7 @@ pub enum Rule {
 
 impl Rule {
     /// All, by name.
-    pub const ALL: [(&'static str, Rule); 66] = [
+    pub const ALL: [(&'static str, Rule); 67] = [
         ("ack-before-apply", Rule::AckBeforeApply),
         ("recall-without-ship", Rule::RecallWithoutShip),
         ("no-claim-grace", Rule::NoClaimGrace),
@@ -211,6 +213,7 @@ impl Rule {
         ("give-back-unshipped", Rule::GiveBackUnshipped),
         ("keep-split-names", Rule::KeepSplitNames),
         ("forget-callers", Rule::ForgetCallers),
+        ("count-refused", Rule::CountRefused),
         ("keep-slots-back", Rule::KeepSlotsBack),
         ("whole-with-slots", Rule::WholeWithSlots),
         ("tell-unheard", Rule::TellUnheard),

@@ -160,7 +160,10 @@ fn ship(client: &Client, shipment: &mut Shipment) -> Result<Option<Committed>, F
             Err(error) => return Err(FlushError::Ended(error.to_string())),
         };
         match ship_once(client, shipment, connection) {
-            Ok(committed) => return Ok(committed),
+            Ok(committed) => {
+                client.link.was_refused(connection, false);
+                return Ok(committed);
+            }
             Err(CallError::Broken | CallError::Replaced) if client.link.damaged() == damaged_frames => {}
             Err(CallError::Broken | CallError::Replaced) => {
                 (damaged, damaged_frames) = (damaged + 1, client.link.damaged());
@@ -172,7 +175,10 @@ fn ship(client: &Client, shipment: &mut Shipment) -> Result<Option<Committed>, F
             Err(CallError::Ended(reason)) => return Err(FlushError::Ended(reason)),
             Err(CallError::Interrupted) => return Err(FlushError::Interrupted),
             Err(CallError::Failed(failed)) => match failed.code() {
-                FailureCode::NoSpace => return Err(FlushError::NoSpace),
+                FailureCode::NoSpace => {
+                    client.link.was_refused(connection, true);
+                    return Err(FlushError::NoSpace);
+                }
                 // Applied or not, nobody knows yet: the very same batch again, until the answer is certain.
                 FailureCode::Uncertain => std::thread::sleep(AGAIN),
                 FailureCode::Damaged if damaged + 1 < DAMAGED_MAX => {

@@ -58,7 +58,7 @@ impl World {
         let client = &mut self.clients[at];
         let Some((_, batch)) = client.in_flight.take() else { return };
         client.accepted = batch.sequence;
-        client.full = false;
+        (client.full, client.refused) = (false, false);
         let accepted = client.accepted;
         let gone = client.tree.shipped(accepted);
         let given = client.recalls.iter_mut();
@@ -92,6 +92,7 @@ impl World {
         client.last_cut = Sequence(sequence.0 - 1);
         let session = client.session;
         client.full = full;
+        client.refused |= full;
         client.refusals += u64::from(full);
         client.pauses = full && !pressed;
         self.reference.undo_cut(session, sequence.0);

@@ -29,7 +29,7 @@ impl World {
         let client = &mut self.clients[at];
         client.connection = None;
         client.link = Link::Down;
-        client.arrived = 0;
+        (client.arrived, client.refused) = (0, false);
         client.foreword = None;
         client.seen = 0;
         client.behind.clear();
@@ -104,10 +104,12 @@ impl World {
     /// Asks the server; an answer wakes everybody.
     pub(crate) fn ask(&mut self, at: usize, ask: Ask) -> u64 {
         let now = self.now;
+        let counts_all = self.is_broken(Rule::CountRefused);
         let client = &mut self.clients[at];
         let request = client.next_request;
         client.next_request += 1;
-        let (work, accepted) = (client.commit_sent, client.accepted);
+        let work = if client.refused && !counts_all { 0 } else { client.commit_sent };
+        let accepted = client.accepted;
         let outstanding = Outstanding { ask: ask.clone(), sent: now, work, accepted };
         client.outstanding.insert(request, outstanding);
         if client.link == Link::Up {

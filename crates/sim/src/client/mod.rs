@@ -99,6 +99,8 @@ pub(crate) struct Client {
     owed: BTreeMap<u64, (u64, Option<u64>)>,
     /// When the last batch was sent that has arrived.
     arrived: u64,
+    /// There was no room for the last one on this connection: the server does not count further ones.
+    refused: bool,
     pub(crate) lapsed: bool,
     /// The store as it knows it.
     pub(crate) history: Heard,
@@ -283,6 +285,7 @@ impl World {
             heard: 0,
             owed: BTreeMap::new(),
             arrived: 0,
+            refused: false,
             lapsed: true,
             history: Heard::default(),
             kept: Kept::default(),

@@ -50,7 +50,7 @@ impl World {
         let now = self.now;
         let live = self.server.live.entry(session).or_default();
         let old = live.connection.replace(connection);
-        (live.claimed, live.heard) = (false, now);
+        (live.claimed, live.heard, live.refused) = (false, now, false);
         (live.sent, live.late) = (BTreeSet::new(), None);
         if let Some(old) = old {
             self.connections.remove(&old);

@@ -193,11 +193,17 @@ impl World {
         if batch.sequence > last.next() {
             return self.fail(format!("{session} commits {:?} after {last:?}", batch.sequence));
         }
-        if self.is_refused(batch.usage, pressing) {
+        let counts_none = self.is_broken(Rule::CountRefused);
+        let (now, is_refused) = (self.now, self.is_refused(batch.usage, pressing));
+        let live = self.server.live.entry(session).or_default();
+        // Nobody is waited for because of batches for which there is no room, but the first: when that came its client may know.
+        let was_refused = std::mem::replace(&mut live.refused, is_refused);
+        if !is_refused || !was_refused && !counts_none {
+            live.worked = now;
+        }
+        if is_refused {
             return self.send_to_client(connection, ToClient::Full(batch.sequence));
         }
-        // Nobody is waited for because of a batch for which there is no room.
-        self.server.live.entry(session).or_default().worked = self.now;
         let fault = self.server.fault.take();
         match fault {
             Some(Fault::Refuse) => {

@@ -84,6 +84,8 @@ struct Live {
     heard: u64,
     /// When a batch of it came last.
     worked: u64,
+    /// There was no room for the last one on this connection, and nobody waited for it.
+    refused: bool,
     /// Events that it was sent and has not acknowledged.
     sent: BTreeSet<u64>,
     /// The first of them as it was looked at last: since when it is there, and the last batch then.

@@ -55,7 +55,8 @@ pub(crate) struct Intake {
 /// While something is worked on, it is not its session that others wait for.
 struct Work<'a> {
     intake: &'a Intake,
-    /// It came to nothing: when the last work ended that did not.
+    /// It came to nothing: when the first one ended that did so since the last that did not. That one counts, as its client may
+    /// have heard what was said behind it.
     useless_since: Option<u64>,
 }
 
@@ -93,7 +94,7 @@ impl Intake {
 
     pub(crate) async fn run(self, mut queue: mpsc::Receiver<Ordered>) {
         let mut pending = Pending::new(Arc::clone(&self.volume));
-        let mut useful = 0;
+        let mut useless_since = None;
         while let Some(ordered) = self.next(&mut queue, &mut pending).await {
             let Ordered { request, body, started, held, is_crowded } = ordered;
             let kind = type_of(&body);
@@ -128,9 +129,10 @@ impl Intake {
                     // Whom others wait for can send it as one that they wait for, which is not refused.
                     match &done {
                         Err(error) if error.code() == FailureCode::NoSpace && !is_pressing => {
-                            work.useless_since = Some(useful)
+                            let now = self.volume.shared.uptime_ms();
+                            work.useless_since = Some(*useless_since.get_or_insert(now));
                         }
-                        _ => useful = self.volume.shared.uptime_ms(),
+                        _ => useless_since = None,
                     }
                     if let Ok((committed, about)) = done {
                         self.volume.shared.stats.count(kind, started.elapsed());

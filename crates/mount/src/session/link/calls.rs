@@ -229,9 +229,17 @@ impl Link {
         self.write(&ClientMessage { request: 0, body: Some(body) }, Some(connection))
             .map_err(|_| CallError::Broken)?;
         if is_work {
-            self.state.lock().work = Some(begun);
+            self.state.lock().worked(begun);
         }
         Ok(())
+    }
+
+    /// What became of a batch on a connection: whether there was no room for it.
+    pub(crate) fn was_refused(&self, connection: u64, is_full: bool) {
+        let mut state = self.state.lock();
+        if state.connection == connection {
+            state.refused = is_full;
+        }
     }
 
     /// Acknowledges events on the connection that they came on; on another one they count as acknowledged.

@@ -358,7 +358,7 @@ impl Link {
             (state.connection, state.restoring) = (next, true);
             // What was not acknowledged on the last connection counts as acknowledged.
             state.owed.clear();
-            (state.work, state.arrived) = (None, None);
+            (state.work, state.arrived, state.refused) = (None, None, false);
             let known = if state.begun { state.last_sequence } else { last };
             state.begun = true;
             state.last_sequence = last;

@@ -153,6 +153,8 @@ struct State {
     /// When something of a batch was sent last, and the same of what has certainly arrived.
     work: Option<Moment>,
     arrived: Option<Moment>,
+    /// There was no room for the last batch on this connection: the server does not count what comes of further ones.
+    refused: bool,
     /// When the present connection was made, if it is not the first.
     connected_at: Option<Instant>,
     /// The present session.
@@ -180,6 +182,13 @@ impl State {
     fn lease_from(&self) -> Option<Moment> {
         let owed = self.owed.values().next().map(|owed| owed.since.max(self.arrived));
         owed.map_or(self.heard, |owed| owed.min(self.heard))
+    }
+
+    /// Something of a batch was sent.
+    fn worked(&mut self, at: Moment) {
+        if !self.refused {
+            self.work = Some(at);
+        }
     }
 
     /// There is an answer to a message.
@@ -329,5 +338,28 @@ impl Link {
         for waiting in state.waiting.values() {
             waiting.wake.notify_all();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_heard_behind_a_batch_counts_unless_the_one_before_it_was_refused() {
+        let begun = Moment::now();
+        let at = |millis| begun.after(Duration::from_millis(millis));
+        let mut state = State::default();
+        state.owed.insert(1, Owed { since: Some(begun), acknowledged: None });
+        let mut shipped_and_heard = |state: &mut State, millis| {
+            state.worked(at(millis));
+            state.answered(at(millis + 1), state.work);
+            state.lease_from()
+        };
+        assert_eq!(shipped_and_heard(&mut state, 10), Some(at(10)));
+        state.refused = true;
+        assert_eq!(shipped_and_heard(&mut state, 20), Some(at(10)), "the server does not count it");
+        state.refused = false;
+        assert_eq!(shipped_and_heard(&mut state, 30), Some(at(30)));
     }
 }
