@@ -101,16 +101,16 @@ mod tests {
         const LARGE: usize = 1 << 30;
         let before = in_use();
         let mut bytes: Vec<u8> = Vec::with_capacity(LARGE);
-        assert!(in_use() >= before + LARGE as u64);
+        // Other tests of the process allocate and free meanwhile, but less.
+        assert!(in_use() >= before + LARGE as u64 / 2);
         bytes.reserve_exact(2 * LARGE);
-        assert!(in_use() >= before + 2 * LARGE as u64);
+        assert!(in_use() >= before + LARGE as u64 / 2 * 3);
         std::thread::spawn(move || drop(bytes)).join().unwrap();
-        // Other tests of the process allocate meanwhile, but less.
-        assert!(in_use() < before + LARGE as u64);
+        assert!(in_use() < before + LARGE as u64 / 2);
         let zeroed = vec![0_u8; LARGE];
-        assert!(in_use() >= LARGE as u64);
+        assert!(in_use() >= before + LARGE as u64 / 2);
         drop(zeroed);
-        assert!(in_use() < before + LARGE as u64);
+        assert!(in_use() < before + LARGE as u64 / 2);
     }
 
     #[test]

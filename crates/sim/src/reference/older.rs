@@ -52,7 +52,8 @@ impl Reference {
         let lost = self.operations.iter().filter(|(_, operation)| {
             let is_kept = operation.accepted.is_some_and(|accepted| entries.contains(&accepted.entry));
             // What it had asked for, and has not heard of, it asks for again: that has not happened.
-            let is_own = operation.accepted.is_none() || operation.batch.is_some();
+            let is_own =
+                operation.accepted.is_none() || operation.batch.is_some() || operation.returned.is_some();
             let is_here =
                 operation.durable || is_kept || (is_own && on.contains(&SessionId(operation.session)));
             !is_here && !operation.writes.is_empty()

@@ -373,6 +373,10 @@ async fn remove(shared: &Arc<Shared>, delete: &DeleteVolume) -> Result<(), Volum
     if let Some(volume) = &*place {
         volume.refuse_when_mounted()?;
     }
+    if registry::read(&shared.store, name).await?.id != registered.id {
+        // It has got another tree while others were waited for.
+        return Err(VolumeError::ShuttingDown);
+    }
     registry::update(&shared.store, name, &Registered { deleting: true, ..registered.clone() }).await?;
     if let Some(volume) = place.take()
         && let Err(error) = volume.close().await

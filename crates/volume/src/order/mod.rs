@@ -311,8 +311,12 @@ impl Volume {
     pub(crate) async fn durable(self: &Arc<Self>, place: &Ordered) -> Result<(), VolumeError> {
         // The mark first: then it is one of that opening.
         let is_durable = || self.mark() >= place.number && self.order.is_of_now(place);
-        let Some(_turn) = self.order.flushing.turn(is_durable).await else { return Ok(()) };
-        let gathered = self.order.gathered(place);
+        let is_over = || is_durable() || !self.order.is_of_now(place);
+        let turn = self.order.flushing.turn(is_over).await;
+        if is_durable() {
+            return Ok(());
+        }
+        let gathered = turn.as_ref().and_then(|_| self.order.gathered(place));
         let (upto, handle) = gathered.ok_or_else(|| VolumeError::Reopening("it had failed".to_owned()))?;
         // Only the handle says that another server has opened the database meanwhile.
         let flushed = async {
@@ -348,8 +352,7 @@ impl Volume {
                 let Ok(db) = self.db() else { continue };
                 self.order.last(db)
             };
-            let is_durable = self.order.is_of_now(&place) && self.mark() >= place.number;
-            if is_durable || self.durable(&place).await.is_ok() {
+            if self.durable(&place).await.is_ok() {
                 return Ok(());
             }
         }

@@ -169,7 +169,12 @@ pub(crate) async fn promote(
 /// more. Puts the entry in order.
 pub(crate) async fn has_left(shared: &Shared, name: &str, entry: &Registered) -> Result<bool, VolumeError> {
     let Some(volume) = &entry.promoted_to else { return Ok(false) };
-    let is_there = registry::read(&shared.store, volume).await.is_ok_and(|found| found.id == entry.id);
+    let is_there = match registry::read(&shared.store, volume).await {
+        Ok(found) => found.id == entry.id,
+        Err(VolumeError::NoVolume(_)) => false,
+        // Whether it leads to this database is not known: a name of its own might be a second one.
+        Err(error) => return Err(error),
+    };
     match is_there {
         true => registry::remove(&shared.store, name, &entry.id).await?,
         false => {

@@ -351,7 +351,7 @@ mod tests {
         let at = |millis| begun.after(Duration::from_millis(millis));
         let mut state = State::default();
         state.owed.insert(1, Owed { since: Some(begun), acknowledged: None });
-        let mut shipped_and_heard = |state: &mut State, millis| {
+        let shipped_and_heard = |state: &mut State, millis| {
             state.worked(at(millis));
             state.answered(at(millis + 1), state.work);
             state.lease_from()
