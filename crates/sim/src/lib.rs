@@ -129,6 +129,8 @@ pub enum Rule {
     ForgetCallers,
     /// What is answered behind a batch shows that it has arrived, also when it is refused for want of room.
     CountRefused,
+    /// A server counts the leases of sessions that it has found from when it has opened the volume.
+    CountFromOpening,
     /// Who lets go of a split directory ships nothing of its slots.
     KeepSlotsBack,
     /// A directory is made whole although slots of it are held.
@@ -159,7 +161,7 @@ pub enum Rule {
 
 impl Rule {
     /// All, by name.
-    pub const ALL: [(&'static str, Rule); 67] = [
+    pub const ALL: [(&'static str, Rule); 68] = [
         ("ack-before-apply", Rule::AckBeforeApply),
         ("recall-without-ship", Rule::RecallWithoutShip),
         ("no-claim-grace", Rule::NoClaimGrace),
@@ -214,6 +216,7 @@ impl Rule {
         ("keep-split-names", Rule::KeepSplitNames),
         ("forget-callers", Rule::ForgetCallers),
         ("count-refused", Rule::CountRefused),
+        ("count-from-opening", Rule::CountFromOpening),
         ("keep-slots-back", Rule::KeepSlotsBack),
         ("whole-with-slots", Rule::WholeWithSlots),
         ("tell-unheard", Rule::TellUnheard),

@@ -3,7 +3,7 @@
 use super::*;
 
 /// How long a server goes on that another one has taken the place of, at most: less than a lease.
-const REPLACED_FOR: u64 = LEASE / 2;
+pub(super) const REPLACED_FOR: u64 = LEASE / 2;
 
 impl Stored {
     /// What is written down of another tree in this one's place: who knew this one, and its history.

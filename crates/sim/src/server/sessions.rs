@@ -1,6 +1,15 @@
 //! Sessions end: by themselves, or because others wait for them.
 
+use super::opening::REPLACED_FOR;
 use super::*;
+
+impl Live {
+    /// Whether it was not heard of for its lease; and as long as another server may go on that had the volume before.
+    fn is_silent(&self, now: u64, counts_at_once: bool) -> bool {
+        let grace = if self.may_bring && !counts_at_once { REPLACED_FOR } else { 0 };
+        now - self.heard > LEASE + grace
+    }
+}
 
 impl World {
     /// Whether a session does not do what it was told, for longer than its lease, and ships nothing for it either.
@@ -29,11 +38,13 @@ impl World {
         waited_for.extend(self.waited_for_to_hear());
         waited_for.extend(unclaimed);
         let never_overdue = self.is_broken(Rule::NeverOverdue);
+        let counts_at_once = self.is_broken(Rule::CountFromOpening);
         let late: Vec<SessionId> = waited_for
             .into_iter()
             .filter(|session| {
                 let is_stuck = !never_overdue && self.is_stuck(*session);
-                is_stuck || self.server.live.get(session).is_some_and(|live| now - live.heard > LEASE)
+                is_stuck
+                    || self.server.live.get(session).is_some_and(|live| live.is_silent(now, counts_at_once))
             })
             .collect();
         for session in late {

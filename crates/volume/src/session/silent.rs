@@ -77,11 +77,15 @@ impl Volume {
         stream.zip(work).is_some_and(|(stream, work)| stream.is_stuck(now, lease, work))
     }
 
-    /// Whether a session was not heard of for its lease.
+    /// Whether a session was not heard of for its lease. One that was there when the volume was opened has half as long more: a server that
+    /// had the volume before may go on for a moment before it finds out, and its answers keep a host's lease as well.
     fn is_silent(&self, session: SessionId) -> bool {
         let (now, lease) = (self.shared.uptime_ms(), self.shared.config.lease.as_millis() as u64);
         let state = self.state.lock();
         let found = state.sessions.get(&session);
-        found.is_none_or(|found| now.saturating_sub(found.heard.load(Relaxed)) > lease)
+        found.is_none_or(|found| {
+            let grace = if found.may_bring { lease / 2 } else { 0 };
+            now.saturating_sub(found.heard.load(Relaxed)) > lease + grace
+        })
     }
 }

@@ -6,8 +6,9 @@ use hayloft_model::{Content, FileKind};
 use hayloft_wire::client_message::Body as Ask;
 use hayloft_wire::server_message::Body as Answer;
 use hayloft_wire::{
-    CreateSnapshot, DeleteSnapshot, DeleteVolume, Diff, Failed, FailureCode, Fork, Hello, ListSnapshots,
-    NameTree, Promote, Rollback, SHIPS, SetQuota, ShowVolume, Version, VolumeInfo,
+    CreateSnapshot, CreateVolume, DeleteSnapshot, DeleteVolume, Diff, Failed, FailureCode, Fork, Hello,
+    ListSnapshots, ListVolumes, NameTree, Promote, Rollback, SHIPS, SetQuota, ShowVolume, Version,
+    VolumeInfo,
 };
 
 use crate::common::*;
@@ -221,5 +222,36 @@ fn a_volume_keeps_its_quota_whatever_tree_it_gets() {
     fork(&mut admin, "fork");
     let status = show(&mut admin, "fork").status.unwrap();
     assert_eq!((status.quota_bytes, status.quota_inodes), (500, 7));
+    running.shutdown();
+}
+
+#[test]
+fn a_volume_that_gets_another_tree_while_it_is_deleted_goes_whole_or_stays() {
+    let (_folder, running) = started();
+    let mut admin = Client::connect(running.address);
+    for round in 0..24 {
+        let create = CreateVolume { name: "w".into(), mode: 0o755, ..CreateVolume::default() };
+        admin.ask(Ask::CreateVolume(create)).unwrap();
+        let of = Some(Version { volume: "w".into(), snapshot: "s".into() });
+        let keep = CreateSnapshot { of: of.clone(), note: String::new(), as_stored: true };
+        admin.ask(Ask::CreateSnapshot(keep)).unwrap();
+        let mut other = Client::connect(running.address);
+        let delete = || DeleteVolume { name: "w".into(), snapshots: true };
+        let deleted = std::thread::scope(|scope| {
+            let rollback = Rollback { to: of, keep_as: format!("kept-{round}") };
+            scope.spawn(move || other.ask(Ask::Rollback(rollback)));
+            std::thread::sleep(std::time::Duration::from_millis(3 * round));
+            admin.ask(Ask::DeleteVolume(delete()))
+        });
+        if let Err(failed) = deleted {
+            assert_eq!(show(&mut admin, "w").name, "w", "round {round}: {failed:?}");
+            admin.ask(Ask::DeleteVolume(delete())).unwrap();
+        }
+        let Answer::Volumes(left) = admin.ask(Ask::ListVolumes(ListVolumes {})).unwrap() else {
+            panic!("no list")
+        };
+        let names: Vec<&str> = left.volumes.iter().map(|info| info.name.as_str()).collect();
+        assert_eq!(names, ["vol"], "round {round}");
+    }
     running.shutdown();
 }
