@@ -197,14 +197,14 @@ pub(crate) async fn create(store: &Store, name: &str, entry: &Registered) -> Res
 
 pub(crate) async fn read(store: &Store, name: &str) -> Result<Registered, VolumeError> {
     check_name(name)?;
-    match read_both(store, name).await? {
-        (Read::Entry(first), Read::Entry(second)) if first == second => return Ok(first),
-        (Read::Nothing, Read::Nothing) => return Err(VolumeError::NoVolume(name.to_owned())),
-        _ => {}
+    let mut both = read_both(store, name).await?;
+    let _one;
+    if both.0 != both.1 {
+        // Somebody may be writing them.
+        _one = WRITING.lock().await;
+        both = read_both(store, name).await?;
     }
-    // Somebody may be writing them.
-    let _one = WRITING.lock().await;
-    let (entry, bad) = match read_both(store, name).await? {
+    let (entry, bad) = match both {
         // What this version does not know it does not mend either.
         (Read::Newer(format), _) | (_, Read::Newer(format)) => {
             return Err(VolumeError::Newer { volume: name.to_owned(), format });

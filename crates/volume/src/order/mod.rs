@@ -309,14 +309,14 @@ impl Volume {
     /// # Errors
     /// As [`Volume::order`].
     pub(crate) async fn durable(self: &Arc<Self>, place: &Ordered) -> Result<(), VolumeError> {
+        let is_over = || self.mark() >= place.number || !self.order.is_of_now(place);
+        let _turn = self.order.flushing.turn(is_over).await;
         // The mark first: then it is one of that opening.
-        let is_durable = || self.mark() >= place.number && self.order.is_of_now(place);
-        let is_over = || is_durable() || !self.order.is_of_now(place);
-        let turn = self.order.flushing.turn(is_over).await;
-        if is_durable() {
+        if self.mark() >= place.number && self.order.is_of_now(place) {
             return Ok(());
         }
-        let gathered = turn.as_ref().and_then(|_| self.order.gathered(place));
+        // Without a turn it is of another opening: there is nothing to flush.
+        let gathered = self.order.gathered(place);
         let (upto, handle) = gathered.ok_or_else(|| VolumeError::Reopening("it had failed".to_owned()))?;
         // Only the handle says that another server has opened the database meanwhile.
         let flushed = async {
