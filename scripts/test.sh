@@ -27,6 +27,10 @@ if [ "$(id -u)" != 0 ]; then
     exec sudo --preserve-env=PATH,HOME,CARGO_HOME,RUSTUP_HOME,CI,HAYLOFT_TEST_LONG "$0" "$@"
 fi
 
+# One step may take so many seconds, and all of them together; whatever begins after that counts as failed.
+patience=$([ "${#large[@]}" = 0 ] && echo 2700 || echo 36000)
+deadline=$([ "${#large[@]}" = 0 ] && echo 4800 || echo 360000)
+
 output=target/test-output
 passed=0
 failed=0
@@ -38,16 +42,49 @@ count() { # NAME PASSED FAILED SECONDS
     summary+=("$(printf '%-34s %6s passed %4s failed %6s s' "$1" "$2" "$3" "$4")")
 }
 
+# Runs a command for so many seconds at most. What runs for longer is listed and ended, with all of its process group, and is
+# not waited for: a process that hangs in the kernel must not take the other steps with it.
+limited() { # SECONDS COMMAND...
+    local limit=$1 command clock ended status
+    shift
+    set -m
+    "$@" &
+    command=$!
+    sleep "$limit" >/dev/null &
+    clock=$!
+    set +m
+    trap 'kill -TERM -- "-$command" "-$clock"; exit 130' INT TERM
+    wait -n -p ended "$command" "$clock"
+    status=$?
+    trap - INT TERM
+    if [ "$ended" = "$clock" ]; then
+        printf 'did not end within %s s; what runs:\n' "$limit"
+        ps -eo pid,ppid,pgid,stat,etimes,wchan:24,args --forest | grep -v '\[.*\]$' | cut -c 1-200
+        kill -TERM -- "-$command"
+        timeout 30 tail --pid="$command" -f /dev/null
+        kill -KILL -- "-$command" 2>/dev/null
+        return 124
+    fi
+    kill "$clock"
+    return "$status"
+}
+
 # Runs one step; its own lines "N passed, N failed" are added up, or without any cargo's "N passed; N failed" (a script
 # counts for itself what the cargo that it runs has done), and a step without either counts as one test.
 step() { # NAME COMMAND...
-    local name=$1 log start status counts
+    local name=$1 log start limit status counts
     shift
     log=$output/$(echo "$name" | tr ' /' '--').log
     printf '== %s\n' "$name"
     start=$SECONDS
-    "$@" >"$log" 2>&1 </dev/null
-    status=$?
+    limit=$((deadline - start < patience ? deadline - start : patience))
+    if [ "$limit" -lt 10 ]; then
+        echo "there was no time left for it" >"$log"
+        status=124
+    else
+        limited "$limit" "$@" >"$log" 2>&1 </dev/null
+        status=$?
+    fi
     counts=$(sed -nE 's/^([0-9]+) passed, ([0-9]+) failed.*/own \1 \2/p
             s/^test result: [a-zA-Z]+\. ([0-9]+) passed; ([0-9]+) failed.*/cargo \1 \2/p' "$log" |
         awk '{ n[$1]++; p[$1] += $2; f[$1] += $3 }
@@ -69,17 +106,16 @@ step() { # NAME COMMAND...
 
 # Cargo's tests. A test of real mounts that fails while a hundred others run may have failed for want of time: up to three are
 # tried once more, alone, and named in the summary either way.
-patience=$([ "${#large[@]}" = 0 ] && echo 2700 || echo 36000) # seconds
 cargo_tests() {
-    local first=$output/first-try.log failed name mended=0 status counts
+    local first=$output/first-try.log end=$((SECONDS + limit - 60)) failed name mended=0 status counts
     # Into a file: the end of a pipe would be waited for as long as a process lives that a test has left behind.
-    timeout -k 10 "$patience" cargo test --release --workspace --no-fail-fast >"$first" 2>&1
+    limited $((end - SECONDS)) cargo test --release --workspace --no-fail-fast >"$first" 2>&1
     status=$?
     cat "$first"
     left_behind "$first"
     [ "$status" != 0 ] || return 0
     if [ "$status" = 124 ]; then
-        printf 'did not end within %s s; these had begun and not ended:\n' "$patience"
+        echo "these had begun and not ended:"
         sed -nE 's/^test (.*) has been running for over 60 seconds$/\1/p' "$first" | sort -u |
             while read -r name; do grep -qE "^test $name \.\.\. (ok|FAILED)" "$first" || echo "test $name ... FAILED"; done
         return 124
@@ -87,7 +123,7 @@ cargo_tests() {
     mapfile -t failed < <(sed -nE 's/^test (.*) \.\.\. FAILED$/\1/p' "$first")
     if [ "${#failed[@]}" = 0 ] || [ "${#failed[@]}" -gt 3 ]; then return "$status"; fi
     for name in "${failed[@]}"; do
-        if timeout -k 10 900 cargo test --release --workspace --no-fail-fast -- --exact "$name" >"$first.again" 2>&1; then
+        if limited $((end - SECONDS)) cargo test --release --workspace --no-fail-fast -- --exact "$name" >"$first.again" 2>&1; then
             mended=$((mended + 1))
             printf 'passed at the second try: %s\n' "$name"
         fi
