@@ -50,22 +50,24 @@ limited() { # SECONDS COMMAND...
     set -m
     "$@" &
     command=$!
-    sleep "$limit" >/dev/null &
+    sleep "$limit" >/dev/null 2>&1 &
     clock=$!
     set +m
-    trap 'kill -TERM -- "-$command" "-$clock"; exit 130' INT TERM
+    trap 'kill -TERM -- "-$command" "-$clock"; exit 130' HUP INT TERM
     wait -n -p ended "$command" "$clock"
     status=$?
-    trap - INT TERM
     if [ "$ended" = "$clock" ]; then
         printf 'did not end within %s s; what runs:\n' "$limit"
         ps -eo pid,ppid,pgid,stat,etimes,wchan:24,args --forest | grep -v '\[.*\]$' | cut -c 1-200
         kill -TERM -- "-$command"
         timeout 30 tail --pid="$command" -f /dev/null
         kill -KILL -- "-$command" 2>/dev/null
-        return 124
+        status=124
+    else
+        kill "$clock"
+        wait "$clock" 2>/dev/null
     fi
-    kill "$clock"
+    trap - HUP INT TERM
     return "$status"
 }
 

@@ -131,6 +131,8 @@ pub enum Rule {
     CountRefused,
     /// A server counts the leases of sessions that it has found from when it has opened the volume.
     CountFromOpening,
+    /// A server that was replaced, and does not see it, goes on for as long as it is not told.
+    ReplacedGoesOn,
     /// Who lets go of a split directory ships nothing of its slots.
     KeepSlotsBack,
     /// A directory is made whole although slots of it are held.
@@ -161,7 +163,7 @@ pub enum Rule {
 
 impl Rule {
     /// All, by name.
-    pub const ALL: [(&'static str, Rule); 68] = [
+    pub const ALL: [(&'static str, Rule); 69] = [
         ("ack-before-apply", Rule::AckBeforeApply),
         ("recall-without-ship", Rule::RecallWithoutShip),
         ("no-claim-grace", Rule::NoClaimGrace),
@@ -217,6 +219,7 @@ impl Rule {
         ("forget-callers", Rule::ForgetCallers),
         ("count-refused", Rule::CountRefused),
         ("count-from-opening", Rule::CountFromOpening),
+        ("replaced-goes-on", Rule::ReplacedGoesOn),
         ("keep-slots-back", Rule::KeepSlotsBack),
         ("whole-with-slots", Rule::WholeWithSlots),
         ("tell-unheard", Rule::TellUnheard),

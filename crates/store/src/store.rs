@@ -208,6 +208,14 @@ impl Store {
         Ok(self.objects.list(Some(&path_of(below))).try_collect().await?)
     }
 
+    /// All objects below a path whose own path comes after another one.
+    ///
+    /// # Errors
+    /// When the store fails.
+    pub async fn list_after(&self, below: &str, after: &str) -> Result<Vec<ObjectMeta>, StoreError> {
+        Ok(self.objects.list_with_offset(Some(&path_of(below)), &path_of(after)).try_collect().await?)
+    }
+
     /// The names of the folders that lie directly below a path, sorted.
     ///
     /// # Errors

@@ -165,6 +165,8 @@ pub(crate) enum VolumeError {
     Broken(String),
     #[error("another server has taken over the volume")]
     Fenced,
+    #[error("the store does not tell whether another server has taken over the volume: {0}")]
+    Unseen(#[source] Box<VolumeError>),
     #[error("the server is shutting down")]
     ShuttingDown,
     #[error("the store is damaged: {0}")]
@@ -229,7 +231,7 @@ impl VolumeError {
             E::Store(error) if error.is_no_space() => FailureCode::NoSpace,
             E::Database(error) if StoreError::caused_by_no_space(error) => FailureCode::NoSpace,
             E::Broken(_) => FailureCode::AtRest,
-            E::Audit(_) | E::Reopening(_) | E::Database(_) | E::Store(_) => FailureCode::Store,
+            E::Audit(_) | E::Reopening(_) | E::Unseen(_) | E::Database(_) | E::Store(_) => FailureCode::Store,
         }
     }
 }

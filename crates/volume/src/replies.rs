@@ -12,6 +12,7 @@ use parking_lot::Mutex;
 use prost::Message;
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, mpsc};
 
+use crate::database::ownership::Ownership;
 use crate::error::VolumeError;
 use crate::room::{FREE_BYTES, Held, Room, UNREAD, UNREAD_FREE, UNREAD_MAX, units};
 
@@ -68,6 +69,23 @@ impl Drop for Over {
     }
 }
 
+/// The end of a connection.
+pub(crate) struct Ending {
+    volume: Arc<OnceLock<Spoken>>,
+    over: [Arc<Semaphore>; 2],
+}
+
+impl Ending {
+    /// Gives up what cannot be said now: the client asks again on another connection. Whether it was so.
+    pub(crate) fn give_up_what_waits(&self) -> bool {
+        let waits = self.volume.get().is_some_and(|volume| !volume.is_certain());
+        if waits {
+            self.over.iter().for_each(|of| of.close());
+        }
+        waits
+    }
+}
+
 /// Where answers go. Cheap to clone.
 #[derive(Clone)]
 pub(crate) struct Replies {
@@ -77,10 +95,36 @@ pub(crate) struct Replies {
     life: Arc<Semaphore>,
     said: Arc<Said>,
     room: Arc<Room>,
-    /// How far the history of the session's volume is: everything that is said tells it.
-    mark: Arc<OnceLock<Arc<AtomicU64>>>,
+    /// The volume that the session is of.
+    volume: Arc<OnceLock<Spoken>>,
     /// Changes of which all have heard since something was said last.
     heard: Arc<Mutex<Vec<u64>>>,
+}
+
+/// What is known of a volume where its server speaks for it.
+struct Spoken {
+    /// How far its history is: everything that is said tells it.
+    mark: Arc<AtomicU64>,
+    ownership: Arc<Ownership>,
+    tenure: u64,
+}
+
+impl Spoken {
+    fn is_certain(&self) -> bool {
+        self.ownership.is_certain_in(self.tenure)
+    }
+
+    /// Returns when what was queued may be said; `false`: it never may, or others need the room that it takes.
+    async fn may_be_said(volume: &OnceLock<Spoken>, life: &Semaphore, room: &Room) -> bool {
+        let Some(volume) = volume.get().filter(|volume| !volume.is_certain()) else { return true };
+        loop {
+            tokio::select! {
+                certain = volume.ownership.certain_in(volume.tenure) => return certain,
+                _ = life.acquire() => return false,
+                () = tokio::time::sleep(STANDSTILL) => if room.is_short_for_answers() { return false },
+            }
+        }
+    }
 }
 
 /// How many messages were queued, and written out.
@@ -105,6 +149,8 @@ impl Replies {
         let (written, of_all) = (Arc::clone(&said), Arc::clone(room));
         let hang_up = Arc::clone(hang_up);
         let life = Arc::new(Semaphore::new(0));
+        let volume: Arc<OnceLock<Spoken>> = Arc::default();
+        let (spoken_of, living) = (Arc::clone(&volume), Arc::clone(&life));
         let over = Over([Arc::clone(&places), Arc::clone(&life)]);
         let writer = tokio::spawn(async move {
             let _over = over;
@@ -132,6 +178,10 @@ impl Replies {
                     count += 1;
                 }
                 sealer.seal(&mut bytes);
+                if !Spoken::may_be_said(&spoken_of, &living, &of_all).await {
+                    hang_up.notify_one();
+                    break;
+                }
                 let written_out = write_out(&mut socket, &bytes, &of_all, patience).await;
                 if let Err(error) = written_out {
                     if error.kind() == io::ErrorKind::TimedOut {
@@ -152,18 +202,7 @@ impl Replies {
                 of_all.unread.fetch_sub(1, Relaxed);
             }
         });
-        (
-            Replies {
-                queue,
-                places,
-                life,
-                said,
-                room: Arc::clone(room),
-                mark: Arc::default(),
-                heard: Arc::default(),
-            },
-            writer,
-        )
+        (Replies { queue, places, life, said, room: Arc::clone(room), volume, heard: Arc::default() }, writer)
     }
 
     /// The client has gone: nothing waits for room to answer it any more.
@@ -204,9 +243,15 @@ impl Replies {
         own > UNREAD_MAX || own > UNREAD_FREE && self.room.unread.load(Relaxed) > UNREAD
     }
 
-    /// From now on the connection is about a volume that is so far.
-    pub(crate) fn tell_mark(&self, mark: &Arc<AtomicU64>) {
-        let _ = self.mark.set(Arc::clone(mark));
+    /// From now on the connection is about a volume whose history is so far: what is said waits while it may be another server's.
+    pub(crate) fn speak_for(&self, mark: Arc<AtomicU64>, ownership: &Arc<Ownership>, tenure: u64) {
+        let _ = self.volume.set(Spoken { mark, ownership: Arc::clone(ownership), tenure });
+    }
+
+    /// What is left of it when the connection ends.
+    pub(crate) fn ending(&self) -> Ending {
+        let [places, life] = [&self.places, &self.life].map(Arc::clone);
+        Ending { volume: Arc::clone(&self.volume), over: [places, life] }
     }
 
     /// All have heard of a change that the client was told of: it learns so with what is said next.
@@ -215,7 +260,7 @@ impl Replies {
     }
 
     fn message(&self, request: u64, body: Body, entries: Vec<Entry>) -> ServerMessage {
-        let mark = self.mark.get().map_or(0, |mark| mark.load(Acquire));
+        let mark = self.volume.get().map_or(0, |volume| volume.mark.load(Acquire));
         let heard = std::mem::take(&mut *self.heard.lock());
         ServerMessage { request, body: Some(body), mark, entries, heard }
     }

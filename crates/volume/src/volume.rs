@@ -1,8 +1,8 @@
 //! An open volume: its database, its state in memory, and how it recovers from a store that fails.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use hayloft_model::replay::BroughtBack;
@@ -12,12 +12,14 @@ use hayloft_wire::{Changed, InodeRowMessage, VolumeStatus};
 use parking_lot::{Mutex, RwLock};
 use prost::Message;
 use slatedb::{CloseReason, ErrorKind};
+use tokio::task::JoinSet;
 
 use crate::admin::scrub::Scrubbed;
 use crate::database::compaction::Wish;
 use crate::database::family;
 use crate::database::homes::Homes;
 use crate::database::journal::Journal;
+use crate::database::ownership::{self, Ownership};
 use crate::database::packed::PackedListings;
 use crate::database::registry::Registered;
 use crate::database::rows::Rows;
@@ -117,6 +119,7 @@ pub(crate) struct Volume {
     cache_id: u64,
     /// That the whole database be rewritten.
     pub(crate) compaction: Wish,
+    pub(crate) ownership: Arc<Ownership>,
     slot: RwLock<Slot>,
     /// One sweep or check at a time.
     pub(crate) sweeping: tokio::sync::Mutex<()>,
@@ -157,9 +160,14 @@ impl Volume {
             points: AtomicU64::new(0),
             newest_point: AtomicI64::new(0),
             shipping: Shipping::default(),
-            registered: Mutex::new(registered),
             cache_id: NEXT_CACHE_ID.fetch_add(1, Relaxed),
             compaction: Wish::default(),
+            ownership: Arc::new(Ownership::new(
+                &shared.store,
+                &registered.id,
+                (!is_version(name)).then_some(shared.config.lease / 2),
+            )),
+            registered: Mutex::new(registered),
             slot: RwLock::new(Slot::Closed),
             sweeping: tokio::sync::Mutex::default(),
             settling: tokio::sync::Mutex::default(),
@@ -178,16 +186,33 @@ impl Volume {
             shared,
         });
         volume.open_database(is_new).await?;
+        tokio::spawn(watch_ownership(Arc::downgrade(&volume), volume.shared.config.lease / 10));
         Ok(volume)
+    }
+
+    /// Looks whether another server has taken over the volume.
+    ///
+    /// # Errors
+    /// It has ([`VolumeError::Fenced`]), or nobody can tell now.
+    pub(crate) async fn look(self: &Arc<Self>) -> Result<(), VolumeError> {
+        let look = self.ownership.look().await;
+        if look.map_err(|error| VolumeError::Unseen(Box::new(error)))? {
+            return Ok(());
+        }
+        // The database says so itself, unless what was found is a newer opening of this server's.
+        let db = self.db()?;
+        let refreshed = db.refresh_manifest().await.map_err(VolumeError::from);
+        let refreshed = refreshed.inspect_err(|error| self.note(error));
+        self.db()?;
+        refreshed
     }
 
     async fn open_database(self: &Arc<Self>, is_new: bool) -> Result<(), VolumeError> {
         let config = &self.shared.config;
         let cache = self.shared.cache.for_databases();
-        let (store, unflushed) = (&self.shared.store, config.unflushed_bytes);
-        let wish = &self.compaction;
+        let (unflushed, wish, began_ms) = (config.unflushed_bytes, &self.compaction, ownership::now_ms());
         let db =
-            database::open(store, &self.id, (cache, self.cache_id), unflushed, wish, &self.homes, is_new)
+            database::open(&self.ownership, (cache, self.cache_id), unflushed, wish, &self.homes, is_new)
                 .await?;
         let loaded = async {
             let numbers_from = self.registered.lock().numbers_from;
@@ -209,10 +234,12 @@ impl Volume {
                     for (id, session) in &mut state.sessions {
                         sharing.join(*id, session.row.read_only);
                         session.may_bring = true;
+                        session.heard.store(self.shared.uptime_ms(), Relaxed);
                         session.hang_up();
                         session.connection = None;
                     }
                 }
+                self.ownership.opened(&db.manifest(), began_ms, was_taken);
                 *self.slot.write() = Slot::Open(db);
                 Ok(())
             }
@@ -383,6 +410,7 @@ impl Volume {
             tracing::warn!(volume = self.name, "another server has taken over the volume");
             *slot = Slot::Fenced;
             drop(slot);
+            self.ownership.lose();
             self.sharing.lock().close();
             self.state.lock().sessions.values().for_each(Session::hang_up);
             tokio::spawn(close_quickly(db));
@@ -470,6 +498,28 @@ impl Volume {
             quota_inodes: registered.quota_inodes,
             store_free_bytes: space.map_or(u64::MAX, |space| space.free),
             store_total_bytes: space.map_or(u64::MAX, |space| space.total),
+        }
+    }
+}
+
+/// Looks that may be under way at a time. None is given up: what hangs would leave a thread behind each time.
+const LOOKS_MAX: usize = 5;
+
+/// Looks every so often whether the volume is another server's by now, while there are sessions for which that matters. A slow store gets
+/// the next question before it has answered the last one.
+async fn watch_ownership(volume: Weak<Volume>, every: Duration) {
+    let mut looks = JoinSet::new();
+    loop {
+        tokio::time::sleep(every).await;
+        let Some(volume) = volume.upgrade() else { return };
+        while looks.try_join_next().is_some() {}
+        let has_sessions = !volume.state.lock().sessions.is_empty();
+        if has_sessions && volume.is_usable() && looks.len() < LOOKS_MAX {
+            looks.spawn(async move {
+                if let Err(error) = volume.look().await {
+                    tracing::debug!(volume = volume.name, %error, "not seen whose the volume is");
+                }
+            });
         }
     }
 }

@@ -2,7 +2,8 @@
 
 use super::*;
 
-/// How long a server goes on that another one has taken the place of, at most: less than a lease.
+/// How long a server goes on that another one has taken the place of, at most: for so long it counts that it has seen the volume to be
+/// its own.
 pub(super) const REPLACED_FOR: u64 = LEASE / 2;
 
 impl Stored {
@@ -106,7 +107,8 @@ impl World {
         let mut replaced = self.next_server(life + 1, store);
         replaced.order.fenced = true;
         self.replaced = Some(Box::new(replaced));
-        let wait = self.rng.between(2, REPLACED_FOR);
+        let most = if self.is_broken(Rule::ReplacedGoesOn) { 4 * LEASE } else { REPLACED_FOR };
+        let wait = self.rng.between(2, most);
         self.after(wait, What::EndReplaced(life));
     }
 

@@ -110,12 +110,16 @@ async fn idle_since(spoke: Instant, idle: Option<Duration>) {
 /// How often it is looked whether a client has gone for which something waits.
 const GONE_CHECK: Duration = Duration::from_secs(1);
 
-/// Returns when the client has gone, and nothing waits any more for room to answer it.
-async fn noticed(frames: &Frames, replies: &Replies) {
+/// Returns when the client has gone, and nothing waits any more for room to answer it; or the server stops, and must not answer.
+async fn noticed(frames: &Frames, replies: &Replies, shared: &Shared) {
+    let ending = replies.ending();
     loop {
         tokio::time::sleep(GONE_CHECK).await;
         if frames.has_hung_up() {
             return replies.give_up();
+        }
+        if shared.is_stopping() && ending.give_up_what_waits() {
+            return;
         }
     }
 }
@@ -165,17 +169,28 @@ pub(crate) async fn serve(shared: Arc<Shared>, socket: Caller, number: u64) {
     drop(frames);
     shared.peers.leave(number);
     let Connection { mut tasks, mounted, replies, .. } = connection;
-    if let Some(Mounted { volume, session, ordered, intake, .. }) = mounted {
-        // What has arrived is applied; the client will ask about it when it is back.
-        drop(ordered);
-        let _ = intake.await;
-        volume.disconnected(session, number);
-        // What waits for others need not be answered any more.
-        tasks.abort_all();
+    let ending = replies.ending();
+    let end = async move {
+        if let Some(Mounted { volume, session, ordered, intake, .. }) = mounted {
+            // What has arrived is applied; the client will ask about it when it is back.
+            drop(ordered);
+            let _ = intake.await;
+            volume.disconnected(session, number);
+            // What waits for others need not be answered any more.
+            tasks.abort_all();
+        }
+        while tasks.join_next().await.is_some() {}
+        drop(replies);
+        let _ = writer.await;
+    };
+    tokio::pin!(end);
+    loop {
+        ending.give_up_what_waits();
+        tokio::select! {
+            () = &mut end => break,
+            () = tokio::time::sleep(GONE_CHECK) => {}
+        }
     }
-    while tasks.join_next().await.is_some() {}
-    drop(replies);
-    let _ = writer.await;
     tracing::debug!(connection = number, "closed");
 }
 
@@ -184,7 +199,7 @@ impl Connection {
         let mut stopping = self.shared.stopping();
         let mut newcomer = Some(newcomer);
         let mut spoke = Instant::now();
-        let replies = self.replies.clone();
+        let (replies, shared) = (self.replies.clone(), Arc::clone(&self.shared));
         loop {
             loop {
                 let taken = match frames.take() {
@@ -198,7 +213,7 @@ impl Connection {
                 let (held, is_crowded) = tokio::select! {
                     biased;
                     room = self.room_for(&taken) => room,
-                    () = noticed(frames, &replies) => return,
+                    () = noticed(frames, &replies, &shared) => return,
                 };
                 let message = match taken.decode(&self.shared.room).await {
                     Ok(message) => message,
@@ -210,7 +225,7 @@ impl Connection {
                     Some(Body::Hello(_)) => {
                         let permit = tokio::select! {
                             permit = room.hellos.acquire() => permit.ok(),
-                            () = noticed(frames, &replies) => return,
+                            () = noticed(frames, &replies, &shared) => return,
                         };
                         if frames.has_hung_up() {
                             return;
@@ -223,7 +238,7 @@ impl Connection {
                 let done = tokio::select! {
                     biased;
                     done = self.dispatch(message, held, is_crowded) => done,
-                    never = async { noticed(frames, &replies).await; std::future::pending().await } => never,
+                    never = async { noticed(frames, &replies, &shared).await; std::future::pending().await } => never,
                 };
                 self.hear(self.shared.uptime_ms());
                 spoke = Instant::now();
@@ -335,7 +350,7 @@ impl Connection {
             Ok((volume, begun, right))
         };
         match begun.await {
-            Ok((volume, Begun { welcome, heard, worked, mark }, right)) => {
+            Ok((volume, Begun { welcome, heard, worked, mark, tenure }, right)) => {
                 let session = SessionId(hello.session);
                 let (ordered, queue) = mpsc::channel(ORDERED_QUEUE);
                 let intake = Intake {
@@ -347,7 +362,7 @@ impl Connection {
                     worked,
                 };
                 let intake = tokio::spawn(intake.run(queue));
-                self.replies.tell_mark(&mark);
+                self.replies.speak_for(mark, &volume.ownership, tenure);
                 let opening = welcome.opening;
                 self.mounted = Some(Mounted {
                     volume,

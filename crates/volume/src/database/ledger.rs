@@ -118,11 +118,12 @@ fn folder(volume_id: &str) -> String {
     format!("volumes/{volume_id}/ledger")
 }
 
-/// Which file of a database's log, or which manifest, is at a path.
-fn parse(path: &Path) -> Option<(Kind, u64)> {
-    let (folder, name) = path.as_ref().rsplit_once('/')?;
+/// Which file of a volume's log, or which of its manifests, is at a path. Through its database's store a fork also writes
+/// manifests of its origin's: none of the fork's business.
+fn parse(volume_id: &str, path: &Path) -> Option<(Kind, u64)> {
+    let within = path.as_ref().strip_prefix(&database::path(volume_id))?.strip_prefix('/')?;
+    let (folder, name) = within.split_once('/')?;
     let (number, ending) = name.split_once('.')?;
-    let (_, folder) = folder.rsplit_once('/')?;
     let kind = match (folder, ending) {
         ("wal", "sst") => Kind::Log,
         ("manifest", "manifest") => Kind::Manifest,
@@ -130,6 +131,11 @@ fn parse(path: &Path) -> Option<(Kind, u64)> {
         _ => return None,
     };
     Some((kind, number.parse().ok()?))
+}
+
+/// Which manifest of a volume's database is at a path.
+pub(crate) fn manifest_at(volume_id: &str, path: &Path) -> Option<u64> {
+    parse(volume_id, path).filter(|(kind, _)| *kind == Kind::Manifest).map(|(_, number)| number)
 }
 
 /// What an opening of the database writes down.
@@ -164,7 +170,7 @@ impl Ledger {
 
     /// An object was written through the database's store, and is durable.
     pub(crate) fn note(&self, path: &Path, payload: &PutPayload) {
-        let Some((kind, number)) = parse(path) else { return };
+        let Some((kind, number)) = parse(&self.volume_id, path) else { return };
         let size = payload.content_length() as u64;
         let written = Written { size, hash: hash_of(&self.store, payload.iter().map(|part| part.as_ref())) };
         let mut state = self.state.lock();
@@ -278,8 +284,28 @@ async fn keep_durable(ledger: Weak<Ledger>) {
 
 async fn files(store: &Store, volume_id: &str, kind: Kind) -> Result<BTreeMap<u64, u64>, StoreError> {
     let objects = store.list(&format!("{}/{}", database::path(volume_id), kind.folder())).await?;
-    let number = |object: &ObjectMeta| parse(&object.location).filter(|(found, _)| *found == kind);
+    let number = |object: &ObjectMeta| parse(volume_id, &object.location).filter(|(found, _)| *found == kind);
     Ok(objects.iter().filter_map(|object| Some((number(object)?.1, object.size))).collect())
+}
+
+/// The newest manifest of a volume's database from that of a number on: there is one.
+///
+/// # Errors
+/// There is none to be seen, or the store cannot be read now.
+pub(crate) async fn newest_manifest_from(
+    store: &Store,
+    volume_id: &str,
+    number: u64,
+) -> Result<u64, StoreError> {
+    let folder = format!("{}/{}", database::path(volume_id), Kind::Manifest.folder());
+    let before = Kind::Manifest.file(volume_id, number.saturating_sub(1));
+    let newest = store.list_after(&folder, &before).await?;
+    // A folder that is not there is listed as an empty one.
+    newest
+        .iter()
+        .filter_map(|object| manifest_at(volume_id, &object.location))
+        .max()
+        .ok_or_else(|| StoreError::NotFound { path: Kind::Manifest.file(volume_id, number) })
 }
 
 /// What is wrong with an object, and which.
@@ -405,7 +431,7 @@ pub(crate) async fn accept(store: &Store, volume_id: &str) -> Result<Vec<String>
         }
         for damage in &damages {
             let object = &damage.object;
-            let Some((kind, _)) = parse(&Path::from(object.as_str())) else { continue };
+            let Some((kind, _)) = parse(volume_id, &Path::from(object.as_str())) else { continue };
             let file = object.rsplit('/').next().unwrap_or(object);
             let kept = format!("volumes/{volume_id}/damaged/{file}");
             match store.get(object).await {

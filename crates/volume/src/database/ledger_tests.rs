@@ -25,11 +25,27 @@ fn lines_come_back_up_to_the_first_damaged_one() {
 #[test]
 fn files_are_told_by_their_paths() {
     for (kind, number) in [(Kind::Log, 57), (Kind::Manifest, 2), (Kind::Compactions, 3)] {
-        assert_eq!(parse(&Path::from(kind.file("id", number))), Some((kind, number)));
+        assert_eq!(parse("id", &Path::from(kind.file("id", number))), Some((kind, number)));
+        assert_eq!(parse("id", &Path::from(kind.file("origin", number))), None, "of another volume");
+        assert_eq!(parse("i", &Path::from(kind.file("id", number))), None, "of another volume");
     }
     for other in ["volumes/id/db/compacted/01J.sst", "packs/id/00", "registry/v", "volumes/id/db/wal/x.sst"] {
-        assert_eq!(parse(&Path::from(other)), None);
+        assert_eq!(parse("id", &Path::from(other)), None);
     }
+}
+
+#[tokio::test]
+async fn what_a_fork_writes_for_its_origin_is_not_in_its_ledger() {
+    let store = store();
+    let ledger = Ledger::new(&store, "fork");
+    ledger.begin(0).await.unwrap();
+    let path = |id, number| Path::from(Kind::Manifest.file(id, number));
+    ledger.note(&path("fork", 4), &PutPayload::from_static(b"its own"));
+    // As SlateDB does it when a fork that has all it needs gives its origin's checkpoint back.
+    ledger.note(&path("origin", 9), &PutPayload::from_static(b"the origin's"));
+    ledger.sync().await;
+    let noted = read(&store, "fork").await.unwrap();
+    assert_eq!(noted.keys().copied().collect::<Vec<_>>(), [(Kind::Manifest, 4)]);
 }
 
 /// A store of which the test sees when objects are put.

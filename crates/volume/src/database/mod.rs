@@ -10,6 +10,7 @@ pub(crate) mod journal;
 pub(crate) mod ledger;
 pub(crate) mod listing;
 pub(crate) mod named;
+pub(crate) mod ownership;
 pub(crate) mod packed;
 pub(crate) mod registry;
 pub(crate) mod rows;
@@ -32,6 +33,7 @@ use slatedb::{CompactorBuilder, DbIterator, Settings};
 use crate::database::compaction::Wish;
 use crate::database::homes::Homes;
 use crate::database::ledger::Ledger;
+use crate::database::ownership::Ownership;
 use crate::database::rows::Rows;
 use crate::database::small::Contents;
 use crate::error::VolumeError;
@@ -61,6 +63,8 @@ fn settings(unflushed_bytes: usize) -> Settings {
         l0_max_ssts: 16,
         l0_max_ssts_per_key: 16,
         l0_flush_parallelism: 2,
+        // Whose the volume is [`ownership`] looks after.
+        manifest_poll_interval: Duration::from_secs(5),
         max_unflushed_bytes: unflushed_bytes,
         // Two seconds of patience with a store that fails; after that the volume is opened again.
         object_store_max_retries: Some(4),
@@ -108,20 +112,25 @@ fn compactor() -> CompactorOptions {
 /// Opens, or makes (`is_new`), the database of a volume. From now on an earlier opener can make nothing durable. What is known to
 /// have been written has to be there.
 pub(crate) async fn open(
-    store: &Store,
-    volume_id: &str,
+    ownership: &Arc<Ownership>,
     (cache, cache_id): (Arc<dyn DbCache>, u64),
     unflushed_bytes: usize,
     whole: &Wish,
     homes: &Arc<Homes>,
     is_new: bool,
 ) -> Result<Db, VolumeError> {
+    let (store, volume_id) = (&ownership.store, &*ownership.volume_id);
     if !is_new && let Some(damage) = ledger::compare(store, volume_id).await? {
         return Err(VolumeError::AtRest(damage));
     }
     let ledger = Ledger::new(store, volume_id);
-    let noting = Arc::clone(&ledger);
-    let objects = store.objects_watched(Arc::new(move |path, payload| noting.note(path, payload)));
+    let (noting, owning) = (Arc::clone(&ledger), Arc::clone(ownership));
+    let objects = store.objects_watched(Arc::new(move |path, payload| {
+        noting.note(path, payload);
+        if let Some(manifest) = ledger::manifest_at(&owning.volume_id, path) {
+            owning.wrote(manifest);
+        }
+    }));
     let compactor = CompactorBuilder::new(path(volume_id), Arc::clone(&objects))
         .with_options(compactor())
         .with_scheduler_supplier(Arc::new(whole.clone()));

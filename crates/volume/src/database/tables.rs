@@ -290,6 +290,9 @@ pub(crate) struct SessionRow {
     pub(crate) kept: String,
     #[prost(string, tag = "11")]
     pub(crate) kept_id: String,
+    /// The longest lease that its client was told of, milliseconds; 0: by a server that did not write it down.
+    #[prost(uint64, tag = "12")]
+    pub(crate) lease_ms: u64,
 }
 
 /// A session that the server has ended: its client may not know it yet.

@@ -44,6 +44,9 @@ impl Volume {
     /// own nothing.
     pub(crate) async fn end_dropped(self: &Arc<Self>) {
         let patience = 2 * self.shared.config.lease.as_millis() as u64;
+        if !self.ownership.is_certain_for(self.shared.config.lease) {
+            return;
+        }
         if self.dropped(patience, DROPPED_MAX).is_empty() {
             return;
         }

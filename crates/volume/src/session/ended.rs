@@ -280,9 +280,12 @@ impl Volume {
     /// Waits until the clients of the tree in whose place this one came know of it, or their leases are over.
     pub(crate) async fn await_moved(&self) {
         let begun = tokio::time::Instant::now();
-        while self.state.lock().sessions.values().any(|session| session.row.moved)
-            && begun.elapsed() < self.shared.config.lease + CHANGES_PAUSE
-        {
+        let longest = || {
+            let state = self.state.lock();
+            let moved = state.sessions.values().filter(|session| session.row.moved);
+            moved.map(|session| Duration::from_millis(session.lease_ms(&self.shared.config))).max()
+        };
+        while longest().is_some_and(|lease| begun.elapsed() < lease + CHANGES_PAUSE) {
             tokio::time::sleep(MOVED_PAUSE).await;
         }
     }

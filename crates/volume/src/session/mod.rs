@@ -24,6 +24,7 @@ use hayloft_wire::{
 use prost::Message;
 use tokio::sync::Notify;
 
+use crate::config::Config;
 use crate::database::rows::Rows;
 use crate::database::tables::{self, SessionRow};
 use crate::database::{self, Db};
@@ -89,6 +90,20 @@ impl Session {
         }
     }
 
+    /// How long its client may go on without hearing from a server, milliseconds: the longest time that it was told of. A client keeps
+    /// what it was told first.
+    pub(crate) fn lease_ms(&self, config: &Config) -> u64 {
+        self.row.lease_ms.max(config.lease.as_millis() as u64)
+    }
+
+    /// Whether it was not heard of for its lease. One that was there when the volume was opened has half as long more: a server that
+    /// had the volume before may go on for a moment before it finds out, and its answers keep a host's lease as well.
+    pub(crate) fn is_silent(&self, now_ms: u64, config: &Config) -> bool {
+        let lease = self.lease_ms(config);
+        let grace = if self.may_bring { lease / 2 } else { 0 };
+        now_ms.saturating_sub(self.heard.load(Relaxed)) > lease + grace
+    }
+
     /// Whether somebody on that host, of that peer, can know that its process is dead.
     fn may_be_proved_dead(&self, host_id: &str, peer: &str) -> bool {
         let of = &self.row;
@@ -115,6 +130,8 @@ pub(crate) struct Begun {
     pub(crate) worked: Arc<AtomicU64>,
     /// How far the history is.
     pub(crate) mark: Arc<AtomicU64>,
+    /// See [`Ownership::tenure`](crate::database::ownership::Ownership::tenure).
+    pub(crate) tenure: u64,
 }
 
 /// Who goes on with a session: the same peer, with its token.
@@ -163,6 +180,9 @@ impl Volume {
             return Err(VolumeError::Invalid("session number 0"));
         }
         let id = SessionId(hello.session);
+        // It may have been at another server since this one has looked last: nothing is refused by what was true before.
+        let tenure = self.ownership.tenure();
+        self.look().await?;
         if hello.takes_over != 0 {
             self.wait_for_eof(SessionId(hello.takes_over)).await;
         }
@@ -232,7 +252,7 @@ impl Volume {
             features: agreed.features,
             needs: Spoken::ours().needs,
         };
-        let begun = Begun { welcome, heard, worked, mark: self.shared_mark() };
+        let begun = Begun { welcome, heard, worked, mark: self.shared_mark(), tenure };
         // Sessions that begin at once become durable at once.
         drop(turn);
         self.durable(&place).await?;
@@ -341,10 +361,9 @@ impl Volume {
     /// `Busy` while any session is connected or within its lease.
     pub(crate) fn refuse_when_mounted(&self) -> Result<(), VolumeError> {
         let now = self.shared.uptime_ms();
-        let lease = self.shared.config.lease.as_millis() as u64;
         let state = self.state.lock();
         let in_the_way = state.sessions.iter().find(|(_, session)| {
-            session.connection.is_some() || now.saturating_sub(session.heard.load(Relaxed)) <= lease
+            session.connection.is_some() || !session.is_silent(now, &self.shared.config)
         });
         in_the_way.map_or(Ok(()), |(id, session)| {
             Err(VolumeError::Busy {
@@ -410,7 +429,8 @@ impl Volume {
     ) -> Result<(InoRange, Ordered), VolumeError> {
         let (session_row, volume_row, range) = {
             let mut state = self.state.lock();
-            let last_sequence = state.sessions.get(&id).map_or(0, |session| session.row.last_sequence);
+            let (last_sequence, told_ms) =
+                state.sessions.get(&id).map_or((0, 0), |found| (found.row.last_sequence, found.row.lease_ms));
             let range = InoRange { next: state.next_ino, end: state.next_ino + FIRST_NUMBERS };
             state.next_ino = range.end;
             state.give(range, id)?;
@@ -423,6 +443,7 @@ impl Volume {
                 read_only: hello.read_only,
                 peer: owner.peer,
                 token: owner.token,
+                lease_ms: told_ms.max(self.shared.config.lease.as_millis() as u64),
                 ..SessionRow::default()
             };
             (row, state.volume_row(), range)

@@ -18,8 +18,11 @@ impl Volume {
         while self.end_some_silent().await {}
     }
 
-    /// Whether there was one.
+    /// Whether there was one. Nobody could make himself heard of while it was not certain whose the volume is.
     async fn end_some_silent(self: &Arc<Self>) -> bool {
+        if !self.ownership.is_certain_for(self.shared.config.lease) {
+            return false;
+        }
         let waited_for = {
             let sharing = self.sharing.lock();
             let mut waited_for = sharing.grants.waited_for();
@@ -66,26 +69,24 @@ impl Volume {
 
     /// Whether a session does not do what it was told, for its lease: see [`Stream::is_stuck`].
     fn is_stuck(&self, session: SessionId) -> bool {
-        let (now, lease) = (self.shared.uptime_ms(), self.shared.config.lease.as_millis() as u64);
+        let now = self.shared.uptime_ms();
         let mut sharing = self.sharing.lock();
-        let work = self.state.lock().sessions.get(&session).map(|found| Work {
-            at_ms: found.worked.load(Relaxed),
-            batch: found.row.last_sequence,
-            is_refused: found.failed.is_some(),
+        let found = self.state.lock().sessions.get(&session).map(|found| {
+            let work = Work {
+                at_ms: found.worked.load(Relaxed),
+                batch: found.row.last_sequence,
+                is_refused: found.failed.is_some(),
+            };
+            (work, found.lease_ms(&self.shared.config))
         });
         let stream = sharing.streams.get_mut(&session);
-        stream.zip(work).is_some_and(|(stream, work)| stream.is_stuck(now, lease, work))
+        stream.zip(found).is_some_and(|(stream, (work, lease))| stream.is_stuck(now, lease, work))
     }
 
-    /// Whether a session was not heard of for its lease. One that was there when the volume was opened has half as long more: a server that
-    /// had the volume before may go on for a moment before it finds out, and its answers keep a host's lease as well.
+    /// See [`Session::is_silent`].
     fn is_silent(&self, session: SessionId) -> bool {
-        let (now, lease) = (self.shared.uptime_ms(), self.shared.config.lease.as_millis() as u64);
+        let now = self.shared.uptime_ms();
         let state = self.state.lock();
-        let found = state.sessions.get(&session);
-        found.is_none_or(|found| {
-            let grace = if found.may_bring { lease / 2 } else { 0 };
-            now.saturating_sub(found.heard.load(Relaxed)) > lease + grace
-        })
+        state.sessions.get(&session).is_none_or(|found| found.is_silent(now, &self.shared.config))
     }
 }

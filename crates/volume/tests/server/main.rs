@@ -26,4 +26,5 @@ mod scale;
 mod sharing;
 mod small;
 mod space;
+mod takeover;
 mod versions;

@@ -13,7 +13,7 @@ use std::time::Duration;
 use bytes::{Bytes, BytesMut};
 use hayloft_model::{BlockRef, ContentHash, Record};
 use hayloft_store::{Codec, decode_chunk, encode_chunk};
-use hayloft_volume::{Config, Server};
+use hayloft_volume::{Config, Server, ServerError};
 use hayloft_wire::client_message::Body as Ask;
 use hayloft_wire::event::Body as EventBody;
 use hayloft_wire::listing::{row_from, unpack};
@@ -81,9 +81,13 @@ impl Running {
         std::thread::sleep(Duration::from_millis(50));
     }
 
-    pub(crate) fn shutdown(mut self) {
+    pub(crate) fn shutdown(self) {
+        self.stop().unwrap();
+    }
+
+    pub(crate) fn stop(mut self) -> Result<(), ServerError> {
         let server = self.server.take().unwrap();
-        self.runtime.take().unwrap().block_on(server.shutdown()).unwrap();
+        self.runtime.take().unwrap().block_on(server.shutdown())
     }
 }
 
@@ -309,6 +313,14 @@ impl Client {
             }
             self.buffer.extend_from_slice(&part[..read]);
         }
+    }
+
+    /// Whether the server says something, or closes the connection, within that time.
+    pub(crate) fn hears_within(&mut self, time: Duration) -> bool {
+        self.socket.set_read_timeout(Some(time)).unwrap();
+        let peeked = self.socket.peek(&mut [0]);
+        self.socket.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+        peeked.is_ok()
     }
 
     /// Whether the server closes the connection within five seconds.

@@ -1,9 +1,10 @@
 //! A store in memory whose puts a test has its hands in.
 
 use std::fmt;
+use std::sync::Arc;
 
 use async_trait::async_trait;
-use futures::stream::BoxStream;
+use futures::stream::{self, BoxStream, StreamExt};
 use object_store::memory::InMemory;
 use object_store::path::Path;
 use object_store::{
@@ -21,17 +22,27 @@ pub(crate) trait Puts: fmt::Debug + Send + Sync + 'static {
         payload: PutPayload,
         opts: PutOptions,
     ) -> Result<PutResult>;
+
+    /// Whether nothing can be read.
+    fn is_away(&self) -> bool {
+        false
+    }
 }
 
 #[derive(Debug)]
 pub(crate) struct Tampered<P> {
-    inner: InMemory,
+    inner: Arc<InMemory>,
     pub(crate) puts: P,
 }
 
 impl<P> Tampered<P> {
     pub(crate) fn new(puts: P) -> Tampered<P> {
-        Tampered { inner: InMemory::new(), puts }
+        Tampered { inner: Arc::default(), puts }
+    }
+
+    /// Another way to what is in there.
+    pub(crate) fn beside(&self, puts: P) -> Tampered<P> {
+        Tampered { inner: Arc::clone(&self.inner), puts }
     }
 }
 
@@ -65,6 +76,9 @@ impl<P: Puts> ObjectStore for Tampered<P> {
     }
 
     async fn get_opts(&self, location: &Path, options: GetOptions) -> Result<GetResult> {
+        if self.puts.is_away() {
+            return Err(fault());
+        }
         self.inner.get_opts(location, options).await
     }
 
@@ -73,6 +87,9 @@ impl<P: Puts> ObjectStore for Tampered<P> {
     }
 
     fn list(&self, prefix: Option<&Path>) -> BoxStream<'static, Result<ObjectMeta>> {
+        if self.puts.is_away() {
+            return stream::once(async { Err(fault()) }).boxed();
+        }
         self.inner.list(prefix)
     }
 
