@@ -166,7 +166,7 @@ pub(crate) enum VolumeError {
     #[error("another server has taken over the volume")]
     Fenced,
     #[error("the store does not tell whether another server has taken over the volume: {0}")]
-    Unseen(#[source] Box<VolumeError>),
+    Unseen(String),
     #[error("the server is shutting down")]
     ShuttingDown,
     #[error("the store is damaged: {0}")]

@@ -195,9 +195,13 @@ impl Volume {
     /// # Errors
     /// It has ([`VolumeError::Fenced`]), or nobody can tell now.
     pub(crate) async fn look(self: &Arc<Self>) -> Result<(), VolumeError> {
-        let look = self.ownership.look().await;
-        if look.map_err(|error| VolumeError::Unseen(Box::new(error)))? {
-            return Ok(());
+        // SlateDB asks for ever, if nobody stops it.
+        let look = tokio::time::timeout(self.shared.config.lease, self.ownership.look()).await;
+        let look = look.map_err(|_| "it does not answer".to_owned());
+        match look.and_then(|look| look.map_err(|error| chain(&error))) {
+            Ok(true) => return Ok(()),
+            Ok(false) => {}
+            Err(why) => return Err(VolumeError::Unseen(why)),
         }
         // The database says so itself, unless what was found is a newer opening of this server's.
         let db = self.db()?;
@@ -502,7 +506,7 @@ impl Volume {
     }
 }
 
-/// Looks that may be under way at a time. None is given up: what hangs would leave a thread behind each time.
+/// Looks that may be under way at a time: what hangs may leave a thread behind each time.
 const LOOKS_MAX: usize = 5;
 
 /// Looks every so often whether the volume is another server's by now, while there are sessions for which that matters. A slow store gets

@@ -37,6 +37,11 @@ impl Grants {
         self.objects.values().filter_map(|holding| holding.owner).collect()
     }
 
+    /// All who know a directory that they do not own.
+    pub fn readers(&self) -> HashSet<SessionId> {
+        self.objects.values().flat_map(|holding| holding.readers.iter().copied()).collect()
+    }
+
     /// How a session holds a directory (or owns a file). What it has been told to give back it owns no more, though
     /// nobody else does yet: to say so behind the recall in its stream would give it back.
     pub fn held(&self, session: SessionId, ino: Ino) -> Option<Grant> {

@@ -1,5 +1,6 @@
 //! Sessions that nobody goes on with: there are not too many of them, and of all.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -98,24 +99,35 @@ impl Volume {
     /// that were heard of last.
     fn dropped(&self, patience_ms: u64, kept: usize) -> Vec<SessionId> {
         let now = self.shared.uptime_ms();
-        // Without a reason to stay, but for what they own.
+        // Without a reason to stay, but for what they hold.
         let is_left = |found: &Session, heard: u64| {
             found.connection.is_none()
                 && !found.may_bring
                 && found.orphans.is_empty()
                 && now.saturating_sub(heard) >= patience_ms
         };
+        // Who may still answer from what it has read.
+        let mut answering = HashSet::new();
         let mut left: Vec<(u64, SessionId, bool)> = {
             let state = self.state.lock();
             let all = state.sessions.iter().map(|(id, found)| (*id, found, found.heard.load(Relaxed)));
             let left = all.filter(|(_, found, heard)| is_left(found, *heard));
+            let left = left.inspect(|(id, found, _)| {
+                if !found.is_silent(now, &self.shared.config) {
+                    answering.insert(*id);
+                }
+            });
             left.map(|(id, found, heard)| (heard, id, found.has_claimed)).collect()
         };
         if left.is_empty() {
             return Vec::new();
         }
-        let owners = self.sharing.lock().grants.owners();
-        left.retain(|(_, id, _)| !owners.contains(id) && self.locks.count(*id) == 0);
+        let mut holders = self.sharing.lock().grants.owners();
+        if !answering.is_empty() {
+            let readers = self.sharing.lock().grants.readers();
+            holders.extend(readers.intersection(&answering));
+        }
+        left.retain(|(_, id, _)| !holders.contains(id) && self.locks.count(*id) == 0);
         left.sort_unstable();
         let excess = left.len().saturating_sub(kept);
         let over = left.iter().enumerate().filter(|(at, (.., has_claimed))| *at < excess || !has_claimed);

@@ -182,6 +182,8 @@ impl Volume {
         let id = SessionId(hello.session);
         // It may have been at another server since this one has looked last: nothing is refused by what was true before.
         let tenure = self.ownership.tenure();
+        // Why it is not open comes before that.
+        self.db()?;
         self.look().await?;
         if hello.takes_over != 0 {
             self.wait_for_eof(SessionId(hello.takes_over)).await;
@@ -470,8 +472,9 @@ impl Volume {
     /// The connection is gone; the session stays for its lease.
     pub(crate) fn disconnected(&self, id: SessionId, connection: u64) {
         self.sharing.lock().disconnected(id, connection);
+        // Where another server has had the volume meanwhile, none is.
         if let Some(session) = self.state.lock().sessions.get_mut(&id)
-            && session.connection == Some(connection)
+            && session.connection.is_none_or(|of| of == connection)
         {
             session.connection = None;
             // It is never silent while something of it is worked on, which the end of its connection may have interrupted.

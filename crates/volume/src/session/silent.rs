@@ -3,6 +3,7 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
 
 use hayloft_model::SessionId;
 
@@ -18,11 +19,8 @@ impl Volume {
         while self.end_some_silent().await {}
     }
 
-    /// Whether there was one. Nobody could make himself heard of while it was not certain whose the volume is.
+    /// Whether there was one.
     async fn end_some_silent(self: &Arc<Self>) -> bool {
-        if !self.ownership.is_certain_for(self.shared.config.lease) {
-            return false;
-        }
         let waited_for = {
             let sharing = self.sharing.lock();
             let mut waited_for = sharing.grants.waited_for();
@@ -34,6 +32,7 @@ impl Volume {
         };
         let needed = self.locks.take_needed();
         let why_of = |volume: &Volume, session: SessionId| match session {
+            _ if !volume.was_certain(session) => None,
             _ if volume.is_silent(session) => Some("silent for its lease, and others wait for it: ended"),
             _ if waited_for.contains(&session) && volume.is_stuck(session) => {
                 Some("does not acknowledge for its lease, and others wait for it: ended")
@@ -81,6 +80,15 @@ impl Volume {
         });
         let stream = sharing.streams.get_mut(&session);
         stream.zip(found).is_some_and(|(stream, (work, lease))| stream.is_stuck(now, lease, work))
+    }
+
+    /// Whether it was certain for its lease whose the volume is: else nobody could make himself heard of.
+    fn was_certain(&self, session: SessionId) -> bool {
+        let lease_ms = {
+            let state = self.state.lock();
+            state.sessions.get(&session).map_or(0, |found| found.lease_ms(&self.shared.config))
+        };
+        self.ownership.is_certain_for(Duration::from_millis(lease_ms))
     }
 
     /// See [`Session::is_silent`].

@@ -66,6 +66,26 @@ fn one_session_too_many_is_refused_unless_another_one_was_dropped() {
 }
 
 #[test]
+fn who_was_dropped_and_may_answer_from_what_it_knows_makes_no_room_yet() {
+    let (_folder, running) = patient(|config| config.sessions_max = 2);
+    let (mut knows, _) = Client::open(running.address, hello(1)).unwrap();
+    knows.enter(1, 0).unwrap();
+    let (mut looks, _) = Client::open(running.address, hello(2)).unwrap();
+    let asked = looks.send(Ask::Enter(Enter { dir: 1, ..Enter::default() }));
+    // Both know the root now, and nobody owns it.
+    knows.ack_all();
+    looks.listings(asked).unwrap();
+    knows.ack_all();
+    drop(knows);
+    for _ in 0..20 {
+        let refused = Client::greet(running.address, hello(3)).err().expect("its lease runs");
+        assert!(refused.message.contains("more than 2 sessions of a volume"), "{}", refused.message);
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    running.shutdown();
+}
+
+#[test]
 fn who_does_not_begin_or_does_not_claim_has_to_go() {
     let (_folder, running) = patient(|config| config.frame_time = Duration::from_millis(300));
     let (mut greeted, _) = Client::greet(running.address, hello(2)).unwrap();
