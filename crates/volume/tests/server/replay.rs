@@ -8,8 +8,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use hayloft_model::tree::NewNode;
 use hayloft_model::{Change, Content, FileKind, Ino, Name};
-use hayloft_store::Store;
-use hayloft_volume::{Config, Server};
+use hayloft_volume::Config;
 use hayloft_wire::client_message::Body as Ask;
 use hayloft_wire::event::Body as Event;
 use hayloft_wire::server_message::Body as Answer;
@@ -77,10 +76,7 @@ impl Rig {
 
     /// One more server.
     fn started(&self) -> Running {
-        let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
-        let store = Store::new("tampered", Arc::clone(&self.store) as Arc<dyn ObjectStore>, None);
-        let server = runtime.block_on(Server::start_on(store, self.config.clone())).unwrap();
-        Running { address: server.address(), runtime: Some(runtime), server: Some(server) }
+        Running::start_on(self.store.clone(), self.config.clone())
     }
 
     fn address(&self) -> std::net::SocketAddr {
@@ -190,7 +186,7 @@ fn names_of(one: &mut Client, two: &mut Client) -> Vec<String> {
     entries.map(ListedEntry::name).collect()
 }
 
-fn look() -> Ask {
+pub(crate) fn look() -> Ask {
     Ask::Enter(Enter { dir: 1, budget_bytes: 0, ..Enter::default() })
 }
 

@@ -1,23 +1,19 @@
 //! Two servers on one store: the one that opened a volume last has it, and the other one stops to speak for it, whether its store
 //! answers or not.
 
-use std::path::Path as Folder;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
-use async_trait::async_trait;
-use hayloft_store::Store;
-use hayloft_volume::{Config, Server};
+use hayloft_volume::Config;
 use hayloft_wire::client_message::Body as Ask;
 use hayloft_wire::server_message::Body as Answer;
-use hayloft_wire::{Enter, FailureCode, Ping};
-use object_store::memory::InMemory;
-use object_store::path::Path;
-use object_store::{ObjectStore, PutOptions, PutPayload, PutResult, Result};
+use hayloft_wire::{FailureCode, Ping};
 
-use crate::common::store::{Puts, Tampered, fault};
+use crate::common::store::{Puts, Tampered};
 use crate::common::*;
+use crate::replay::look;
 use crate::sharing::resume;
 
 /// A server's own way to the store, which may be cut.
@@ -26,18 +22,7 @@ struct Way {
     is_cut: AtomicBool,
 }
 
-#[async_trait]
 impl Puts for Way {
-    async fn put(
-        &self,
-        inner: &InMemory,
-        location: &Path,
-        payload: PutPayload,
-        opts: PutOptions,
-    ) -> Result<PutResult> {
-        if self.is_away() { Err(fault()) } else { inner.put_opts(location, payload, opts).await }
-    }
-
     fn is_away(&self) -> bool {
         self.is_cut.load(Relaxed)
     }
@@ -50,13 +35,8 @@ struct Host {
 
 impl Host {
     fn start(way: Tampered<Way>, lease: Duration) -> Host {
-        let way = Arc::new(way);
-        let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
-        let store = Store::new("tampered", Arc::clone(&way) as Arc<dyn ObjectStore>, None);
-        let config = Config { lease, ..config(Folder::new("/nowhere")) };
-        let server = runtime.block_on(Server::start_on(store, config)).unwrap();
-        let running = Running { address: server.address(), runtime: Some(runtime), server: Some(server) };
-        Host { way, running }
+        let (way, config) = (Arc::new(way), Config { lease, ..config(Path::new("/nowhere")) });
+        Host { running: Running::start_on(way.clone(), config), way }
     }
 
     /// With an empty volume.
@@ -90,10 +70,6 @@ const SHORT: Duration = Duration::from_millis(600);
 
 /// So long that nothing happens by itself.
 const LONG: Duration = Duration::from_secs(600);
-
-fn look() -> Ask {
-    Ask::Enter(Enter { dir: 1, budget_bytes: 0, ..Enter::default() })
-}
 
 #[test]
 fn a_server_that_does_not_see_its_store_says_nothing_until_it_does() {

@@ -8,11 +8,12 @@ use std::collections::HashMap;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use hayloft_model::{BlockRef, ContentHash, Record};
-use hayloft_store::{Codec, decode_chunk, encode_chunk};
+use hayloft_store::{Codec, Store, decode_chunk, encode_chunk};
 use hayloft_volume::{Config, Server, ServerError};
 use hayloft_wire::client_message::Body as Ask;
 use hayloft_wire::event::Body as EventBody;
@@ -24,6 +25,7 @@ use hayloft_wire::{
     ServerMessage, Welcome,
     frame::{self, Opener, Sealer},
 };
+use object_store::ObjectStore;
 
 pub(crate) use listed::*;
 pub(crate) use records::*;
@@ -68,8 +70,17 @@ impl Running {
     }
 
     pub(crate) fn start(config: Config) -> Running {
+        Running::begin(Server::start(config))
+    }
+
+    /// On a store that a test has its hands in.
+    pub(crate) fn start_on(objects: Arc<dyn ObjectStore>, config: Config) -> Running {
+        Running::begin(Server::start_on(Store::new("tampered", objects, None), config))
+    }
+
+    fn begin(server: impl Future<Output = Result<Server, ServerError>>) -> Running {
         let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
-        let server = runtime.block_on(Server::start(config)).unwrap();
+        let server = runtime.block_on(server).unwrap();
         Running { address: server.address(), runtime: Some(runtime), server: Some(server) }
     }
 

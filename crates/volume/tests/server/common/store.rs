@@ -21,9 +21,11 @@ pub(crate) trait Puts: fmt::Debug + Send + Sync + 'static {
         location: &Path,
         payload: PutPayload,
         opts: PutOptions,
-    ) -> Result<PutResult>;
+    ) -> Result<PutResult> {
+        inner.put_opts(location, payload, opts).await
+    }
 
-    /// Whether nothing can be read.
+    /// Whether nothing can be read or put.
     fn is_away(&self) -> bool {
         false
     }
@@ -64,6 +66,9 @@ impl<P> fmt::Display for Tampered<P> {
 #[async_trait]
 impl<P: Puts> ObjectStore for Tampered<P> {
     async fn put_opts(&self, location: &Path, payload: PutPayload, opts: PutOptions) -> Result<PutResult> {
+        if self.puts.is_away() {
+            return Err(fault());
+        }
         self.puts.put(&self.inner, location, payload, opts).await
     }
 
