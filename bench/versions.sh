@@ -141,6 +141,23 @@ line "the name of the local disk's tree, read"
 timed "$hayloft" verify base@named-2 --deep
 line "from all rows, and all read through a mount"
 rm -rf "$work/local"
+# A fork with 100 changed files, merged while the volume has changes of its own and both hosts know all names; then the way back, both knowing all again.
+for ((n = 0; n < exchanges; n++)); do
+    "$hayloft" snapshot create "base@begun-$n" >/dev/null
+    "$hayloft" fork "base@begun-$n" "side-$n" >/dev/null
+    mounted "side-$n" "side-$n"
+    python3 "$here/versions.py" change "$work/side-$n" 100 "side $n"
+    "$hayloft" umount "$work/side-$n" >/dev/null
+    mkdir "$work/a/ours-$n"
+    for host in a b; do find "$work/$host" -ls >/dev/null; done
+    timed "$hayloft" merge "side-$n" --cache "$work/cache"
+done
+line "merge of a fork, 100 files changed in it"
+for ((n = 0; n < exchanges; n++)); do
+    for host in a b; do find "$work/$host" -ls >/dev/null; done
+    timed "$hayloft" rollback "base@begun-$n"
+done
+line "rollback, two hosts know all names"
 for ((n = 0; n < exchanges; n++)); do timed "$hayloft" rollback "base@changed-$((n % 3 + 1))"; done
 line "rollback, two hosts have it mounted"
 for ((n = 0; n < snapshots; n++)); do timed "$hayloft" snapshot create "base@many-$n"; done

@@ -31,6 +31,7 @@ struct Sides {
     theirs: Tree,
     base: Manifest,
     is_whole: bool,
+    is_scattered: bool,
     _mounts: Vec<Mounted>,
 }
 
@@ -117,7 +118,8 @@ impl Merge<'_> {
                 None => return Ok(None),
             }
         }
-        let options = if is_here_and_there(&changes) { "ro,noahead" } else { "ro" };
+        let is_scattered = is_here_and_there(&changes);
+        let options = if is_scattered { "ro,noahead" } else { "ro" };
         let mounts = Mounted::all(self.server, [base, ours, theirs], options)?;
         let [base_at, ours_at, theirs_at] = [&mounts[0], &mounts[1], &mounts[2]].map(Mounted::path);
         let mut paths = BTreeSet::new();
@@ -143,19 +145,20 @@ impl Merge<'_> {
             }
         }
         paths.append(&mut ours_too);
-        let mut manifests = Vec::new();
-        for mounted in &mounts {
-            let found = Manifest::of_paths(mounted.path(), &paths, manifests.first());
-            match found.map_err(|error| failure(Exit::Failed, error.to_string()))? {
-                Some(found) => manifests.push(found),
-                None => return Ok(None),
-            }
-        }
-        let [base, ours, theirs] =
-            <[Manifest; 3]>::try_from(manifests).map_err(|_| anyhow::anyhow!("three were read"))?;
+        let of = |mounted: &Mounted, like: Option<&Manifest>| {
+            let found = Manifest::of_paths(mounted.path(), &paths, like);
+            found.map_err(|error| failure(Exit::Failed, error.to_string()))
+        };
+        let Some(base) = of(&mounts[0], None)? else { return Ok(None) };
+        let (ours, theirs) = std::thread::scope(|scope| {
+            let theirs = scope.spawn(|| of(&mounts[2], Some(&base)));
+            let ended = |_| Err(failure(Exit::Failed, "the thread that reads has ended"));
+            (of(&mounts[1], Some(&base)), theirs.join().unwrap_or_else(ended))
+        });
+        let (Some(ours), Some(theirs)) = (ours?, theirs?) else { return Ok(None) };
         let tree = |manifest, mounted: &Mounted| Tree { manifest, folder: mounted.path().to_owned() };
         let (ours, theirs) = (tree(ours, &mounts[1]), tree(theirs, &mounts[2]));
-        Ok(Some(Sides { ours, theirs, base, is_whole: false, _mounts: mounts }))
+        Ok(Some(Sides { ours, theirs, base, is_whole: false, is_scattered, _mounts: mounts }))
     }
 
     fn sides(&self, admin: &mut Admin, of: [&Version; 3]) -> anyhow::Result<Sides> {
@@ -171,7 +174,7 @@ impl Merge<'_> {
         }
         let [base, ours, theirs] =
             <[Tree; 3]>::try_from(trees).map_err(|_| anyhow::anyhow!("three were read"))?;
-        Ok(Sides { ours, theirs, base: base.manifest, is_whole: true, _mounts: mounts })
+        Ok(Sides { ours, theirs, base: base.manifest, is_whole: true, is_scattered: false, _mounts: mounts })
     }
 
     /// The manifest of a snapshot with the inode numbers that it has in its family: what is kept here of the same tree may come from elsewhere.
@@ -255,7 +258,7 @@ impl Merge<'_> {
     /// The snapshot of what the volume was when the trees were exchanged; none if there is nothing to do.
     fn round(&self, admin: &mut Admin, of: [&Version; 3]) -> anyhow::Result<Option<Version>> {
         let [_, ours_of, theirs_of] = of;
-        let Sides { ours, theirs, base, is_whole, _mounts } = self.sides(admin, of)?;
+        let Sides { ours, theirs, base, is_whole, is_scattered, _mounts } = self.sides(admin, of)?;
         let merged = hayloft_transfer::merge(&base, &ours.manifest, &theirs.manifest)
             .map_err(|conflicts| refused(&conflicts, ours_of, theirs_of))?;
         if merged.tree == ours.manifest.tree {
@@ -282,7 +285,9 @@ impl Merge<'_> {
                 Err(failure(Exit::Busy, said))
             }
         };
-        let kept = Replacement::begin(self.server, ours_of).finish(admin, make, is_right, rests)?;
+        let mut replacement = Replacement::begin(self.server, ours_of);
+        replacement.mount(if is_scattered { "rw,noahead" } else { "rw" })?;
+        let kept = replacement.finish(admin, make, is_right, rests)?;
         if is_whole {
             let _ = self.cache.put(&merged);
         }

@@ -301,7 +301,7 @@ impl Transfer<'_> {
         };
         let settle = |known: &mut Vec<Known>, wanted: &Manifest| {
             let Some(replacement) = &mut replacement else { return Ok(()) };
-            let folder = replacement.mount()?;
+            let folder = replacement.mount("rw")?;
             // What the fork has can be read there until all is made.
             if newest.is_some()
                 && let Some(own) = known.first_mut()

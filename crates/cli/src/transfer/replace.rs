@@ -145,13 +145,13 @@ impl<'a> Replacement<'a> {
         self.forking.take().map_or(Ok(()), |forking| forking.join().unwrap_or_else(ended))
     }
 
-    /// Begins to mount the fork, and tells where that will be.
+    /// Begins to mount the fork, with options of mount(8), and tells where that will be.
     ///
     /// # Errors
     /// It cannot be made, or mounted.
-    pub(super) fn mount(&mut self) -> anyhow::Result<PathBuf> {
+    pub(super) fn mount(&mut self, options: &str) -> anyhow::Result<PathBuf> {
         self.forked()?;
-        let mounting = Mounting::begin(self.incoming.server, &self.incoming.version, "rw")?;
+        let mounting = Mounting::begin(self.incoming.server, &self.incoming.version, options)?;
         Ok(self.mounting.insert(mounting).path().to_owned())
     }
 
@@ -168,7 +168,7 @@ impl<'a> Replacement<'a> {
         still: impl FnOnce(&mut Admin) -> anyhow::Result<()>,
     ) -> anyhow::Result<SnapshotInfo> {
         if self.mounting.is_none() {
-            self.mount()?;
+            self.mount("rw")?;
         }
         let mounted = match self.mounting.take() {
             Some(mounting) => mounting.done()?,

@@ -120,7 +120,7 @@ pub(crate) struct Pages {
 }
 
 impl Pages {
-    /// Takes from the kernel what it has of attributes, and of data as well. What it asks for afterwards is answered as
+    /// Takes from the kernel what it has of attributes, and of data with their attributes. What it asks for afterwards is answered as
     /// things are now. Returns which of these inodes the kernel does not have; `None`: it has not come through in time.
     pub(crate) fn drop_all(
         &mut self,
@@ -139,9 +139,6 @@ impl Pages {
             });
             let dropped = speaker.drop_inodes(attributes.to_vec(), ranges.collect());
             let mut unknown = dropped.recv_timeout(DROP_PATIENCE).ok();
-            if unknown.is_none() {
-                speaker.go_on();
-            }
             self.drop_uncertain(&locked, speaker);
             // As long as the same calls are in the way it is large files, or a busy machine, that take their time.
             while unknown.is_none()
@@ -149,6 +146,9 @@ impl Pages {
                 && calls.locked(data).is_some_and(|now| now == locked)
             {
                 unknown = dropped.recv_timeout(DROP_PATIENCE).ok();
+            }
+            if unknown.is_none() {
+                speaker.go_on();
             }
             if unknown.is_some() || begun.elapsed() > limit {
                 return unknown;

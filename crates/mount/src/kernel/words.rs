@@ -17,6 +17,7 @@ use std::time::{Duration, Instant};
 use hayloft_fuse::Control;
 use hayloft_model::Ino;
 use parking_lot::Mutex;
+use rustc_hash::FxBuildHasher;
 
 use crate::core::Client;
 use crate::kernel::nodes::NodeId;
@@ -33,6 +34,8 @@ const ARRIVAL_AT_ONCE: Duration = Duration::from_millis(1);
 const ARRIVAL_PATIENCE: Duration = Duration::from_millis(200);
 /// How soon it is told again.
 const ARRIVAL_PAUSE: Duration = Duration::from_micros(100);
+/// So many inodes are said at a time: what does not come through is said again, and no more than that.
+const PART: usize = 1000;
 /// Words that are said beside the others at most. Further ones are waited for.
 const APART_MAX: usize = 128;
 
@@ -94,8 +97,8 @@ impl Words<'_> {
         self.unheard.lock().waiting.values_mut().for_each(|waiting| waiting.push(done.clone()));
     }
 
-    /// Says it; what is left of it then has not been heard. Pages are waited for for `patience`, and inodes that the
-    /// kernel does not have yet for `arrival`.
+    /// Says it; what is left of it then has not been heard. Pages are waited for for `patience`, of each part of it, and inodes that
+    /// the kernel does not have yet for `arrival`.
     fn try_say(
         &mut self,
         speaker: &mut Speaker,
@@ -105,19 +108,30 @@ impl Words<'_> {
     ) -> Heard {
         let begun = Instant::now();
         let late = self.await_births(speaker, inodes, arrival);
-        while !inodes.is_empty() {
-            let (attributes, data) = (&inodes.attributes, &inodes.data);
-            let calls = &self.client.calls;
-            let unknown = self.pages.drop_all(calls, self.control, speaker, (attributes, data), patience);
-            let Some(unknown) = unknown else { return Heard::Stuck };
-            inodes.keep_arriving(self.client, &unknown);
-            if !inodes.is_empty() {
-                if begun.elapsed() > arrival {
-                    inodes.say_again(&late);
-                    return Heard::Arriving;
-                }
-                std::thread::sleep(ARRIVAL_PAUSE);
+        inodes.say_once();
+        loop {
+            let mut arriving = Inodes::default();
+            while let Some(mut part) = inodes.take_part() {
+                let (attributes, data) = (&part.attributes, &part.data);
+                let calls = &self.client.calls;
+                let unknown = self.pages.drop_all(calls, self.control, speaker, (attributes, data), patience);
+                let Some(unknown) = unknown else {
+                    inodes.put_back(part);
+                    inodes.put_back(arriving);
+                    return Heard::Stuck;
+                };
+                part.keep_arriving(self.client, &unknown);
+                arriving.put_back(part);
             }
+            inodes.put_back(arriving);
+            if inodes.is_empty() {
+                break;
+            }
+            if begun.elapsed() > arrival {
+                inodes.say_again(&late);
+                return Heard::Arriving;
+            }
+            std::thread::sleep(ARRIVAL_PAUSE);
         }
         inodes.say_again(&late);
         if late.is_empty() { Heard::All } else { Heard::Arriving }
@@ -202,6 +216,26 @@ impl Inodes {
         self.attributes.is_empty() && self.data.is_empty()
     }
 
+    /// Of an inode whose data go, the attributes go with them.
+    fn say_once(&mut self) {
+        let data: HashSet<Ino, FxBuildHasher> = self.data.iter().copied().collect();
+        self.attributes.retain(|ino| !data.contains(ino));
+    }
+
+    /// What is said next; attributes first, for which nobody has to be waited for.
+    fn take_part(&mut self) -> Option<Inodes> {
+        let of = |inodes: &mut Vec<Ino>, most: usize| inodes.split_off(inodes.len() - most.min(inodes.len()));
+        let attributes = of(&mut self.attributes, PART);
+        let data = of(&mut self.data, PART - attributes.len());
+        let part = Inodes { attributes, data, ..Inodes::default() };
+        (!part.is_empty()).then_some(part)
+    }
+
+    fn put_back(&mut self, mut part: Inodes) {
+        self.attributes.append(&mut part.attributes);
+        self.data.append(&mut part.data);
+    }
+
     /// Keeps those that the kernel does not have, and that are on their way to it.
     fn keep_arriving(&mut self, client: &Client, unknown: &[Ino]) {
         let mut arriving = HashSet::new();
@@ -222,5 +256,33 @@ impl Inodes {
         if let Some(ack) = self.ack.take() {
             client.acknowledge(ack, std::mem::take(&mut self.in_use));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_inode_is_said_once_and_in_parts() {
+        let numbers = |range: std::ops::Range<u64>| range.map(Ino).collect::<Vec<_>>();
+        let most = PART as u64;
+        let mut inodes =
+            Inodes { attributes: numbers(0..3 * most), data: numbers(most..4 * most), ..Inodes::default() };
+        inodes.say_once();
+        assert_eq!(inodes.attributes, numbers(0..most), "the others go with their data");
+        let (mut attributes, mut data) = (Vec::new(), Vec::new());
+        while let Some(part) = inodes.take_part() {
+            assert!(part.attributes.len() + part.data.len() <= PART);
+            assert!(
+                part.data.is_empty() || inodes.attributes.is_empty(),
+                "for attributes nobody is waited for"
+            );
+            attributes.extend(part.attributes);
+            data.extend(part.data);
+        }
+        attributes.sort_unstable();
+        data.sort_unstable();
+        assert_eq!((attributes, data), (numbers(0..most), numbers(most..4 * most)));
     }
 }
