@@ -71,7 +71,7 @@ impl Drop for Over {
 
 /// The end of a connection.
 pub(crate) struct Ending {
-    volume: Arc<OnceLock<Spoken>>,
+    volume: Arc<OnceLock<Standing>>,
     over: [Arc<Semaphore>; 2],
 }
 
@@ -96,26 +96,26 @@ pub(crate) struct Replies {
     said: Arc<Said>,
     room: Arc<Room>,
     /// The volume that the session is of.
-    volume: Arc<OnceLock<Spoken>>,
+    volume: Arc<OnceLock<Standing>>,
     /// Changes of which all have heard since something was said last.
     heard: Arc<Mutex<Vec<u64>>>,
 }
 
 /// What is known of a volume where its server speaks for it.
-struct Spoken {
+struct Standing {
     /// How far its history is: everything that is said tells it.
     mark: Arc<AtomicU64>,
     ownership: Arc<Ownership>,
     tenure: u64,
 }
 
-impl Spoken {
+impl Standing {
     fn is_certain(&self) -> bool {
         self.ownership.is_certain_in(self.tenure)
     }
 
     /// Returns when what was queued may be said; `false`: it never may, or others need the room that it takes.
-    async fn may_be_said(volume: &OnceLock<Spoken>, life: &Semaphore, room: &Room) -> bool {
+    async fn may_be_said(volume: &OnceLock<Standing>, life: &Semaphore, room: &Room) -> bool {
         let Some(volume) = volume.get().filter(|volume| !volume.is_certain()) else { return true };
         loop {
             tokio::select! {
@@ -149,7 +149,7 @@ impl Replies {
         let (written, of_all) = (Arc::clone(&said), Arc::clone(room));
         let hang_up = Arc::clone(hang_up);
         let life = Arc::new(Semaphore::new(0));
-        let volume: Arc<OnceLock<Spoken>> = Arc::default();
+        let volume: Arc<OnceLock<Standing>> = Arc::default();
         let (spoken_of, living) = (Arc::clone(&volume), Arc::clone(&life));
         let over = Over([Arc::clone(&places), Arc::clone(&life)]);
         let writer = tokio::spawn(async move {
@@ -178,7 +178,7 @@ impl Replies {
                     count += 1;
                 }
                 sealer.seal(&mut bytes);
-                if !Spoken::may_be_said(&spoken_of, &living, &of_all).await {
+                if !Standing::may_be_said(&spoken_of, &living, &of_all).await {
                     hang_up.notify_one();
                     break;
                 }
@@ -245,7 +245,7 @@ impl Replies {
 
     /// From now on the connection is about a volume whose history is so far: what is said waits while it may be another server's.
     pub(crate) fn speak_for(&self, mark: Arc<AtomicU64>, ownership: &Arc<Ownership>, tenure: u64) {
-        let _ = self.volume.set(Spoken { mark, ownership: Arc::clone(ownership), tenure });
+        let _ = self.volume.set(Standing { mark, ownership: Arc::clone(ownership), tenure });
     }
 
     /// What is left of it when the connection ends.

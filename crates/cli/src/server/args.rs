@@ -243,7 +243,7 @@ pub(crate) struct CheckArgs {
 /// `hayloft scrub`.
 #[derive(Debug, Args)]
 pub(crate) struct ScrubArgs {
-    /// The volume [default: all]
+    /// The volume, or a snapshot of it (VOLUME@NAME) [default: all volumes]
     pub volume: Option<String>,
     /// The server's address
     #[arg(long, value_name = "HOST:PORT", env = "HAYLOFT_SERVER")]

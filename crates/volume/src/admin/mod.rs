@@ -26,7 +26,7 @@ use crate::database::registry::{self, Registered};
 use crate::error::{VolumeError, chain};
 use crate::rights::{Grant, Right, denied};
 use crate::server::Shared;
-use crate::versions::snapshot;
+use crate::versions::{snapshot, volume_of};
 use crate::volume::Volume;
 
 /// Whether a request is for connections without a session.
@@ -102,6 +102,8 @@ async fn allow(shared: &Arc<Shared>, peer: &Peer, body: &Body) -> Result<(), Vol
         Body::DeleteVolume(asked) => (&asked.name, Right::Admin),
         Body::SetQuota(asked) => (&asked.name, Right::Admin),
         Body::SweepVolume(asked) => (&asked.name, Right::Admin),
+        // A snapshot can be scrubbed as well.
+        Body::CheckVolume(asked) if asked.scrub => (volume_of(&asked.name), Right::Admin),
         Body::CheckVolume(asked) => (&asked.name, Right::Admin),
         Body::EvictClient(asked) => (&asked.volume, Right::Admin),
         Body::SetRights(asked) => (&asked.name, Right::Admin),

@@ -90,8 +90,10 @@ impl Volume {
     /// The store cannot be read at the moment.
     pub(crate) async fn scrub(&self, rate: Option<u64>) -> Result<Checked, VolumeError> {
         let mut round = Round { volume: self, rate, damages: Vec::new(), objects: 0 };
-        // It mends an entry that the other one can mend.
-        self.scrub_name().await?;
+        if !self.is_view() {
+            // It mends an entry that the other one can mend. A snapshot is entered with its family.
+            self.scrub_name().await?;
+        }
         round.count(0).await;
         round.log().await?;
         round.tables().await?;

@@ -26,6 +26,11 @@ pub(crate) fn split(name: &str) -> Option<(&str, &str)> {
     name.split_once('@')
 }
 
+/// The volume in the name of a volume or a snapshot.
+pub(crate) fn volume_of(name: &str) -> &str {
+    split(name).map_or(name, |(volume, _)| volume)
+}
+
 /// Whether `name` may be a snapshot's.
 ///
 /// # Errors

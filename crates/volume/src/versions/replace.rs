@@ -21,7 +21,7 @@ use crate::server::Shared;
 use crate::session::Session;
 use crate::session::ended::Ended;
 use crate::versions::snapshot::{self, Wanted};
-use crate::versions::{clone, leftovers, split};
+use crate::versions::{clone, leftovers, volume_of};
 use crate::volume::Volume;
 
 /// What the volume that takes another one's place has to know of it.
@@ -102,7 +102,7 @@ async fn ended(
 pub(crate) fn origin_of(fork: &Registered) -> Result<&str, VolumeError> {
     let none = VolumeError::Invalid("a volume that is no fork has nothing to replace");
     let origin = fork.origin.as_deref().ok_or(none)?;
-    Ok(split(origin).map_or(origin, |(volume, _)| volume))
+    Ok(volume_of(origin))
 }
 
 /// Puts the fork that has this name and id in the place of its origin. Returns what the origin's tree is kept as.

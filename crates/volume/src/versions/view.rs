@@ -6,13 +6,12 @@ use crate::database::family::{self, Snapshot};
 use crate::database::registry::{self, Registered};
 use crate::error::VolumeError;
 use crate::server::Shared;
-use crate::versions::{clone, snapshot, split};
+use crate::versions::{clone, snapshot, split, volume_of};
 use crate::volume::Volume;
 
 /// What the registry would say of a volume or of a snapshot: the rights are those of the volume.
 pub(crate) async fn registered(shared: &Shared, name: &str) -> Result<Registered, VolumeError> {
-    let volume = split(name).map_or(name, |(volume, _)| volume);
-    registry::read(&shared.store, volume).await
+    registry::read(&shared.store, volume_of(name)).await
 }
 
 /// Opens a snapshot to be mounted. The caller holds its place.

@@ -12,7 +12,7 @@ use crate::at_rest::{Harm, check, objects, quick, read, stopped};
 use crate::common::*;
 
 #[test]
-fn scrubbing_of_a_fork_reads_what_it_has_of_its_origin_there() {
+fn scrubbing_of_a_fork_or_a_snapshot_reads_what_it_has_of_its_origin_there() {
     let folder = tempfile::tempdir().unwrap();
     stopped(folder.path(), true);
     let running = Running::start(quick(folder.path()));
@@ -21,19 +21,23 @@ fn scrubbing_of_a_fork_reads_what_it_has_of_its_origin_there() {
     let snapshot = CreateSnapshot { of: of(), as_stored: true, ..CreateSnapshot::default() };
     admin.ask(Ask::CreateSnapshot(snapshot)).unwrap();
     admin.ask(Ask::Fork(Fork { of: of(), name: "fork".into(), as_stored: true })).unwrap();
-    let mut scrub = || {
-        let scrub = CheckVolume { name: "fork".into(), scrub: true, ..CheckVolume::default() };
+    let mut scrub = |name: &str| {
+        let scrub = CheckVolume { name: name.to_owned(), scrub: true, ..CheckVolume::default() };
         match admin.ask(Ask::CheckVolume(scrub)).unwrap() {
             Answer::Checked(checked) => checked.problems,
             other => panic!("{other:?}"),
         }
     };
-    assert_eq!(scrub(), [""; 0]);
+    for name in ["fork", "vol@s"] {
+        assert_eq!(scrub(name), [""; 0], "{name}");
+    }
     let table = objects(folder.path())["volumes/db/compacted"][0].clone();
     Harm::Flipped(5).to(&table);
     let file = table.file_name().unwrap().to_string_lossy().into_owned();
-    let problems = scrub();
-    assert!(problems.iter().any(|problem| problem.contains(&file)), "{problems:?}");
+    for name in ["fork", "vol@s"] {
+        let problems = scrub(name);
+        assert!(problems.iter().any(|problem| problem.contains(&file)), "{name}: {problems:?}");
+    }
     Harm::Flipped(5).to(&table);
     // When the origin is gone, nobody else reads the content that both had.
     Client::connect(running.address)
@@ -42,11 +46,11 @@ fn scrubbing_of_a_fork_reads_what_it_has_of_its_origin_there() {
     Client::connect(running.address)
         .ask(Ask::DeleteVolume(DeleteVolume { name: "vol".into(), snapshots: true }))
         .unwrap();
-    assert_eq!(scrub(), [""; 0]);
+    assert_eq!(scrub("fork"), [""; 0]);
     let pack = objects(folder.path())["packs"][0].clone();
     Harm::Flipped(5).to(&pack);
     let file = pack.file_name().unwrap().to_string_lossy().into_owned();
-    let problems = scrub();
+    let problems = scrub("fork");
     assert!(problems.iter().any(|problem| problem.contains(&file)), "{problems:?}");
     running.crash();
 }
