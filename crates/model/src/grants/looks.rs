@@ -11,6 +11,11 @@ impl Grants {
         self.peers.contains_key(&session)
     }
 
+    /// Whether there is no other session.
+    pub fn is_alone(&self, session: SessionId) -> bool {
+        self.peers.keys().all(|peer| *peer == session)
+    }
+
     /// Sessions of which it is not known yet what they own and use.
     pub fn unclaimed(&self) -> Vec<SessionId> {
         self.unclaimed.iter().copied().collect()

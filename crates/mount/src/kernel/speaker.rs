@@ -15,8 +15,6 @@ use crate::kernel::nodes::NodeId;
 /// microsecond or two.
 const PATIENCE: Duration = Duration::from_millis(100);
 const PATIENCE_EACH: Duration = Duration::from_micros(20);
-/// So many names, a few milliseconds of the kernel's time, may be worth an epoch.
-const MANY: usize = 1000;
 /// How soon it is looked whether who has the lock waits for others, who may wait for this one.
 const LOOK_PAUSE: Duration = Duration::from_millis(5);
 /// How long somebody is waited for who may make an expired name last. Who computes cannot be told from who gets no processor.
@@ -79,16 +77,10 @@ impl Speaker {
         Ok(())
     }
 
-    /// Expires names; when they are most of them, all. When that does not come through, or who has the lock waits until others have heard of something, or somebody may
+    /// Expires names. When that does not come through, or who has the lock waits until others have heard of something, or somebody may
     /// be on the way who would make one of them last, the epoch is raised instead; the rest is said by the thread that waits.
     pub(super) fn expire(&mut self, client: &Client, names: Vec<(Ino, Name)>) {
         let dirs: HashSet<Ino> = names.iter().map(|(dir, _)| NodeId(dir.0).ino()).collect();
-        if is_most(client, names.len()) {
-            client.await_listings(&dirs, LISTING_PATIENCE);
-            if self.raise_epoch(client).is_ok() {
-                return;
-            }
-        }
         let patience = PATIENCE + PATIENCE_EACH * names.len() as u32;
         // First, since expired names are not to be made to last afterwards.
         let caller_patience = if client.options.read_only { LATEST } else { CALLER_PATIENCE };
@@ -223,15 +215,6 @@ impl Speaker {
         }
         Ok(wait)
     }
-}
-
-/// Whether so many names are most of what the kernel knows: then all go at once, and the others are looked up once more.
-fn is_most(client: &Client, names: usize) -> bool {
-    if names < MANY || client.options.read_only {
-        return false;
-    }
-    let core = client.core();
-    core.names.epochs && names * 2 >= core.tree.known().len()
 }
 
 /// Drops entries of directories that have been moved away. Nobody waits for that.

@@ -36,6 +36,8 @@ const ARRIVAL_PATIENCE: Duration = Duration::from_millis(200);
 const ARRIVAL_PAUSE: Duration = Duration::from_micros(100);
 /// So many inodes are said at a time: what does not come through is said again, and no more than that.
 const PART: usize = 1000;
+/// How long each part is waited for at least, however long the ones before it took.
+const PART_AT_LEAST: Duration = Duration::from_millis(100);
 /// Words that are said beside the others at most. Further ones are waited for.
 const APART_MAX: usize = 128;
 
@@ -84,7 +86,9 @@ impl Words<'_> {
 
     /// Says it, here or beside the words that follow, and acknowledges the event when it was heard.
     pub(crate) fn say(&mut self, speaker: &mut Speaker, mut inodes: Inodes) {
-        if self.try_say(speaker, &mut inodes, AT_ONCE, ARRIVAL_AT_ONCE) == Heard::All {
+        // Of what takes long by itself others need not wait for the end.
+        let is_short = inodes.attributes.len() + inodes.data.len() <= PART;
+        if is_short && self.try_say(speaker, &mut inodes, AT_ONCE, ARRIVAL_AT_ONCE) == Heard::All {
             return inodes.acknowledge(self.client);
         }
         if let Err(inodes) = self.say_apart(inodes) {
@@ -97,8 +101,8 @@ impl Words<'_> {
         self.unheard.lock().waiting.values_mut().for_each(|waiting| waiting.push(done.clone()));
     }
 
-    /// Says it; what is left of it then has not been heard. Pages are waited for for `patience`, of each part of it, and inodes that
-    /// the kernel does not have yet for `arrival`.
+    /// Says it; what is left of it then has not been heard. Pages are waited for for `patience`, and inodes that the kernel does not
+    /// have yet for `arrival`.
     fn try_say(
         &mut self,
         speaker: &mut Speaker,
@@ -110,20 +114,26 @@ impl Words<'_> {
         let late = self.await_births(speaker, inodes, arrival);
         inodes.say_once();
         loop {
-            let mut arriving = Inodes::default();
+            let (mut arriving, mut stuck) = (Inodes::default(), Inodes::default());
             while let Some(mut part) = inodes.take_part() {
                 let (attributes, data) = (&part.attributes, &part.data);
                 let calls = &self.client.calls;
-                let unknown = self.pages.drop_all(calls, self.control, speaker, (attributes, data), patience);
-                let Some(unknown) = unknown else {
-                    inodes.put_back(part);
-                    inodes.put_back(arriving);
-                    return Heard::Stuck;
-                };
-                part.keep_arriving(self.client, &unknown);
-                arriving.put_back(part);
+                // Whatever one part has to wait for, the others are said.
+                let patience = patience.saturating_sub(begun.elapsed()).max(patience.min(PART_AT_LEAST));
+                match self.pages.drop_all(calls, self.control, speaker, (attributes, data), patience) {
+                    Some(unknown) => {
+                        part.keep_arriving(self.client, &unknown);
+                        arriving.put_back(part);
+                    }
+                    None => stuck.put_back(part),
+                }
             }
             inodes.put_back(arriving);
+            if !stuck.is_empty() {
+                inodes.put_back(stuck);
+                inodes.say_again(&late);
+                return Heard::Stuck;
+            }
             if inodes.is_empty() {
                 break;
             }

@@ -190,6 +190,8 @@ impl Round<'_> {
                 {
                     return Err(error.into());
                 }
+                // A snapshot that is deleted meanwhile.
+                Err(_) if !self.volume.is_usable() => return Err(VolumeError::ShuttingDown),
                 // A compaction has taken it away.
                 Err(_) if !db.manifest().all_sst_views().any(|view| view.sst.id.value() == id) => {}
                 Err(error) => self.damaged(object, format!("is damaged or gone: {error}")),

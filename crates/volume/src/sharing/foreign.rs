@@ -52,18 +52,15 @@ impl Volume {
     pub(super) async fn foreign_ahead(&self, session: SessionId, dir: Ino) -> Result<Vec<Ino>, VolumeError> {
         let most = {
             let sharing = self.sharing.lock();
-            // A directory that is split in more slots than it knows of is made whole for who reads that one alone.
-            if !sharing.grants.knows_many(session) {
+            // A directory that is split in more slots than it knows of is made whole for who reads that one alone. And where nobody
+            // else owns anything, to look for it would take longer than the walk.
+            if !sharing.grants.knows_many(session) || sharing.grants.is_alone(session) || self.is_view() {
                 return Ok(Vec::new());
             }
             sharing.streams.get(&session).map_or(0, |stream| stream.walked.ahead(dir))
         };
-        // Where the walk is among what nobody else owns, most of what comes next is none of others either: to look through it takes
-        // longer than the walk.
-        if !self.is_foreign(session, dir) {
-            return Ok(Vec::new());
-        }
-        let mut found = vec![dir];
+        let mut found = Vec::with_capacity(most + 1);
+        found.extend(Some(dir).filter(|dir| self.is_foreign(session, *dir)));
         if most == 0 {
             return Ok(found);
         }
