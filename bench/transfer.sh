@@ -72,7 +72,7 @@ send() {
 prepare() {
     case $1 in
         hayloft) HAYLOFT_SERVER="unix:$work/none" "$hayloft" receive "$url/hayloft" "$set@old" --into "$work/old-hayloft" --cache "$work/has-hayloft" --json >/dev/null ;;
-        hayloft-volume) "$hayloft" receive "$url/hayloft" "$set@old" --volume "$volume" --cache "$work/has-volume" --json >/dev/null ;;
+        hayloft-volume) "$hayloft" receive "$url/hayloft" "$set@old" --volume "$volume" --cache "$work/has-$1" --json >/dev/null ;;
         desync*) mkdir "$work/has-$1" && cp -r "$work/web/$1/." "$work/has-$1" ;;
     esac
 }

@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::fs::File;
 use std::io;
+use std::num::NonZeroU64;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::sync::OnceLock;
@@ -10,6 +11,7 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use hayloft_tree::{PIECE, Pieces};
 use parking_lot::Mutex;
+use rustix::fs::{Advice, fadvise};
 
 use crate::chunk::ChunkId;
 use crate::error::TransferError;
@@ -240,6 +242,9 @@ pub(crate) fn fill_by_all(
             let Some((window, hashes)) = windows.get(next.fetch_add(1, Relaxed)) else { return Ok(()) };
             reader.put_together(&chunks, window.start, (window.end - window.start) as usize)?;
             let _ = hashes.set(reader.write(file, window.start).map_err(failed)?);
+            // The disk begins with it while more is made; what is being written stays in memory.
+            let len = NonZeroU64::new(window.end - window.start);
+            let _ = fadvise(file, window.start, len, Advice::DontNeed);
         }
     };
     std::thread::scope(|scope| {
