@@ -132,7 +132,8 @@ fn what_is_kept_goes_back_when_nothing_is_asked() {
     farm.create("v");
     let mount = farm.mount("v", "quiet=2,cache=256M,dirty=256M");
     fill(mount.path(), 0..3000, 60_000);
-    let full = status(mount.pid(), "RssAnon");
+    // At its most: on a busy machine some of it goes back while the rest is still made.
+    let full = peak(mount.pid());
     assert!(full > 150 << 20, "{full}");
     let is_back = |mount: &Mount| {
         let stats = mount.stats();
@@ -146,7 +147,8 @@ fn what_is_kept_goes_back_when_nothing_is_asked() {
     mount.unmount();
     let mount = farm.mount("v", "quiet=2,cache=256M,dirty=256M");
     read_all(&mount);
-    assert!(number(&mount.stats(), "cache.bytes") > 150 << 20);
+    let full = peak(mount.pid());
+    assert!(full > 150 << 20, "{full}");
     wait_until("what was read is given back", Duration::from_secs(60), || is_back(&mount));
     // A file that the kernel has given up too costs its content, and nothing else.
     let before = mount.stats();
