@@ -4,10 +4,10 @@
 # Prints a line for each: milliseconds in the median and at most, and the ratio of the median to the copy.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-files=100000 snapshots=100 forks=20 exchanges=3
+files=100000 snapshots=100 forks=20 exchanges=3 patience=12
 while (($#)); do
     case $1 in
-        --smoke) files=2000 snapshots=10 forks=3; shift; continue ;;
+        --smoke) files=2000 snapshots=10 forks=3 exchanges=1 patience=0; shift; continue ;;
         --files) files=$2 ;;
         --snapshots) snapshots=$2 ;;
         --forks) forks=$2 ;;
@@ -92,7 +92,7 @@ live() {
 ticks() { awk '{ print $14 + $15 }' "/proc/$server/stat"; }
 rest() {
     local before tries
-    for ((tries = 0; tries < 12; tries++)); do
+    for ((tries = 0; tries < patience; tries++)); do
         before=$(ticks)
         sleep 5
         ((($(ticks) - before) * 10 > 100)) || break
