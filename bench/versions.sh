@@ -88,7 +88,7 @@ live() {
         line "$1: 1,000 files, $what"
     done
 }
-# What the server does when nobody asks for anything: first it tidies up behind what was done, for a minute at most.
+# What the server does when nobody asks for anything: first it tidies up behind what was done, for a minute at most; the short form does not wait for that.
 ticks() { awk '{ print $14 + $15 }' "/proc/$server/stat"; }
 rest() {
     local before tries
