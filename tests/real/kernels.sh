@@ -21,6 +21,20 @@ guest() {
 #!/bin/busybox sh
 /bin/busybox --install -s /bin
 export PATH=/bin
+# Names that another host makes and removes, which this kernel has looked for before and may keep as they were.
+names() {
+    mkdir /other /mnt/e && hayloft mount 127.0.0.1:7440/v /other && touch /mnt/e/x && ls -l /other/e >/dev/null && sleep 2 || return 1
+    for name in a b c; do
+        for look in 1 2 3; do [ ! -e /other/e/$name ] || return 2; sleep 1; done
+        touch /mnt/e/$name
+        [ -e /other/e/$name ] || { echo "$name is there, and not seen"; return 3; }
+        for look in 1 2 3; do [ -e /other/e/$name ] || return 4; sleep 1; done
+        mv /mnt/e/$name /mnt/e/moved
+        [ ! -e /other/e/$name ] || { echo "$name is gone, and seen"; return 5; }
+    done
+    hayloft umount /other && echo seen as they are
+}
+[ "${1-}" != names ] || { names; exit; }
 mount -t proc proc /proc; mount -t sysfs sys /sys; mount -t devtmpfs dev /dev; mkdir -p /dev/shm /dev/pts
 mount -t tmpfs tmp /tmp; mount -t cgroup2 cgroup /sys/fs/cgroup
 for module in /modules/*.ko; do insmod "$module"; done
@@ -38,6 +52,7 @@ for i in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20; do grep -q serving 
 try volume hayloft volume create v
 try mount hayloft mount 127.0.0.1:7440/v /mnt
 try files sh -c 'grep -q "/mnt fuse.hayloft" /proc/mounts && mkdir /mnt/d && echo kept >/mnt/d/f && sync /mnt/d/f && cat /mnt/d/f'
+try names sh /try names
 try umount hayloft umount /mnt
 try root hayloft run --root /layer -- /bin/sh -c 'echo in the root'
 try memory hayloft run --root /layer --memory 32M -- /bin/sh -c 'echo bounded'
@@ -103,6 +118,7 @@ for package in "$@"; do
     expect volume 0 ""
     expect mount 0 ""
     expect files 0 "kept"
+    expect names 0 "seen as they are"
     expect umount 0 ""
     IFS=. read -r major minor _ <<<"$release"
     if [ $((major * 1000 + minor)) -lt 5012 ]; then

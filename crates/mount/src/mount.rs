@@ -221,7 +221,10 @@ impl Mount {
             core.names.epochs = session.notifier().inc_epoch().is_ok();
             core.names.read_only = options.read_only;
             // Later ones look whether they have the name first: one that is on its way to them is not expired.
-            core.names.locks_for_any = ((1, 0)..(6, 19)).contains(&crate::host::kernel());
+            let kernel = crate::host::kernel();
+            core.names.locks_for_any = ((1, 0)..(6, 19)).contains(&kernel);
+            // These look for an inode to expire a name (start_removing_dentry), and refuse it where there is none.
+            core.names.expires_absent = core.names.locks_for_any || kernel >= (7, 2);
         }
         let _ = client.notifier.set(session.notifier());
         *client.foreword.lock() = Some(Foreword::new(session.control()));

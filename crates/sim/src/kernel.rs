@@ -1,11 +1,19 @@
 //! A client's kernel: it answers names, attributes, listings and data from its caches without asking, as long as
 //! nobody tells it that they are stale. Expiring a name takes the lock of its directory; raising the epoch does not.
+//!
+//! In worlds whose seeds are from [`FOLLOWS_FROM`] on it **follows names** as Linux does: it learns them from listings, and what it has of one
+//! goes along when that is renamed here, or when a directory is told under another name of its parent. In half of these worlds it
+//! is Linux 6.19 to 7.1, which takes no lock to expire a name that it does not have, and does not expire what it knows not to be there;
+//! in some only the first of these is so.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use hayloft_model::{FileKind, Ino};
 
 use crate::reference::Attributes;
+
+/// From this seed on, kernels follow names.
+pub(crate) const FOLLOWS_FROM: u64 = 1 << 34;
 
 /// Where a name leads.
 pub(crate) type Target = Option<(Ino, FileKind)>;
@@ -33,8 +41,23 @@ pub(crate) struct Moment {
     version: u64,
 }
 
+/// What a listing tells of a name.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Told {
+    pub(crate) name: u8,
+    pub(crate) to: (Ino, FileKind),
+    pub(crate) attributes: Attributes,
+    /// The name may be kept without a limit.
+    pub(crate) unlimited: bool,
+}
+
 #[derive(Default)]
 pub(crate) struct Kernel {
+    follows: bool,
+    /// It takes the lock of its directory also to expire a name that it does not have.
+    locks_for_any: bool,
+    /// It expires what it knows not to be there.
+    expires_absent: bool,
     epoch: u64,
     version: u64,
     /// How many names it has had.
@@ -58,6 +81,30 @@ pub(crate) struct Kernel {
 }
 
 impl Kernel {
+    /// That of a world with this seed.
+    pub(crate) fn new(seed: u64) -> Kernel {
+        let follows = seed >= FOLLOWS_FROM;
+        let expires_absent = !follows || seed.is_multiple_of(2);
+        Kernel {
+            follows,
+            locks_for_any: !follows || (expires_absent && seed % 8 != 2),
+            expires_absent,
+            ..Kernel::default()
+        }
+    }
+
+    pub(crate) fn follows(&self) -> bool {
+        self.follows
+    }
+
+    pub(crate) fn locks_for_any(&self) -> bool {
+        self.locks_for_any
+    }
+
+    pub(crate) fn expires_absent(&self) -> bool {
+        self.expires_absent
+    }
+
     pub(crate) fn moment(&self) -> Moment {
         Moment { epoch: self.epoch, version: self.version }
     }
@@ -81,9 +128,44 @@ impl Kernel {
     }
 
     pub(crate) fn put_name(&mut self, dir: Ino, name: u8, target: Target, unlimited: bool, since: Moment) {
-        self.dentries += 1;
-        let dentry = Dentry { number: self.dentries, target, unlimited, epoch: since.epoch };
-        self.names.insert((dir, name), dentry);
+        let number = self.take_dentry((dir, name), target).unwrap_or_else(|| {
+            self.dentries += 1;
+            self.dentries
+        });
+        self.names.insert((dir, name), Dentry { number, target, unlimited, epoch: since.epoch });
+    }
+
+    /// What it has of a name that leads there, which stays; or of a directory under another name of the same parent, which moves.
+    fn take_dentry(&mut self, (dir, name): (Ino, u8), target: Target) -> Option<u64> {
+        let (ino, kind) = target.filter(|_| self.follows)?;
+        let leads_there = |dentry: &Dentry| dentry.target.is_some_and(|(to, _)| to == ino);
+        if let Some(dentry) = self.names.get(&(dir, name)).filter(|dentry| leads_there(dentry)) {
+            return Some(dentry.number);
+        }
+        let mut places = self.names.iter().filter(|(place, dentry)| place.0 == dir && leads_there(dentry));
+        let place = *places.next().filter(|_| kind == FileKind::Directory)?.0;
+        self.names.remove(&place).map(|dentry| dentry.number)
+    }
+
+    /// A listing tells of a name: that counts from when it has come, whatever the epoch was when it was asked for.
+    pub(crate) fn put_listed(&mut self, dir: Ino, listed: &Told, since: Moment) {
+        let (ino, _) = listed.to;
+        self.put_name(dir, listed.name, Some(listed.to), listed.unlimited, self.moment());
+        if self.inodes.contains(&ino) {
+            self.put_attributes(ino, listed.attributes, since);
+        } else {
+            // Of what is new to it, attributes are for one use.
+            self.put_changed(ino, listed.attributes, false);
+        }
+    }
+
+    /// A name was renamed here.
+    pub(crate) fn move_name(&mut self, from: (Ino, u8), to: (Ino, u8), exchange: bool) {
+        let (moved, other) = (self.names.remove(&from), self.names.remove(&to));
+        if self.follows {
+            self.names.extend(moved.map(|dentry| (to, dentry)));
+            self.names.extend(other.filter(|_| exchange).map(|dentry| (from, dentry)));
+        }
     }
 
     /// What it has of a name and looks up anew, without the directory's lock.
@@ -101,21 +183,34 @@ impl Kernel {
         target: Target,
         unlimited: bool,
     ) -> bool {
-        let Some(dentry) = self.names.get_mut(&(dir, name)).filter(|dentry| dentry.number == number) else {
+        let place = match self.follows {
+            true => self.names.iter().find(|(_, dentry)| dentry.number == number).map(|(place, _)| *place),
+            false => Some((dir, name)),
+        };
+        let Some(place) = place else { return true };
+        let Some(dentry) = self.names.get_mut(&place).filter(|dentry| dentry.number == number) else {
             return true;
         };
         let is_same = dentry.target == target;
         if is_same {
             dentry.unlimited = unlimited;
         } else {
-            self.names.remove(&(dir, name));
+            self.names.remove(&place);
         }
         is_same
     }
 
+    /// Whether to expire a name waits for who has the lock of its directory.
+    pub(crate) fn waits_for_lock(&self, dir: Ino, name: u8) -> bool {
+        self.is_locked(dir) && (self.locks_for_any || self.names.contains_key(&(dir, name)))
+    }
+
     /// A name is to be looked up anew.
     pub(crate) fn expire_name(&mut self, dir: Ino, name: u8) {
-        self.names.entry((dir, name)).and_modify(|dentry| dentry.unlimited = false);
+        let any = self.expires_absent;
+        self.names
+            .entry((dir, name))
+            .and_modify(|dentry| dentry.unlimited &= !(any || dentry.target.is_some()));
     }
 
     fn current(&self, ino: Ino, since: Moment) -> bool {

@@ -127,6 +127,18 @@ pub enum Rule {
     KeepSplitNames,
     /// Names are expired although somebody was told that they may be kept, and has not come to that.
     ForgetCallers,
+    /// Names of a listing may be kept although expiring them waits for nobody.
+    KeepListed,
+    /// The epoch is raised, whoever lists names that have to be expired.
+    EpochAmidListing,
+    /// What somebody lists is not expired any more when the epoch was raised for something else.
+    DropListed,
+    /// The kernel keeps it that a name is not there, which it does not expire.
+    KeepUnexpired,
+    /// Names that somebody may make last are not expired any more when the epoch was raised.
+    ForgetWithEpoch,
+    /// A directory that is told under another name is not expired there, although somebody may make that last.
+    StayNoted,
     /// What is answered behind a batch shows that it has arrived, also when it is refused for want of room.
     CountRefused,
     /// A server counts the leases of sessions that it has found from when it has opened the volume.
@@ -163,7 +175,7 @@ pub enum Rule {
 
 impl Rule {
     /// All, by name.
-    pub const ALL: [(&'static str, Rule); 69] = [
+    pub const ALL: [(&'static str, Rule); 75] = [
         ("ack-before-apply", Rule::AckBeforeApply),
         ("recall-without-ship", Rule::RecallWithoutShip),
         ("no-claim-grace", Rule::NoClaimGrace),
@@ -217,6 +229,12 @@ impl Rule {
         ("give-back-unshipped", Rule::GiveBackUnshipped),
         ("keep-split-names", Rule::KeepSplitNames),
         ("forget-callers", Rule::ForgetCallers),
+        ("keep-listed", Rule::KeepListed),
+        ("drop-listed", Rule::DropListed),
+        ("epoch-amid-listing", Rule::EpochAmidListing),
+        ("keep-unexpired", Rule::KeepUnexpired),
+        ("forget-with-epoch", Rule::ForgetWithEpoch),
+        ("stay-noted", Rule::StayNoted),
         ("count-refused", Rule::CountRefused),
         ("count-from-opening", Rule::CountFromOpening),
         ("replaced-goes-on", Rule::ReplacedGoesOn),

@@ -52,6 +52,15 @@ fn worlds_with_many_slots_keep_their_promises() {
     }
 }
 
+/// Seeds from 2^34 on: kernels that follow names.
+#[test]
+fn worlds_whose_kernels_follow_names_keep_their_promises() {
+    for seed in (1 << 34)..(1 << 34) + WORLDS / 5 {
+        let failure = run(Config { seed, ops: 120, broken: None, trace: false }).failure;
+        assert!(failure.is_none(), "seed {seed}: {:?}", failure.map(|failure| failure.what));
+    }
+}
+
 /// `README.md` says what was wrong.
 #[test]
 fn worlds_that_failed_once_keep_their_promises() {

@@ -103,6 +103,16 @@ impl VolumeFs {
             (_, Some(change)) => change,
             (_, None) => return Err(FsError::NotSupported),
         };
+        let moves = match request.op {
+            Operation::Rename { name, new_parent, new_name, flags } => {
+                let (from, to) = ((NodeId(request.nodeid), name), (NodeId(new_parent), new_name));
+                Some((from, to, flags & RENAME_EXCHANGE != 0))
+            }
+            _ => None,
+        };
+        if let Some((from, to, exchange)) = moves {
+            self.client.core().names.late.may_move(from, to, exchange);
+        }
         // What became its own may not be enough: the row of a directory that is moved or removed is another's.
         match self.client.change(&change, missing == Missing::Executor || asked.was_yours, interrupt)? {
             Outcome::Split => Ok(false),
@@ -111,10 +121,9 @@ impl VolumeFs {
                 Ok(false)
             }
             Outcome::Done(made) => {
-                if let Operation::Rename { name, new_parent, new_name, flags } = request.op {
+                if let Some((from, to, exchange)) = moves {
                     // The kernel moves what it has there when it has the answer; until then it lets nobody look there.
-                    let (from, to) = ((NodeId(request.nodeid), name), (NodeId(new_parent), new_name));
-                    self.client.core().renamed(from, to, flags & RENAME_EXCHANGE != 0);
+                    self.client.core().renamed(from, to, exchange);
                 }
                 self.answer_done(request, made, reply, interrupt).map(|()| true)
             }

@@ -9,6 +9,9 @@
 //!
 //! A listing with attributes (READDIRPLUS) has the lock, but reads the epoch only when it has the answer: no epoch is raised before
 //! its caller has come to it.
+//!
+//! An epoch does not end it: a listing gives a name that the kernel has the new one, and then what is late makes it last all the same,
+//! without our knowing. So it is kept in mind which names were noted then (**unsure** ones), until each is expired.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -149,6 +152,8 @@ pub(crate) struct Late {
     /// How many were begun, and up to which all are with the kernel that were in time.
     begun: u64,
     settled: u64,
+    /// Names that somebody may have made last since, whatever else is known of them.
+    unsure: HashSet<(Ino, Name), FxBuildHasher>,
 }
 
 impl Late {
@@ -210,9 +215,55 @@ impl Late {
         for answer in self.answers.values_mut() {
             if let What::Name { places, directory } = &mut answer.what
                 && *directory == Some(told)
-                && !places.iter().any(|place| (place.0, place.1.as_bytes()) == (dir, name))
+                && note_at(places, (dir, name))
             {
-                places.push((dir, Name::new(name)));
+                self.unsure.insert((dir.ino(), Name::new(name)));
+            }
+        }
+    }
+
+    /// The epoch was raised.
+    pub(crate) fn dropped(&mut self) {
+        let late = self.answers.values().filter(|answer| !self.callers.has_asked_since(answer.turn));
+        let places = late.flat_map(Answer::places);
+        self.unsure.extend(places.map(|(dir, name)| (dir.ino(), name.clone())));
+    }
+
+    /// Forgets unsure names but those of these directories, if there are many.
+    pub(crate) fn bound_unsure(&mut self, keeps: impl Fn(Ino) -> bool) {
+        if self.unsure.len() > MOST {
+            self.unsure.retain(|(dir, _)| keeps(*dir));
+        }
+    }
+
+    /// This name is on its way out of the kernel.
+    pub(crate) fn take_unsure(&mut self, dir: Ino, name: &Name) {
+        if !self.unsure.is_empty() {
+            self.unsure.remove(&(dir, name.clone()));
+        }
+    }
+
+    /// Directories of which somebody may not have come to a listing.
+    pub(crate) fn listed(&self) -> HashSet<Ino, FxBuildHasher> {
+        let late = self.answers.values().filter_map(|answer| match &answer.what {
+            What::Listing(dir) if !self.callers.has_asked_since(answer.turn) => Some(dir.ino()),
+            _ => None,
+        });
+        late.collect()
+    }
+
+    /// The server is asked to rename what the kernel has, which may take along how long it may keep a name before it is known that it
+    /// was done: who expires the new name waits for the lock, and then it has moved.
+    pub(crate) fn may_move(&mut self, from: (NodeId, &[u8]), to: (NodeId, &[u8]), exchange: bool) {
+        for answer in self.answers.values_mut() {
+            let What::Name { places, .. } = &mut answer.what else { continue };
+            let has = |at: (NodeId, &[u8])| places.iter().any(|(dir, name)| (*dir, name.as_bytes()) == at);
+            let (moves, comes_back) = (has(from), exchange && has(to));
+            if moves {
+                note_at(places, to);
+            }
+            if comes_back {
+                note_at(places, from);
             }
         }
     }
@@ -221,28 +272,31 @@ impl Late {
     pub(crate) fn moves(&mut self, from: (NodeId, &[u8]), to: (NodeId, &[u8]), exchange: bool) {
         for answer in self.answers.values_mut() {
             let What::Name { places, .. } = &mut answer.what else { continue };
-            for place in places {
-                let now = (place.0, place.1.as_bytes());
-                if now == from {
-                    *place = (to.0, Name::new(to.1));
-                } else if exchange && now == to {
-                    *place = (from.0, Name::new(from.1));
-                }
+            for (dir, name) in std::mem::take(places) {
+                let now = (dir, name.as_bytes());
+                let place = match () {
+                    () if now == from => to,
+                    () if exchange && now == to => from,
+                    () => now,
+                };
+                note_at(places, place);
             }
         }
     }
 
     /// Whether a name of a directory may be made to last by somebody: also where nothing is known to be kept.
     pub(crate) fn has(&self, dir: Ino, name: &Name) -> bool {
-        self.answers.values().any(|answer| {
-            let is_it = |place: &(NodeId, Name)| place.0.ino() == dir && place.1 == *name;
-            answer.places().iter().any(is_it) && !self.callers.has_asked_since(answer.turn)
-        })
+        let is_it = |place: &(NodeId, Name)| place.0.ino() == dir && place.1 == *name;
+        let is_late =
+            |answer: &Answer| answer.places().iter().any(is_it) && !self.callers.has_asked_since(answer.turn);
+        self.answers.values().any(is_late)
+            || (!self.unsure.is_empty() && self.unsure.contains(&(dir, name.clone())))
     }
 
     pub(crate) fn shrink(&mut self) {
         self.retain(|tid, _| !is_gone(tid));
         self.answers.shrink_to_fit();
+        self.unsure.shrink_to_fit();
     }
 
     /// Whether one of these answers may be on its way; looks at threads.
@@ -254,6 +308,15 @@ impl Late {
         self.retain(|tid, answer| !(is_meant(answer) && has_come(tid, answer, settled)));
         self.answers.values().any(is_meant)
     }
+}
+
+/// Notes a place, once. Whether it was not.
+fn note_at(places: &mut Vec<(NodeId, Name)>, place: (NodeId, &[u8])) -> bool {
+    let is_new = !places.iter().any(|(dir, name)| (*dir, name.as_bytes()) == place);
+    if is_new {
+        places.push((place.0, Name::new(place.1)));
+    }
+    is_new
 }
 
 fn is_gone(tid: u32) -> bool {
@@ -308,6 +371,7 @@ mod tests {
     use std::sync::mpsc::channel;
 
     use super::*;
+    use crate::core::Core;
 
     const DIR: NodeId = NodeId(10);
 
@@ -402,12 +466,52 @@ mod tests {
         assert!(late.awaits(is("new")), "it may come to nothing");
         late.moves((DIR, b"other"), (DIR, b"new"), true);
         assert!(late.awaits(is("other")) && !late.awaits(is("new")));
+        late.may_move((DIR, b"other"), (NodeId(12), b"asked"), false);
+        late.may_move((DIR, b"none"), (DIR, b"none2"), true);
+        late.may_move((DIR, b"other"), (NodeId(12), b"asked"), false);
+        let has = |late: &Late, dir: u64, name: &[u8]| late.has(Ino(dir), &Name::new(name));
+        assert!(has(&late, 10, b"other") && has(&late, 12, b"asked"), "it is known when it is done");
+        late.moves((DIR, b"other"), (NodeId(12), b"asked"), false);
+        assert!(!has(&late, 10, b"other") && has(&late, 12, b"asked"));
+        assert!(late.answers.values().all(|answer| answer.places().len() == 1));
         // A directory is in one place of the kernel: what it is told under.
         let asks = caller(&late, tid);
         assert!(late.begin(asks, (DIR, b"dir"), Some(Ino(20))));
         late.told(Ino(20), DIR, b"moved");
         late.told(Ino(21), DIR, b"others");
         assert!(late.awaits(is("dir")) && late.awaits(is("moved")) && !late.awaits(is("others")));
+        drop(stop);
+        runs.join().unwrap();
+    }
+
+    #[test]
+    fn what_is_late_counts_as_held_after_an_epoch_too() {
+        let (tid, stop, runs) = busy();
+        let mut core = Core::default();
+        let asks = caller(&core.names.late, tid);
+        let name = |name: &str| vec![(DIR.ino(), Name::new(name.as_bytes()))];
+        assert!(core.names.late.begin(asks, (DIR, b"a"), Some(Ino(20))));
+        // Names of the directory are for one use from now on, and the kernel has none of before.
+        core.heat(DIR.ino());
+        core.names.dropped();
+        core.names.late.told(Ino(20), DIR, b"b");
+        // The caller has come to it, and nobody has said so.
+        core.names.late.callers.asks(tid);
+        assert!(core.expire(name("c"), &[]).is_empty());
+        assert_eq!(core.expire(name("a"), &[]), name("a"));
+        assert!(core.expire(name("a"), &[]).is_empty(), "it was");
+        assert_eq!(core.expire(name("b"), &[]), name("b"));
+        // What is held of a directory that somebody lists may get the new epoch.
+        let asks = caller(&core.names.late, tid);
+        core.tree.remember(DIR.ino());
+        core.names.holds((DIR.ino(), &Name::new(b"d")));
+        assert!(core.names.late.begin_listing(asks, DIR));
+        core.names.dropped();
+        assert_eq!(core.expire(name("d"), &[]), name("d"));
+        core.names.holds((DIR.ino(), &Name::new(b"d")));
+        core.names.late.callers.asks(tid);
+        core.names.dropped();
+        assert!(core.expire(name("d"), &[]).is_empty());
         drop(stop);
         runs.join().unwrap();
     }

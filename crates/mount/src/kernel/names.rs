@@ -32,6 +32,8 @@ pub(crate) struct KernelNames {
     pub(crate) late: Late,
     /// The kernel takes a directory's lock to expire a name also if it does not have that (until Linux 6.18).
     pub(crate) locks_for_any: bool,
+    /// It expires what it knows not to be there like other names.
+    pub(crate) expires_absent: bool,
     /// Directories that are changed by request, here or elsewhere: their names are handed out for one use.
     hot: HashMap<Ino, Hot, FxBuildHasher>,
     /// So many of these are there that no more are handed out without a limit.
@@ -73,19 +75,19 @@ impl KernelNames {
     }
 
     /// Whether expiring a name makes sure that it does not last, however late the answer counts; notes that, if it takes more than that.
-    /// `known`: the kernel may have the name, and look it up without the directory's lock; of which directory, if it is one.
+    /// `is_known`: the kernel may have the name, and look it up without the directory's lock. `directory`: which it leads to, if to one.
     fn goes_for_certain(
         &mut self,
         place: (NodeId, &[u8]),
-        known: Option<Option<Ino>>,
+        (is_known, directory): (bool, Option<Ino>),
         caller: Caller,
     ) -> bool {
-        if known.is_none() && self.locks_for_any {
+        if !is_known && self.locks_for_any {
             return true;
         }
         // Where nothing is changed an epoch would break overlays: what is known is looked up each time.
-        let may_raise = self.epochs && !(known.is_some() && self.read_only);
-        may_raise && self.late.begin(caller, place, known.flatten())
+        let may_raise = self.epochs && !(is_known && self.read_only);
+        may_raise && self.late.begin(caller, place, directory)
     }
 
     /// A call has the locks of these directories, and waits until others have heard of something.
@@ -148,7 +150,7 @@ impl KernelNames {
     }
 
     /// The kernel may hold a name of a directory that is changed by request.
-    fn holds(&mut self, (dir, name): (Ino, &Name)) {
+    pub(super) fn holds(&mut self, (dir, name): (Ino, &Name)) {
         if let Some(hot) = self.hot.get_mut(&dir) {
             hot.held.insert(name.clone());
         }
@@ -157,7 +159,13 @@ impl KernelNames {
     /// The kernel looks up everything anew: what was handed out without a limit in directories that are changed by
     /// request is gone from it.
     pub(crate) fn dropped(&mut self) {
-        self.hot.values_mut().for_each(|hot| hot.held.clear());
+        // But what is listed, and counts from when that has come.
+        let listed = self.late.listed();
+        self.hot.iter_mut().filter(|(dir, _)| !listed.contains(dir)).for_each(|(_, hot)| hot.held.clear());
+        self.late.dropped();
+        // Elsewhere all that is known counts as held.
+        let is_counted = |dir: Ino| self.hot.contains_key(&dir) || self.split.keeps_any(dir);
+        self.late.bound_unsure(is_counted);
     }
 
     /// Notes whether there are more absent names than `most`.
@@ -212,13 +220,14 @@ impl Core {
     /// How long the kernel may keep a name that it has the directory's lock for: one that was just made.
     pub(crate) fn validity(&mut self, place: (NodeId, &[u8]), caller: Caller) -> Validity {
         let lasts = self.names.lasting(&self.tree, place.0.ino(), caller)
-            && self.names.goes_for_certain(place, None, caller);
+            && self.names.goes_for_certain(place, (false, None), caller);
         if lasts { Validity::FOREVER } else { Validity::ZERO }
     }
 
     /// How long the kernel may keep the names of a listing, if it is told their inodes with them.
     pub(crate) fn validity_listed(&mut self, dir: NodeId, caller: Caller) -> Validity {
-        let lasts = self.names.lasting(&self.tree, dir.ino(), caller);
+        // Who lists has the lock, for which expiring what the kernel does not have yet has to wait.
+        let lasts = self.names.locks_for_any && self.names.lasting(&self.tree, dir.ino(), caller);
         if lasts && self.names.late.begin_listing(caller, dir) { Validity::FOREVER } else { Validity::ZERO }
     }
 
@@ -226,7 +235,7 @@ impl Core {
     pub(crate) fn presence(&mut self, at: NodeId, name: &[u8], to: &Dentry, caller: Caller) -> Validity {
         let dir = at.ino();
         let directory = (to.kind == FileKind::Directory).then_some(to.ino);
-        let known = (self.tree.lookups(to.ino) > 0).then_some(directory);
+        let is_known = self.tree.lookups(to.ino) > 0;
         if let Some(directory) = directory {
             self.names.late.told(directory, at, name);
         }
@@ -236,13 +245,16 @@ impl Core {
             false => self.names.lasting(&self.tree, dir, caller),
         };
         let lasts = lasts
-            && self.names.goes_for_certain((at, name), known, caller)
+            && self.names.goes_for_certain((at, name), (is_known, directory), caller)
             && (!by_slot || self.names.split.keep(self.tree.place(dir, name), name));
         if lasts { Validity::FOREVER } else { Validity::ZERO }
     }
 
     /// How long the kernel may keep it that a name does not exist. It never looks that up without the directory's lock.
     pub(crate) fn absence(&mut self, at: NodeId, name: &[u8], caller: Caller) -> Validity {
+        if !self.names.expires_absent {
+            return Validity::ZERO;
+        }
         let dir = at.ino();
         let lasts = match self.tree.is_split(dir) {
             true => {
@@ -258,7 +270,7 @@ impl Core {
                 }
             }
         };
-        if !lasts || !self.names.goes_for_certain((at, name), None, caller) {
+        if !lasts || !self.names.goes_for_certain((at, name), (false, None), caller) {
             return Validity::ZERO;
         }
         if !self.tree.is_split(dir) {
@@ -330,7 +342,9 @@ impl Core {
 
     /// Which of these names the kernel may hold; they are on their way out of it.
     fn held(&mut self, names: Vec<(Ino, Name)>) -> Vec<(Ino, Name)> {
-        self.held_so_far(names, |split, dir, name| split.take(dir, name))
+        let held = self.held_so_far(names, |split, dir, name| split.take(dir, name));
+        held.iter().for_each(|(dir, name)| self.names.late.take_unsure(*dir, name));
+        held
     }
 
     /// Which of these names the kernel may hold, by slots as `by_slot` says.

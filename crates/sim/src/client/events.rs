@@ -221,7 +221,7 @@ impl World {
                 && !self.is_broken(Rule::KeepAbsentNames)
             {
                 // Names that it does not have were handed out as well.
-                self.clients[at].drop_names();
+                self.clients[at].drop_names(|dir| dir == recall.object.ino());
                 stale.names.clear();
             }
         }
@@ -278,7 +278,8 @@ impl World {
         }
         if !expiry.names.is_empty() {
             trace!(self, "c{at} raises the epoch");
-            self.clients[at].drop_names();
+            let dirs: BTreeSet<Ino> = expiry.names.iter().map(|(dir, _)| *dir).collect();
+            self.clients[at].drop_names(|dir| dirs.contains(&dir));
         }
         let mut in_use = expiry.in_use;
         // The kernel may have forgotten some while names were expired: the server was told, if it knew.

@@ -1,12 +1,17 @@
 //! What the kernel lets go of before the tree shows what another host has changed. Until then the stream waits, but not
 //! for long: who has the lock of a directory may wait for what comes next in it.
 
+use hayloft_model::tree::RenameFlags;
+
 use super::*;
 
 /// How long the stream waits for the kernel: longer than an answer takes that is on its way.
 const PATIENCE: u64 = 4;
 /// And where this host changes the directory by request.
 const BUSY_PATIENCE: u64 = 1;
+
+/// How long names of a directory that others change are handed out for one use.
+const COOLING: u64 = 400;
 
 /// A change that is about to be applied.
 #[derive(Debug)]
@@ -28,9 +33,30 @@ impl Client {
         self.foreword.as_ref().is_some_and(|foreword| foreword.dirs.contains(&dir))
     }
 
+    /// Whether names of a directory are for one use since it changes.
+    pub(crate) fn is_hot(&self, dir: Ino, now: u64) -> bool {
+        self.hot.contains(&dir) || self.warm.get(&dir).is_some_and(|until| now < *until)
+    }
+
     /// Whether the kernel may keep a name. Broken: those of directories that are changed by request are not thought of.
     pub(super) fn keeps(&self, place: (Ino, u8), broken: bool) -> bool {
         self.unlimited.contains(&place) && !(broken && self.hot.contains(&place.0))
+    }
+
+    /// A name is renamed here: the kernel takes along how long it may keep it.
+    pub(crate) fn renames(&mut self, change: &Change) {
+        let Change::Rename((from_dir, from), (to_dir, to), RenameFlags { exchange, .. }) = change else {
+            return;
+        };
+        if !self.kernel.follows() {
+            return;
+        }
+        let (from, to, exchange) = ((*from_dir, from.as_bytes()[0]), (*to_dir, to.as_bytes()[0]), *exchange);
+        let (moves, comes_back) = (self.unlimited.contains(&from), self.unlimited.contains(&to));
+        self.unlimited.extend(moves.then_some(to));
+        self.unlimited.extend((exchange && comes_back).then_some(from));
+        let ops = self.processes.iter_mut().filter_map(|process| process.op.as_mut());
+        ops.for_each(|op| op.moves(from, to, exchange));
     }
 
     /// Who waits to expire names gets the lock first.
@@ -49,7 +75,7 @@ impl Client {
     /// Returns the latter.
     pub(super) fn expire(&mut self, mut names: Vec<(Ino, u8)>) -> Vec<(Ino, u8)> {
         names.retain(|(dir, name)| {
-            let blocked = self.kernel.is_locked(*dir) || self.is_late(*dir, *name);
+            let blocked = self.kernel.waits_for_lock(*dir, *name) || self.is_late((*dir, *name));
             if !blocked {
                 self.kernel.expire_name(*dir, *name);
                 self.unlimited.remove(&(*dir, *name));
@@ -61,9 +87,9 @@ impl Client {
     }
 
     /// Whether a caller may not have come to an answer by which the kernel keeps a name.
-    fn is_late(&self, dir: Ino, name: u8) -> bool {
+    fn is_late(&self, place: (Ino, u8)) -> bool {
         let mut ops = self.processes.iter().filter_map(|process| process.op.as_ref());
-        self.awaits_callers && ops.any(|op| op.is_late_with((dir, name)))
+        self.awaits_callers && ops.any(|op| op.late().contains(&place))
     }
 }
 
@@ -92,6 +118,9 @@ impl World {
         let dirs: BTreeSet<Ino> = names.iter().map(|(dir, _)| *dir).collect();
         let is_busy = dirs.iter().any(|dir| client.hot.contains(dir));
         let until = self.now + if is_busy { BUSY_PATIENCE } else { PATIENCE };
+        if client.kernel.follows() {
+            client.warm.extend(dirs.iter().map(|dir| (*dir, self.now + COOLING)));
+        }
         let names = names.into_iter().filter(|place| client.keeps(*place, unlimited)).collect();
         client.foreword = Some(Foreword { event, records, own, forget, change, dirs, names, until });
         self.go_on(at);

@@ -88,7 +88,7 @@ impl World {
         if now >= client.lease_until(relies_on_pings) && !client.lapsed && !no_lease {
             client.lapsed = true;
             client.kernel.expire_all();
-            client.drop_names();
+            client.drop_names(|_| true);
             trace!(self, "the lease of c{at} has run out");
         }
     }
@@ -294,7 +294,7 @@ impl World {
         let stale = client.tree.uncover_all();
         client.tree.add_numbers(numbers);
         stale.attributes.iter().chain(&stale.data).for_each(|ino| client.kernel.invalidate_also_new(*ino));
-        client.drop_names();
+        client.drop_names(|_| true);
         let in_use = if self.is_broken(Rule::ForgetInUse) {
             Vec::new()
         } else {

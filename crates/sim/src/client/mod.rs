@@ -112,6 +112,12 @@ pub(crate) struct Client {
     pub(crate) stuck: bool,
     /// Who is on the way to make a name last is waited for.
     awaits_callers: bool,
+    /// Who lists a directory is waited for before the epoch is raised for its names; and names of others that are listed count as held
+    /// after that.
+    awaits_listings: bool,
+    keeps_listed: bool,
+    /// Names that somebody may make last are expired also when the epoch was raised.
+    keeps_notes: bool,
     /// The last event of the connection that was applied.
     seen: u64,
     last_sent: u64,
@@ -150,6 +156,8 @@ pub(crate) struct Client {
     pub(crate) left: BTreeSet<(Ino, u8)>,
     /// Directories whose names are handed out for a moment only.
     pub(crate) hot: BTreeSet<Ino>,
+    /// The same of directories that others change, until when: where kernels follow names.
+    warm: BTreeMap<Ino, u64>,
     /// Names that the kernel was given without a limit.
     pub(crate) unlimited: BTreeSet<(Ino, u8)>,
     /// How far its clock is off.
@@ -233,11 +241,22 @@ impl Client {
         self.processes.iter().any(|process| process.op.as_ref().is_some_and(Op::waits_to_request))
     }
 
-    /// All names are looked up anew.
-    fn drop_names(&mut self) {
+    /// All names are looked up anew, because of names of these directories.
+    fn drop_names(&mut self, is_meant: impl Fn(Ino) -> bool) {
+        if self.awaits_listings {
+            let ops = self.processes.iter_mut().filter_map(|process| process.op.as_mut());
+            ops.filter(|op| op.lists().is_some_and(&is_meant))
+                .for_each(|op| op.comes_to_listing(&mut self.kernel));
+        }
         self.kernel.raise_epoch();
-        self.unlimited.clear();
+        let ops = self.processes.iter().filter_map(|process| process.op.as_ref());
+        let listed: BTreeSet<Ino> = ops.filter(|_| self.keeps_listed).filter_map(Op::lists).collect();
+        self.unlimited.retain(|(dir, _)| listed.contains(dir));
         self.left.clear();
+        // A listing may give what is late the new epoch.
+        let ops = self.processes.iter().filter_map(|process| process.op.as_ref());
+        let late = ops.filter(|_| self.keeps_notes && self.kernel.follows()).flat_map(Op::late);
+        self.unlimited.extend(late);
     }
 
     /// The log up to here brings everything that was changed until now.
@@ -266,7 +285,7 @@ impl World {
             tree.let_replaced_names_move();
         }
         tree.remember(Ino::ROOT);
-        let mut kernel = Kernel::default();
+        let mut kernel = Kernel::new(self.config.seed);
         kernel.known.insert(Ino::ROOT, 1);
         kernel.inodes.insert(Ino::ROOT);
         let processes = (0..self.rng.between(1, 3)).map(|_| Process::default()).collect();
@@ -315,10 +334,14 @@ impl World {
             behind: VecDeque::new(),
             left: BTreeSet::new(),
             hot: BTreeSet::new(),
+            warm: BTreeMap::new(),
             unlimited: BTreeSet::new(),
             leaving: false,
             skew: self.rng.between(0, 20) as i64 - 10,
             awaits_callers: !self.is_broken(Rule::ForgetCallers),
+            awaits_listings: !self.is_broken(Rule::EpochAmidListing),
+            keeps_listed: !self.is_broken(Rule::DropListed),
+            keeps_notes: !self.is_broken(Rule::ForgetWithEpoch),
             processes,
         }
     }

@@ -39,12 +39,18 @@ impl World {
     /// change the file, or the name, meanwhile.
     fn starved(&mut self, at: usize, op: &Op, answer: &Answer) -> u64 {
         let is_revalidated = op.fuse.as_ref().is_some_and(|fuse| fuse.dentry.is_some());
+        let follows = self.clients[at].kernel.follows();
         match answer {
             Answer::Done(Some((ino, ..)), _) => {
                 let is_starved = self.clients[at].kernel.is_arriving(*ino) && ino.0.is_multiple_of(4);
                 if is_starved { 1000 + ino.0 % 256 } else { 0 }
             }
-            Answer::Entry(_, _, true) if is_revalidated && self.rng.below(8) == 0 => self.rng.below(400),
+            Answer::Entry(_, _, true) if is_revalidated && self.rng.below(8) == 0 => {
+                self.rng.below(if follows { 3000 } else { 400 })
+            }
+            Answer::Entry(_, _, true) | Answer::List(..) if follows && self.rng.below(16) == 0 => {
+                self.rng.below(200)
+            }
             _ => 0,
         }
     }
@@ -57,11 +63,12 @@ impl World {
     /// Whether a name of a directory may be handed out for ever. `by_slot`: in a split one, until its slot is given back.
     pub(super) fn unlimited(&mut self, at: usize, dir: Ino, at_name: u8, by_slot: bool) -> bool {
         let broken = self.is_broken(Rule::UnlimitedWhileChanging);
+        let now = self.now;
         let client = &mut self.clients[at];
         let is_still = !client.is_changing(dir)
             && match client.tree.is_split(dir) {
                 true => by_slot,
-                false => !client.hot.contains(&dir),
+                false => !client.is_hot(dir, now),
             };
         let unlimited = broken || is_still;
         if unlimited {
@@ -89,7 +96,8 @@ impl World {
             Err(error) => return Flow::Ready(Answer::Error(error)),
         };
         let Some(dentry) = dentry else {
-            let unlimited = self.unlimited(at, dir, at_name, true);
+            let expires = self.clients[at].kernel.expires_absent() || self.is_broken(Rule::KeepUnexpired);
+            let unlimited = expires && self.unlimited(at, dir, at_name, true);
             return Flow::Ready(Answer::Entry(None, None, unlimited));
         };
         let row = match self.clients[at].tree.shown(dentry.ino) {
@@ -103,6 +111,7 @@ impl World {
         }
         self.remember(at, dentry.ino);
         op.pins.insert(dentry.ino);
+        self.tell_directory(at, (dir, at_name), (dentry.ino, dentry.kind));
         let unlimited = self.unlimited(at, dir, at_name, true);
         Flow::Ready(Answer::Entry(Some((dentry.ino, dentry.kind)), Some(row), unlimited))
     }
@@ -158,14 +167,50 @@ impl World {
         match entries {
             Ok(part) => {
                 let end = part.last().map_or(from, |(_, cookie)| *cookie);
-                let list = part.into_iter().map(|(entry, _)| entry).collect();
-                Flow::Ready(Answer::List(list, end, !hot))
+                let list: Vec<(u8, Ino)> = part.into_iter().map(|(entry, _)| entry).collect();
+                let told = self.tell_listed(at, op, dir, &list);
+                Flow::Ready(Answer::List(list, end, !hot, told))
             }
             Err(TreeError::Missing(_)) if self.is_gone(at, op, dir) => {
                 Flow::Ready(Answer::Error(TreeError::Stale))
             }
             Err(TreeError::Missing(missing)) => self.wait_for(at, op, missing),
             Err(error) => Flow::Ready(Answer::Error(error)),
+        }
+    }
+
+    /// What a kernel that follows names is told of those that it lists.
+    fn tell_listed(&mut self, at: usize, op: &mut Op, dir: Ino, list: &[(u8, Ino)]) -> Vec<Told> {
+        let mut told = Vec::new();
+        let follows = self.clients[at].kernel.follows();
+        for (name, ino) in list.iter().filter(|_| follows) {
+            let client = &self.clients[at];
+            let Ok(row) = client.tree.shown(*ino) else { continue };
+            if client.kernel.is_arriving(*ino) {
+                continue;
+            }
+            let (to, attributes) = ((*ino, row.kind()), Attributes::of(row));
+            self.remember(at, *ino);
+            op.pins.insert(*ino);
+            self.tell_directory(at, (dir, *name), to);
+            let is_waited_for = self.clients[at].kernel.locks_for_any() || self.is_broken(Rule::KeepListed);
+            let unlimited = is_waited_for && self.unlimited(at, dir, *name, false);
+            told.push(Told { name: *name, to, attributes, unlimited });
+        }
+        told
+    }
+
+    /// The kernel is told of a directory under a name, and moves what it has of it there.
+    fn tell_directory(&mut self, at: usize, place: (Ino, u8), (ino, kind): (Ino, FileKind)) {
+        if kind == FileKind::Directory
+            && self.clients[at].kernel.follows()
+            && !self.is_broken(Rule::StayNoted)
+        {
+            let client = &mut self.clients[at];
+            let ops = client.processes.iter_mut().filter_map(|process| process.op.as_mut());
+            if ops.fold(false, |late, op| op.is_told(ino, place) | late) {
+                client.unlimited.insert(place);
+            }
         }
     }
 
@@ -230,6 +275,7 @@ impl World {
                 return Flow::Wait;
             }
             op.ship = None;
+            self.clients[at].renames(change);
             self.give_up_files(at, change);
             let request = self.ask(at, Ask::Change { change: change.clone(), execute });
             let session = self.clients[at].session;
@@ -247,6 +293,7 @@ impl World {
                 let row = |ino: u64| self.clients[at].tree.inode(Ino(ino)).ok().map(Attributes::of);
                 let verdict = self.reference.change(op.id, change, made.map(|ino| ino.0), row, self.now);
                 self.judge(&format!("c{at} op {}", op.id), verdict);
+                self.clients[at].renames(change);
                 self.answer_made(at, op, change, made)
             }
             Err(TreeError::Missing(missing)) => self.need(at, op, change, missing),

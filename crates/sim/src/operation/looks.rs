@@ -98,7 +98,11 @@ impl World {
                 op.pins.insert(dir);
                 let lock = (!locked && dentry.is_none()).then_some(dir);
                 let dentry = dentry.map(|number| (dir, at_name, number));
-                op.fuse = Some(Fuse { call: now, moment: kernel.moment(), answer: None, lock, dentry });
+                let mut fuse = Fuse { lock, dentry, ..Fuse::new(now, kernel.moment()) };
+                if dentry.is_some() || !kernel.locks_for_any() {
+                    fuse.late.push((dir, at_name));
+                }
+                op.fuse = Some(fuse);
             }
             let answer = ready!(self.answer(at, op, |world, op| world.answer_lookup(at, op, dir, at_name)));
             let fuse = op.fuse.take().expect("just answered");
@@ -146,13 +150,12 @@ impl World {
     ) -> Target {
         // Else the directory is gone.
         let Answer::Entry(target, attributes, unlimited) = answer else { return None };
-        self.see(
-            at,
-            op,
-            Register::Name(dir.0, at_name),
-            Value::Name(target.map(|(ino, _)| ino.0)),
-            fuse.call,
-        );
+        // What was so when it was answered may have been taken back with the session when who looked up a name comes to that by far too late.
+        let is_judged = !(self.clients[at].kernel.follows() && self.clients[at].lapsed);
+        if is_judged {
+            let value = Value::Name(target.map(|(ino, _)| ino.0));
+            self.see(at, op, Register::Name(dir.0, at_name), value, fuse.call);
+        }
         let kernel = &mut self.clients[at].kernel;
         if fuse.dentry.is_none() {
             kernel.put_name(dir, at_name, target, unlimited, fuse.moment);
@@ -160,7 +163,9 @@ impl World {
         if let (Some((ino, _)), Some(attributes)) = (target, attributes) {
             kernel.put_attributes(ino, attributes, fuse.moment);
             op.pins.insert(ino);
-            self.see(at, op, Register::Attributes(ino.0), Value::Attributes(attributes), fuse.call);
+            if is_judged {
+                self.see(at, op, Register::Attributes(ino.0), Value::Attributes(attributes), fuse.call);
+            }
         }
         target
     }

@@ -23,7 +23,7 @@ use hayloft_model::tree::{AttributeChange, NewNode, RenameFlags};
 use hayloft_model::{Change, Content, FileKind, Ino, Missing, Name, Sequence, TreeError};
 
 use crate::Rule;
-use crate::kernel::{Moment, Target};
+use crate::kernel::{Kernel, Moment, Target, Told};
 use crate::messages::{Ask, Doing};
 use crate::reference::{Attributes, How, Register, Value};
 use crate::world::{What, World, trace};
@@ -117,8 +117,8 @@ enum Answer {
     Entry(Target, Option<Attributes>, bool),
     Attributes(Attributes),
     Data(Vec<u8>),
-    /// The next entries, where they end, and whether all may be kept.
-    List(Vec<(u8, Ino)>, u64, bool),
+    /// The next entries, where they end, whether all may be kept, and what a kernel that follows names is told with them.
+    List(Vec<(u8, Ino)>, u64, bool, Vec<Told>),
     /// Done; with the inode that was made, its attributes, and whether its name may be kept without a limit.
     Done(Option<(Ino, FileKind, Attributes)>, bool),
     Error(TreeError),
@@ -130,10 +130,20 @@ struct Fuse {
     call: u64,
     moment: Moment,
     answer: Option<(u64, Answer)>,
-    /// The directory whose lock a lookup holds.
+    /// The directory whose lock a lookup, or a listing, holds.
     lock: Option<Ino>,
     /// What the kernel has of the name, and looks up without the lock.
     dentry: Option<(Ino, u8, u64)>,
+    /// Names that the answer may make last however late it is, although they were expired.
+    late: Vec<(Ino, u8)>,
+    /// The kernel has what a listing tells.
+    has_come: bool,
+}
+
+impl Fuse {
+    fn new(call: u64, moment: Moment) -> Fuse {
+        Fuse { call, moment, answer: None, lock: None, dentry: None, late: Vec::new(), has_come: false }
+    }
 }
 
 #[derive(Debug)]
@@ -177,12 +187,46 @@ impl Op {
         self.ship.is_some()
     }
 
-    /// Whether it was told that a name may be kept, which the kernel has looked up without a lock, and has not come to that.
-    pub(crate) fn is_late_with(&self, place: (Ino, u8)) -> bool {
-        self.fuse.as_ref().is_some_and(|fuse| {
-            fuse.dentry.is_some_and(|(dir, name, _)| (dir, name) == place)
-                && matches!(fuse.answer, Some((_, Answer::Entry(_, _, true))))
-        })
+    /// Names of which it was told that they may be kept, for which the kernel does not wait when it expires them, and it has not come
+    /// to that.
+    pub(crate) fn late(&self) -> &[(Ino, u8)] {
+        let late = self.fuse.as_ref().filter(|fuse| {
+            matches!(fuse.answer, Some((_, Answer::Entry(_, _, true) | Answer::Done(Some(_), true))))
+        });
+        late.map_or(&[], |fuse| &fuse.late)
+    }
+
+    /// The directory that it lists, if it is answered and has not come to that.
+    pub(crate) fn lists(&self) -> Option<Ino> {
+        let fuse = self.fuse.as_ref().filter(|fuse| !fuse.has_come)?;
+        fuse.lock.filter(|_| matches!(fuse.answer, Some((_, Answer::List(..)))))
+    }
+
+    /// It comes to its listing, if it has one.
+    pub(crate) fn comes_to_listing(&mut self, kernel: &mut Kernel) {
+        let Some(fuse) = self.fuse.as_mut().filter(|fuse| !fuse.has_come) else { return };
+        let (Some(dir), Some((_, Answer::List(.., listed)))) = (fuse.lock, &fuse.answer) else { return };
+        listed.iter().for_each(|listed| kernel.put_listed(dir, listed, fuse.moment));
+        fuse.has_come = true;
+    }
+
+    /// The kernel is told of a directory under another name: it moves what it has of it there. Whether something late goes along.
+    pub(crate) fn is_told(&mut self, told: Ino, place: (Ino, u8)) -> bool {
+        let Some(fuse) = &mut self.fuse else { return false };
+        let is_it = matches!(fuse.answer, Some((_, Answer::Entry(Some((to, _)), _, true))) if to == told);
+        let is_late = is_it && fuse.late.iter().any(|(dir, _)| *dir == place.0);
+        if is_late && !fuse.late.contains(&place) {
+            fuse.late.push(place);
+        }
+        is_late
+    }
+
+    /// A name may be renamed here: what is late may go along.
+    pub(crate) fn moves(&mut self, from: (Ino, u8), to: (Ino, u8), exchange: bool) {
+        let Some(Fuse { late, .. }) = &mut self.fuse else { return };
+        let (moves, comes_back) = (late.contains(&from), exchange && late.contains(&to));
+        late.extend((moves && !late.contains(&to)).then_some(to));
+        late.extend((comes_back && !late.contains(&from)).then_some(from));
     }
 }
 
@@ -335,8 +379,13 @@ impl World {
                     let target = ready!(self.look_up(at, op, to_dir, to.name, true));
                     op.looked_up.push(target);
                 }
-                if op.looked_up[0].is_none() {
+                // Linux looks by itself whether there is what is to be exchanged, or must not be there.
+                let (follows, has_target) = (self.clients[at].kernel.follows(), op.looked_up[1].is_some());
+                if op.looked_up[0].is_none() || (follows && flags.exchange && !has_target) {
                     return Flow::Ready(Err(TreeError::NotFound));
+                }
+                if follows && flags.no_replace && has_target {
+                    return Flow::Ready(Err(TreeError::Exists));
                 }
                 let change = Change::Rename((from_dir, name(from.name)), (to_dir, name(to.name)), flags);
                 self.act(at, op, Act::Change(change))
@@ -411,8 +460,20 @@ impl World {
     fn act(&mut self, at: usize, op: &mut Op, act: Act) -> Flow<Result<(), TreeError>> {
         let now = self.now;
         if op.fuse.is_none() {
-            let moment = self.clients[at].kernel.moment();
-            op.fuse = Some(Fuse { call: now, moment, answer: None, lock: None, dentry: None });
+            let kernel = &mut self.clients[at].kernel;
+            let mut fuse = Fuse::new(now, kernel.moment());
+            match &act {
+                Act::List(dir, _) if kernel.follows() => {
+                    kernel.lock_shared(*dir);
+                    fuse.lock = Some(*dir);
+                }
+                Act::Change(change) if !kernel.locks_for_any() => {
+                    let made = change.places().first().map(|(dir, name)| (*dir, name.as_bytes()[0]));
+                    fuse.late.extend(made);
+                }
+                _ => {}
+            }
+            op.fuse = Some(fuse);
         }
         let answer = ready!(self.answer(at, op, |world, op| match &act {
             Act::Change(change) => world.answer_change(at, op, change),
@@ -422,8 +483,11 @@ impl World {
             Act::Read(ino) => world.answer_inode(at, op, *ino, |row| Answer::Data(data_of(row))),
             Act::List(dir, from) => world.answer_list(at, op, *dir, *from),
         }));
+        op.comes_to_listing(&mut self.clients[at].kernel);
         let fuse = op.fuse.take().expect("just answered");
-        Flow::Ready(self.returned(at, op, &act, answer, &fuse))
+        let returned = self.returned(at, op, &act, answer, &fuse);
+        fuse.lock.into_iter().for_each(|dir| self.clients[at].unlock(dir));
+        Flow::Ready(returned)
     }
 
     /// The kernel learns of the answer.
@@ -444,7 +508,7 @@ impl World {
                 self.clients[at].kernel.put_data(*ino, data.clone(), fuse.moment);
                 self.see(at, op, Register::Data(ino.0), Value::Data(data), fuse.call);
             }
-            (Act::List(dir, _), Answer::List(part, end, keep)) => {
+            (Act::List(dir, _), Answer::List(part, end, keep, _)) => {
                 let goes_on = part.len() == LISTED_AT_ONCE;
                 let (mut list, _, begun) = op.listed.take().unwrap_or((Vec::new(), 0, fuse.clone()));
                 list.extend(part);
@@ -465,8 +529,13 @@ impl World {
                 for ino in change.directories().into_iter().chain(change.inode()).chain(looked_up) {
                     kernel.invalidate(ino);
                 }
-                for (dir, at_name) in change.places() {
-                    kernel.drop_name(dir, at_name.as_bytes()[0]);
+                let places: Vec<_> =
+                    change.places().iter().map(|(dir, name)| (*dir, name.as_bytes()[0])).collect();
+                match (change, &op.looked_up[..]) {
+                    (Change::Rename(_, _, flags), [source, target]) if source != target => {
+                        kernel.move_name(places[0], places[1], flags.exchange);
+                    }
+                    _ => places.iter().for_each(|(dir, name)| kernel.drop_name(*dir, *name)),
                 }
                 if let Some((ino, kind, attributes)) = made {
                     if let Some((dir, at_name)) = change.places().first() {

@@ -1,7 +1,13 @@
 //! What programs do, at random.
 
 use super::*;
+use crate::kernel::FOLLOWS_FROM;
 use crate::reference::ROOT;
+
+/// Whether a world is one of those in which directories are mostly renamed where they are.
+fn shuffles(seed: u64) -> bool {
+    seed >= FOLLOWS_FROM && seed % 4 >= 2
+}
 
 impl World {
     pub(super) fn new_operation(&mut self, at: usize, process: usize) -> Option<Op> {
@@ -86,6 +92,18 @@ impl World {
         }
     }
 
+    /// Directories get other names in one directory, which others look at and list.
+    fn shuffling_kind(&mut self) -> Kind {
+        let mut place = || Place { start: Ino::ROOT, dir: Vec::new(), name: *self.rng.pick(b"abcd") };
+        let (place, to) = (place(), place());
+        match self.rng.below(20) {
+            0..=2 => Kind::Make(place, FileKind::Directory),
+            3..=8 => Kind::Rename(place, to, self.random_flags()),
+            9..=15 => Kind::Stat(place),
+            _ => Kind::List(place),
+        }
+    }
+
     /// Two programs build `/c/b/a` and `/b/b/d`. Then one moves `/c/b` below that `d`, the other `/b/b` below that `a`.
     fn crossing_kind(&mut self, at: usize, process: usize) -> Option<Kind> {
         if !self.deep || at > 1 || process > 0 {
@@ -118,6 +136,9 @@ impl World {
     pub(super) fn random_kind(&mut self, at: usize, process: usize) -> Kind {
         if let Some(kind) = self.crossing_kind(at, process) {
             return kind;
+        }
+        if shuffles(self.config.seed) && self.rng.permille(700) {
+            return self.shuffling_kind();
         }
         if self.deep && self.rng.permille(400) {
             return self.random_directory_kind(at, process);

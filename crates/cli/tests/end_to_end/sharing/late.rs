@@ -60,7 +60,10 @@ fn a_name_that_was_looked_up_by_who_gets_no_processor_is_not_kept_when_it_has_ch
         // The kernel has all names, and is to look them up.
         fs::rename(there.join(name(0)), there.join("away")).unwrap();
         fs::rename(there.join("away"), there.join(name(0))).unwrap();
-        (0..NAMES).for_each(|at| assert!(fs::metadata(here.join(name(at))).unwrap().is_file()));
+        for at in 0..NAMES {
+            let found = fs::metadata(here.join(name(at)));
+            assert!(found.is_ok(), "round {round}: {} is not there: {found:?}", name(at));
+        }
         std::thread::sleep(COOLS);
         let mut looks = Runs::on(cpu, &["chrt", "--idle", "0", "bash", "-c", &look], Stdio::piped());
         let lines = BufReader::new(looks.0.stdout.take().unwrap()).lines();
@@ -95,4 +98,41 @@ fn a_name_that_was_looked_up_by_who_gets_no_processor_is_not_kept_when_it_has_ch
         });
     }
     assert!(tried > 0, "who looked was never kept from it");
+}
+
+/// Who lists a directory gets no processor while its kernel takes in what it is told of the names.
+#[test]
+fn a_name_that_is_listed_by_who_gets_no_processor_is_not_kept_when_it_has_changed() {
+    let cpu = std::thread::available_parallelism().unwrap().get() - 1;
+    if cpu == 0 {
+        return eprintln!("not tried: there is one processor only");
+    }
+    let (_farm, mounts) = Farm::shared(2);
+    let greedy = Runs::on(cpu, &["nice", "-n", "-5", "sh", "-c", "while :; do :; done"], Stdio::null());
+    greedy.signal(libc::SIGSTOP);
+    let mut random = Random::new(seed());
+    let mut tried = 0;
+    for round in 0..rounds(10, 100) {
+        let [here, there] = [0, 1].map(|at: usize| mounts[at].path().join(format!("d{round}")));
+        fs::create_dir(&there).unwrap();
+        (0..NAMES).for_each(|at| fs::write(there.join(format!("n{at}")), b"").unwrap());
+        assert!(here.is_dir());
+        std::thread::sleep(COOLS);
+        let list = format!("echo; names=('{}'/*); echo", here.display());
+        let mut lists = Runs::on(cpu, &["chrt", "--idle", "0", "bash", "-c", &list], Stdio::piped());
+        let mut lines = BufReader::new(lists.0.stdout.take().unwrap()).lines();
+        lines.next().unwrap().unwrap();
+        std::thread::sleep(Duration::from_micros(random.below(4000)));
+        greedy.signal(libc::SIGCONT);
+        std::thread::sleep(Duration::from_millis(5));
+        let name = format!("n{}", random.below(NAMES as u64));
+        let is_over = std::thread::spawn(move || lines.next().is_some());
+        fs::rename(there.join(&name), there.join("away")).unwrap();
+        tried += usize::from(!is_over.is_finished());
+        greedy.signal(libc::SIGSTOP);
+        assert!(is_over.join().unwrap());
+        assert!(!here.join(&name).exists(), "round {round}: {name} is old");
+        fs::remove_dir_all(&there).unwrap();
+    }
+    assert!(tried > 0, "who listed was never kept from it");
 }
