@@ -220,10 +220,10 @@ impl Mount {
             let mut core = client.core();
             core.names.epochs = session.notifier().inc_epoch().is_ok();
             core.names.read_only = options.read_only;
-            // Later ones look whether they have the name first: one that is on its way to them is not expired.
             let kernel = crate::host::kernel();
+            // Later ones look whether they have the name first: one that is on its way to them is not expired.
             core.names.locks_for_any = ((1, 0)..(6, 19)).contains(&kernel);
-            // These look for an inode to expire a name (start_removing_dentry), and refuse it where there is none.
+            // Linux 6.19 to 7.1 refuse to expire a name that leads to no inode (start_removing_dentry).
             core.names.expires_absent = core.names.locks_for_any || kernel >= (7, 2);
         }
         let _ = client.notifier.set(session.notifier());

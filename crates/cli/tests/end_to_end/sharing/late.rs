@@ -27,6 +27,13 @@ impl Runs {
         Runs(command.spawn().unwrap())
     }
 
+    /// One that takes the processor from others whenever it is told to go on.
+    fn greedy(cpu: usize) -> Runs {
+        let greedy = Runs::on(cpu, &["nice", "-n", "-5", "sh", "-c", "while :; do :; done"], Stdio::null());
+        greedy.signal(libc::SIGSTOP);
+        greedy
+    }
+
     fn signal(&self, signal: i32) {
         kill(self.0.id(), signal);
     }
@@ -52,8 +59,7 @@ fn a_name_that_was_looked_up_by_who_gets_no_processor_is_not_kept_when_it_has_ch
     (0..NAMES).for_each(|at| fs::write(there.join(name(at)), b"").unwrap());
     let look =
         format!("cd '{}'; for ((n = 0; n < {NAMES}; n++)); do [[ -e n$n ]]; echo; done", here.display());
-    let greedy = Runs::on(cpu, &["nice", "-n", "-5", "sh", "-c", "while :; do :; done"], Stdio::null());
-    greedy.signal(libc::SIGSTOP);
+    let greedy = Runs::greedy(cpu);
     let mut random = Random::new(seed());
     let mut tried = 0;
     for round in 0..rounds(10, 100) {
@@ -62,7 +68,8 @@ fn a_name_that_was_looked_up_by_who_gets_no_processor_is_not_kept_when_it_has_ch
         fs::rename(there.join("away"), there.join(name(0))).unwrap();
         for at in 0..NAMES {
             let found = fs::metadata(here.join(name(at)));
-            assert!(found.is_ok(), "round {round}: {} is not there: {found:?}", name(at));
+            let is_file = found.as_ref().is_ok_and(fs::Metadata::is_file);
+            assert!(is_file, "round {round}: {}: {found:?}", name(at));
         }
         std::thread::sleep(COOLS);
         let mut looks = Runs::on(cpu, &["chrt", "--idle", "0", "bash", "-c", &look], Stdio::piped());
@@ -108,8 +115,7 @@ fn a_name_that_is_listed_by_who_gets_no_processor_is_not_kept_when_it_has_change
         return eprintln!("not tried: there is one processor only");
     }
     let (_farm, mounts) = Farm::shared(2);
-    let greedy = Runs::on(cpu, &["nice", "-n", "-5", "sh", "-c", "while :; do :; done"], Stdio::null());
-    greedy.signal(libc::SIGSTOP);
+    let greedy = Runs::greedy(cpu);
     let mut random = Random::new(seed());
     let mut tried = 0;
     for round in 0..rounds(10, 100) {
