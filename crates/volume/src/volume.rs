@@ -19,6 +19,7 @@ use crate::database::compaction::Wish;
 use crate::database::family;
 use crate::database::homes::Homes;
 use crate::database::journal::Journal;
+use crate::database::numbers::Numbers;
 use crate::database::ownership::{self, Ownership};
 use crate::database::packed::PackedListings;
 use crate::database::registry::Registered;
@@ -53,7 +54,7 @@ pub(crate) enum Slot {
 #[derive(Default)]
 pub(crate) struct State {
     pub(crate) usage: Usage,
-    pub(crate) next_ino: u64,
+    pub(crate) numbers: Numbers,
     pub(crate) sessions: HashMap<SessionId, Session>,
     /// Sessions that were ended, and whose clients may not know it yet.
     pub(crate) ended: Ended,
@@ -86,7 +87,10 @@ impl State {
         VolumeRow {
             bytes: self.usage.bytes,
             inodes: self.usage.inodes,
-            next_ino: self.next_ino,
+            next_ino: self.numbers.next,
+            end_ino: self.numbers.end,
+            then_ino: self.numbers.then,
+            heir: None,
             version: tables::VERSION,
         }
     }
@@ -219,9 +223,9 @@ impl Volume {
             database::open(&self.ownership, (cache, self.cache_id), unflushed, wish, &self.homes, is_new)
                 .await?;
         let loaded = async {
-            let numbers_from = self.registered.lock().numbers_from;
             if self.homes.is_clone() {
-                clone::fit(&db, &self.id, numbers_from).await?;
+                let registered = self.registered.lock().clone();
+                clone::fit(&db, &self.id, &registered).await?;
             }
             let changes = self.load(&db).await?;
             let was_taken = self.open_history(&db).await?;
@@ -312,6 +316,7 @@ impl Volume {
             None => BroughtRow::default(),
         };
         let now_ms = self.shared.uptime_ms();
+        let window = self.registered.lock().numbers_from;
         let (mut sharing, mut state) = (self.sharing.lock(), self.state.lock());
         let mut old = std::mem::take(&mut state.sessions);
         for (id, row) in rows {
@@ -339,7 +344,7 @@ impl Volume {
         state.ended = ended;
         state.brought = brought.into();
         state.usage = Usage { bytes: row.bytes, inodes: row.inodes };
-        state.next_ino = row.next_ino.max(state.next_ino);
+        state.numbers = row.numbers_of(window).later(state.numbers);
         (state.packs, state.pack_bytes) = (pack_count, pack_bytes);
         state.known.clear();
         Ok(changes)

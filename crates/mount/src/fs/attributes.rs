@@ -48,7 +48,6 @@ impl VolumeFs {
             let core = self.client.core();
             (core.tree.usage(), core.tree.quota())
         };
-        let unit = 4096;
         let unshipped = self.client.budget.unshipped() + self.client.budget.in_flight();
         // A store that cannot tell its size (a bucket) is shown as a large one.
         let unknown = 1 << 50;
@@ -64,8 +63,11 @@ impl VolumeFs {
             0 => used.bytes + free,
             quota => quota,
         };
+        // Programs of 32 bits that were not built for large files are refused all of this when one number is too large for them.
+        let low = u64::from(u32::MAX);
+        let unit = (total.div_ceil(4096 * low).next_power_of_two() * 4096).min(1 << 30);
         let files_free = match quota.inodes {
-            0 => 1 << 40,
+            0 => low.saturating_sub(used.inodes).max(1 << 20),
             quota => quota.saturating_sub(used.inodes),
         };
         reply.statfs(&Statfs {

@@ -14,6 +14,7 @@ use crate::kernel::Word;
 use crate::kernel::late::Caller;
 use crate::kernel::moved::Doing;
 use crate::kernel::nodes::NodeId;
+use crate::kernel::offsets::{cookie_at, offset_of};
 use crate::sharing::ahead::Place;
 
 pub(super) const RENAME_NOREPLACE: u32 = 1;
@@ -318,7 +319,7 @@ impl VolumeFs {
         reply: &mut Reply<'_>,
     ) -> Done {
         let mut core = self.client.core();
-        let dir = at.ino();
+        let (dir, offset) = (at.ino(), cookie_at(offset));
         // The kernel keeps it in any case, and is not to have what is old in a moment.
         if core.names.changing.is_closed(dir) {
             return Err(Stop::Need(Need::Changed));
@@ -340,9 +341,9 @@ impl VolumeFs {
                     // No reference is given for these two: nodeid 0 says so.
                     let mut attr = Entry::negative(Validity::ZERO);
                     (attr.attr.ino, attr.attr.mode) = (ino.0, FileKind::Directory.bits());
-                    !writer.add_plus(&attr, cookie, kind, name)
+                    !writer.add_plus(&attr, offset_of(cookie), kind, name)
                 } else {
-                    !writer.add(ino.0, cookie, kind, name)
+                    !writer.add(ino.0, offset_of(cookie), kind, name)
                 };
                 if full {
                     return Ok(());
@@ -354,7 +355,7 @@ impl VolumeFs {
                 .map(|(name, dentry)| (name.clone(), *dentry))
                 .collect();
             for (name, dentry) in entries {
-                let kind = dentry.kind.bits() >> 12;
+                let (kind, next) = (dentry.kind.bits() >> 12, offset_of(dentry.cookie));
                 // A row that is not here (others own it), or has just been made under another name, is looked up when it is
                 // asked for.
                 let mut is_born =
@@ -376,14 +377,14 @@ impl VolumeFs {
                         let lasts = is_known || tree.owns(dentry.ino);
                         let lasts = lasts && !runs && !names.changing.contains(dentry.ino);
                         let entry = if lasts { entry } else { made_entry }(node, row, validity);
-                        writer.add_plus(&entry, dentry.cookie, kind, name.as_bytes())
+                        writer.add_plus(&entry, next, kind, name.as_bytes())
                     }
                     None if plus => {
                         let mut entry = Entry::negative(Validity::ZERO);
                         (entry.attr.ino, entry.attr.mode) = (dentry.ino.0, dentry.kind.bits());
-                        writer.add_plus(&entry, dentry.cookie, kind, name.as_bytes())
+                        writer.add_plus(&entry, next, kind, name.as_bytes())
                     }
-                    None => writer.add(dentry.ino.0, dentry.cookie, kind, name.as_bytes()),
+                    None => writer.add(dentry.ino.0, next, kind, name.as_bytes()),
                 };
                 if !added {
                     break;

@@ -11,6 +11,7 @@ pub(crate) mod late;
 pub(crate) mod moved;
 pub(crate) mod names;
 pub(crate) mod nodes;
+pub(crate) mod offsets;
 pub(crate) mod pages;
 pub(crate) mod speaker;
 pub(crate) mod split_names;

@@ -344,8 +344,10 @@ impl Check<'_> {
             ));
             self.fixes.push(Fix::Usage);
         }
-        if let Some(last) = self.inodes.keys().max().filter(|last| **last >= row.next_ino) {
-            self.problem(format!("inode {last} has a number that was not handed out"));
+        let window = self.volume.registered.lock().numbers_from;
+        let numbers = row.numbers_of(window);
+        if let Some(ino) = self.inodes.keys().find(|ino| numbers.may_give(**ino)) {
+            self.problem(format!("inode {ino} has a number that was not handed out"));
         }
         Ok(())
     }

@@ -10,6 +10,7 @@ pub(crate) mod journal;
 pub(crate) mod ledger;
 pub(crate) mod listing;
 pub(crate) mod named;
+pub(crate) mod numbers;
 pub(crate) mod ownership;
 pub(crate) mod packed;
 pub(crate) mod registry;

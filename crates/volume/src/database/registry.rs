@@ -45,9 +45,15 @@ pub(crate) struct Registered {
     /// Its database is to become that of this volume, and may be so already.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) promoted_to: Option<String>,
-    /// Inode numbers that it gives begin here: no other of its family gives the same.
+    /// Its window of inode numbers begins here: no other of its family gives the same.
     #[serde(default, skip_serializing_if = "is_none")]
     pub(crate) numbers_from: u64,
+    /// Of a fork: from where to where it was given numbers of its origin's, which it gives first.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) run: Option<(u64, u64)>,
+    /// The highest window of forks that have taken its place and given numbers of it.
+    #[serde(default, skip_serializing_if = "is_none")]
+    pub(crate) numbers_past: u64,
     /// Which version of everything that the store has of it: see [`format`](super::format).
     #[serde(default, skip_serializing_if = "is_zero")]
     pub(crate) format: u32,
@@ -126,6 +132,8 @@ impl Registered {
             origin: None,
             promoted_to: None,
             numbers_from: 0,
+            run: None,
+            numbers_past: 0,
             format: FORMAT,
             checksum: None,
         }
@@ -137,9 +145,9 @@ impl Registered {
     }
 
     /// Another database takes the place of its own, or is made for a volume like it.
-    pub(crate) fn with_id(&self, id: String, numbers_from: u64) -> Registered {
+    pub(crate) fn with_id(&self, id: String) -> Registered {
         let family = Some(self.family().to_owned()).filter(|first| *first != id);
-        Registered { id, family, numbers_from, format: FAMILIES, ..self.clone() }
+        Registered { id, family, run: None, format: self.format.max(FAMILIES), ..self.clone() }
     }
 
     fn json(&self) -> Vec<u8> {

@@ -403,6 +403,29 @@ pub(crate) struct VolumeRow {
     /// Version of these tables.
     #[prost(uint32, tag = "4")]
     pub(crate) version: u32,
+    /// Where the run ends that `next_ino` is of; 0: it is of none. See [`numbers`](super::numbers).
+    #[prost(uint64, tag = "5")]
+    pub(crate) end_ino: u64,
+    /// Where it goes on behind the run.
+    #[prost(uint64, tag = "6")]
+    pub(crate) then_ino: u64,
+    /// What it gives once it has taken another volume's place.
+    #[prost(message, optional, tag = "7")]
+    pub(crate) heir: Option<NumbersRow>,
+}
+
+/// Inode numbers that a volume may give, as in its own row.
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct NumbersRow {
+    /// Where its window begins: what the registry says of it as well.
+    #[prost(uint64, tag = "1")]
+    pub(crate) window: u64,
+    #[prost(uint64, tag = "2")]
+    pub(crate) next_ino: u64,
+    #[prost(uint64, tag = "3")]
+    pub(crate) end_ino: u64,
+    #[prost(uint64, tag = "4")]
+    pub(crate) then_ino: u64,
 }
 
 /// The version of the tables that this code writes. It reads the ones before as well: in version 1 the content of a small

@@ -433,8 +433,7 @@ impl Volume {
             let mut state = self.state.lock();
             let (last_sequence, told_ms) =
                 state.sessions.get(&id).map_or((0, 0), |found| (found.row.last_sequence, found.row.lease_ms));
-            let range = InoRange { next: state.next_ino, end: state.next_ino + FIRST_NUMBERS };
-            state.next_ino = range.end;
+            let range = state.numbers.take(FIRST_NUMBERS);
             state.give(range, id)?;
             let row = SessionRow {
                 last_sequence,

@@ -14,8 +14,11 @@ use crate::database::tables;
 use crate::error::VolumeError;
 use crate::volume::{State, Volume};
 
-/// Inode numbers that a session gets at its start.
-pub(super) const FIRST_NUMBERS: u64 = 1 << 16;
+/// Inode numbers that a session gets at its start: most sessions make few files, and what they do not use is nobody's any more.
+pub(super) const FIRST_NUMBERS: u64 = 1 << 12;
+
+/// Inode numbers that the server takes for what changes make, after the first ones.
+const MORE_NUMBERS: u64 = 1 << 16;
 
 /// Rows that are looked up at a time.
 const LOOKUPS: usize = 16;
@@ -62,8 +65,7 @@ impl Volume {
         let db = self.db()?;
         let (row, range) = {
             let mut state = self.state.lock();
-            let range = InoRange { next: state.next_ino, end: state.next_ino + count.clamp(1, NUMBERS_MAX) };
-            state.next_ino = range.end;
+            let range = state.numbers.take(count.clamp(1, NUMBERS_MAX));
             state.give(range, session)?;
             (state.volume_row(), range)
         };
@@ -73,6 +75,23 @@ impl Volume {
         drop(turn);
         self.durable(&ordered).await?;
         Ok(range)
+    }
+
+    /// Inode numbers for a fork of this volume, if there are low ones left: it is durable that they are given.
+    pub(crate) async fn give_run(self: &Arc<Self>) -> Result<Option<(u64, u64)>, VolumeError> {
+        let turn = self.turn.lock().await;
+        let db = self.db()?;
+        let (row, run) = {
+            let mut state = self.state.lock();
+            let Some(run) = state.numbers.take_run() else { return Ok(None) };
+            (state.volume_row(), run)
+        };
+        let mut batch = Rows::new();
+        batch.put(tables::VOLUME, row.encode_to_vec());
+        let ordered = self.order(&db, batch).await?;
+        drop(turn);
+        self.durable(&ordered).await?;
+        Ok(Some(run))
     }
 
     /// Refuses what a session makes under a number that it was not given: of nobody's yet, of the server's own, or of another
@@ -89,16 +108,18 @@ impl Volume {
             for record in records {
                 let Some(Body::PutInode(row)) = &record.body else { continue };
                 let ino = row.ino;
-                if ino >= state.next_ino {
+                if state.numbers.may_give(ino) {
                     let what = "a number that was not given to anybody";
                     return Err(Unsound { ino: Ino(ino), what }.into());
                 }
+                // Those above are other members' of the family: of a fork that has taken this volume's place there may be some.
+                let is_above = ino >= state.numbers.next;
                 let is_births = (state.births.next..state.births.end).contains(&ino);
                 let given = state.given.range(..=ino).next_back();
                 let is_of_another = given.is_some_and(|(_, (end, session))| {
                     ino < *end && *session != id && state.sessions.contains_key(session)
                 });
-                if is_births || is_of_another {
+                if is_above || is_births || is_of_another {
                     of_others.push(Ino(ino));
                 }
             }
@@ -118,15 +139,12 @@ impl Volume {
     /// An inode number for what a change makes. It is never given again, also if the change is not durable when the
     /// server ends. The caller has the turn.
     pub(crate) async fn number_of_birth(self: &Arc<Self>, db: &Db) -> Result<InoRange, VolumeError> {
-        let none_left = {
-            let births = self.state.lock().births;
-            births.next == births.end
-        };
-        if none_left {
+        let births = self.state.lock().births;
+        if births.left() == 0 {
+            let count = if births.end == 0 { FIRST_NUMBERS } else { MORE_NUMBERS };
             let (row, range) = {
                 let mut state = self.state.lock();
-                let range = InoRange { next: state.next_ino, end: state.next_ino + FIRST_NUMBERS };
-                state.next_ino = range.end;
+                let range = state.numbers.take(count);
                 (state.volume_row(), range)
             };
             let mut batch = Rows::new();

@@ -9,6 +9,8 @@ use slatedb::admin::AdminBuilder;
 use uuid::Uuid;
 
 use crate::database::journal::{Lineage, Part};
+use crate::database::numbers::Numbers;
+use crate::database::registry::Registered;
 use crate::database::rows::Rows;
 use crate::database::tables::{self, MarkRow, VolumeRow};
 use crate::database::{self, Db, family};
@@ -16,9 +18,6 @@ use crate::error::VolumeError;
 
 /// Rows that are deleted in one batch.
 const SLICE: usize = 1000;
-
-/// Inode numbers that each member of a family may give: no two give the same, so a fork can take its origin's place.
-const NUMBERS: u64 = 1 << 35;
 
 /// Makes a database that begins as another one was at a checkpoint. It has that one's table files; nothing is copied but the
 /// end of its log.
@@ -41,22 +40,9 @@ pub(crate) async fn make(
     Ok(())
 }
 
-/// From where on a new member of a family gives inode numbers.
-///
-/// # Errors
-/// There were too many members.
-pub(crate) fn numbers_after(used: impl IntoIterator<Item = u64>) -> Result<u64, VolumeError> {
-    let last = used.into_iter().max().unwrap_or(0);
-    let next = (last / NUMBERS + 1) * NUMBERS;
-    match next + NUMBERS <= hayloft_model::sound::NUMBERS {
-        true => Ok(next),
-        false => Err(VolumeError::Invalid("the family of the volume has used up its inode numbers")),
-    }
-}
-
 /// Makes rows that began as those of another volume fit for this one, once: its sessions are not this one's, nor is what only
 /// they had open.
-pub(crate) async fn fit(db: &Db, id: &str, numbers_from: u64) -> Result<(), VolumeError> {
+pub(crate) async fn fit(db: &Db, id: &str, registered: &Registered) -> Result<(), VolumeError> {
     if db.get(tables::FITTED).await?.is_some_and(|fitted| fitted == id) {
         return Ok(());
     }
@@ -97,20 +83,17 @@ pub(crate) async fn fit(db: &Db, id: &str, numbers_from: u64) -> Result<(), Volu
         }
         _ => batch.delete(tables::LINEAGE),
     }
-    let row = VolumeRow { next_ino: row.next_ino.max(numbers_from), ..row };
+    let window = registered.numbers_from;
+    let own = row.numbers_of(window);
+    // The same volume's, at an earlier time.
+    let is_own = if own.end != 0 { own.then == window } else { own.next >= window };
+    let numbers = match registered.run {
+        None if is_own => own,
+        run => Numbers::of_fork(run, window),
+    };
+    let (next_ino, end_ino, then_ino) = (numbers.next, numbers.end, numbers.then);
+    let row = VolumeRow { next_ino, end_ino, then_ino, heir: None, ..row };
     batch.put(tables::VOLUME, row.encode_to_vec());
     batch.put(tables::FITTED, id.to_owned());
     Ok(database::write_durably(db, batch).await?)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn members_of_a_family_give_numbers_of_their_own() {
-        assert_eq!(numbers_after([0, 0]).unwrap(), NUMBERS);
-        assert_eq!(numbers_after([0, NUMBERS, 3 * NUMBERS]).unwrap(), 4 * NUMBERS);
-        numbers_after([hayloft_model::sound::NUMBERS - NUMBERS]).unwrap_err();
-    }
 }

@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use crate::database::family::{self, Snapshot};
-use crate::database::format::FAMILIES;
+use crate::database::format::{FAMILIES, RUNS};
+use crate::database::numbers;
 use crate::database::registry::{self, Registered};
 use crate::error::VolumeError;
 use crate::server::Shared;
@@ -43,24 +44,27 @@ pub(crate) async fn fork(
 
 async fn from_snapshot(
     shared: &Arc<Shared>,
-    origin: &Volume,
+    origin: &Arc<Volume>,
     snapshot: &Snapshot,
     name: &str,
     shown: String,
 ) -> Result<(), VolumeError> {
+    // Before the lock: to open a volume anew may need that.
+    let run = run_of(shared, origin).await?;
     let _structure = shared.structure.lock().await;
     let family = origin.homes.first();
     let mut place = shared.hold(name).await;
-    let numbers_from = clone::numbers_after(numbers_of(shared, family).await?)?;
+    let numbers_from = numbers::window_after(windows_of(shared, family).await?)?;
     let like = origin.registered.lock().clone();
     let created = Registered::new(like.quota_bytes, like.quota_inodes, like.root);
     let registered = Registered {
         family: Some(family.to_owned()),
         origin: Some(shown),
         numbers_from,
+        run,
         rights: like.rights,
         trusted: like.trusted,
-        format: FAMILIES,
+        format: if run.is_some() { RUNS } else { FAMILIES },
         ..created
     };
     let checkpoint = snapshot.checkpoint.ok_or_else(|| VolumeError::SnapshotUnfinished(snapshot.shown()))?;
@@ -100,14 +104,27 @@ async fn from_snapshot(
     }
 }
 
-/// From where on the volumes of a family give inode numbers.
-pub(crate) async fn numbers_of(shared: &Shared, family: &str) -> Result<Vec<u64>, VolumeError> {
-    let mut numbers = vec![0];
+/// Inode numbers of the origin's for a fork. The origin may have got another tree meanwhile: then they are those of the volume
+/// that goes on with its numbers.
+async fn run_of(shared: &Arc<Shared>, origin: &Arc<Volume>) -> Result<Option<(u64, u64)>, VolumeError> {
+    let (mut present, family) = (Arc::clone(origin), origin.homes.first());
+    while present.homes.first() == family {
+        match present.give_run().await {
+            Err(_) if !present.is_usable() => present = shared.volume(&origin.name).await?,
+            done => return done,
+        }
+    }
+    Ok(None)
+}
+
+/// The windows of inode numbers that the volumes of a family have used.
+async fn windows_of(shared: &Shared, family: &str) -> Result<Vec<u64>, VolumeError> {
+    let mut windows = vec![0];
     for name in registry::names(&shared.store).await? {
         match registry::read(&shared.store, &name).await {
-            Ok(entry) if entry.family() == family => numbers.push(entry.numbers_from),
+            Ok(entry) if entry.family() == family => windows.extend([entry.numbers_from, entry.numbers_past]),
             _ => {}
         }
     }
-    Ok(numbers)
+    Ok(windows)
 }

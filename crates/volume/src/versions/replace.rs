@@ -12,9 +12,11 @@ use hayloft_model::SessionId;
 use prost::Message;
 
 use crate::database::family::Snapshot;
+use crate::database::format::RUNS;
+use crate::database::numbers::Numbers;
 use crate::database::registry::{self, Registered};
 use crate::database::rows::Rows;
-use crate::database::tables::{self, HistoryRow, SessionRow};
+use crate::database::tables::{self, HistoryRow, NumbersRow, SessionRow, VolumeRow};
 use crate::database::{self, family, named};
 use crate::error::VolumeError;
 use crate::server::Shared;
@@ -28,8 +30,8 @@ use crate::volume::Volume;
 struct Inheritance {
     history: HistoryRow,
     mark: u64,
-    /// Numbers below it were given, of those that both give.
-    next_ino: Option<u64>,
+    /// The numbers that the volume goes on with.
+    numbers: NumbersRow,
     ended: Ended,
     sessions: Vec<(SessionId, SessionRow)>,
 }
@@ -48,13 +50,13 @@ pub(crate) async fn rollback(
     let replaced = async {
         old.all_shipped().await?;
         let _structure = shared.structure.lock().await;
-        let new_entry = old.registered.lock().clone().with_id(registry::random_id(), entry.numbers_from);
+        let new_entry = old.registered.lock().clone().with_id(registry::random_id());
         let family = old.homes.first();
         clone::make(&shared.store, family, (&target.database, checkpoint), &new_entry.id).await?;
         let opened = Volume::open(Arc::clone(shared), volume, new_entry.clone(), false).await;
         let replaced = match opened {
             Ok(new) => {
-                let replaced = replace(shared, &old, &new, entry.numbers_from, &begun).await;
+                let replaced = replace(shared, &old, &new, None, &begun).await;
                 if replaced.is_err()
                     && let Err(error) = new.close().await
                 {
@@ -146,7 +148,7 @@ pub(crate) async fn promote(
         let leaving = Registered { promoted_to: Some(volume.clone()), ..fork_entry.clone() };
         registry::update(&shared.store, fork, &leaving).await?;
         *place = None;
-        let replaced = replace(shared, &old, &new, fork_entry.numbers_from, &begun).await;
+        let replaced = replace(shared, &old, &new, Some(&fork_entry), &begun).await;
         let left = match &replaced {
             Ok(_) => registry::remove(&shared.store, fork, &fork_entry.id).await,
             Err(error) if is_uncertain(error) => Ok(()),
@@ -185,24 +187,31 @@ pub(crate) async fn has_left(shared: &Shared, name: &str, entry: &Registered) ->
     Ok(is_there)
 }
 
-/// Puts `new`, whose database is ready, in the place of `old`. `numbers_from`: from where on its tree gives numbers.
+/// Puts `new`, whose database is ready, in the place of `old`. `fork`: the entry of `new`, if it was a volume of its own.
 async fn replace(
     shared: &Arc<Shared>,
     old: &Arc<Volume>,
     new: &Arc<Volume>,
-    numbers_from: u64,
+    fork: Option<&Registered>,
     begun: &snapshot::Begun,
 ) -> Result<Snapshot, VolumeError> {
     let mut place = shared.hold(&old.name).await;
     // Rights and quota as they are by now: nobody changes them while the place is held.
-    let entry = &old.registered.lock().with_id(new.id.clone(), numbers_from);
+    let mut entry = old.registered.lock().with_id(new.id.clone());
+    let given = new.state.lock().numbers;
+    if let Some(fork) = fork {
+        entry.format = entry.format.max(RUNS);
+        let last = if given.end == 0 { fork.numbers_from } else { 0 };
+        entry.numbers_past = entry.numbers_past.max(fork.numbers_past).max(last);
+    }
+    let entry = &entry;
     let turn = old.turn.lock().await;
     let db = old.db()?;
     // From now on nothing changes: whoever comes has to come again.
     let slot = old.stand_still();
     let changed = async {
         let kept = snapshot::at_point(shared, old, &db, begun, None).await?;
-        new.inherit(old.inheritance(entry, &kept)).await?;
+        new.inherit(old.inheritance(fork.map(|_| given), &kept)).await?;
         new.close().await?;
         hayloft_crash::point("replace.ready");
         named::remove(&shared.store, &old.name, &old.id).await?;
@@ -248,9 +257,13 @@ async fn replace(
 }
 
 impl Volume {
-    fn inheritance(&self, by: &Registered, kept: &Snapshot) -> Inheritance {
-        let gives_the_same = self.registered.lock().numbers_from == by.numbers_from;
+    /// What a database has to know that takes this one's place. `fork`: the numbers that a fork had left, if it is one.
+    fn inheritance(&self, fork: Option<Numbers>, kept: &Snapshot) -> Inheritance {
+        let window = self.registered.lock().numbers_from;
         let state = self.state.lock();
+        let mut numbers = state.numbers;
+        numbers.take_back(fork.unwrap_or_default());
+        let numbers = NumbersRow::new(numbers, window);
         let ended = state.ended.clone();
         let (kept, kept_id) = (kept.shown(), kept.view.clone().unwrap_or_default());
         let moved = |(id, session): (&SessionId, &Session)| {
@@ -258,20 +271,16 @@ impl Volume {
             (*id, SessionRow { moved: true, kept, kept_id, ..session.row.clone() })
         };
         let sessions = state.sessions.iter().map(moved).collect();
-        let next_ino = gives_the_same.then_some(state.next_ino);
         drop(state);
-        Inheritance { history: self.history_row(), mark: self.order.last_mark(), next_ino, ended, sessions }
+        Inheritance { history: self.history_row(), mark: self.order.last_mark(), numbers, ended, sessions }
     }
 
     /// Writes down what it has to know of the volume in whose place it comes.
     async fn inherit(&self, from: Inheritance) -> Result<(), VolumeError> {
         let db = self.db()?;
         let mut batch = Rows::new();
-        let row = {
-            let mut state = self.state.lock();
-            state.next_ino = state.next_ino.max(from.next_ino.unwrap_or(0));
-            state.volume_row()
-        };
+        // Should it not come to it, a fork goes on with numbers of its own.
+        let row = VolumeRow { heir: Some(from.numbers), ..self.state.lock().volume_row() };
         batch.put(tables::VOLUME, row.encode_to_vec());
         batch.put(tables::HISTORY, from.history.encode_to_vec());
         let mark = from.mark.max(self.order.last_mark());

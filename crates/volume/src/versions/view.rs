@@ -33,8 +33,7 @@ pub(crate) async fn open(shared: &Arc<Shared>, name: &str) -> Result<Arc<Volume>
     }
     // Again if it was not finished.
     clone::make(&shared.store, family, (&found.database, checkpoint), &view).await?;
-    let registered =
-        Registered { quota_bytes: 0, quota_inodes: 0, ..entry.with_id(view, entry.numbers_from) };
+    let registered = Registered { quota_bytes: 0, quota_inodes: 0, ..entry.with_id(view) };
     Volume::open(Arc::clone(shared), name, registered, false).await
 }
 

@@ -11,10 +11,10 @@ use hayloft_wire::server_message::Body as Answer;
 use hayloft_wire::{CheckVolume, Claim, FetchInode, FetchPages, Hello, SweepVolume, encode_blocks};
 
 /// A seeded source of small numbers.
-struct Dice(u64);
+pub(crate) struct Dice(pub(crate) u64);
 
 impl Dice {
-    fn roll(&mut self, sides: u64) -> u64 {
+    pub(crate) fn roll(&mut self, sides: u64) -> u64 {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
         self.0 ^= self.0 << 17;

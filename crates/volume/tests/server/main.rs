@@ -15,6 +15,7 @@ mod integrity;
 mod journal;
 mod limits;
 mod measure;
+mod numbers;
 mod packed;
 mod patience;
 mod points;

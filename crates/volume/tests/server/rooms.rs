@@ -73,7 +73,10 @@ fn who_was_dropped_and_may_answer_from_what_it_knows_makes_no_room_yet() {
     let (mut looks, _) = Client::open(running.address, hello(2)).unwrap();
     let asked = looks.send(Ask::Enter(Enter { dir: 1, ..Enter::default() }));
     // Both know the root now, and nobody owns it.
-    knows.ack_all();
+    eventually(|| {
+        knows.ack_all();
+        looks.is_answered(asked)
+    });
     looks.listings(asked).unwrap();
     knows.ack_all();
     drop(knows);

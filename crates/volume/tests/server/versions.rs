@@ -104,7 +104,7 @@ fn a_volume_of_a_newer_format_is_refused_in_words_and_left_alone() {
         let mut entry: std::collections::BTreeMap<String, serde_json::Value> =
             serde_json::from_str(&entry).unwrap();
         entry.remove("checksum");
-        entry.insert("format".into(), 3.into());
+        entry.insert("format".into(), 4.into());
         entry.insert("unheard_of".into(), "x".into());
         let sum = blake3::hash(&serde_json::to_vec(&entry).unwrap()).to_hex()[..16].to_owned();
         entry.insert("checksum".into(), sum.into());
@@ -120,7 +120,7 @@ fn a_volume_of_a_newer_format_is_refused_in_words_and_left_alone() {
     }));
     for failed in [mounted, shown.unwrap_err()] {
         assert_eq!(code(&failed), FailureCode::Protocol, "{failed:?}");
-        assert!(failed.message.contains("volume vol has format 3"), "{failed:?}");
+        assert!(failed.message.contains("volume vol has format 4"), "{failed:?}");
         assert!(failed.message.contains("start the version of hayloft that wrote it"), "{failed:?}");
     }
     assert_eq!(entries(folder.path()), newer);

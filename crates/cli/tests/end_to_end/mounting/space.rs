@@ -284,6 +284,9 @@ fn statfs_tells_the_truth() {
     let mount = farm.mount("v", "");
     let whole = calls::statfs(mount.path());
     assert!(whole.f_blocks > 0 && whole.f_bavail <= whole.f_blocks && whole.f_namemax == 255);
+    // What programs of 32 bits are told has to have room there, or the call fails (EOVERFLOW).
+    let low = u64::from(u32::MAX);
+    assert!(whole.f_blocks <= low && whole.f_files <= low && whole.f_ffree > 1 << 30, "{whole:?}");
     mount.unmount();
     run(&mut farm.volume(["set-quota", "v", "--quota", "64M", "--inodes", "1000"]));
     let mount = farm.mount("v", "");
@@ -294,6 +297,16 @@ fn statfs_tells_the_truth() {
     let after = calls::statfs(mount.path());
     assert_eq!(free(&before) - free(&after), 8 << 20);
     assert_eq!(before.f_ffree - after.f_ffree, 1);
+    mount.unmount();
+    run(&mut farm.volume(["set-quota", "v", "--quota", "64T", "--inodes", "1000"]));
+    let mount = farm.mount("v", "");
+    let large = calls::statfs(mount.path());
+    assert_eq!(
+        (large.f_bsize, large.f_frsize),
+        (32 << 10, 32 << 10),
+        "2^32 blocks of 16 KiB are one too many"
+    );
+    assert_eq!(large.f_blocks * large.f_frsize, 64 << 40);
 }
 
 #[test]

@@ -52,6 +52,21 @@ pub(crate) fn rename(from: &Path, to: &Path, flags: u32) -> io::Result<()> {
     check(result).map(drop)
 }
 
+/// The places in a directory from which a listing goes on behind each of its names (`d_off`).
+pub(crate) fn places(dir: &Path) -> Vec<i64> {
+    // SAFETY: the path ends with a zero; the stream is closed below; each entry is valid until the next is read.
+    unsafe {
+        let stream = libc::opendir(c_path(dir).as_ptr());
+        assert!(!stream.is_null(), "{}", io::Error::last_os_error());
+        let mut places = Vec::new();
+        while let Some(entry) = libc::readdir(stream).as_ref() {
+            places.push(entry.d_off);
+        }
+        libc::closedir(stream);
+        places
+    }
+}
+
 /// The names in a directory, read so many bytes at a time.
 pub(crate) fn list(dir: &File, bytes: usize) -> Vec<Vec<u8>> {
     let mut names = Vec::new();

@@ -6,6 +6,7 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
+use crate::setup::calls;
 use crate::setup::farm::{Farm, Mount, number, run, sh, wait_until};
 
 /// So many files are made by each host.
@@ -172,6 +173,30 @@ fn what_is_more_than_files_is_done_as_in_any_directory() {
     }
     mounts.into_iter().for_each(Mount::unmount);
     assert!(run(&mut farm.volume(["check", "v", "--content"])).contains("is sound"));
+}
+
+#[test]
+fn a_split_directory_is_for_programs_of_32_bits_too() {
+    let (farm, mounts) = Farm::shared(2);
+    let dirs = dirs(&mounts);
+    until_split(&farm, &dirs);
+    all_compile(&dirs, 50);
+    let before = names(&dirs[0]);
+    for dir in &dirs {
+        let places = calls::places(dir);
+        // Programs that were not built for large files end a listing at a larger one (EOVERFLOW).
+        assert!(places.iter().all(|place| (1..=i64::from(i32::MAX)).contains(place)), "{places:?}");
+        assert_eq!(places.iter().collect::<BTreeSet<_>>().len(), before.len() + 2);
+        let numbers = fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().metadata().unwrap().ino());
+        assert!(numbers.into_iter().all(|ino| ino < 1 << 32));
+    }
+    // Whatever part is read at a time, each name comes once.
+    for bytes in [200, 1000, 30_000] {
+        let listed = calls::list(&fs::File::open(&dirs[1]).unwrap(), bytes);
+        let listed: Vec<String> = listed.into_iter().map(|name| String::from_utf8(name).unwrap()).collect();
+        assert_eq!(listed.len(), before.len() + 2);
+        assert!(before.iter().all(|name| listed.contains(name)));
+    }
 }
 
 #[test]
