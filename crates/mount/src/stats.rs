@@ -148,6 +148,8 @@ pub(crate) struct Stats {
     /// Events of others' changes, and objects that others needed.
     pub(crate) events_applied: Counter,
     pub(crate) recalls: Counter,
+    /// What others needed and was kept for calls here until patience ended.
+    pub(crate) recalls_kept: Counter,
     /// How often the kernel was told to look all names up anew, since one of them could not be dropped.
     pub(crate) epochs: Counter,
     /// Names that the kernel had still when another host's change of them was applied here.
@@ -198,6 +200,7 @@ impl Stats {
             "sessions_replaced": self.sessions_replaced.get(),
             "events_applied": self.events_applied.get(),
             "recalls": self.recalls.get(),
+            "recalls_kept": self.recalls_kept.get(),
             "epochs": self.epochs.get(),
             "late_names": self.late_names.get(),
             "acknowledgements": self.acknowledgements.get(),

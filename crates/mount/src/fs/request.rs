@@ -41,20 +41,27 @@ impl<'a> Asked<'a> {
     }
 }
 
-impl Drop for Asked<'_> {
-    fn drop(&mut self) {
+impl Asked<'_> {
+    /// It does not wait for ownership any more.
+    fn want_nothing(&mut self) {
         if self.wanted.is_empty() {
             return;
         }
         let mut wanted = self.client.wanted.lock();
-        for ino in &self.wanted {
-            if let Some(count) = wanted.get_mut(ino) {
+        for ino in self.wanted.drain(..) {
+            if let Some(count) = wanted.get_mut(&ino) {
                 *count -= 1;
                 if *count == 0 {
-                    wanted.remove(ino);
+                    wanted.remove(&ino);
                 }
             }
         }
+    }
+}
+
+impl Drop for Asked<'_> {
+    fn drop(&mut self) {
+        self.want_nothing();
     }
 }
 
@@ -113,7 +120,9 @@ impl VolumeFs {
         if let Some((from, to, exchange)) = moves {
             self.client.core().names.late.may_move(from, to, exchange);
         }
-        // What became its own may not be enough: the row of a directory that is moved or removed is another's.
+        // What became its own may not be enough: the row of a directory that is moved or removed is another's. The server does it,
+        // and recalls for that what was just acquired: to keep that for this call would be to wait for oneself.
+        asked.want_nothing();
         match self.client.change(&change, missing == Missing::Executor || asked.was_yours, interrupt)? {
             Outcome::Split => Ok(false),
             Outcome::Yours => {

@@ -4,14 +4,15 @@
 //! answered; dropping the page waits for that. The call may wait for another host, which waits for the drop. A page
 //! that is locked like this has nothing in it that anybody could read, and is filled by an answer that is made anew:
 //! so what calls lock that wait here is left out, and everything else of the file is dropped. (A listing is read into
-//! memory that nobody else sees, and copied into pages afterwards.)
+//! memory that nobody else sees, and copied into pages afterwards.) What was stored through a map is written by a call of its
+//! own, of many pages at a time; none of these can be dropped before it is answered, and all go as soon as it is.
 
 use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::mpsc::{Receiver, TryRecvError};
 use std::time::{Duration, Instant};
 
-use hayloft_fuse::{Control, Operation, Request};
+use hayloft_fuse::{Control, Operation, Request, write_flags};
 use hayloft_model::Ino;
 use parking_lot::Mutex;
 
@@ -32,9 +33,18 @@ struct Call {
     ino: Ino,
     /// Bytes of the file.
     range: Range<u64>,
-    reads: bool,
+    does: Does,
     /// It waits for the server, and looks anew at what there is when it goes on.
     waits: bool,
+}
+
+/// What a call does with pages.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Does {
+    Fills,
+    Writes,
+    /// Writes what was stored through a map: the pages are whole, and wait for the answer.
+    WritesBack,
 }
 
 /// Calls about data that are under way, by the kernel's number.
@@ -46,22 +56,25 @@ pub(crate) struct Calls(Mutex<HashMap<u64, Call>>);
 struct Locked {
     /// Locked for certain, in bytes.
     ranges: Vec<Range<u64>>,
-    /// Pages that are locked, unless they are up to date.
-    pages: Vec<u64>,
+    /// Pages that are locked, unless they are up to date, or that have to go when a call is answered: the first one, and how many.
+    pages: Vec<(u64, u64)>,
 }
 
 impl Calls {
     /// A call about data has to wait, or goes on.
     pub(crate) fn note(&self, request: &Request<'_>, waits: bool) {
-        let (offset, size, reads) = match request.op {
-            Operation::Read { offset, size, .. } => (offset, u64::from(size), true),
-            Operation::Write { offset, data, .. } => (offset, data.len() as u64, false),
+        let (offset, size, does) = match request.op {
+            Operation::Read { offset, size, .. } => (offset, u64::from(size), Does::Fills),
+            Operation::Write { offset, data, write_flags: flags, .. } => {
+                let is_cache = flags & write_flags::CACHE != 0;
+                (offset, data.len() as u64, if is_cache { Does::WritesBack } else { Does::Writes })
+            }
             // Into a link's only page, which is locked meanwhile.
-            Operation::Readlink => (0, PAGE, true),
+            Operation::Readlink => (0, PAGE, Does::Fills),
             _ => return,
         };
         let range = offset..offset.saturating_add(size);
-        let call = Call { ino: Ino(request.nodeid), range, reads, waits };
+        let call = Call { ino: Ino(request.nodeid), range, does, waits };
         self.0.lock().insert(request.unique, call);
     }
 
@@ -82,13 +95,17 @@ impl Calls {
                 return None;
             }
             let of_file = locked.entry(call.ino).or_default();
-            if call.reads {
-                of_file.ranges.push(call.range.start / PAGE * PAGE..call.range.end.div_ceil(PAGE) * PAGE);
-            } else {
+            let (first, end) = (call.range.start / PAGE, call.range.end.div_ceil(PAGE));
+            let (first, is_certain) = match call.does {
+                Does::Fills => (first, true),
                 // The kernel goes no further than the first page that it has to fill in part.
-                let page = call.range.end.saturating_sub(1) / PAGE;
-                of_file.ranges.push(page * PAGE..(page + 1) * PAGE);
-                of_file.pages.push(page);
+                Does::Writes => (call.range.end.saturating_sub(1) / PAGE, false),
+                Does::WritesBack => (first, false),
+            };
+            let end = end.max(first + 1);
+            of_file.ranges.push(first * PAGE..end * PAGE);
+            if !is_certain {
+                of_file.pages.push((first, end - first));
             }
         }
         Some(locked)
@@ -116,7 +133,7 @@ impl Locked {
 #[derive(Default)]
 pub(crate) struct Pages {
     /// Pages that a thread waits for.
-    waited_for: HashMap<(Ino, u64), Receiver<Vec<Ino>>>,
+    waited_for: HashMap<(Ino, (u64, u64)), Receiver<Vec<Ino>>>,
 }
 
 impl Pages {
@@ -178,19 +195,19 @@ impl Pages {
         }
     }
 
-    /// The last page of a write is either locked, or up to date, and has to go then.
+    /// The last page of a write is either locked, or up to date, and has to go then; so have all that are written back.
     fn drop_uncertain(&mut self, locked: &HashMap<Ino, Locked>, speaker: &mut Speaker) {
         self.waited_for.retain(|_, wait| matches!(wait.try_recv(), Err(TryRecvError::Empty)));
         for (ino, of_file) in locked {
-            for page in &of_file.pages {
-                if self.waited_for.contains_key(&(*ino, *page)) {
+            for pages in &of_file.pages {
+                if self.waited_for.contains_key(&(*ino, *pages)) {
                     continue;
                 }
-                let wait = speaker.drop_apart(vec![(*ino, page * PAGE, PAGE)]);
+                let wait = speaker.drop_apart(vec![(*ino, pages.0 * PAGE, pages.1 * PAGE)]);
                 if let Some(wait) = wait
                     && wait.recv_timeout(PAGE_PATIENCE).is_err()
                 {
-                    self.waited_for.insert((*ino, *page), wait);
+                    self.waited_for.insert((*ino, *pages), wait);
                 }
             }
         }
@@ -201,19 +218,25 @@ impl Pages {
 mod tests {
     use super::*;
 
-    fn call(ino: u64, range: Range<u64>, reads: bool, waits: bool) -> Call {
-        Call { ino: Ino(ino), range, reads, waits }
+    fn call(ino: u64, range: Range<u64>, does: Does, waits: bool) -> Call {
+        Call { ino: Ino(ino), range, does, waits }
     }
 
     #[test]
     fn what_waiting_calls_lock_is_left_out() {
         let calls = Calls::default();
-        calls.0.lock().insert(1, call(5, 4096..12288, true, true));
-        calls.0.lock().insert(2, call(5, 20000..20010, false, true));
-        calls.0.lock().insert(3, call(6, 0..10, true, false));
+        calls.0.lock().insert(1, call(5, 4096..12288, Does::Fills, true));
+        calls.0.lock().insert(2, call(5, 13000..20010, Does::Writes, true));
+        calls.0.lock().insert(3, call(6, 0..10, Does::Fills, false));
         let locked = calls.locked(&[Ino(5)]).unwrap();
         assert_eq!(locked[&Ino(5)].others(), [(0, 4096), (12288, 4096), (20480, 0)]);
-        assert_eq!(locked[&Ino(5)].pages, [4]);
+        assert_eq!(locked[&Ino(5)].pages, [(4, 1)]);
+        calls.0.lock().insert(4, call(8, 8192..24576, Does::WritesBack, true));
+        let locked = calls.locked(&[Ino(8)]).unwrap();
+        assert_eq!(
+            (locked[&Ino(8)].others(), &locked[&Ino(8)].pages),
+            (vec![(0, 8192), (24576, 0)], &vec![(2, 4)])
+        );
         assert!(calls.locked(&[Ino(6)]).is_none());
         assert!(calls.locked(&[Ino(7)]).unwrap().is_empty());
         calls.end(3);

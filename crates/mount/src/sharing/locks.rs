@@ -185,6 +185,12 @@ impl Locks {
                 _ => return Ok(()),
             }
         };
+        // What was stored through a map is written first, as by msync, so whoever locks next sees it: that is what the kernel does when
+        // a descriptor is closed, be it a copy.
+        let copied = Caller::of(wanted.tid).and_then(|caller| caller.open_file());
+        if let Err(error) = copied.map(drop) {
+            tracing::debug!(pid = wanted.tid, ino = %wanted.ino, %error, "stores through a map are not written at an unlock");
+        }
         self.ask(wanted, holder, false, interrupt)?;
         self.state.lock().drop_idle(wanted.ino, &self.alarm);
         Ok(())

@@ -226,6 +226,8 @@ pub(crate) fn run(client: &Client, wanted: &Receiver<Wanted>) {
             })
         };
         waiting = used;
+        let kept = free.iter().filter(|(_, since)| since.elapsed() >= USE_PATIENCE).count();
+        client.stats.recalls_kept.add(kept as u64);
         if !free.is_empty() {
             waiting.extend(client.give_way(free));
         }

@@ -199,6 +199,22 @@ fn what_others_have_made_is_read_and_removed_without_asking_them() {
 }
 
 #[test]
+fn directories_of_another_host_are_removed_without_waiting_for_oneself() {
+    let (_farm, mounts) = Farm::shared(2);
+    let (one, other) = (&mounts[0], &mounts[1]);
+    fs::create_dir(one.join("dir")).unwrap();
+    for at in 0..60 {
+        fs::create_dir(one.join(&format!("dir/{at}"))).unwrap();
+        fs::write(one.join(&format!("dir/{at}/file")), "x").unwrap();
+    }
+    // The server recalls for that what this host has just acquired, which must not be kept for the call that waits for it.
+    fs::remove_dir_all(other.join("dir")).unwrap();
+    let kept = all(&mounts).iter().map(|stats| number(stats, "server.recalls_kept")).sum::<u64>();
+    assert!(kept <= 3, "{kept}");
+    assert!(!one.join("dir").exists());
+}
+
+#[test]
 fn a_create_in_a_directory_that_eight_mounts_change_is_one_request() {
     let (_farm, mounts) = Farm::shared_with(8, "commit=3600", &[]);
     fs::create_dir(mounts[0].join("dir")).unwrap();

@@ -5,7 +5,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Stdio};
 use std::time::Duration;
 
-use crate::setup::farm::{Farm, Mount, python, rounds, wait_until};
+use crate::setup::farm::{Farm, Mount, number, python, rounds, run, wait_until};
 
 /// Adds to a number that it reads first: without the lock some additions get lost.
 const COUNTER: &str = r#"
@@ -46,6 +46,66 @@ fn flock_excludes_across_mounts() {
 #[test]
 fn fcntl_excludes_across_mounts() {
     count("fcntl");
+}
+
+/// Adds to numbers in two pages of a map, which nothing writes but what the lock does.
+const MAPPED: &str = r#"
+import fcntl, mmap, sys
+name, times = sys.argv[1], int(sys.argv[2])
+for at in range(times):
+    with open(name, "r+b") as file, mmap.mmap(file.fileno(), 32768) as pages:
+        for _ in range(10):
+            fcntl.lockf(file, fcntl.LOCK_EX, 1, 120)
+            number = int.from_bytes(pages[0:8], "little")
+            assert int.from_bytes(pages[4096:4104], "little") == number
+            pages[0:8] = pages[4096:4104] = (number + 1).to_bytes(8, "little")
+            fcntl.lockf(file, fcntl.LOCK_UN, 1, 120)
+"#;
+
+#[test]
+fn what_is_stored_through_a_map_under_a_lock_is_there_for_who_locks_next() {
+    let (_farm, mounts) = Farm::shared(2);
+    fs::write(mounts[0].join("map"), [0; 32768]).unwrap();
+    let times = rounds(20, 500);
+    let start = |mount: &Mount| python(MAPPED).arg(mount.join("map")).arg(times.to_string()).spawn().unwrap();
+    let children: Vec<Child> = mounts.iter().map(start).collect();
+    for mut child in children {
+        assert!(child.wait().unwrap().success(), "a process has failed, see above");
+    }
+    for mount in &mounts {
+        let bytes = fs::read(mount.join("map")).unwrap();
+        assert_eq!(u64::from_le_bytes(bytes[..8].try_into().unwrap()), 20 * times as u64);
+        assert_eq!(number(&mount.stats(), "server.sessions_replaced"), 0);
+    }
+}
+
+/// Each insertion is a connection of its own, so the map begins and ends all the time.
+const INSERTING: &str = r#"
+import sqlite3, sys
+for at in range(int(sys.argv[2])):
+    base = sqlite3.connect(sys.argv[1], timeout=60)
+    base.execute("pragma journal_mode=wal")
+    with base:
+        base.execute("create table if not exists t(x)")
+        base.execute("insert into t values(?)", (at,))
+    base.close()
+"#;
+
+#[test]
+fn sqlite_works_with_a_log_that_two_hosts_map() {
+    let (_farm, mounts) = Farm::shared(2);
+    run(python(INSERTING).arg(mounts[0].join("base")).arg("1"));
+    let times = rounds(30, 500);
+    let start =
+        |mount: &Mount| python(INSERTING).arg(mount.join("base")).arg(times.to_string()).spawn().unwrap();
+    let children: Vec<Child> = mounts.iter().map(start).collect();
+    for mut child in children {
+        assert!(child.wait().unwrap().success(), "a process has failed, see above");
+    }
+    let read = "import sqlite3,sys; b=sqlite3.connect(sys.argv[1]); print(b.execute('select count(*) from t').fetchone()[0], b.execute('pragma integrity_check').fetchone()[0])";
+    for mount in &mounts {
+        assert_eq!(run(python(read).arg(mount.join("base"))).trim(), format!("{} ok", 2 * times + 1));
+    }
 }
 
 /// Does what it is told, a line each, and answers each with a line. When it would deadlock it lets go of everything.
