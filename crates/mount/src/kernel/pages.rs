@@ -51,13 +51,16 @@ enum Does {
 #[derive(Debug, Default)]
 pub(crate) struct Calls(Mutex<HashMap<u64, Call>>);
 
+/// The first page, and how many.
+type PageRun = (u64, u64);
+
 /// What calls that wait keep locked of a file.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Locked {
     /// Locked for certain, in bytes.
     ranges: Vec<Range<u64>>,
-    /// Pages that are locked, unless they are up to date, or that have to go when a call is answered: the first one, and how many.
-    pages: Vec<(u64, u64)>,
+    /// Pages that are locked, unless they are up to date, or that have to go when a call is answered.
+    pages: Vec<PageRun>,
 }
 
 impl Calls {
@@ -133,7 +136,7 @@ impl Locked {
 #[derive(Default)]
 pub(crate) struct Pages {
     /// Pages that a thread waits for.
-    waited_for: HashMap<(Ino, (u64, u64)), Receiver<Vec<Ino>>>,
+    waited_for: HashMap<(Ino, PageRun), Receiver<Vec<Ino>>>,
 }
 
 impl Pages {

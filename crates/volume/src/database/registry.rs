@@ -177,7 +177,7 @@ impl Registered {
         }
         let Ok(found) = serde_json::from_slice::<Registered>(json) else { return Read::Damaged };
         match found.checksum.as_ref().is_none_or(|sum| *sum == found.sum()) {
-            true => Read::Entry(Registered { checksum: None, ..found }),
+            true => Read::Entry(Box::new(Registered { checksum: None, ..found })),
             false => Read::Damaged,
         }
     }
@@ -217,11 +217,11 @@ pub(crate) async fn read(store: &Store, name: &str) -> Result<Registered, Volume
         (Read::Newer(format), _) | (_, Read::Newer(format)) => {
             return Err(VolumeError::Newer { volume: name.to_owned(), format });
         }
-        (Read::Entry(first), Read::Entry(second)) if first == second => return Ok(first),
+        (Read::Entry(first), Read::Entry(second)) if first == second => return Ok(*first),
         (Read::Nothing, Read::Nothing) => return Err(VolumeError::NoVolume(name.to_owned())),
         // An update reaches the first one first.
-        (Read::Entry(first), _) => (first, SECOND),
-        (_, Read::Entry(second)) => (second, FIRST),
+        (Read::Entry(first), _) => (*first, SECOND),
+        (_, Read::Entry(second)) => (*second, FIRST),
         _ => {
             let what = format!("is damaged, and {} gives no help", path(SECOND, name));
             return Err(VolumeError::AtRest(Damage { object: path(FIRST, name), what }));
@@ -247,7 +247,7 @@ pub(crate) async fn read(store: &Store, name: &str) -> Result<Registered, Volume
 
 #[derive(Debug, PartialEq, Eq)]
 enum Read {
-    Entry(Registered),
+    Entry(Box<Registered>),
     Nothing,
     Damaged,
     /// Of a format that is not known yet.
@@ -361,7 +361,7 @@ mod tests {
         let flipped = String::from_utf8(own.json()).unwrap().replace("\"format\": 1", "\"format\": 9");
         assert_eq!(Registered::parse(flipped.as_bytes()), Read::Damaged);
         let own = Registered::new(1, 2, (0o755, 0, 0));
-        assert_eq!(Registered::parse(&own.json()), Read::Entry(own));
+        assert_eq!(Registered::parse(&own.json()), Read::Entry(Box::new(own)));
     }
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 4)]

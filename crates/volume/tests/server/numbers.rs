@@ -110,7 +110,7 @@ impl Family {
 fn no_number_is_given_twice_whatever_becomes_of_a_volume_and_its_forks() {
     let mut promoted = 0;
     for seed in 1..=3 {
-        let mut dice = Dice(seed * 0x9e37_79b9_7f4a_7c15 | 1);
+        let mut dice = Dice(u64::wrapping_mul(seed, 0x9e37_79b9_7f4a_7c15) | 1);
         let mut family = Family::new();
         let (mut forks, mut snapshots) = (BTreeSet::<String>::new(), Vec::<String>::new());
         for step in 0..80 {
