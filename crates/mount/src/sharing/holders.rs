@@ -36,6 +36,19 @@ pub(crate) struct Caller {
 /// How often to look again at a caller that has not gone to sleep yet.
 const LOOKS: u32 = 400;
 
+/// System calls that lock and unlock.
+#[cfg(target_arch = "x86_64")]
+const LOCKING: &[libc::c_long] = &[
+    libc::SYS_fcntl,
+    libc::SYS_flock,
+    // Of 32-bit programs; in 64 bits nothing that unlocks.
+    55,
+    143,
+    221,
+];
+#[cfg(not(target_arch = "x86_64"))]
+const LOCKING: &[libc::c_long] = &[libc::SYS_fcntl, libc::SYS_flock];
+
 impl Caller {
     /// Finds out which descriptor a thread that waits for our answer wants locked.
     pub(crate) fn of(tid: u32) -> io::Result<Caller> {
@@ -43,10 +56,28 @@ impl Caller {
             if let Place::Call { number, arguments } = place_of(tid)? {
                 return Ok(Caller::in_call(tid, number, arguments));
             }
-            // It has sent its request and is about to sleep.
-            std::thread::sleep(std::time::Duration::from_micros(10 + u64::from(look)));
+            Caller::await_sleep(look);
         }
         Err(Error::other("the caller is in no system call"))
+    }
+
+    /// Which descriptor a thread wants unlocked. `None`: it has not asked for that itself, but closes, or ends.
+    pub(crate) fn that_unlocks(tid: u32) -> Option<Caller> {
+        for look in 0..LOOKS {
+            match place_of(tid).ok()? {
+                Place::Call { number, arguments } => {
+                    return LOCKING.contains(&number).then(|| Caller::in_call(tid, number, arguments));
+                }
+                Place::Elsewhere => return None,
+                Place::Running => Caller::await_sleep(look),
+            }
+        }
+        None
+    }
+
+    /// It has sent its request and is about to sleep.
+    fn await_sleep(look: u32) {
+        std::thread::sleep(std::time::Duration::from_micros(10 + u64::from(look)));
     }
 
     fn in_call(tid: u32, number: libc::c_long, arguments: [u64; 4]) -> Caller {

@@ -186,9 +186,9 @@ impl Locks {
             }
         };
         // What was stored through a map is written first, as by msync, so whoever locks next sees it: that is what the kernel does when
-        // a descriptor is closed, be it a copy.
-        let copied = Caller::of(wanted.tid).and_then(|caller| caller.open_file());
-        if let Err(error) = copied.map(drop) {
+        // a descriptor is closed, be it a copy. Who closes its own, or ends, has done that.
+        let unlocks = Caller::that_unlocks(wanted.tid).filter(|_| wanted.tid != 0);
+        if let Some(Err(error)) = unlocks.map(|caller| caller.open_file()) {
             tracing::debug!(pid = wanted.tid, ino = %wanted.ino, %error, "stores through a map are not written at an unlock");
         }
         self.ask(wanted, holder, false, interrupt)?;
