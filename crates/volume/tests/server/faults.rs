@@ -73,6 +73,7 @@ fn batches_sent_until_they_are_acknowledged_are_applied_once() {
     let address = server.address();
     Client::create(address, 0);
     let (mut client, _) = Client::open(address, hello(1)).unwrap();
+    persist(|| client.take_numbers(1 << 16));
     let (mut refused, mut uncertain, mut used) = (0, 0, 0);
     let mut acknowledged = Vec::new();
     let started = Instant::now();
@@ -147,6 +148,8 @@ fn own_directory(session: u64) -> u64 {
 fn sessions_with_directories(address: SocketAddr, count: u64) -> Vec<Client> {
     Client::create(address, 0);
     let (mut first, _) = Client::open(address, hello(1)).unwrap();
+    // They use numbers that it was given, and are not hindered once it is gone.
+    persist(|| first.take_numbers(1 << 16));
     let mut records = vec![put(1, directory(1, count as u32, 3 + count))];
     for session in 2..2 + count {
         let dir = own_directory(session);

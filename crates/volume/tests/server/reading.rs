@@ -13,6 +13,7 @@ const FILES: u64 = 16;
 
 /// 1,250 directories with 16 files each: 10 x (1 + 4 x (1 + 30 directories)) and some.
 fn tree(client: &mut Client) -> (u64, u64) {
+    client.take_numbers(1 << 16).unwrap();
     let mut next = 16;
     let mut sequence = 0;
     let (mut files, mut dirs) = (0, 0);

@@ -176,6 +176,14 @@ impl Client {
         }
     }
 
+    /// More inode numbers: those behind what the session was given at its start, if nobody else was given any since.
+    pub(crate) fn take_numbers(&mut self, count: u64) -> Result<(), Failed> {
+        match self.ask(Ask::AllocateInos(hayloft_wire::AllocateInos { count }))? {
+            Answer::Inos(_) => Ok(()),
+            other => panic!("{other:?}"),
+        }
+    }
+
     /// A session that has not claimed.
     pub(crate) fn greet(address: SocketAddr, hello: Hello) -> Result<(Client, Welcome), Failed> {
         let mut client = Client::connect(address);
