@@ -228,6 +228,7 @@ impl Volume {
                 clone::fit(&db, &self.id, &registered).await?;
             }
             let changes = self.load(&db).await?;
+            self.end_heirs(&db).await?;
             let was_taken = self.open_history(&db).await?;
             self.note_changes(changes, was_taken);
             self.redo_own(&db, was_taken).await?;
@@ -350,6 +351,18 @@ impl Volume {
         Ok(changes)
     }
 
+    /// What a database was to give in another one's place it gives by now, or never will.
+    async fn end_heirs(&self, db: &Db) -> Result<(), VolumeError> {
+        let row = database::row::<VolumeRow>(db, tables::VOLUME, "volume").await?;
+        if row.is_none_or(|row| row.heir.is_none()) {
+            return Ok(());
+        }
+        let row = self.state.lock().volume_row();
+        let mut batch = Rows::new();
+        batch.put(tables::VOLUME, row.encode_to_vec());
+        Ok(database::write_durably(db, batch).await?)
+    }
+
     async fn create_rows(&self, db: &Db) -> Result<VolumeRow, VolumeError> {
         let (mode, uid, gid) = self.registered.lock().root;
         let now = self.shared.now();
@@ -460,9 +473,14 @@ impl Volume {
 
     /// Waits for the change in progress and closes the database.
     pub(crate) async fn close(self: &Arc<Self>) -> Result<(), slatedb::Error> {
-        let slot = std::mem::replace(&mut *self.slot.write(), Slot::Closed);
+        let slot = self.stand_still();
         self.sharing.lock().close();
         let _turn = self.turn.lock().await;
+        self.end(slot).await
+    }
+
+    /// Closes the database of a volume that stands still. The caller has the turn.
+    pub(crate) async fn end(self: &Arc<Self>, slot: Slot) -> Result<(), slatedb::Error> {
         match slot {
             Slot::Open(db) => {
                 let place = self.order.last(db.clone());

@@ -68,7 +68,7 @@ impl VolumeFs {
         let unit = (total.div_ceil(4096 * low).next_power_of_two() * 4096).min(1 << 30);
         let files_free = match quota.inodes {
             0 => low.saturating_sub(used.inodes).max(1 << 20),
-            quota => quota.saturating_sub(used.inodes),
+            quota => quota.min(low).saturating_sub(used.inodes),
         };
         reply.statfs(&Statfs {
             blocks: total / unit,

@@ -17,7 +17,8 @@ pub(crate) fn offset_of(cookie: u64) -> u64 {
     match cookie.checked_sub(FIRST_OF_SPLIT) {
         Some(number) if number < LOW => LOW + number,
         None if cookie < LOW => cookie,
-        _ => HIGH + cookie,
+        // The kernel's offsets have 63 bits, and no honest client makes such places.
+        _ => (HIGH + cookie).min(i64::MAX as u64),
     }
 }
 

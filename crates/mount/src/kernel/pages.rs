@@ -51,7 +51,11 @@ enum Does {
 #[derive(Debug, Default)]
 pub(crate) struct Calls(Mutex<HashMap<u64, Call>>);
 
-/// The first page, and how many.
+/// With so many calls of one file that write back the kernel may keep more of them for later, whose pages cannot go either. It takes
+/// them in the order of the pages, and sends 64 at a time (`max_background`).
+const WRITTEN_MANY: usize = 32;
+
+/// The first page, and how many; 0 for up to the end.
 type PageRun = (u64, u64);
 
 /// What calls that wait keep locked of a file.
@@ -59,8 +63,10 @@ type PageRun = (u64, u64);
 struct Locked {
     /// Locked for certain, in bytes.
     ranges: Vec<Range<u64>>,
-    /// Pages that are locked, unless they are up to date, or that have to go when a call is answered.
-    pages: Vec<PageRun>,
+    /// Pages that are locked, unless they are up to date.
+    pages: Vec<u64>,
+    /// Pages that are written back: they go as soon as that is answered.
+    written: Vec<PageRun>,
 }
 
 impl Calls {
@@ -99,16 +105,16 @@ impl Calls {
             }
             let of_file = locked.entry(call.ino).or_default();
             let (first, end) = (call.range.start / PAGE, call.range.end.div_ceil(PAGE));
-            let (first, is_certain) = match call.does {
-                Does::Fills => (first, true),
+            let last = call.range.end.saturating_sub(1) / PAGE;
+            of_file.ranges.push(match call.does {
+                Does::Fills | Does::WritesBack => first * PAGE..end * PAGE,
                 // The kernel goes no further than the first page that it has to fill in part.
-                Does::Writes => (call.range.end.saturating_sub(1) / PAGE, false),
-                Does::WritesBack => (first, false),
-            };
-            let end = end.max(first + 1);
-            of_file.ranges.push(first * PAGE..end * PAGE);
-            if !is_certain {
-                of_file.pages.push((first, end - first));
+                Does::Writes => last * PAGE..(last + 1) * PAGE,
+            });
+            match call.does {
+                Does::Fills => {}
+                Does::Writes => of_file.pages.push(last),
+                Does::WritesBack => of_file.written.push((first, end - first)),
             }
         }
         Some(locked)
@@ -127,8 +133,20 @@ impl Locked {
             }
             at = at.max(range.end);
         }
-        others.push((at, 0));
+        if self.written.len() < WRITTEN_MANY {
+            others.push((at, 0));
+        }
         others
+    }
+
+    /// What goes as soon as calls are answered.
+    fn later(&self) -> Vec<PageRun> {
+        let mut later = self.written.clone();
+        if self.written.len() >= WRITTEN_MANY {
+            let end = self.ranges.iter().map(|range| range.end).max().unwrap_or(0);
+            later.push((end / PAGE, 0));
+        }
+        later
     }
 }
 
@@ -136,7 +154,9 @@ impl Locked {
 #[derive(Default)]
 pub(crate) struct Pages {
     /// Pages that a thread waits for.
-    waited_for: HashMap<(Ino, PageRun), Receiver<Vec<Ino>>>,
+    waited_for: HashMap<(Ino, u64), Receiver<Vec<Ino>>>,
+    /// Pages that are written back, and threads that wait for that.
+    written: Vec<(Ino, Vec<PageRun>, Receiver<Vec<Ino>>)>,
 }
 
 impl Pages {
@@ -198,20 +218,33 @@ impl Pages {
         }
     }
 
-    /// The last page of a write is either locked, or up to date, and has to go then; so have all that are written back.
+    /// The last page of a write is either locked, or up to date, and has to go then. What is written back goes when that is answered.
     fn drop_uncertain(&mut self, locked: &HashMap<Ino, Locked>, speaker: &mut Speaker) {
-        self.waited_for.retain(|_, wait| matches!(wait.try_recv(), Err(TryRecvError::Empty)));
+        let waits = |wait: &Receiver<Vec<Ino>>| matches!(wait.try_recv(), Err(TryRecvError::Empty));
+        self.waited_for.retain(|_, wait| waits(wait));
+        self.written.retain(|(_, _, wait)| waits(wait));
         for (ino, of_file) in locked {
-            for pages in &of_file.pages {
-                if self.waited_for.contains_key(&(*ino, *pages)) {
+            for page in &of_file.pages {
+                if self.waited_for.contains_key(&(*ino, *page)) {
                     continue;
                 }
-                let wait = speaker.drop_apart(vec![(*ino, pages.0 * PAGE, pages.1 * PAGE)]);
+                let wait = speaker.drop_apart(vec![(*ino, page * PAGE, PAGE)]);
                 if let Some(wait) = wait
                     && wait.recv_timeout(PAGE_PATIENCE).is_err()
                 {
-                    self.waited_for.insert((*ino, *pages), wait);
+                    self.waited_for.insert((*ino, *page), wait);
                 }
+            }
+            let mut later = of_file.later();
+            let known =
+                |run: &PageRun| self.written.iter().any(|(of, runs, _)| of == ino && runs.contains(run));
+            later.retain(|run| !known(run));
+            let ranges: Vec<_> =
+                later.iter().map(|(first, count)| (*ino, first * PAGE, count * PAGE)).collect();
+            if !ranges.is_empty()
+                && let Some(wait) = speaker.drop_apart(ranges)
+            {
+                self.written.push((*ino, later, wait));
             }
         }
     }
@@ -233,13 +266,18 @@ mod tests {
         calls.0.lock().insert(3, call(6, 0..10, Does::Fills, false));
         let locked = calls.locked(&[Ino(5)]).unwrap();
         assert_eq!(locked[&Ino(5)].others(), [(0, 4096), (12288, 4096), (20480, 0)]);
-        assert_eq!(locked[&Ino(5)].pages, [(4, 1)]);
+        assert_eq!((&locked[&Ino(5)].pages[..], locked[&Ino(5)].later()), (&[4][..], vec![]));
         calls.0.lock().insert(4, call(8, 8192..24576, Does::WritesBack, true));
         let locked = calls.locked(&[Ino(8)]).unwrap();
-        assert_eq!(
-            (locked[&Ino(8)].others(), &locked[&Ino(8)].pages),
-            (vec![(0, 8192), (24576, 0)], &vec![(2, 4)])
-        );
+        assert_eq!(locked[&Ino(8)].others(), [(0, 8192), (24576, 0)]);
+        assert_eq!(locked[&Ino(8)].later(), [(2, 4)]);
+        for at in 0..WRITTEN_MANY as u64 {
+            calls.0.lock().insert(10 + at, call(9, 8192 * at..8192 * at + 4096, Does::WritesBack, true));
+        }
+        let locked = calls.locked(&[Ino(9)]).unwrap();
+        // The kernel may keep more calls, for pages behind these.
+        assert_eq!(locked[&Ino(9)].others().last(), Some(&(4096 + 8192 * 30, 4096)));
+        assert_eq!(locked[&Ino(9)].later().last(), Some(&(63, 0)));
         assert!(calls.locked(&[Ino(6)]).is_none());
         assert!(calls.locked(&[Ino(7)]).unwrap().is_empty());
         calls.end(3);
@@ -249,7 +287,7 @@ mod tests {
     #[test]
     fn a_file_without_calls_goes_whole() {
         assert_eq!(Locked::default().others(), [(0, 0)]);
-        let both = Locked { ranges: vec![0..8192, 4096..12288], pages: Vec::new() };
+        let both = Locked { ranges: vec![0..8192, 4096..12288], ..Locked::default() };
         assert_eq!(both.others(), [(12288, 0)]);
     }
 }

@@ -17,7 +17,7 @@
 use std::collections::HashSet;
 use std::ffi::CString;
 use std::io::{self, Error};
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
 
 use crate::host::thread::{Place, place_of};
@@ -115,6 +115,18 @@ pub(crate) fn share_descriptors(one: u32, other: u32) -> bool {
 fn pidfd_open(pid: u32, flags: libc::c_int) -> io::Result<OwnedFd> {
     // SAFETY: numbers only; the result is a new descriptor of ours.
     check(unsafe { libc::syscall(libc::SYS_pidfd_open, pid, flags) })
+}
+
+/// Closes an open file: what was stored in it through maps is written by that.
+///
+/// # Errors
+/// It could not be written. Nobody else is told who closes afterwards.
+pub(crate) fn close(file: OwnedFd) -> io::Result<()> {
+    // SAFETY: the descriptor is ours alone, and not used afterwards.
+    match unsafe { libc::close(file.into_raw_fd()) } {
+        0 => Ok(()),
+        _ => Err(Error::last_os_error()),
+    }
 }
 
 fn check(result: libc::c_long) -> io::Result<OwnedFd> {

@@ -188,12 +188,20 @@ impl Locks {
         // What was stored through a map is written first, as by msync, so whoever locks next sees it: that is what the kernel does when
         // a descriptor is closed, be it a copy. Who closes its own, or ends, has done that.
         let unlocks = Caller::that_unlocks(wanted.tid).filter(|_| wanted.tid != 0);
-        if let Some(Err(error)) = unlocks.map(|caller| caller.open_file()) {
-            tracing::debug!(pid = wanted.tid, ino = %wanted.ino, %error, "stores through a map are not written at an unlock");
-        }
+        let written = match unlocks.map(|caller| caller.open_file()) {
+            Some(Ok(copy)) => holders::close(copy),
+            Some(Err(error)) => {
+                tracing::warn!(pid = wanted.tid, ino = %wanted.ino, %error, "an unlock writes nothing that was stored through a map");
+                Ok(())
+            }
+            None => Ok(()),
+        };
         self.ask(wanted, holder, false, interrupt)?;
         self.state.lock().drop_idle(wanted.ino, &self.alarm);
-        Ok(())
+        written.map_err(|error| {
+            tracing::warn!(pid = wanted.tid, ino = %wanted.ino, %error, "what was stored through a map is not written at an unlock");
+            LockError::Failed(error.to_string())
+        })
     }
 
     /// Sets a lock. The caller waits in the system call for this; not to be called on a transport thread.

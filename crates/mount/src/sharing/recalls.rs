@@ -221,13 +221,16 @@ pub(crate) fn run(client: &Client, wanted: &Receiver<Wanted>) {
             core.appending.retain(|_, append| append.goes_on());
             let wanted = client.wanted.lock();
             waiting.into_iter().partition(|(recalled, since)| {
-                let is_wanted = |ino: &Ino| wanted.contains_key(ino) && since.elapsed() < USE_PATIENCE;
+                let is_wanted = |ino: &Ino| {
+                    let is_kept = wanted.contains_key(ino);
+                    let is_over = since.elapsed() >= USE_PATIENCE;
+                    client.stats.recalls_kept.add(u64::from(is_kept && is_over));
+                    is_kept && !is_over
+                };
                 core.is_appending(recalled.object) || core.covered_by(recalled.object, |ino| is_wanted(&ino))
             })
         };
         waiting = used;
-        let kept = free.iter().filter(|(_, since)| since.elapsed() >= USE_PATIENCE).count();
-        client.stats.recalls_kept.add(kept as u64);
         if !free.is_empty() {
             waiting.extend(client.give_way(free));
         }

@@ -8,7 +8,7 @@
 //! | 0 | | entries without a number |
 //! | 1 | protocol 7 | the number |
 //! | 2 | snapshots | others of its family may use its tables and packs; only volumes that have, or are, such |
-//! | 3 | runs of numbers | a fork gives inode numbers of its origin's first; only forks, and volumes whose place one has taken |
+//! | 3 | runs of numbers | a fork gives inode numbers of its origin's first; only forks, and volumes that have been forked |
 
 use hayloft_store::Store;
 
@@ -21,8 +21,8 @@ pub(crate) const FORMAT: u32 = 1;
 /// That of volumes with snapshots and forks: a server that does not know of these would delete what they need.
 pub(crate) const FAMILIES: u32 = 2;
 
-/// That of forks which give numbers of their origin's, and of volumes with the tree of one: a server that does not know of these
-/// would give numbers twice.
+/// That of forks which give numbers of their origin's, and of their origins: a server that does not know of these would give numbers
+/// twice, or pass over a fork that it does not know when it gives another one a window.
 pub(crate) const RUNS: u32 = 3;
 
 /// The newest format that this server reads.

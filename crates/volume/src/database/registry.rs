@@ -45,7 +45,8 @@ pub(crate) struct Registered {
     /// Its database is to become that of this volume, and may be so already.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) promoted_to: Option<String>,
-    /// Its window of inode numbers begins here: no other of its family gives the same.
+    /// Its window of inode numbers begins here: no other member has the same. That of a fork which has taken another one's place is free
+    /// again, unless it has given numbers of it.
     #[serde(default, skip_serializing_if = "is_none")]
     pub(crate) numbers_from: u64,
     /// Of a fork: from where to where it was given numbers of its origin's, which it gives first.

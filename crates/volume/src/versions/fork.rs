@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::database::family::{self, Snapshot};
-use crate::database::format::{FAMILIES, RUNS};
+use crate::database::format::RUNS;
 use crate::database::numbers;
 use crate::database::registry::{self, Registered};
 use crate::error::VolumeError;
@@ -64,7 +64,9 @@ async fn from_snapshot(
         run,
         rights: like.rights,
         trusted: like.trusted,
-        format: if run.is_some() { RUNS } else { FAMILIES },
+        // Its tree may have numbers of these windows.
+        numbers_past: like.numbers_past.max(like.numbers_from),
+        format: RUNS,
         ..created
     };
     let checkpoint = snapshot.checkpoint.ok_or_else(|| VolumeError::SnapshotUnfinished(snapshot.shown()))?;
@@ -109,7 +111,14 @@ async fn from_snapshot(
 async fn run_of(shared: &Arc<Shared>, origin: &Arc<Volume>) -> Result<Option<(u64, u64)>, VolumeError> {
     let (mut present, family) = (Arc::clone(origin), origin.homes.first());
     while present.homes.first() == family {
-        match present.give_run().await {
+        let given = async {
+            // A server that does not know of runs would not see the fork either, whose window is not to be another one's.
+            if present.registered.lock().format < RUNS {
+                shared.change_entry(&present, |entry| entry.format = entry.format.max(RUNS)).await?;
+            }
+            present.give_run().await
+        };
+        match given.await {
             Err(_) if !present.is_usable() => present = shared.volume(&origin.name).await?,
             done => return done,
         }
@@ -123,8 +132,13 @@ async fn windows_of(shared: &Shared, family: &str) -> Result<Vec<u64>, VolumeErr
     for name in registry::names(&shared.store).await? {
         match registry::read(&shared.store, &name).await {
             Ok(entry) if entry.family() == family => windows.extend([entry.numbers_from, entry.numbers_past]),
-            _ => {}
+            Ok(_) | Err(VolumeError::NoVolume(_)) => {}
+            // It may be one of the family.
+            Err(error) => return Err(error.of(&name)),
         }
     }
+    let lost = shared.lost_volumes().await?.into_iter().map(|lost| lost.entry);
+    let lost = lost.filter(|entry| entry.family() == family);
+    windows.extend(lost.flat_map(|entry| [entry.numbers_from, entry.numbers_past]));
     Ok(windows)
 }

@@ -17,7 +17,7 @@ use crate::database::numbers::Numbers;
 use crate::database::registry::{self, Registered};
 use crate::database::rows::Rows;
 use crate::database::tables::{self, HistoryRow, NumbersRow, SessionRow, VolumeRow};
-use crate::database::{self, family, named};
+use crate::database::{self, Db, family, named};
 use crate::error::VolumeError;
 use crate::server::Shared;
 use crate::session::Session;
@@ -30,8 +30,9 @@ use crate::volume::Volume;
 struct Inheritance {
     history: HistoryRow,
     mark: u64,
-    /// The numbers that the volume goes on with.
-    numbers: NumbersRow,
+    /// The numbers that the volume goes on with, and where its window begins.
+    numbers: Numbers,
+    window: u64,
     ended: Ended,
     sessions: Vec<(SessionId, SessionRow)>,
 }
@@ -197,6 +198,9 @@ async fn replace(
 ) -> Result<Snapshot, VolumeError> {
     let mut place = shared.hold(&old.name).await;
     // Rights and quota as they are by now: nobody changes them while the place is held.
+    let turn = old.turn.lock().await;
+    // Nobody gives numbers of `new`, nor writes its row, until it is closed.
+    let turn_of_new = new.turn.lock().await;
     let mut entry = old.registered.lock().with_id(new.id.clone());
     let given = new.state.lock().numbers;
     if let Some(fork) = fork {
@@ -205,14 +209,16 @@ async fn replace(
         entry.numbers_past = entry.numbers_past.max(fork.numbers_past).max(last);
     }
     let entry = &entry;
-    let turn = old.turn.lock().await;
-    let db = old.db()?;
+    let (db, db_of_new) = (old.db()?, new.db()?);
     // From now on nothing changes: whoever comes has to come again.
     let slot = old.stand_still();
+    let mut slot_of_new = Some(new.stand_still());
     let changed = async {
         let kept = snapshot::at_point(shared, old, &db, begun, None).await?;
-        new.inherit(old.inheritance(fork.map(|_| given), &kept)).await?;
-        new.close().await?;
+        new.inherit(&db_of_new, old.inheritance(fork.map(|_| given), &kept), fork.is_some()).await?;
+        if let Some(slot) = slot_of_new.take() {
+            new.end(slot).await?;
+        }
         hayloft_crash::point("replace.ready");
         named::remove(&shared.store, &old.name, &old.id).await?;
         if let Err(error) = registry::update(&shared.store, &old.name, entry).await {
@@ -227,6 +233,10 @@ async fn replace(
         Ok::<_, VolumeError>(kept)
     };
     let changed = changed.await;
+    if let Some(slot) = slot_of_new {
+        new.go_on(slot);
+    }
+    drop(turn_of_new);
     if let Err(error) = &changed
         && !is_uncertain(error)
     {
@@ -263,7 +273,6 @@ impl Volume {
         let state = self.state.lock();
         let mut numbers = state.numbers;
         numbers.take_back(fork.unwrap_or_default());
-        let numbers = NumbersRow::new(numbers, window);
         let ended = state.ended.clone();
         let (kept, kept_id) = (kept.shown(), kept.view.clone().unwrap_or_default());
         let moved = |(id, session): (&SessionId, &Session)| {
@@ -272,15 +281,28 @@ impl Volume {
         };
         let sessions = state.sessions.iter().map(moved).collect();
         drop(state);
-        Inheritance { history: self.history_row(), mark: self.order.last_mark(), numbers, ended, sessions }
+        Inheritance {
+            history: self.history_row(),
+            mark: self.order.last_mark(),
+            numbers,
+            window,
+            ended,
+            sessions,
+        }
     }
 
     /// Writes down what it has to know of the volume in whose place it comes.
-    async fn inherit(&self, from: Inheritance) -> Result<(), VolumeError> {
-        let db = self.db()?;
+    async fn inherit(&self, db: &Db, from: Inheritance, is_fork: bool) -> Result<(), VolumeError> {
         let mut batch = Rows::new();
-        // Should it not come to it, a fork goes on with numbers of its own.
-        let row = VolumeRow { heir: Some(from.numbers), ..self.state.lock().volume_row() };
+        let row = {
+            let mut state = self.state.lock();
+            if !is_fork {
+                state.numbers = from.numbers;
+            }
+            // Should it not come to it, a fork goes on with numbers of its own.
+            let heir = is_fork.then(|| NumbersRow::new(from.numbers, from.window));
+            VolumeRow { heir, ..state.volume_row() }
+        };
         batch.put(tables::VOLUME, row.encode_to_vec());
         batch.put(tables::HISTORY, from.history.encode_to_vec());
         let mark = from.mark.max(self.order.last_mark());
@@ -291,7 +313,7 @@ impl Volume {
         for (id, row) in &from.sessions {
             batch.put(tables::session(*id), row.encode_to_vec());
         }
-        database::write_durably(&db, batch).await?;
+        database::write_durably(db, batch).await?;
         // With that it is opened, and its tree is the same.
         self.shared.lately_named.moved(&self.id, self.order.tree_mark(), mark);
         Ok(())
