@@ -360,7 +360,11 @@ impl Volume {
         let row = self.state.lock().volume_row();
         let mut batch = Rows::new();
         batch.put(tables::VOLUME, row.encode_to_vec());
-        Ok(database::write_durably(db, batch).await?)
+        if let Err(error) = database::write_durably(db, batch).await {
+            // A full store can be opened, so that something can be deleted. It goes with the next change.
+            tracing::warn!(volume = self.name, %error, "what it was to give in another one's place stays noted");
+        }
+        Ok(())
     }
 
     async fn create_rows(&self, db: &Db) -> Result<VolumeRow, VolumeError> {

@@ -65,8 +65,8 @@ struct Locked {
     ranges: Vec<Range<u64>>,
     /// Pages that are locked, unless they are up to date.
     pages: Vec<u64>,
-    /// Pages that are written back: they go as soon as that is answered.
-    written: Vec<PageRun>,
+    /// Pages that are written back, by the kernel's number of the call: they go as soon as that is answered.
+    written: Vec<(u64, PageRun)>,
 }
 
 impl Calls {
@@ -99,7 +99,7 @@ impl Calls {
         if calls.is_empty() {
             return Some(locked);
         }
-        for call in calls.values().filter(|call| inos.contains(&call.ino)) {
+        for (unique, call) in calls.iter().filter(|(_, call)| inos.contains(&call.ino)) {
             if !call.waits {
                 return None;
             }
@@ -114,7 +114,7 @@ impl Calls {
             match call.does {
                 Does::Fills => {}
                 Does::Writes => of_file.pages.push(last),
-                Does::WritesBack => of_file.written.push((first, end - first)),
+                Does::WritesBack => of_file.written.push((*unique, (first, end - first))),
             }
         }
         Some(locked)
@@ -139,10 +139,11 @@ impl Locked {
         others
     }
 
-    /// What goes as soon as calls are answered.
-    fn later(&self) -> Vec<PageRun> {
-        let mut later = self.written.clone();
-        if self.written.len() >= WRITTEN_MANY {
+    /// What goes as soon as these calls are answered, and what the kernel may keep for later behind that.
+    fn later(&self, of_calls: &[u64]) -> Vec<PageRun> {
+        let of_these = self.written.iter().filter(|(unique, _)| of_calls.contains(unique));
+        let mut later: Vec<PageRun> = of_these.map(|(_, run)| *run).collect();
+        if self.written.len() >= WRITTEN_MANY && !later.is_empty() {
             let end = self.ranges.iter().map(|range| range.end).max().unwrap_or(0);
             later.push((end / PAGE, 0));
         }
@@ -155,8 +156,8 @@ impl Locked {
 pub(crate) struct Pages {
     /// Pages that a thread waits for.
     waited_for: HashMap<(Ino, u64), Receiver<Vec<Ino>>>,
-    /// Pages that are written back, and threads that wait for that.
-    written: Vec<(Ino, Vec<PageRun>, Receiver<Vec<Ino>>)>,
+    /// Calls that write back, by the kernel's numbers, and threads that wait for them.
+    written: Vec<(Vec<u64>, Receiver<Vec<Ino>>)>,
 }
 
 impl Pages {
@@ -222,7 +223,7 @@ impl Pages {
     fn drop_uncertain(&mut self, locked: &HashMap<Ino, Locked>, speaker: &mut Speaker) {
         let waits = |wait: &Receiver<Vec<Ino>>| matches!(wait.try_recv(), Err(TryRecvError::Empty));
         self.waited_for.retain(|_, wait| waits(wait));
-        self.written.retain(|(_, _, wait)| waits(wait));
+        self.written.retain(|(_, wait)| waits(wait));
         for (ino, of_file) in locked {
             for page in &of_file.pages {
                 if self.waited_for.contains_key(&(*ino, *page)) {
@@ -235,16 +236,15 @@ impl Pages {
                     self.waited_for.insert((*ino, *page), wait);
                 }
             }
-            let mut later = of_file.later();
-            let known =
-                |run: &PageRun| self.written.iter().any(|(of, runs, _)| of == ino && runs.contains(run));
-            later.retain(|run| !known(run));
-            let ranges: Vec<_> =
-                later.iter().map(|(first, count)| (*ino, first * PAGE, count * PAGE)).collect();
+            let is_new = |unique: &u64| !self.written.iter().any(|(calls, _)| calls.contains(unique));
+            let calls: Vec<u64> =
+                of_file.written.iter().map(|(unique, _)| *unique).filter(|unique| is_new(unique)).collect();
+            let later = of_file.later(&calls).into_iter();
+            let ranges: Vec<_> = later.map(|(first, count)| (*ino, first * PAGE, count * PAGE)).collect();
             if !ranges.is_empty()
                 && let Some(wait) = speaker.drop_apart(ranges)
             {
-                self.written.push((*ino, later, wait));
+                self.written.push((calls, wait));
             }
         }
     }
@@ -266,18 +266,19 @@ mod tests {
         calls.0.lock().insert(3, call(6, 0..10, Does::Fills, false));
         let locked = calls.locked(&[Ino(5)]).unwrap();
         assert_eq!(locked[&Ino(5)].others(), [(0, 4096), (12288, 4096), (20480, 0)]);
-        assert_eq!((&locked[&Ino(5)].pages[..], locked[&Ino(5)].later()), (&[4][..], vec![]));
+        assert_eq!((&locked[&Ino(5)].pages[..], locked[&Ino(5)].later(&[1, 2, 3])), (&[4][..], vec![]));
         calls.0.lock().insert(4, call(8, 8192..24576, Does::WritesBack, true));
         let locked = calls.locked(&[Ino(8)]).unwrap();
         assert_eq!(locked[&Ino(8)].others(), [(0, 8192), (24576, 0)]);
-        assert_eq!(locked[&Ino(8)].later(), [(2, 4)]);
+        assert_eq!((locked[&Ino(8)].later(&[4]), locked[&Ino(8)].later(&[5])), (vec![(2, 4)], vec![]));
         for at in 0..WRITTEN_MANY as u64 {
             calls.0.lock().insert(10 + at, call(9, 8192 * at..8192 * at + 4096, Does::WritesBack, true));
         }
         let locked = calls.locked(&[Ino(9)]).unwrap();
         // The kernel may keep more calls, for pages behind these.
         assert_eq!(locked[&Ino(9)].others().last(), Some(&(4096 + 8192 * 30, 4096)));
-        assert_eq!(locked[&Ino(9)].later().last(), Some(&(63, 0)));
+        assert_eq!(locked[&Ino(9)].later(&[10, 41]).last(), Some(&(63, 0)));
+        assert!(locked[&Ino(9)].later(&[]).is_empty());
         assert!(calls.locked(&[Ino(6)]).is_none());
         assert!(calls.locked(&[Ino(7)]).unwrap().is_empty());
         calls.end(3);

@@ -196,12 +196,16 @@ impl Locks {
             }
             None => Ok(()),
         };
-        self.ask(wanted, holder, false, interrupt)?;
-        self.state.lock().drop_idle(wanted.ino, &self.alarm);
+        let asked = self.ask(wanted, holder, false, interrupt);
+        if asked.is_ok() {
+            self.state.lock().drop_idle(wanted.ino, &self.alarm);
+        }
+        // Nobody hears of it later.
         written.map_err(|error| {
             tracing::warn!(pid = wanted.tid, ino = %wanted.ino, %error, "what was stored through a map is not written at an unlock");
             LockError::Failed(error.to_string())
-        })
+        })?;
+        asked
     }
 
     /// Sets a lock. The caller waits in the system call for this; not to be called on a transport thread.

@@ -24,7 +24,7 @@ use crate::session::Session;
 use crate::session::ended::Ended;
 use crate::versions::snapshot::{self, Wanted};
 use crate::versions::{clone, leftovers, volume_of};
-use crate::volume::Volume;
+use crate::volume::{Slot, Volume};
 
 /// What the volume that takes another one's place has to know of it.
 struct Inheritance {
@@ -198,9 +198,16 @@ async fn replace(
 ) -> Result<Snapshot, VolumeError> {
     let mut place = shared.hold(&old.name).await;
     // Rights and quota as they are by now: nobody changes them while the place is held.
-    let turn = old.turn.lock().await;
-    // Nobody gives numbers of `new`, nor writes its row, until it is closed.
+    // Nobody gives numbers of `new`, nor writes its row, until it is closed. It stands still before its turn is waited for, which one
+    // that is being opened again, or cannot be, keeps.
+    let slot = new.stand_still();
+    let Slot::Open(db_of_new) = &slot else {
+        new.go_on(slot);
+        return Err(new.db().err().unwrap_or(VolumeError::ShuttingDown));
+    };
+    let (db_of_new, mut slot_of_new) = (db_of_new.clone(), Some(slot));
     let turn_of_new = new.turn.lock().await;
+    let turn = old.turn.lock().await;
     let mut entry = old.registered.lock().with_id(new.id.clone());
     let given = new.state.lock().numbers;
     if let Some(fork) = fork {
@@ -209,14 +216,20 @@ async fn replace(
         entry.numbers_past = entry.numbers_past.max(fork.numbers_past).max(last);
     }
     let entry = &entry;
-    let (db, db_of_new) = (old.db()?, new.db()?);
+    let db = match old.db() {
+        Ok(db) => db,
+        Err(error) => {
+            slot_of_new.into_iter().for_each(|slot| new.go_on(slot));
+            return Err(error);
+        }
+    };
     // From now on nothing changes: whoever comes has to come again.
     let slot = old.stand_still();
-    let mut slot_of_new = Some(new.stand_still());
     let changed = async {
         let kept = snapshot::at_point(shared, old, &db, begun, None).await?;
         new.inherit(&db_of_new, old.inheritance(fork.map(|_| given), &kept), fork.is_some()).await?;
         if let Some(slot) = slot_of_new.take() {
+            new.sharing.lock().close();
             new.end(slot).await?;
         }
         hayloft_crash::point("replace.ready");

@@ -113,7 +113,7 @@ async fn found_family(shared: &Arc<Shared>, volume: &Arc<Volume>) -> Result<(), 
         return Ok(());
     }
     family::enter(&shared.store, volume.homes.first(), &volume.id).await?;
-    shared.change_entry(volume, |entry| entry.format = FAMILIES).await.map(drop)
+    shared.change_entry(volume, |entry| entry.format = entry.format.max(FAMILIES)).await.map(drop)
 }
 
 /// The point: what has its place in the order by now is in the snapshot, what comes later is not. Who holds the turn gives it
