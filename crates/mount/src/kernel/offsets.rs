@@ -41,21 +41,16 @@ mod tests {
     fn each_place_has_an_offset_of_its_own_and_the_first_ones_a_low_one() {
         let edges =
             [0, 1, 2, LOW - 1, LOW, 2 * LOW, FIRST_OF_SPLIT - 1, FIRST_OF_SPLIT, FIRST_OF_SPLIT + LOW];
-        let mut offsets = Vec::new();
-        for cookie in
-            edges.into_iter().flat_map(|edge| [edge, edge + 1]).chain([FIRST_OF_SPLIT + (1 << 48) - 1])
-        {
+        let last = FIRST_OF_SPLIT + (1 << 48) - 1;
+        for cookie in edges.into_iter().flat_map(|edge| [edge, edge + 1]).chain([last]) {
             let offset = offset_of(cookie);
+            // So no two have the same.
             assert_eq!(cookie_at(offset), cookie);
             assert!(offset <= i64::MAX as u64);
-            offsets.push(offset);
         }
         for cookie in [0, 3, LOW - 1, FIRST_OF_SPLIT, FIRST_OF_SPLIT + LOW - 1] {
             assert!(offset_of(cookie) <= i32::MAX as u64);
         }
-        offsets.sort_unstable();
-        offsets.dedup();
-        assert_eq!(offsets.len(), 16);
         assert!(cookie_at(u64::MAX) > FIRST_OF_SPLIT && cookie_at(1 << 40) >= LOW);
     }
 }
