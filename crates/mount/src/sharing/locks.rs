@@ -187,7 +187,7 @@ impl Locks {
         };
         // What was stored through a map is written first, as by msync, so whoever locks next sees it: that is what the kernel does when
         // a descriptor is closed, be it a copy. Who closes its own, or ends, has done that.
-        let unlocks = Caller::that_unlocks(wanted.tid).filter(|_| wanted.tid != 0);
+        let unlocks = Caller::that_unlocks(wanted.tid);
         let written = match unlocks.map(|caller| caller.open_file()) {
             Some(Ok(copy)) => holders::close(copy),
             Some(Err(error)) => {

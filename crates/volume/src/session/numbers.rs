@@ -61,37 +61,37 @@ impl Volume {
         session: SessionId,
         count: u64,
     ) -> Result<InoRange, VolumeError> {
-        let turn = self.turn.lock().await;
-        let db = self.db()?;
-        let (row, range) = {
-            let mut state = self.state.lock();
+        self.give_durably(|state| {
             let range = state.numbers.take(count.clamp(1, NUMBERS_MAX));
             state.give(range, session)?;
-            (state.volume_row(), range)
-        };
-        let mut batch = Rows::new();
-        batch.put(tables::VOLUME, row.encode_to_vec());
-        let ordered = self.order(&db, batch).await?;
-        drop(turn);
-        self.durable(&ordered).await?;
-        Ok(range)
+            Ok(range)
+        })
+        .await
     }
 
-    /// Inode numbers for a fork of this volume, if there are low ones left: it is durable that they are given.
+    /// Inode numbers for a fork of this volume, if there are low ones left.
     pub(crate) async fn give_run(self: &Arc<Self>) -> Result<Option<(u64, u64)>, VolumeError> {
+        self.give_durably(|state| Ok(state.numbers.take_run())).await
+    }
+
+    /// Takes numbers, and waits until it is durable that they are given.
+    async fn give_durably<T>(
+        self: &Arc<Self>,
+        take: impl FnOnce(&mut State) -> Result<T, VolumeError>,
+    ) -> Result<T, VolumeError> {
         let turn = self.turn.lock().await;
         let db = self.db()?;
-        let (row, run) = {
+        let (row, taken) = {
             let mut state = self.state.lock();
-            let Some(run) = state.numbers.take_run() else { return Ok(None) };
-            (state.volume_row(), run)
+            let taken = take(&mut state)?;
+            (state.volume_row(), taken)
         };
         let mut batch = Rows::new();
         batch.put(tables::VOLUME, row.encode_to_vec());
         let ordered = self.order(&db, batch).await?;
         drop(turn);
         self.durable(&ordered).await?;
-        Ok(Some(run))
+        Ok(taken)
     }
 
     /// Refuses what a session makes under a number that it was not given: of nobody's yet, of the server's own, or of another
