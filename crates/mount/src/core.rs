@@ -358,6 +358,8 @@ pub(crate) struct Client {
     pub(crate) calls: crate::kernel::pages::Calls,
     /// Objects that calls are waiting to own, and how many calls.
     pub(crate) wanted: Mutex<HashMap<Ino, u32>>,
+    /// Rows that calls wait for.
+    pub(crate) kept: crate::sharing::kept::Kept,
     /// Serializes what is said of inodes in use. Lock order: before `core`.
     pub(crate) uses_told: Mutex<()>,
     /// Events that are acknowledged when all that has come is received.
@@ -425,6 +427,7 @@ impl Client {
             coming: crate::sharing::contents::Coming::default(),
             calls: crate::kernel::pages::Calls::default(),
             wanted: Mutex::default(),
+            kept: crate::sharing::kept::Kept::default(),
             uses_told: Mutex::default(),
             heard: Mutex::default(),
             others_changed: AtomicBool::new(false),

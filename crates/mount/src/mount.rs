@@ -25,6 +25,7 @@ use crate::log::committer;
 use crate::log::ledger::FlushError;
 use crate::options::{LocksOption, MountOptions, TransportOption};
 use crate::session::link::Link;
+use crate::sharing::kept;
 use crate::sharing::locks::Locks;
 use crate::sharing::recalls::{self, Wanted};
 use crate::sharing::{ahead, holders};
@@ -231,6 +232,7 @@ impl Mount {
         let (speech, looked_after) = (session.control(), session.control());
         let (speaking, giving_way, looking) = (Arc::clone(client), Arc::clone(client), Arc::clone(client));
         let (fetching, reading) = (Arc::clone(client), Arc::clone(client));
+        let keeping = Arc::clone(client);
         let shared = Shared::new().map(Arc::new).map_err(|error| MountError::Session(error.to_string()))?;
         client.core().tree.tell_known(Box::new(KnownInodes::new(Arc::clone(&shared))));
         client.link.keep(Arc::clone(&shared));
@@ -239,6 +241,7 @@ impl Mount {
         thread("hayloft-words")
             .spawn(move || kernel::run(&speaking, &speech, &to_say))
             .and_then(|_| thread("hayloft-recall").spawn(move || recalls::run(&giving_way, &to_recall)))
+            .and_then(|_| thread("hayloft-kept").spawn(move || kept::run(&keeping)))
             .and_then(|_| thread("hayloft-ahead").spawn(move || ahead::fetch_directories(&fetching)))
             .and_then(|_| thread("hayloft-ahead-c").spawn(move || ahead::fetch_contents(&reading)))
             .and_then(|_| thread("hayloft-memory").spawn(move || memory::run(&looking, &looked_after)))
@@ -310,6 +313,7 @@ impl Mount {
         self.client.link.close();
         self.client.tell_kernel(Word::End);
         let _ = self.client.recalls.send(Wanted::End);
+        self.client.kept.end();
         self.client.memory.end();
         self.client.ahead.end();
         self.client.contents_ahead.end();

@@ -78,6 +78,10 @@ enum Part {
     Pass,
     /// One makes objects, all others wait for each and read it
     Hand,
+    /// All put the same contents into a store of 256 directories
+    Store,
+    /// One writes a file without a pause, all others read it
+    Follow,
     /// A tenth of the mounts creates, renames and deletes in one directory, where nobody else has looked and then where all others have
     Crowd,
 }
@@ -92,6 +96,8 @@ impl Part {
             Part::Watch => "watch",
             Part::Pass => "pass",
             Part::Hand => "hand",
+            Part::Store => "store",
+            Part::Follow => "follow",
             Part::Crowd => "crowd",
         }
     }
@@ -184,6 +190,8 @@ impl Measuring<'_> {
             Part::Durable => self.together(name, &workers, |worker| worker.durable())?.1,
             Part::Pass => self.together(name, &workers, |worker| worker.pass_on())?.1,
             Part::Hand => self.together(name, &workers, |worker| worker.hand_over())?.1,
+            Part::Store => self.together(name, &workers, |worker| worker.put())?.1,
+            Part::Follow => self.together(name, &workers, |worker| worker.follow())?.1,
             Part::Hard => {
                 let (made, mut lines) = self.together(name, &workers, |worker| worker.hard())?;
                 lines.extend(self.together("look", &workers, |worker| worker.look(&made))?.1);

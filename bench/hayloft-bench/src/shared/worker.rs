@@ -2,6 +2,7 @@
 
 use std::fs::{self, File};
 use std::io::{self, Read, Seek, Write};
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -9,7 +10,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 
 use super::Looks;
-use crate::rng::Rng;
+use crate::rng::{Rng, mix};
 use crate::sys;
 
 /// An object file of the usual size.
@@ -20,6 +21,9 @@ const DEPENDENCIES: usize = 3000;
 const HARD: usize = 3901;
 /// What a worker of a crowd leaves in its directory.
 const CROWD_LEFT: usize = 8;
+/// A log, and what is written to it at a time.
+const LOG: usize = 65_536;
+const LINE: usize = 64;
 /// How often who waits for an object looks for it.
 const LOOK: Duration = Duration::from_millis(1);
 
@@ -213,6 +217,47 @@ impl Worker<'_> {
                 file.rewind()?;
                 file.write_all(&[b'x'; HARD])
             })
+        })
+    }
+
+    /// All put the same contents into one store, in the same order: 256 directories, and who finds a name has nothing to do.
+    pub(super) fn put(&mut self) -> Result<usize> {
+        self.repeat(|worker, n| {
+            let hash = format!("{:016x}", mix(n as u64 + 1));
+            let (dir, name) = (worker.dir.join(&hash[..2]), &hash[2..]);
+            let path = dir.join(name);
+            if worker.timed("stat", || path.try_exists())? {
+                return Ok(());
+            }
+            match fs::create_dir(&dir) {
+                Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error.into()),
+                _ => {}
+            }
+            let temporary = dir.join(format!("{name}.{}", worker.number));
+            worker.create(&temporary, DEPENDENCIES)?;
+            worker.timed("rename", || fs::rename(&temporary, &path))
+        })
+    }
+
+    /// The first writes a file of full size without a pause, a line at a time; all others read all of it again and again.
+    pub(super) fn follow(&mut self) -> Result<usize> {
+        let path = self.dir.join("log");
+        if self.number > 0 {
+            return self.repeat(|worker, _| {
+                let bytes = worker.timed("read", || match fs::read(&path) {
+                    Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
+                    read => read,
+                })?;
+                ensure!(bytes.len().is_multiple_of(LINE), "{} has {} bytes", path.display(), bytes.len());
+                Ok(())
+            });
+        }
+        let file = File::create_new(&path)?;
+        let lines = LOG / LINE;
+        (0..lines).try_for_each(|line| file.write_all_at(&[b'x'; LINE], (line * LINE) as u64))?;
+        self.repeat(|worker, n| {
+            let at = (n % lines * LINE) as u64;
+            worker.timed("write", || file.write_all_at(&[b'y'; LINE], at))
         })
     }
 

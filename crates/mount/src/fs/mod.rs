@@ -150,6 +150,7 @@ impl VolumeFs {
     fn attend(&self, request: &Request<'_>, reply: &mut Reply<'_>, pace: Pace<'_>) -> Result<(), Failure> {
         let mut status_asked = false;
         let mut asked = Asked::new(&self.client);
+        let mut needed = None;
         if let Pace::Patient(_) = pace {
             self.client.calls.note(request, false);
         }
@@ -195,6 +196,13 @@ impl VolumeFs {
                         self.client.calls.note(request, true);
                         // It may have the lock that a word waits for.
                         self.client.core().note_arrivals(request, false);
+                        // Who waits for others as well keeps nothing from them.
+                        needed = match need {
+                            Need::Row(Missing::Inode(ino)) | Need::Data(ino, ..) => {
+                                needed.or_else(|| Some(self.client.kept.need(ino)))
+                            }
+                            _ => None,
+                        };
                         if let Need::Row(missing @ (Missing::Own(_) | Missing::Executor)) = need {
                             match self.obtain(request, missing, &mut asked, reply, interrupt) {
                                 Ok(true) => return Ok(()),
@@ -211,7 +219,8 @@ impl VolumeFs {
                             Need::Row(Missing::Heard(_) | Missing::Listing(_)) => {
                                 Some(self.client.waits_with_locks(locked_by(request)))
                             }
-                            _ => None,
+                            Need::Data(..) | Need::Changed => None,
+                            _ => Some(self.client.asks_with_locks(locked_by(request))),
                         };
                         self.satisfy(need, interrupt).map_err(|error| Failure::Errno(error.errno()))?;
                         self.client.calls.note(request, false);

@@ -9,7 +9,7 @@ use hayloft_model::{Change, FileKind, Ino, Missing, Name, Timestamp, TreeError, 
 use super::attributes::{attr, made_entry};
 use super::error::FsError;
 use super::names::{OPEN_FLAGS, RENAME_EXCHANGE, RENAME_NOREPLACE, RENAME_WHITEOUT, owned_by};
-use super::{Stop, VolumeFs, ino_of};
+use super::{Stop, VolumeFs, ino_of, locked_by};
 use crate::core::Client;
 use crate::kernel::late::Caller;
 use crate::kernel::nodes::NodeId;
@@ -85,6 +85,8 @@ impl VolumeFs {
                 return Ok(false);
             }
         }
+        // Who has to expire names there waits for this call, which may wait for him.
+        let _waits = self.client.waits_with_locks(locked_by(request));
         let change = match (missing, self.change_of(request)) {
             (Missing::Own(object), None) => {
                 self.client.acquire(object, Some(interrupt))?;

@@ -18,13 +18,11 @@ use hayloft_model::{FileKind, Ino, Name, Record};
 use rustc_hash::FxBuildHasher;
 
 use crate::core::{Client, Core};
-use crate::kernel::speaker::Speaker;
+use crate::kernel::nodes::NodeId;
+use crate::kernel::speaker::{SHORT_PATIENCE, Speaker};
 
 /// How long the stream waits for the kernel.
 const PATIENCE: Duration = Duration::from_millis(20);
-/// And where this host changes the directory by request: such a call has its lock, and waits for what comes next. Or for who may
-/// make a name last, and computes.
-const BUSY_PATIENCE: Duration = Duration::from_millis(2);
 /// How long a thread that was told to look again is not told once more.
 const EXCUSED_FOR: Duration = Duration::from_secs(1);
 /// Most threads that are remembered for that.
@@ -124,8 +122,8 @@ struct Kept {
     listings: Vec<Ino>,
     /// Names of files that were just made: who has their directories' locks has come to the answer.
     births: Vec<(Ino, Name)>,
-    /// Calls may have a directory's lock for long.
-    is_busy: bool,
+    /// Directories whose locks are needed for that.
+    locked: HashSet<Ino>,
 }
 
 impl Core {
@@ -153,7 +151,6 @@ impl Core {
         }
         dirs.sort_unstable();
         dirs.dedup();
-        kept.is_busy = dirs.iter().any(|dir| self.names.is_changed_here(*dir));
         kept.names = self.expire(names, &dirs);
         dirs.retain(|dir| self.names.changing.listed.remove(dir));
         kept.unlisted = changed.iter().filter(|dir| !dirs.contains(dir)).copied().collect();
@@ -165,6 +162,8 @@ impl Core {
         kept.listings = self.nodes.each(kept.listings);
         let births = self.births.among(kept.files.iter());
         kept.births = births.into_iter().map(|(_, place)| place).collect();
+        let born_in = kept.births.iter().map(|(dir, _)| NodeId(dir.0).ino());
+        kept.locked = kept.names.iter().map(|(dir, _)| *dir).chain(born_in).collect();
         kept
     }
 }
@@ -175,22 +174,23 @@ impl Client {
         let mut foreword = self.foreword.lock();
         // Nobody sees anything before it is mounted.
         let Some(Foreword { control, speaker }) = foreword.as_mut() else { return Announced::default() };
-        let Kept { names, by_number, dirs, unlisted, files, listings, births, is_busy } =
+        let Kept { names, by_number, dirs, unlisted, files, listings, births, locked } =
             self.core().begin_change(records);
         let mut announced = Announced { listings: unlisted, ..Announced::default() };
         if !(births.is_empty() && names.is_empty() && files.is_empty() && listings.is_empty()) {
             // Others may wait for what has been heard, while this waits.
             self.acknowledge_heard(connection);
         }
-        let patience = if is_busy { BUSY_PATIENCE } else { PATIENCE };
+        // A call that has such a lock and has asked waits for what comes next.
+        let nobody_asks = || !self.core().names.is_asked_with(&locked);
         if !births.is_empty() {
-            speaker.try_expire(births, patience);
+            speaker.try_expire_while(births, PATIENCE, nobody_asks);
         }
         if !names.is_empty() {
             // Answers that let the kernel keep names are not to arrive afterwards.
             self.settle(control);
-            let have_come = self.await_callers(&by_number, BUSY_PATIENCE);
-            if !(speaker.try_expire(by_number, patience) && have_come) {
+            let have_come = self.await_callers(&by_number, SHORT_PATIENCE);
+            if !(speaker.try_expire_while(by_number, PATIENCE, nobody_asks) && have_come) {
                 self.stats.late_names.add(names.len() as u64);
                 announced.left = names;
             }

@@ -44,8 +44,35 @@ pub(crate) struct KernelNames {
     pub(crate) read_only: bool,
     /// What others are just changing.
     pub(crate) changing: Changing,
-    /// Directories of which calls have the locks that wait until others have heard of something, and how many.
-    waits: HashMap<Ino, u32, FxBuildHasher>,
+    /// Directories of which calls have the locks that wait for what comes in the stream.
+    asks: Waiting,
+    /// And of which calls have the locks that may wait until others have heard of something.
+    waits: Waiting,
+}
+
+/// Directories of which calls that wait have the locks, and how many.
+#[derive(Debug, Default)]
+struct Waiting(HashMap<Ino, u32, FxBuildHasher>);
+
+impl Waiting {
+    fn begin(&mut self, dirs: &[Ino]) {
+        dirs.iter().for_each(|dir| *self.0.entry(*dir).or_default() += 1);
+    }
+
+    fn end(&mut self, dirs: &[Ino]) {
+        for dir in dirs {
+            if let Some(count) = self.0.get_mut(dir) {
+                *count -= 1;
+                if *count == 0 {
+                    self.0.remove(dir);
+                }
+            }
+        }
+    }
+
+    fn is_any_of(&self, dirs: &HashSet<Ino>) -> bool {
+        self.0.keys().any(|dir| dirs.contains(dir))
+    }
 }
 
 /// A directory that is changed by request.
@@ -90,26 +117,31 @@ impl KernelNames {
         may_raise && self.late.begin(caller, place, directory)
     }
 
-    /// A call has the locks of these directories, and waits until others have heard of something.
-    pub(crate) fn wait(&mut self, dirs: &[Ino]) {
-        dirs.iter().for_each(|dir| *self.waits.entry(*dir).or_default() += 1);
-    }
-
-    /// Whether such a call has the lock of one of these.
-    pub(crate) fn is_waited_with(&self, dirs: &HashSet<Ino>) -> bool {
-        self.waits.keys().any(|dir| dirs.contains(dir))
+    /// A call has the locks of these directories, and waits for what comes in the stream; or, `for_others`, until others have heard
+    /// of something.
+    pub(crate) fn wait(&mut self, dirs: &[Ino], for_others: bool) {
+        self.asks.begin(dirs);
+        if for_others {
+            self.waits.begin(dirs);
+        }
     }
 
     /// It waits no longer.
-    pub(crate) fn end_wait(&mut self, dirs: &[Ino]) {
-        for dir in dirs {
-            if let Some(count) = self.waits.get_mut(dir) {
-                *count -= 1;
-                if *count == 0 {
-                    self.waits.remove(dir);
-                }
-            }
+    pub(crate) fn end_wait(&mut self, dirs: &[Ino], for_others: bool) {
+        self.asks.end(dirs);
+        if for_others {
+            self.waits.end(dirs);
         }
+    }
+
+    /// Whether a call that waits for what comes in the stream has the lock of one of these.
+    pub(crate) fn is_asked_with(&self, dirs: &HashSet<Ino>) -> bool {
+        self.asks.is_any_of(dirs)
+    }
+
+    /// Whether a call that may wait until others have heard of something has the lock of one of these.
+    pub(crate) fn is_waited_with(&self, dirs: &HashSet<Ino>) -> bool {
+        self.waits.is_any_of(dirs)
     }
 
     /// The directory is owned: the kernel may keep its names again.
@@ -434,5 +466,23 @@ impl Core {
         *inos = others;
         let dirs = Vec::into_iter(dirs).filter(|ino| self.is_handed_out(*ino)).collect();
         self.nodes.each(dirs)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn calls_that_wait_for_others_are_told_from_those_that_only_ask() {
+        let (mut names, dirs) = (KernelNames::default(), |dir: u64| HashSet::from([Ino(dir)]));
+        names.wait(&[Ino(1), Ino(2)], false);
+        names.wait(&[Ino(2)], true);
+        assert!(names.is_asked_with(&dirs(1)) && !names.is_waited_with(&dirs(1)));
+        assert!(names.is_asked_with(&dirs(2)) && names.is_waited_with(&dirs(2)));
+        names.end_wait(&[Ino(1), Ino(2)], false);
+        assert!(!names.is_asked_with(&dirs(1)) && names.is_asked_with(&dirs(2)));
+        names.end_wait(&[Ino(2)], true);
+        assert!(!names.is_asked_with(&dirs(2)) && !names.is_waited_with(&dirs(2)));
     }
 }

@@ -15,6 +15,8 @@ use crate::kernel::nodes::NodeId;
 /// microsecond or two.
 const PATIENCE: Duration = Duration::from_millis(100);
 const PATIENCE_EACH: Duration = Duration::from_micros(20);
+/// How long a lock is waited for that a call has which waits for the one that needs it.
+pub(super) const SHORT_PATIENCE: Duration = Duration::from_millis(2);
 /// How soon it is looked whether who has the lock waits for others, who may wait for this one.
 const LOOK_PAUSE: Duration = Duration::from_millis(5);
 /// How long somebody is waited for who may make an expired name last. Who computes cannot be told from who gets no processor.
@@ -104,9 +106,26 @@ impl Speaker {
 
     /// Expires names if that comes through in time. Returns whether it has.
     pub(crate) fn try_expire(&mut self, names: Vec<(Ino, Name)>, patience: Duration) -> bool {
-        let patience = patience + PATIENCE_EACH * names.len() as u32;
+        self.try_expire_while(names, patience, || true)
+    }
+
+    /// The same; as soon as this is not worth it any more only [`SHORT_PATIENCE`] is waited.
+    pub(crate) fn try_expire_while(
+        &mut self,
+        names: Vec<(Ino, Name)>,
+        patience: Duration,
+        is_worth_it: impl Fn() -> bool,
+    ) -> bool {
+        let each = PATIENCE_EACH * names.len() as u32;
         let Ok(wait) = self.entrust(names, Vec::new(), Vec::new()) else { return false };
-        let is_done = wait.recv_timeout(patience).is_ok();
+        let begun = Instant::now();
+        let is_done = loop {
+            match wait.recv_timeout(SHORT_PATIENCE + each) {
+                Ok(_) => break true,
+                Err(RecvTimeoutError::Timeout) if begun.elapsed() < patience + each && is_worth_it() => {}
+                Err(_) => break false,
+            }
+        };
         if !is_done {
             self.thread = None;
         }

@@ -9,6 +9,7 @@ pub(crate) mod contents;
 pub(crate) mod fault;
 pub(crate) mod heard;
 pub(crate) mod holders;
+pub(crate) mod kept;
 pub(crate) mod locks;
 pub(crate) mod quiet;
 pub(crate) mod recalls;
@@ -156,9 +157,9 @@ impl Client {
             Some(Told::Apply(apply)) => self.apply(ack, &apply),
             Some(Told::Drop(drop)) => {
                 let inos: Vec<Ino> = drop.inos.into_iter().map(Ino).collect();
-                let mut core = self.core();
-                let stale = core.tree.drop_rows(&inos);
-                self.finish_event(core, stale, Vec::new(), ack);
+                if !self.kept.keeps(ack, &inos) {
+                    self.drop_rows(ack, &inos);
+                }
                 Ok(())
             }
             Some(Told::Recall(recall)) => {
@@ -225,6 +226,17 @@ impl Client {
             self.finish_event(core, stale, announced.left, ack);
         }
         Ok(())
+    }
+
+    /// Somebody else is going to own these files.
+    fn drop_rows(&self, ack: (u64, u64), inos: &[Ino]) {
+        let mut core = self.core();
+        if ack.0 <= core.cut_off {
+            // All rows went with the connection, and others may have come since.
+            return;
+        }
+        let stale = core.tree.drop_rows(inos);
+        self.finish_event(core, stale, Vec::new(), ack);
     }
 
     /// `more`: names that the kernel has to let go of as well.

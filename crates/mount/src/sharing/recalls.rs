@@ -20,7 +20,7 @@ const AGAIN: Duration = Duration::from_millis(200);
 /// How long to wait for writes under way to reach the tree.
 const WRITES_PAUSE: Duration = Duration::from_micros(50);
 /// How long what is recalled is kept for calls that have waited for it, and how often these are looked at.
-const USE_PATIENCE: Duration = Duration::from_millis(50);
+pub(super) const USE_PATIENCE: Duration = Duration::from_millis(50);
 const USE_PAUSE: Duration = Duration::from_micros(200);
 
 /// What others want of this host.

@@ -1,6 +1,8 @@
 //! What sharing costs, counted: messages to the server and requests from the kernel, never times.
 
-use std::fs;
+use std::fs::{self, File};
+use std::os::unix::fs::FileExt;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use serde_json::Value;
@@ -212,6 +214,41 @@ fn directories_of_another_host_are_removed_without_waiting_for_oneself() {
     let kept = all(&mounts).iter().map(|stats| number(stats, "server.recalls_kept")).sum::<u64>();
     assert!(kept <= 3, "{kept}");
     assert!(!one.join("dir").exists());
+}
+
+#[test]
+fn a_file_that_another_host_writes_without_pause_is_read() {
+    const SIZE: u64 = 100_000;
+    const WRITES_MAX: u64 = 20_000;
+    let (_farm, mounts) = Farm::shared(2);
+    let (one, other) = (&mounts[0], &mounts[1]);
+    let file = File::create(one.join("log")).unwrap();
+    file.set_len(SIZE).unwrap();
+    let (looks, written) = (AtomicU64::new(0), AtomicU64::new(0));
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for at in 0..WRITES_MAX {
+                file.write_all_at(&at.to_le_bytes(), at % (SIZE / 8) * 8).unwrap();
+                written.store(at + 1, Ordering::Release);
+                if looks.load(Ordering::Acquire) >= 20 {
+                    break;
+                }
+            }
+        });
+        while looks.load(Ordering::Relaxed) < 20 {
+            let before = written.load(Ordering::Acquire);
+            let bytes = fs::read(other.join("log")).unwrap();
+            assert_eq!(bytes.len() as u64, SIZE);
+            // What had been written before it was looked at is there, or something later.
+            if let Some(last) = before.checked_sub(1) {
+                let at = (last % (SIZE / 8) * 8) as usize;
+                assert!(u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap()) >= last);
+            }
+            looks.fetch_add(1, Ordering::Release);
+        }
+    });
+    let written = written.load(Ordering::Acquire);
+    assert!(written < WRITES_MAX, "the other one got to see it when nobody wrote any more");
 }
 
 #[test]
