@@ -71,13 +71,50 @@ limited() { # SECONDS COMMAND...
     return "$status"
 }
 
-# Runs one step; its own lines "N passed, N failed" are added up, or without any cargo's "N passed; N failed" (a script
-# counts for itself what the cargo that it runs has done), and a step without either counts as one test.
+log_of() { echo "$output/$(echo "$1" | tr ' /' '--').log"; } # NAME
+
+# Runs one step, and tells what came of it.
 step() { # NAME COMMAND...
-    local name=$1 log start limit status counts
+    printf '== %s\n' "$1"
+    run_step "$@"
+    tell_step "$1"
+}
+
+# Steps of which each waits more than it computes, two at a time: lines of a name, a tab and a command without quotes. Each side has
+# mounts of its own: namespaces that one script makes would keep what the other one has mounted.
+two_at_a_time() {
+    local name command
+    cat >"$output/queue"
+    exec 3<"$output/queue"
+    export -f side run_step limited log_of
+    export output deadline patience
+    trap 'kill $(jobs -p); exit 130' HUP INT TERM
+    unshare --mount --propagation private bash -c "side $SECONDS" &
+    unshare --mount --propagation private bash -c "side $SECONDS" &
+    wait
+    trap - HUP INT TERM
+    exec 3<&-
+    while IFS=$'\t' read -r name command; do tell_step "$name"; done <"$output/queue"
+}
+
+# Both read on in the same file, one at a time.
+side() { # SECONDS SO FAR
+    local name command
+    SECONDS=$1
+    exec 4<"$output/queue"
+    while flock 4 && IFS=$'\t' read -r name command <&3; do
+        flock -u 4
+        printf '== %s\n' "$name"
+        # shellcheck disable=SC2086
+        run_step "$name" $command 3<&- 4<&-
+    done
+}
+
+# Its output goes to its log; beside that stands how it ended, and how many seconds it took.
+run_step() { # NAME COMMAND...
+    local log start limit status
+    log=$(log_of "$1")
     shift
-    log=$output/$(echo "$name" | tr ' /' '--').log
-    printf '== %s\n' "$name"
     start=$SECONDS
     limit=$((deadline - start < patience ? deadline - start : patience))
     if [ "$limit" -lt 10 ]; then
@@ -87,6 +124,16 @@ step() { # NAME COMMAND...
         limited "$limit" "$@" >"$log" 2>&1 </dev/null
         status=$?
     fi
+    echo "$status $((SECONDS - start))" >"$log.ended"
+}
+
+# Its own lines "N passed, N failed" are added up, or without any cargo's "N passed; N failed" (a script counts for itself what
+# the cargo that it runs has done), and a step without either counts as one test.
+tell_step() { # NAME
+    local name=$1 log status seconds counts
+    log=$(log_of "$name")
+    read -r status seconds <"$log.ended"
+    rm "$log.ended"
     counts=$(sed -nE 's/^([0-9]+) passed, ([0-9]+) failed.*/own \1 \2/p
             s/^test result: [a-zA-Z]+\. ([0-9]+) passed; ([0-9]+) failed.*/cargo \1 \2/p' "$log" |
         awk '{ n[$1]++; p[$1] += $2; f[$1] += $3 }
@@ -95,7 +142,7 @@ step() { # NAME COMMAND...
     # A step that ended badly without a failed test has failed all the same.
     if [ "$status" != 0 ] && [ "${counts#* }" = 0 ]; then counts="${counts% *} 1"; fi
     # shellcheck disable=SC2086
-    count "$name" $counts $((SECONDS - start))
+    count "$name" $counts "$seconds"
     summary+=("$(sed -nE 's/^passed at the second try: /    at the second try: /p; s/^left behind by a test: /    left behind: /p' "$log")")
     if [ "$status" != 0 ]; then
         what_failed "$log" | head -n 100 | cut -c 1-400 | sed 's/^/   | /'
@@ -111,7 +158,8 @@ step() { # NAME COMMAND...
 cargo_tests() {
     local first=$output/first-try.log end=$((SECONDS + limit - 60)) failed name mended=0 status counts
     # Into a file: the end of a pipe would be waited for as long as a process lives that a test has left behind.
-    limited $((end - SECONDS)) cargo test --release --workspace --no-fail-fast >"$first" 2>&1
+    # Tests wait as much as they compute.
+    RUST_TEST_THREADS=$(($(nproc) + 1)) limited $((end - SECONDS)) cargo test --release --workspace --no-fail-fast >"$first" 2>&1
     status=$?
     cat "$first"
     left_behind "$first"
@@ -182,18 +230,22 @@ if has posix; then
     step "POSIX suite (pjdfstest)" tests/pjdfstest.sh
 fi
 if has real; then
-    for script in tests/real/[a-z]*.sh; do
-        step "real $(basename "$script" .sh)" "$script" "${large[@]}"
-    done
+    two_at_a_time < <(
+        for script in tests/real/[a-z]*.sh; do
+            printf 'real %s\t%s\n' "$(basename "$script" .sh)" "$script ${large[*]}"
+        done
+    )
 fi
 if has bench; then
-    step "benchmark, short" bench/run.sh --smoke --workloads tree,cold,build,shared,make,many --store-delay 5
-    step "benchmark of slow links, short" bench/run.sh --smoke --workloads tree,build,shared,make --rtt 0,1
-    step "benchmark of roots, short" bench/roots.sh --smoke
-    step "benchmark of many hosts, short" bench/headline.sh --smoke --compare
-    step "benchmark of versions, short" bench/versions.sh --smoke
-    step "benchmark of send and receive, short" bench/transfer.sh --smoke
-    step "benchmark of pull, short" bench/pull.sh --smoke
+    two_at_a_time < <(
+        printf '%s\t%s\n' "benchmark, short" "bench/run.sh --smoke --workloads tree,cold,build,shared,make,many --store-delay 5"
+        printf '%s\t%s\n' "benchmark of slow links, short" "bench/run.sh --smoke --workloads tree,build,shared,make --rtt 0,1"
+        printf '%s\t%s\n' "benchmark of roots, short" "bench/roots.sh --smoke"
+        printf '%s\t%s\n' "benchmark of many hosts, short" "bench/headline.sh --smoke --compare"
+        printf '%s\t%s\n' "benchmark of versions, short" "bench/versions.sh --smoke"
+        printf '%s\t%s\n' "benchmark of send and receive, short" "bench/transfer.sh --smoke"
+        printf '%s\t%s\n' "benchmark of pull, short" "bench/pull.sh --smoke"
+    )
 fi
 
 printf '\n'
