@@ -32,6 +32,7 @@ use crate::kernel::late::{Caller, Callers};
 use crate::kernel::nodes::NodeId;
 use crate::session::link::Condition;
 use crate::sharing::fault::FaultError;
+use crate::sharing::kept;
 use crate::stats::{Hold, sent_here};
 
 /// How soon it is looked again whether something has changed.
@@ -151,6 +152,9 @@ impl VolumeFs {
         let mut status_asked = false;
         let mut asked = Asked::new(&self.client);
         let mut needed = None;
+        // It has the directory's lock, and waits for the server until it is answered.
+        let flushes = matches!((&request.op, pace), (Operation::Fsyncdir { .. }, Pace::Patient(_)));
+        let _asks = flushes.then(|| self.client.asks_with_locks(locked_by(request)));
         if let Pace::Patient(_) = pace {
             self.client.calls.note(request, false);
         }
@@ -198,9 +202,9 @@ impl VolumeFs {
                         self.client.core().note_arrivals(request, false);
                         // Who waits for others as well keeps nothing from them.
                         needed = match need {
-                            Need::Row(Missing::Inode(ino)) | Need::Data(ino, ..) => {
-                                needed.or_else(|| Some(self.client.kept.need(ino)))
-                            }
+                            Need::Row(Missing::Inode(ino)) | Need::Data(ino, ..) => needed
+                                .filter(|needed: &kept::Need<'_>| needed.is_of(ino))
+                                .or_else(|| Some(self.client.kept.need(ino))),
                             _ => None,
                         };
                         if let Need::Row(missing @ (Missing::Own(_) | Missing::Executor)) = need {
@@ -219,10 +223,11 @@ impl VolumeFs {
                             Need::Row(Missing::Heard(_) | Missing::Listing(_)) => {
                                 Some(self.client.waits_with_locks(locked_by(request)))
                             }
-                            Need::Data(..) | Need::Changed => None,
+                            Need::Data(..) => None,
                             _ => Some(self.client.asks_with_locks(locked_by(request))),
                         };
-                        self.satisfy(need, interrupt).map_err(|error| Failure::Errno(error.errno()))?;
+                        self.satisfy(need, &mut needed, interrupt)
+                            .map_err(|error| Failure::Errno(error.errno()))?;
                         self.client.calls.note(request, false);
                     }
                 },
@@ -230,11 +235,17 @@ impl VolumeFs {
         }
     }
 
-    fn satisfy(&self, need: Need, interrupt: &Interrupt) -> Result<(), FsError> {
+    /// `needed`: what is kept for the call.
+    fn satisfy<'a>(
+        &'a self,
+        need: Need,
+        needed: &mut Option<kept::Need<'a>>,
+        interrupt: &Interrupt,
+    ) -> Result<(), FsError> {
         match need {
             Need::Row(missing) => Ok(self.client.fetch_row(missing, Some(interrupt))?),
             Need::Data(ino, file, lacking) => {
-                let fetched = self.client.fetch_data(ino, &file, lacking, Some(interrupt));
+                let fetched = self.client.fetch_data(ino, &file, lacking, needed, Some(interrupt));
                 match fetched {
                     // Another host has changed the file meanwhile: what was asked for is not its data any more.
                     Err(FaultError::Gone | FaultError::Broken(_)) if !self.client.is_current(ino, &file) => {

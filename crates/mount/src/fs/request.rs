@@ -76,6 +76,8 @@ impl VolumeFs {
         reply: &mut Reply<'_>,
         interrupt: &Interrupt,
     ) -> Result<bool, FsError> {
+        let locked = locked_by(request);
+        let _asks = self.client.asks_with_locks(locked.clone());
         if let Missing::Own(object) = missing {
             asked.want(object.ino());
             if object.ino().of_slot().is_some() && asked.slots < slot::ASKS_MAX {
@@ -85,8 +87,6 @@ impl VolumeFs {
                 return Ok(false);
             }
         }
-        // Who has to expire names there waits for this call, which may wait for him.
-        let _waits = self.client.waits_with_locks(locked_by(request));
         let change = match (missing, self.change_of(request)) {
             (Missing::Own(object), None) => {
                 self.client.acquire(object, Some(interrupt))?;
@@ -104,8 +104,12 @@ impl VolumeFs {
             (Missing::Own(Object::Directory(dir)), Some(change)) => {
                 let tried = asked.acquired.contains(&dir) || self.client.core().names.is_changed_here(dir);
                 asked.acquired.push(dir);
-                if !tried && self.client.acquire(Object::Directory(dir), Some(interrupt))? {
-                    return Ok(false);
+                if !tried {
+                    // Who has to expire names there waits for this call, which may wait for him.
+                    let _waits = self.client.waits_with_locks(locked.clone());
+                    if self.client.acquire(Object::Directory(dir), Some(interrupt))? {
+                        return Ok(false);
+                    }
                 }
                 change
             }
@@ -227,7 +231,7 @@ impl VolumeFs {
                 Ok(()) => return Ok(()),
                 Err(Stop::Error(error)) => error,
                 // Somebody has changed it in this moment: it is fetched.
-                Err(Stop::Need(need)) => match self.satisfy(need, interrupt) {
+                Err(Stop::Need(need)) => match self.satisfy(need, &mut None, interrupt) {
                     Ok(()) => continue,
                     Err(error) => error,
                 },

@@ -87,8 +87,10 @@ impl Speaker {
         // First, since expired names are not to be made to last afterwards.
         let caller_patience = if client.options.read_only { LATEST } else { CALLER_PATIENCE };
         let have_come = client.await_callers(&names, caller_patience);
+        // A call that has asked the server has its answer after that, if it does not wait for this.
+        let look = LOOK_PAUSE + PATIENCE_EACH * names.len() as u32 + client.link.round_trip() * 2;
         let wait = self.entrust(names, Vec::new(), Vec::new()).ok();
-        let is_done = wait.as_ref().is_some_and(|wait| comes_through(client, wait, &dirs, patience));
+        let is_done = wait.as_ref().is_some_and(|wait| comes_through(client, wait, &dirs, (look, patience)));
         if is_done && have_come {
             return;
         }
@@ -120,7 +122,8 @@ impl Speaker {
         let Ok(wait) = self.entrust(names, Vec::new(), Vec::new()) else { return false };
         let begun = Instant::now();
         let is_done = loop {
-            match wait.recv_timeout(SHORT_PATIENCE + each) {
+            let left = (patience + each).saturating_sub(begun.elapsed());
+            match wait.recv_timeout(left.min(SHORT_PATIENCE + each)) {
                 Ok(_) => break true,
                 Err(RecvTimeoutError::Timeout) if begun.elapsed() < patience + each && is_worth_it() => {}
                 Err(_) => break false,
@@ -270,11 +273,11 @@ fn comes_through(
     client: &Client,
     wait: &Receiver<Vec<Ino>>,
     dirs: &HashSet<Ino>,
-    patience: Duration,
+    (look, patience): (Duration, Duration),
 ) -> bool {
     let begun = Instant::now();
     while begun.elapsed() < patience {
-        match wait.recv_timeout(LOOK_PAUSE.min(patience)) {
+        match wait.recv_timeout(look.min(patience)) {
             Ok(_) => return true,
             Err(RecvTimeoutError::Timeout) if client.core().names.is_waited_with(dirs) => break,
             Err(RecvTimeoutError::Timeout) => {}

@@ -39,12 +39,8 @@ impl Client {
         interrupt: &Interrupt,
     ) -> Result<Outcome, FaultError> {
         let durable = self.durable();
-        let mut with_names = Vec::new();
         let known_there = {
             let mut core = self.core();
-            // To be changed so, a split directory is recalled, from this host too: what the kernel keeps of its names goes then.
-            let locked = change.directories().into_iter().chain(change.inode());
-            with_names.extend(locked.filter(|dir| core.names.split.keeps_any(*dir)));
             change.directories().into_iter().for_each(|dir| core.heat(dir));
             if let Change::Rename(from, to, flags) = change {
                 core.names.moves((from.0, &from.1), (to.0, &to.1), flags.exchange);
@@ -68,7 +64,10 @@ impl Client {
         if !known_there {
             self.ship_before(interrupt)?;
         }
-        let _waits = (!with_names.is_empty()).then(|| self.waits_with_locks(with_names));
+        // Others may change it too, and each wait until the other one has heard. And to be changed so a split directory is recalled, from
+        // this host too: what the kernel keeps of its names goes then.
+        let locked = change.directories().into_iter().chain(change.inode()).collect();
+        let _waits = self.waits_with_locks(locked);
         self.give_back(change);
         let operation = Some(change.into());
         let ask = Ask::Change(ChangeRequest { forget_below: 0, execute, operation });
@@ -83,7 +82,6 @@ impl Client {
         if let Some(Answer::Changed(Changed { unheard, .. })) = &answer
             && !unheard.is_empty()
         {
-            let _waits = self.waits_with_locks(change.directories());
             self.await_all_heard(0, unheard.clone(), Some(interrupt))?;
         }
         match answer {

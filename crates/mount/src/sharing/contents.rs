@@ -16,6 +16,7 @@ use crate::cache::data::{File, Lacking};
 use crate::core::Client;
 use crate::sharing::ahead::Place;
 use crate::sharing::fault::{FaultError, decode, unexpected};
+use crate::sharing::kept;
 
 /// Blocks that are fetched in one request for a call that waits, at most.
 const FETCH_BLOCKS: usize = 64;
@@ -91,6 +92,7 @@ impl Coming {
         &self,
         ino: Ino,
         lacking: impl Iterator<Item = u64> + Clone,
+        needed: &mut Option<kept::Need<'_>>,
         interrupt: Option<&Interrupt>,
     ) -> Result<bool, FaultError> {
         let mut blocks = self.blocks.lock();
@@ -99,6 +101,7 @@ impl Coming {
         };
         let mut has_waited = false;
         while is_coming(&blocks) {
+            *needed = None;
             if interrupt.is_some_and(Interrupt::interrupted) {
                 return Err(FaultError::Interrupted);
             }
@@ -110,12 +113,13 @@ impl Coming {
 }
 
 impl Client {
-    /// Fetches what a file's data lacks.
-    pub(crate) fn fetch_data(
-        &self,
+    /// Fetches what a file's data lacks. `needed`: what is kept for the call; not as long as it waits for more than its data.
+    pub(crate) fn fetch_data<'a>(
+        &'a self,
         ino: Ino,
         file: &Arc<File>,
         lacking: Lacking,
+        needed: &mut Option<kept::Need<'a>>,
         interrupt: Option<&Interrupt>,
     ) -> Result<(), FaultError> {
         match lacking {
@@ -133,19 +137,20 @@ impl Client {
                 Ok(())
             }
             Lacking::Content(blocks) => {
-                if self.coming.wait(ino, blocks.iter().map(|(index, _)| *index), interrupt)? {
+                if self.coming.wait(ino, blocks.iter().map(|(index, _)| *index), needed, interrupt)? {
                     return Ok(());
                 }
-                self.fetch_content(ino, file, blocks, interrupt)
+                self.fetch_content(ino, file, blocks, needed, interrupt)
             }
         }
     }
 
-    fn fetch_content(
-        &self,
+    fn fetch_content<'a>(
+        &'a self,
         ino: Ino,
         file: &Arc<File>,
         blocks: Vec<(u64, BlockRef)>,
+        keeps: &mut Option<kept::Need<'a>>,
         interrupt: Option<&Interrupt>,
     ) -> Result<(), FaultError> {
         let Some((first, _)) = blocks.first().copied() else { return Ok(()) };
@@ -167,14 +172,17 @@ impl Client {
             None => Some(Place { ino: Ino(ino.0 + 1), index: 0 }),
         };
         self.stats.blocks_prefetched.add((part.len() - needed) as u64);
+        if !part.files.is_empty() {
+            // These come with their directory, which may have to wait until what is needed here has been given up.
+            *keeps = None;
+            // What was only fetched ahead must not make a read fail.
+            let _ = self.fetch_files(&part.files, interrupt);
+            *keeps = Some(self.kept.need(ino));
+        }
         let mut result = self.fetch_all(&part.blocks, interrupt);
         if matches!(result, Err(FaultError::Gone | FaultError::Broken(_))) && needed < part.blocks.len() {
-            // What was only fetched ahead must not make a read fail.
-            result = self.fetch_all(&part.blocks[..needed], interrupt);
-        }
-        if result.is_ok() {
             // The same here.
-            let _ = self.fetch_files(&part.files, interrupt);
+            result = self.fetch_all(&part.blocks[..needed], interrupt);
         }
         drop(part);
         self.contents_ahead.came(Place { ino, index: first }, next);
@@ -196,7 +204,7 @@ impl Client {
 
     /// Fetches the content that was left out of a file's row, and what a walk will read after it.
     pub(crate) fn fetch_left_out(&self, ino: Ino, interrupt: Option<&Interrupt>) -> Result<(), FaultError> {
-        if self.coming.wait(ino, std::iter::once(0), interrupt)? {
+        if self.coming.wait(ino, std::iter::once(0), &mut None, interrupt)? {
             return Ok(());
         }
         let place = Place { ino, index: 0 };

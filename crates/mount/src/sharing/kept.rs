@@ -21,19 +21,23 @@ struct Leaving {
     ack: (u64, u64),
     inos: Vec<Ino>,
     since: Instant,
+    /// Calls that have begun later do not count.
+    below: u64,
 }
 
 #[derive(Debug, Default)]
 struct State {
-    /// How many calls need a row.
-    needed: HashMap<Ino, u32, FxBuildHasher>,
+    /// Calls that need a row, by their numbers.
+    needed: HashMap<Ino, Vec<u64>, FxBuildHasher>,
+    next: u64,
     leaving: Vec<Leaving>,
     is_ended: bool,
 }
 
 impl State {
-    fn needs_any(&self, inos: &[Ino]) -> bool {
-        inos.iter().any(|ino| self.needed.contains_key(ino))
+    fn needs_any(&self, inos: &[Ino], below: u64) -> bool {
+        let of = |ino: &Ino| self.needed.get(ino).into_iter().flatten();
+        inos.iter().any(|ino| of(ino).any(|number| *number < below))
     }
 }
 
@@ -48,21 +52,32 @@ pub(crate) struct Kept {
 pub(crate) struct Need<'a> {
     kept: &'a Kept,
     ino: Ino,
+    number: u64,
+}
+
+impl Need<'_> {
+    pub(crate) fn is_of(&self, ino: Ino) -> bool {
+        self.ino == ino
+    }
 }
 
 impl Kept {
     /// A call is going to wait for the row, or for what it leads to.
     pub(crate) fn need(&self, ino: Ino) -> Need<'_> {
-        *self.state.lock().needed.entry(ino).or_default() += 1;
-        Need { kept: self, ino }
+        let mut state = self.state.lock();
+        let number = state.next;
+        state.next += 1;
+        state.needed.entry(ino).or_default().push(number);
+        Need { kept: self, ino, number }
     }
 
-    /// These rows have to go. `false`: no call needs them, and nothing was noted.
+    /// These rows, which are here, have to go. `false`: no call needs them, and nothing was noted.
     pub(crate) fn keeps(&self, ack: (u64, u64), inos: &[Ino]) -> bool {
         let mut state = self.state.lock();
-        let is_needed = !state.is_ended && state.needs_any(inos);
+        let below = state.next;
+        let is_needed = !state.is_ended && state.needs_any(inos, below);
         if is_needed {
-            state.leaving.push(Leaving { ack, inos: inos.to_vec(), since: Instant::now() });
+            state.leaving.push(Leaving { ack, inos: inos.to_vec(), since: Instant::now(), below });
             self.changed.notify_all();
         }
         is_needed
@@ -76,11 +91,11 @@ impl Kept {
                 return None;
             }
             let is_due = |leaving: &Leaving| {
-                leaving.since.elapsed() >= USE_PATIENCE || !state.needs_any(&leaving.inos)
+                leaving.since.elapsed() >= USE_PATIENCE || !state.needs_any(&leaving.inos, leaving.below)
             };
             if let Some(at) = state.leaving.iter().position(is_due) {
                 let leaving = state.leaving.swap_remove(at);
-                let is_over = state.needs_any(&leaving.inos);
+                let is_over = state.needs_any(&leaving.inos, leaving.below);
                 return Some((leaving, is_over));
             }
             match state.leaving.iter().map(|leaving| leaving.since + USE_PATIENCE).min() {
@@ -102,9 +117,9 @@ impl Kept {
 impl Drop for Need<'_> {
     fn drop(&mut self) {
         let mut state = self.kept.state.lock();
-        if let Some(count) = state.needed.get_mut(&self.ino) {
-            *count -= 1;
-            if *count == 0 {
+        if let Some(numbers) = state.needed.get_mut(&self.ino) {
+            numbers.retain(|number| *number != self.number);
+            if numbers.is_empty() {
                 state.needed.remove(&self.ino);
             }
         }
@@ -119,6 +134,8 @@ pub(crate) fn run(client: &Client) {
     while let Some((Leaving { ack, inos, .. }, is_over)) = client.kept.next() {
         client.stats.recalls_kept.add(u64::from(is_over));
         client.drop_rows(ack, &inos);
+        // Nobody may be reading the stream, who acknowledges otherwise what the kernel need not be told.
+        client.acknowledge_one(ack);
     }
 }
 
@@ -133,6 +150,7 @@ mod tests {
         assert!(!kept.keeps((1, 1), &[one]), "nobody needs it");
         let (first, second) = (kept.need(one), kept.need(one));
         assert!(kept.keeps((1, 2), &[other, one]) && !kept.keeps((1, 3), &[other]));
+        let _later = kept.need(one);
         drop(first);
         let begun = Instant::now();
         let last = std::thread::scope(|scope| {

@@ -157,7 +157,14 @@ impl Client {
             Some(Told::Apply(apply)) => self.apply(ack, &apply),
             Some(Told::Drop(drop)) => {
                 let inos: Vec<Ino> = drop.inos.into_iter().map(Ino).collect();
-                if !self.kept.keeps(ack, &inos) {
+                // Who waits for a row that is not here waits for whoever the others make way for.
+                let is_here =
+                    |core: &Core, ino: Ino| core.tree.inode(ino).is_ok() && !core.tree.is_left_out(ino);
+                let may_stay = {
+                    let core = self.core();
+                    inos.iter().all(|ino| is_here(&core, *ino))
+                };
+                if !(may_stay && self.kept.keeps(ack, &inos)) {
                     self.drop_rows(ack, &inos);
                 }
                 Ok(())
@@ -235,8 +242,21 @@ impl Client {
             // All rows went with the connection, and others may have come since.
             return;
         }
-        let stale = core.tree.drop_rows(inos);
+        // What was kept for calls may be this host's by now: whoever wanted it is gone.
+        let others: Vec<Ino> = inos.iter().copied().filter(|ino| !core.tree.owns(*ino)).collect();
+        let stale = core.tree.drop_rows(&others);
         self.finish_event(core, stale, Vec::new(), ack);
+    }
+
+    /// Acknowledges an event that the kernel need not be told of, unless that is done.
+    fn acknowledge_one(&self, ack: (u64, u64)) {
+        let heard = {
+            let mut heard = self.heard.lock();
+            heard.iter().position(|heard| heard.ack == ack).map(|at| heard.remove(at))
+        };
+        if let Some(Heard { ack, in_use }) = heard {
+            self.acknowledge(ack, in_use);
+        }
     }
 
     /// `more`: names that the kernel has to let go of as well.

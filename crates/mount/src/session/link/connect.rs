@@ -105,6 +105,7 @@ impl Link {
             breaker: Mutex::new(Some((1, breaker))),
             stats,
             clock,
+            round_trip_micros: AtomicU64::new(0),
             lease: Duration::from_millis(welcome.lease_ms.max(1000)),
             condition: AtomicU8::new(Condition::Live as u8),
             deadline: AtomicU64::new(u64::MAX),

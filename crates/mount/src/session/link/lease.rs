@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use hayloft_fuse::Interrupt;
 use hayloft_wire::client_message::Body as Ask;
@@ -87,6 +87,11 @@ impl Link {
     pub(crate) fn keep(&self, shared: Arc<Shared>) {
         let shared = self.kept.get_or_init(|| shared);
         shared.set_deadline(self.deadline.load(Ordering::Acquire));
+    }
+
+    /// How long the last keep-alive took to be answered; 0 before the first one.
+    pub(crate) fn round_trip(&self) -> Duration {
+        Duration::from_micros(self.round_trip_micros.load(Ordering::Relaxed))
     }
 
     /// Whether what is known here holds. It does not after the lease, even if this process was stopped meanwhile and its

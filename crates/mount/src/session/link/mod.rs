@@ -213,6 +213,8 @@ pub(crate) struct Link {
     breaker: Mutex<Option<(u64, Socket)>>,
     stats: Arc<Stats>,
     clock: Arc<Clock>,
+    /// How long the last keep-alive took to be answered.
+    round_trip_micros: AtomicU64,
     /// How long the server keeps what a silent session holds.
     lease: Duration,
     condition: AtomicU8,

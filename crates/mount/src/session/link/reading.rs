@@ -1,12 +1,17 @@
 //! What the server says, in the order of the stream.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use hayloft_wire::server_message::Body as Answer;
 use hayloft_wire::{FailureCode, ServerMessage};
 
 use crate::session::link::{Arrival, Condition, Link, Owed, Receiver};
 use crate::session::reader::Reader;
+
+/// A longer round trip is one of a machine that had no time.
+const ROUND_TRIP_MAX: Duration = Duration::from_millis(40);
 
 impl Link {
     pub(super) fn read_answers(&self, reader: &mut Reader, receiver: &dyn Receiver) {
@@ -82,6 +87,8 @@ impl Link {
         let Some(waiting) = state.waiting.get_mut(&message.request) else { return true };
         if let Answer::Pong(pong) = &body {
             self.clock.hear(pong.server_time_nanos, waiting.sent.instant());
+            let micros = waiting.sent.elapsed().min(ROUND_TRIP_MAX).as_micros() as u64;
+            self.round_trip_micros.store(micros, Ordering::Relaxed);
         }
         waiting.answers.push(body);
         waiting.done = !more;
