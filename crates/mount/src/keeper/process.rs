@@ -98,12 +98,17 @@ fn keep(task: &Task) -> io::Result<()> {
     let notifier = Notifier::over(device);
     let shared = Arc::new(Shared::over(memory)?);
     let wakes = Wakes::new()?;
-    // While it is easy to have.
-    let mut abort = Abort::of(task.number).inspect_err(|error| {
+    // While it is easy to have. A client that is killed early may be gone with its mount, and the number another mount's: not as
+    // long as the connection lasts.
+    let mut abort = Abort::of(task.number);
+    if hayloft_fuse::has_ended(&connection, Duration::ZERO) {
+        return Ok(());
+    }
+    if let Err(error) = &abort {
         say!(
             "hayloft: when this mount's client is killed, calls under way may hang until `hayloft umount --force`: its connection cannot be ended from outside ({error})"
         );
-    });
+    }
     stand_out();
     // SAFETY: takes nothing.
     let mut is_dead = unsafe { libc::getppid() } as u32 != task.client;

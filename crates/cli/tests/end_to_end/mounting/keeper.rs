@@ -7,7 +7,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use crate::mounting::leaving::{is_gone, stuck};
-use crate::setup::farm::{Farm, Mount, has_ended, kill, python, run, sh, wait_until};
+use crate::setup::farm::{Farm, HAYLOFT, Mount, has_ended, kill, python, run, sh, wait_until};
 
 const PATIENCE: Duration = Duration::from_secs(30);
 
@@ -209,6 +209,24 @@ fn a_client_that_is_killed_while_the_server_is_away_hangs_nobody() {
     is_gone(mount, &mut touch);
     assert!(has_ended(keeper.into()));
     farm.signal_server(libc::SIGCONT);
+}
+
+#[test]
+fn a_keeper_that_comes_late_does_not_end_the_mount_that_has_the_number_now() {
+    let (_farm, mounts) = Farm::shared(1);
+    let mount = &mounts[0];
+    let keeper = keeper_of(mount);
+    let arguments = fs::read_to_string(format!("/proc/{keeper}/cmdline")).unwrap();
+    let arguments: Vec<&str> = arguments.split('\0').collect();
+    let [_, name, _, memory, number, ..] = arguments.as_slice() else { panic!("{arguments:?}") };
+    // A connection that has ended, and a client that is not its parent.
+    let late = format!(
+        "exec 8<>/dev/fuse 9<>/proc/{keeper}/fd/{memory}; exec {HAYLOFT} {name} 8 9 {number} {}",
+        std::process::id() + 1
+    );
+    run(&mut sh(&late));
+    fs::write(mount.join("file"), b"it goes on").unwrap();
+    assert_eq!(fs::read(mount.join("file")).unwrap(), b"it goes on");
 }
 
 #[test]
