@@ -111,6 +111,8 @@ pub(crate) enum What {
     Expire(usize, u64, u64),
     /// What another host has changed is applied, when the kernel has let go of it.
     Foreword(usize, u64),
+    /// A row goes that was kept for calls, as an event of a connection says.
+    DropKept(usize, u64, (u64, u64), Ino),
     /// Broken: an event is applied after it was acknowledged.
     Late(usize, u64, Late),
     /// The kernel forgets, rows are evicted.
@@ -382,6 +384,7 @@ impl World {
             | What::Lease(at, _)
             | What::Expire(at, ..)
             | What::Foreword(at, _)
+            | What::DropKept(at, ..)
             | What::Late(at, ..)
             | What::Upkeep(at, _)
             | What::Stick(at)
@@ -452,6 +455,11 @@ impl World {
             What::Foreword(client, life) => {
                 if self.clients[client].life == life {
                     self.go_on(client);
+                }
+            }
+            What::DropKept(client, life, (connection, event), ino) => {
+                if self.clients[client].life == life && self.clients[client].connection == Some(connection) {
+                    self.drop_kept(client, event, ino);
                 }
             }
             What::Late(client, life, late) => {

@@ -61,6 +61,15 @@ fn worlds_whose_kernels_follow_names_keep_their_promises() {
     }
 }
 
+/// Seeds from 2^35 on: rows that others want are kept for a while, too.
+#[test]
+fn worlds_whose_rows_are_kept_keep_their_promises() {
+    for seed in (1 << 35)..(1 << 35) + WORLDS / 5 {
+        let failure = run(Config { seed, ops: 120, broken: None, trace: false }).failure;
+        assert!(failure.is_none(), "seed {seed}: {:?}", failure.map(|failure| failure.what));
+    }
+}
+
 /// `README.md` says what was wrong.
 #[test]
 fn worlds_that_failed_once_keep_their_promises() {

@@ -105,15 +105,12 @@ impl VolumeFs {
         }
         let doing = crate::kernel::moved::doing(request.pid);
         let mut core = self.client.core();
-        let tid = match doing {
-            Doing::Rename(Some((from, to))) if to != name || !core.moved.was_named(moved, &from) => {
-                return Ok(false);
-            }
-            Doing::Rename(_) => request.pid,
-            Doing::Other => return Ok(false),
-            Doing::Unseen => 0,
-        };
-        Ok(core.moved.excuse(moved, tid))
+        Ok(match doing {
+            Doing::Rename(Some((from, to))) if to != name || !core.moved.was_named(moved, &from) => false,
+            Doing::Rename(_) => core.moved.excuse(moved, request.pid),
+            Doing::Other => false,
+            Doing::Unseen => core.moved.excuse_unseen(moved, request.pid),
+        })
     }
 
     fn make(&self, request: &Request<'_>, name: &[u8], new: NewNode, pace: Pace<'_>) -> Result<Entry, Stop> {

@@ -22,6 +22,8 @@ pub(crate) const KEPT_MAX: usize = 4096;
 const NAMES_MAX: usize = 16;
 /// Most threads that are told to look again, for one name.
 const EXCUSED_MAX: usize = 256;
+/// For so long a thread that cannot be seen is not told once more, whatever it has come to: its call would end with an error.
+const UNSEEN_FOR: Duration = Duration::from_secs(1);
 /// How long it is waited until a thread that asks sleeps, so that it can be seen where it is.
 const SETTLES: Duration = Duration::from_millis(20);
 const PAUSE: Duration = Duration::from_micros(50);
@@ -60,6 +62,8 @@ struct Taken {
 pub(crate) struct Moved {
     by_inode: HashMap<Ino, Taken, FxBuildHasher>,
     in_order: VecDeque<(Ino, Instant)>,
+    /// Threads that were told to look again lately.
+    told: Vec<(u32, Instant)>,
 }
 
 impl Moved {
@@ -105,8 +109,29 @@ impl Moved {
         let is_first = !taken.excused.contains(&tid) && taken.excused.len() < EXCUSED_MAX;
         if is_first {
             taken.excused.push(tid);
+            self.told(tid);
         }
         is_first
+    }
+
+    /// The same for one of which it is not known what it does: it may be on the way along a path of which several parts have moved.
+    pub(crate) fn excuse_unseen(&mut self, ino: Ino, tid: u32) -> bool {
+        let is_recent = |told: &(u32, Instant)| told.0 == tid && told.1.elapsed() < UNSEEN_FOR;
+        if tid != 0 && self.told.iter().any(is_recent) {
+            return false;
+        }
+        let is_first = self.excuse(ino, 0);
+        if is_first {
+            self.told(tid);
+        }
+        is_first
+    }
+
+    fn told(&mut self, tid: u32) {
+        self.told.retain(|(_, at)| at.elapsed() < UNSEEN_FOR);
+        if self.told.len() < KEPT_MAX {
+            self.told.push((tid, Instant::now()));
+        }
     }
 }
 
@@ -157,6 +182,10 @@ mod tests {
         assert!(!moved.was_elsewhere(Ino(5), dir, b"old") && !moved.was_elsewhere(Ino(6), dir, b"new"));
         assert_eq!([7, 7, 8].map(|tid| moved.excuse(Ino(5), tid)), [true, false, true]);
         assert!(!moved.excuse(Ino(6), 7));
+        // One that cannot be seen, on a path of which two parts have moved.
+        moved.take(Ino(8), dir, &Name::new(b"old"));
+        assert_eq!([5, 8].map(|ino| moved.excuse_unseen(Ino(ino), 9)), [true, false]);
+        assert!(moved.excuse_unseen(Ino(8), 10) && !moved.excuse_unseen(Ino(8), 11));
         moved.take(Ino(5), dir, &Name::new(b"newer"));
         assert!(moved.excuse(Ino(5), 7), "it has moved once more");
         assert!(moved.was_named(Ino(5), b"old") && moved.was_named(Ino(5), b"newer"));

@@ -2,6 +2,9 @@
 
 use super::*;
 
+/// From this seed on, rows that others want are kept for a while, as for calls that wait for what they lead to.
+const KEPT_FROM: u64 = 1 << 35;
+
 impl World {
     /// The log up to `until` is to be shipped.
     pub(crate) fn flush(&mut self, at: usize) -> Sequence {
@@ -120,8 +123,15 @@ impl World {
                 self.announce(at, number, (records, own, forget), change);
             }
             Body::Drop(ino) => {
-                let stale = self.clients[at].tree.drop_rows(&[ino]);
-                self.acknowledge(at, number, stale);
+                let keeps = self.config.seed >= KEPT_FROM && self.clients[at].tree.inode(ino).is_ok();
+                let client = &self.clients[at];
+                match client.connection.filter(|_| keeps) {
+                    Some(connection) if self.rng.below(2) == 0 => {
+                        let (life, wait) = (client.life, self.rng.between(5, 600));
+                        self.after(wait, What::DropKept(at, life, (connection, number), ino));
+                    }
+                    _ => self.drop_row(at, number, ino),
+                }
             }
             Body::Recall { object, keep_read } => {
                 let keeps_slots = self.is_broken(Rule::KeepSlotsBack);
@@ -139,6 +149,19 @@ impl World {
                 }
             }
         }
+    }
+
+    fn drop_row(&mut self, at: usize, event: u64, ino: Ino) {
+        let stale = self.clients[at].tree.drop_rows(&[ino]);
+        self.acknowledge(at, event, stale);
+    }
+
+    /// A row goes that was kept for calls. It may be this client's by now: whoever wanted it is gone.
+    pub(crate) fn drop_kept(&mut self, at: usize, event: u64, ino: Ino) {
+        if self.clients[at].tree.owns(ino) {
+            return self.acknowledge(at, event, Stale::default());
+        }
+        self.drop_row(at, event, ino);
     }
 
     pub(super) fn apply(&mut self, at: usize, records: &[Record], own: &[Object], forget: &[Ino]) -> Stale {
