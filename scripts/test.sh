@@ -80,7 +80,7 @@ step() { # NAME COMMAND...
     tell_step "$1"
 }
 
-# Steps of which each waits more than it computes, two at a time: lines of a name, a tab and a command without quotes. Each side has
+# Steps of which each waits more than it computes, two at a time: lines of a name, | and a command without quotes. Each side has
 # mounts of its own: namespaces that one script makes would keep what the other one has mounted.
 two_at_a_time() {
     local name command
@@ -94,7 +94,7 @@ two_at_a_time() {
     wait
     trap - HUP INT TERM
     exec 3<&-
-    while IFS=$'\t' read -r name command; do tell_step "$name"; done <"$output/queue"
+    while IFS='|' read -r name command; do tell_step "$name"; done <"$output/queue"
 }
 
 # Both read on in the same file, one at a time.
@@ -102,7 +102,7 @@ side() { # SECONDS SO FAR
     local name command
     SECONDS=$1
     exec 4<"$output/queue"
-    while flock 4 && IFS=$'\t' read -r name command <&3; do
+    while flock 4 && IFS='|' read -r name command <&3; do
         flock -u 4
         printf '== %s\n' "$name"
         # shellcheck disable=SC2086
@@ -232,20 +232,20 @@ fi
 if has real; then
     two_at_a_time < <(
         for script in tests/real/[a-z]*.sh; do
-            printf 'real %s\t%s\n' "$(basename "$script" .sh)" "$script ${large[*]}"
+            printf 'real %s|%s\n' "$(basename "$script" .sh)" "$script ${large[*]}"
         done
     )
 fi
 if has bench; then
-    two_at_a_time < <(
-        printf '%s\t%s\n' "benchmark, short" "bench/run.sh --smoke --workloads tree,cold,build,shared,make,many --store-delay 5"
-        printf '%s\t%s\n' "benchmark of slow links, short" "bench/run.sh --smoke --workloads tree,build,shared,make --rtt 0,1"
-        printf '%s\t%s\n' "benchmark of roots, short" "bench/roots.sh --smoke"
-        printf '%s\t%s\n' "benchmark of many hosts, short" "bench/headline.sh --smoke --compare"
-        printf '%s\t%s\n' "benchmark of versions, short" "bench/versions.sh --smoke"
-        printf '%s\t%s\n' "benchmark of send and receive, short" "bench/transfer.sh --smoke"
-        printf '%s\t%s\n' "benchmark of pull, short" "bench/pull.sh --smoke"
-    )
+    two_at_a_time <<'END'
+benchmark, short|bench/run.sh --smoke --workloads tree,cold,build,shared,make,many --store-delay 5
+benchmark of slow links, short|bench/run.sh --smoke --workloads tree,build,shared,make --rtt 0,1
+benchmark of roots, short|bench/roots.sh --smoke
+benchmark of many hosts, short|bench/headline.sh --smoke --compare
+benchmark of versions, short|bench/versions.sh --smoke
+benchmark of send and receive, short|bench/transfer.sh --smoke
+benchmark of pull, short|bench/pull.sh --smoke
+END
 fi
 
 printf '\n'

@@ -207,6 +207,9 @@ impl VolumeFs {
                                 .or_else(|| Some(self.client.kept.need(ino))),
                             _ => None,
                         };
+                        // For its data it waits without a directory's lock.
+                        let _asks = (!matches!(need, Need::Data(..)))
+                            .then(|| self.client.asks_with_locks(locked_by(request)));
                         if let Need::Row(missing @ (Missing::Own(_) | Missing::Executor)) = need {
                             match self.obtain(request, missing, &mut asked, reply, interrupt) {
                                 Ok(true) => return Ok(()),
@@ -223,8 +226,7 @@ impl VolumeFs {
                             Need::Row(Missing::Heard(_) | Missing::Listing(_)) => {
                                 Some(self.client.waits_with_locks(locked_by(request)))
                             }
-                            Need::Data(..) => None,
-                            _ => Some(self.client.asks_with_locks(locked_by(request))),
+                            _ => None,
                         };
                         self.satisfy(need, &mut needed, interrupt)
                             .map_err(|error| Failure::Errno(error.errno()))?;

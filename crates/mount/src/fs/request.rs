@@ -76,8 +76,6 @@ impl VolumeFs {
         reply: &mut Reply<'_>,
         interrupt: &Interrupt,
     ) -> Result<bool, FsError> {
-        let locked = locked_by(request);
-        let _asks = self.client.asks_with_locks(locked.clone());
         if let Missing::Own(object) = missing {
             asked.want(object.ino());
             if object.ino().of_slot().is_some() && asked.slots < slot::ASKS_MAX {
@@ -106,7 +104,7 @@ impl VolumeFs {
                 asked.acquired.push(dir);
                 if !tried {
                     // Who has to expire names there waits for this call, which may wait for him.
-                    let _waits = self.client.waits_with_locks(locked.clone());
+                    let _waits = self.client.waits_with_locks(locked_by(request));
                     if self.client.acquire(Object::Directory(dir), Some(interrupt))? {
                         return Ok(false);
                     }

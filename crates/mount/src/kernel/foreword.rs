@@ -9,8 +9,8 @@
 //! itself wait for what comes next in the stream. What is not let go of within [`PATIENCE`] goes with the words that follow
 //! the change, and those are what the acknowledgement waits for (`words`).
 
-use std::collections::{HashSet, VecDeque};
-use std::time::{Duration, Instant};
+use std::collections::HashSet;
+use std::time::Duration;
 
 use hayloft_fuse::Control;
 use hayloft_model::tree::Stale;
@@ -23,11 +23,6 @@ use crate::kernel::speaker::{SHORT_PATIENCE, Speaker};
 
 /// How long the stream waits for the kernel.
 const PATIENCE: Duration = Duration::from_millis(20);
-/// How long a thread that was told to look again is not told once more.
-const EXCUSED_FOR: Duration = Duration::from_secs(1);
-/// Most threads that are remembered for that.
-const EXCUSED_MAX: usize = 256;
-
 /// Speaks to the kernel before changes are applied.
 pub(crate) struct Foreword {
     control: Control,
@@ -213,26 +208,6 @@ impl Client {
     }
 }
 
-/// Threads that were told to look again.
-#[derive(Debug, Default)]
-pub(crate) struct Excused(VecDeque<(u32, Ino, Instant)>);
-
-impl Excused {
-    /// Whether a thread is to look again at what is in a directory: once, since a second time would be an error.
-    pub(crate) fn excuse(&mut self, tid: u32, dir: Ino) -> bool {
-        while self.0.front().is_some_and(|(_, _, at)| at.elapsed() > EXCUSED_FOR) {
-            self.0.pop_front();
-        }
-        let is_known = self.0.iter().any(|(known, of, _)| (*known, *of) == (tid, dir));
-        // Threads of other PID namespaces are all the same one.
-        let is_first = tid != 0 && !is_known && self.0.len() < EXCUSED_MAX;
-        if is_first {
-            self.0.push_back((tid, dir, Instant::now()));
-        }
-        is_first
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use hayloft_model::InodeRow;
@@ -293,16 +268,5 @@ mod tests {
             core.names.changing.end();
             core.names.changing.forget(dir);
         }
-    }
-
-    #[test]
-    fn a_thread_is_told_once_to_look_again() {
-        let mut excused = Excused::default();
-        let told = [(7, 1), (7, 1), (8, 1), (7, 2), (0, 1)].map(|(tid, dir)| excused.excuse(tid, Ino(dir)));
-        assert_eq!(told, [true, false, true, true, false]);
-        for tid in 10..10 + 2 * EXCUSED_MAX as u32 {
-            excused.excuse(tid, Ino(1));
-        }
-        assert_eq!(excused.0.len(), EXCUSED_MAX);
     }
 }

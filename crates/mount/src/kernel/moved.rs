@@ -20,10 +20,11 @@ const KEPT: Duration = Duration::from_secs(10);
 pub(crate) const KEPT_MAX: usize = 4096;
 /// Most names of one inode that are remembered; with more, any may have been its.
 const NAMES_MAX: usize = 16;
-/// Most threads that are told to look again, for one name.
+/// Most threads that are told to look again, for one name, or because of what they are told of a directory.
 const EXCUSED_MAX: usize = 256;
-/// For so long a thread that cannot be seen is not told once more, whatever it has come to: its call would end with an error.
-const UNSEEN_FOR: Duration = Duration::from_secs(1);
+/// How long a thread that was told to look again is not told once more, and most threads that are remembered for that.
+const EXCUSED_FOR: Duration = Duration::from_secs(1);
+const REMEMBERED_MAX: usize = 4096;
 /// How long it is waited until a thread that asks sleeps, so that it can be seen where it is.
 const SETTLES: Duration = Duration::from_millis(20);
 const PAUSE: Duration = Duration::from_micros(50);
@@ -62,8 +63,7 @@ struct Taken {
 pub(crate) struct Moved {
     by_inode: HashMap<Ino, Taken, FxBuildHasher>,
     in_order: VecDeque<(Ino, Instant)>,
-    /// Threads that were told to look again lately.
-    told: Vec<(u32, Instant)>,
+    told: Excused,
 }
 
 impl Moved {
@@ -109,28 +109,55 @@ impl Moved {
         let is_first = !taken.excused.contains(&tid) && taken.excused.len() < EXCUSED_MAX;
         if is_first {
             taken.excused.push(tid);
-            self.told(tid);
+            self.told.note(tid, ino);
         }
         is_first
     }
 
     /// The same for one of which it is not known what it does: it may be on the way along a path of which several parts have moved.
     pub(crate) fn excuse_unseen(&mut self, ino: Ino, tid: u32) -> bool {
-        let is_recent = |told: &(u32, Instant)| told.0 == tid && told.1.elapsed() < UNSEEN_FOR;
-        if tid != 0 && self.told.iter().any(is_recent) {
-            return false;
-        }
-        let is_first = self.excuse(ino, 0);
+        let is_first = !self.told.was_told(tid) && self.excuse(ino, 0);
         if is_first {
-            self.told(tid);
+            self.told.note(tid, ino);
+        }
+        is_first
+    }
+}
+
+/// Threads that were told to look again lately, and at what.
+#[derive(Debug, Default)]
+pub(crate) struct Excused(VecDeque<(u32, Ino, Instant)>);
+
+impl Excused {
+    /// Whether a thread is to look again at what is in a directory: once, since a second time would be an error.
+    pub(crate) fn excuse(&mut self, tid: u32, dir: Ino) -> bool {
+        self.forget_old();
+        let is_known = self.0.iter().any(|(known, of, _)| (*known, *of) == (tid, dir));
+        // Threads of other PID namespaces are all the same one.
+        let is_first = tid != 0 && !is_known && self.0.len() < EXCUSED_MAX;
+        if is_first {
+            self.note(tid, dir);
         }
         is_first
     }
 
-    fn told(&mut self, tid: u32) {
-        self.told.retain(|(_, at)| at.elapsed() < UNSEEN_FOR);
-        if self.told.len() < KEPT_MAX {
-            self.told.push((tid, Instant::now()));
+    /// A thread was told.
+    fn note(&mut self, tid: u32, at: Ino) {
+        self.forget_old();
+        if tid != 0 && self.0.len() < REMEMBERED_MAX {
+            self.0.push_back((tid, at, Instant::now()));
+        }
+    }
+
+    /// Whether a thread was, whatever it was to look at.
+    fn was_told(&mut self, tid: u32) -> bool {
+        self.forget_old();
+        self.0.iter().any(|(known, ..)| *known == tid)
+    }
+
+    fn forget_old(&mut self) {
+        while self.0.front().is_some_and(|(_, _, at)| at.elapsed() > EXCUSED_FOR) {
+            self.0.pop_front();
         }
     }
 }
@@ -195,6 +222,17 @@ mod tests {
         }
         assert!(moved.by_inode.len() <= KEPT_MAX && moved.in_order.len() <= KEPT_MAX);
         assert!(!moved.was_elsewhere(Ino(5), dir, b"new"));
+    }
+
+    #[test]
+    fn a_thread_is_told_once_to_look_again() {
+        let mut excused = Excused::default();
+        let told = [(7, 1), (7, 1), (8, 1), (7, 2), (0, 1)].map(|(tid, dir)| excused.excuse(tid, Ino(dir)));
+        assert_eq!(told, [true, false, true, true, false]);
+        for tid in 10..10 + 2 * EXCUSED_MAX as u32 {
+            excused.excuse(tid, Ino(1));
+        }
+        assert_eq!(excused.0.len(), EXCUSED_MAX);
     }
 
     #[test]

@@ -133,7 +133,7 @@ impl Drop for Need<'_> {
 pub(crate) fn run(client: &Client) {
     while let Some((Leaving { ack, inos, .. }, is_over)) = client.kept.next() {
         client.stats.recalls_kept.add(u64::from(is_over));
-        client.drop_rows(ack, &inos);
+        client.drop_rows(client.core(), ack, &inos);
         // Nobody may be reading the stream, who acknowledges otherwise what the kernel need not be told.
         client.acknowledge_one(ack);
     }

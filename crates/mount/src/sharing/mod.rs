@@ -157,15 +157,11 @@ impl Client {
             Some(Told::Apply(apply)) => self.apply(ack, &apply),
             Some(Told::Drop(drop)) => {
                 let inos: Vec<Ino> = drop.inos.into_iter().map(Ino).collect();
+                let core = self.core();
                 // Who waits for a row that is not here waits for whoever the others make way for.
-                let is_here =
-                    |core: &Core, ino: Ino| core.tree.inode(ino).is_ok() && !core.tree.is_left_out(ino);
-                let may_stay = {
-                    let core = self.core();
-                    inos.iter().all(|ino| is_here(&core, *ino))
-                };
-                if !(may_stay && self.kept.keeps(ack, &inos)) {
-                    self.drop_rows(ack, &inos);
+                let is_here = |ino: &Ino| core.tree.has_inode(*ino) && !core.tree.is_left_out(*ino);
+                if !(inos.iter().all(is_here) && self.kept.keeps(ack, &inos)) {
+                    self.drop_rows(core, ack, &inos);
                 }
                 Ok(())
             }
@@ -236,8 +232,7 @@ impl Client {
     }
 
     /// Somebody else is going to own these files.
-    fn drop_rows(&self, ack: (u64, u64), inos: &[Ino]) {
-        let mut core = self.core();
+    fn drop_rows(&self, mut core: CoreGuard<'_>, ack: (u64, u64), inos: &[Ino]) {
         if ack.0 <= core.cut_off {
             // All rows went with the connection, and others may have come since.
             return;
