@@ -221,9 +221,14 @@ impl Kernel {
     pub(crate) fn put_attributes(&mut self, ino: Ino, attributes: Attributes, since: Moment) {
         // Of an inode that is new to it, it does not know whether the answer is outdated.
         let is_new = self.inodes.insert(ino);
-        if !self.owed.remove(&ino) && (is_new || self.current(ino, since)) {
+        if !self.settle(ino) && (is_new || self.current(ino, since)) {
             self.attributes.insert(ino, attributes);
         }
+    }
+
+    /// The first answer that brings an inode has come: what was to be said of that is said, which is of all answers on their way.
+    fn settle(&mut self, ino: Ino) -> bool {
+        self.owed.remove(&ino) && self.invalidate(ino)
     }
 
     /// The answer that makes a file goes out, and counts however late it arrives.
@@ -240,7 +245,7 @@ impl Kernel {
     pub(crate) fn put_changed(&mut self, ino: Ino, attributes: Attributes, keep: bool) {
         self.inodes.insert(ino);
         let keep = keep || self.births.remove(&ino) == Some(false);
-        if !self.owed.remove(&ino) && keep {
+        if !self.settle(ino) && keep {
             self.attributes.insert(ino, attributes);
         } else {
             self.attributes.remove(&ino);

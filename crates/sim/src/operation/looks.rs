@@ -139,6 +139,11 @@ impl World {
         }
     }
 
+    /// Whether who was answered may come to that when it has been taken back with the session.
+    pub(super) fn comes_too_late(&self, at: usize) -> bool {
+        self.clients[at].kernel.follows() && self.clients[at].lapsed
+    }
+
     /// The kernel learns where a name leads.
     pub(super) fn looked_up(
         &mut self,
@@ -150,8 +155,7 @@ impl World {
     ) -> Target {
         // Else the directory is gone.
         let Answer::Entry(target, attributes, unlimited) = answer else { return None };
-        // What was so when it was answered may have been taken back with the session when who looked up a name comes to that by far too late.
-        let is_judged = !(self.clients[at].kernel.follows() && self.clients[at].lapsed);
+        let is_judged = !self.comes_too_late(at);
         if is_judged {
             let value = Value::Name(target.map(|(ino, _)| ino.0));
             self.see(at, op, Register::Name(dir.0, at_name), value, fuse.call);

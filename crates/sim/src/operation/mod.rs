@@ -519,7 +519,9 @@ impl World {
                 if keep {
                     self.clients[at].kernel.put_listing(*dir, list.clone(), begun.moment);
                 }
-                self.see_list(at, op, *dir, &list, begun.call);
+                if !self.comes_too_late(at) {
+                    self.see_list(at, op, *dir, &list, begun.call);
+                }
             }
             (Act::Write(ino, _), Answer::Done(..)) => drop(self.clients[at].kernel.invalidate(*ino)),
             (Act::Change(change), Answer::Done(made, unlimited)) => {
