@@ -372,6 +372,8 @@ pub(crate) struct Client {
     pub(crate) shipped: Shipped,
     /// Whether the kernel knows any directory by another number than its own.
     pub(crate) any_moved: Arc<AtomicBool>,
+    /// Whether any thread was told that there is no target of its rename.
+    pub(crate) any_hidden: AtomicBool,
     /// Whether it has files of trees that were replaced, and these trees.
     pub(crate) any_replaced: Arc<AtomicBool>,
     pub(crate) replaced: Replaced,
@@ -392,6 +394,7 @@ impl Client {
     ) -> Client {
         Client {
             any_moved: core.nodes.any_moved(),
+            any_hidden: AtomicBool::new(false),
             any_replaced: core.nodes.any_replaced(),
             replaced: Replaced::default(),
             trees: AtomicU32::new(0),

@@ -109,6 +109,11 @@ impl FileSystem for VolumeFs {
         }
         let handled = self.attend(request, reply, pace);
         twins.into_iter().for_each(|twins| self.tell_twins(twins));
+        if let (Operation::Lookup { .. }, Err(Failure::Errno(error))) = (&request.op, &handled)
+            && *error != Errno::ESTALE
+        {
+            self.client.core().moved.finds_nothing(request.pid);
+        }
         // When it has ended, the core may be held for long by who keeps what was not sent.
         let is_live = self.client.link.condition() == Condition::Live;
         if is_live && !matches!(handled, Err(Failure::Again)) {

@@ -1,5 +1,7 @@
 //! Requests about names and directories.
 
+use std::sync::atomic::Ordering;
+
 use bytes::Bytes;
 use hayloft_fuse::{Entry, Operation, Pace, Reply, Request, Validity, open_flags};
 use hayloft_model::sound::TARGET_MAX;
@@ -12,7 +14,7 @@ use super::{Done, Need, Stop, VolumeFs, done, ino_of};
 use crate::core::{Core, CoreGuard};
 use crate::kernel::Word;
 use crate::kernel::late::Caller;
-use crate::kernel::moved::Doing;
+use crate::kernel::moved::{Doing, Told};
 use crate::kernel::nodes::NodeId;
 use crate::kernel::offsets::{cookie_at, offset_of};
 use crate::sharing::ahead::Place;
@@ -37,14 +39,19 @@ impl VolumeFs {
         let mut seen = None;
         let mut core = loop {
             let mut core = self.client.core();
+            core.moved.looks_up(request.pid, (dir, name));
             let Some(moved) = moved_to(&mut core, dir, name).filter(|moved| Some(*moved) != seen) else {
                 break core;
             };
             drop(core);
-            if self.looks_again(request, name, moved, pace)? {
-                return Err(TreeError::Stale.into());
+            match self.of_moved(request, name, moved, pace)? {
+                Told::Truth => seen = Some(moved),
+                Told::LookAgain => return Err(TreeError::Stale.into()),
+                Told::Absent => {
+                    reply.entry(&Entry::negative(Validity::ZERO));
+                    return Ok(());
+                }
             }
-            seen = Some(moved);
         };
         let found = match name {
             b"." | b".." => return self.lookup_lone(core, at, name, reply),
@@ -63,7 +70,10 @@ impl VolumeFs {
                 let entry = if is_changing { made_entry } else { entry };
                 reply.entry(&entry(node, core.tree.inode(ino)?, validity));
             }
-            None => reply.entry(&Entry::negative(core.absence(at, name, Caller::of(request, pace)))),
+            None => {
+                core.moved.finds_nothing(request.pid);
+                reply.entry(&Entry::negative(core.absence(at, name, Caller::of(request, pace))));
+            }
         }
         done(request, &mut core);
         Ok(())
@@ -91,26 +101,31 @@ impl VolumeFs {
         node
     }
 
-    /// Whether a thread has to look up anew what leads to an inode that has just moved, see [`crate::kernel::moved`].
-    fn looks_again(
-        &self,
-        request: &Request<'_>,
-        name: &[u8],
-        moved: Ino,
-        pace: Pace<'_>,
-    ) -> Result<bool, Stop> {
+    /// What a thread is told of a name that leads to an inode which has just moved, see [`crate::kernel::moved`].
+    fn of_moved(&self, request: &Request<'_>, name: &[u8], moved: Ino, pace: Pace<'_>) -> Result<Told, Stop> {
         if let Pace::Fast = pace {
             // To look at a thread takes a while. `Room` is what any thread of the pool may wait for.
             return Err(Stop::Need(Need::Room));
         }
         let doing = crate::kernel::moved::doing(request.pid);
         let mut core = self.client.core();
-        Ok(match doing {
-            Doing::Rename(Some((from, to))) if to != name || !core.moved.was_named(moved, &from) => false,
-            Doing::Rename(_) => core.moved.excuse(moved, request.pid),
-            Doing::Other => false,
-            Doing::Unseen => core.moved.excuse_unseen(moved, request.pid),
-        })
+        let told = match &doing {
+            Doing::Rename(Some(paths)) => {
+                core.moved.told_renamer(moved, request.pid, (ino_of(request), name), paths)
+            }
+            Doing::Rename(None) => Told::once(core.moved.excuse(moved, request.pid)),
+            Doing::Other => Told::Truth,
+            Doing::Unseen => Told::once(core.moved.excuse_unseen(moved, request.pid)),
+        };
+        if told != Told::Absent {
+            return Ok(told);
+        }
+        if !can_be_absent(&mut core, ino_of(request), name) {
+            return Ok(Told::LookAgain);
+        }
+        core.moved.hide(request.pid, moved);
+        self.client.any_hidden.store(true, Ordering::Release);
+        Ok(told)
     }
 
     fn make(&self, request: &Request<'_>, name: &[u8], new: NewNode, pace: Pace<'_>) -> Result<Entry, Stop> {
@@ -404,6 +419,14 @@ impl VolumeFs {
     fn check_not_full(&self) -> Done {
         if self.client.ledger.is_full() { Err(TreeError::NoSpace.into()) } else { Ok(()) }
     }
+}
+
+/// Whether a thread can be told that there is no target of its rename: the kernel does less then than to ask. (In a sticky directory it
+/// looks whose that is. What it takes for a directory that is gone may have something mounted on it.)
+fn can_be_absent(core: &mut Core, dir: Ino, name: &[u8]) -> bool {
+    let is_sticky = core.tree.inode(dir).map_or(true, |row| row.mode & libc::S_ISVTX != 0);
+    let leads_to = core.tree.leads_to(dir, name);
+    !is_sticky && leads_to.is_some_and(|dentry| dentry.kind != FileKind::Directory)
 }
 
 /// The inode that a name leads to, if it had another name just now.

@@ -1,7 +1,8 @@
 //! Changes of directories that the kernel has under several numbers (see [`crate::kernel::nodes`]).
 //!
 //! The kernel knows of a change by this host where it has asked for it. By its other numbers it goes on with what it has
-//! of the directory: it is told, before the call returns, as of a change by another host.
+//! of the directory: it is told, before the call returns, as of a change by another host. So is what a call changes of which the
+//! kernel was not told (see [`crate::kernel::moved`]).
 
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::channel;
@@ -23,13 +24,36 @@ pub(super) struct Twins {
     used: Vec<NodeId>,
     inos: Vec<Ino>,
     names: Vec<(Ino, Name)>,
+    /// Who renames something to what it was not told of, and that.
+    hidden: Option<(u32, Ino)>,
 }
 
 impl VolumeFs {
     /// What a request concerns that the kernel has under other numbers as well, if anything. Names there are handed out for
     /// one use from now on.
     pub(super) fn twins(&self, request: &Request<'_>) -> Option<Twins> {
-        if !changes(&request.op) || !self.client.any_moved.load(Ordering::Acquire) {
+        if !changes(&request.op) {
+            return None;
+        }
+        let hidden = self.hidden(request);
+        let others = self.other_numbers(request);
+        if hidden.is_none() {
+            return others;
+        }
+        let alone = || Twins { used: Vec::new(), inos: Vec::new(), names: Vec::new(), hidden: None };
+        Some(Twins { hidden, ..others.unwrap_or_else(alone) })
+    }
+
+    fn hidden(&self, request: &Request<'_>) -> Option<(u32, Ino)> {
+        let is_rename = matches!(request.op, Operation::Rename { .. });
+        if !is_rename || !self.client.any_hidden.load(Ordering::Acquire) {
+            return None;
+        }
+        Some((request.pid, self.client.core().moved.hidden(request.pid)?))
+    }
+
+    fn other_numbers(&self, request: &Request<'_>) -> Option<Twins> {
+        if !self.client.any_moved.load(Ordering::Acquire) {
             return None;
         }
         let change = self.change_of(request)?;
@@ -54,12 +78,18 @@ impl VolumeFs {
         for number in &used {
             core.spare(number.ino());
         }
-        Some(Twins { used, inos, names })
+        Some(Twins { used, inos, names, hidden: None })
     }
 
     /// Tells the kernel what has changed.
     pub(super) fn tell_twins(&self, twins: Twins) {
-        let word = self.client.core().word_for_others(twins.inos, twins.names, &twins.used);
+        let mut core = self.client.core();
+        let mut word = core.word_for_others(twins.inos, twins.names, &twins.used);
+        if let (Word::Stale { attributes, .. }, Some((tid, ino))) = (&mut word, twins.hidden) {
+            attributes.extend(core.nodes.each(vec![ino]));
+            self.client.any_hidden.store(core.moved.reveal(tid), Ordering::Release);
+        }
+        drop(core);
         self.client.tell_kernel(word);
         let (done, heard) = channel();
         self.client.tell_kernel(Word::Heard(done));

@@ -13,8 +13,8 @@ pub(crate) enum Place {
     /// It sleeps in a system call.
     Call {
         number: libc::c_long,
-        /// The first four.
-        arguments: [u64; 4],
+        /// The first five.
+        arguments: [u64; 5],
     },
     /// It sleeps elsewhere.
     Elsewhere,
@@ -66,10 +66,10 @@ fn parse(text: &str) -> Place {
         return Place::Running;
     }
     let mut argument = || u64::from_str_radix(words.next()?.strip_prefix("0x")?, 16).ok();
-    let arguments = [argument(), argument(), argument(), argument()];
+    let arguments = [argument(), argument(), argument(), argument(), argument()];
     match (number.parse(), arguments) {
-        (Ok(number @ 0..), [Some(first), Some(second), Some(third), Some(fourth)]) => {
-            Place::Call { number, arguments: [first, second, third, fourth] }
+        (Ok(number @ 0..), [Some(first), Some(second), Some(third), Some(fourth), Some(fifth)]) => {
+            Place::Call { number, arguments: [first, second, third, fourth, fifth] }
         }
         _ => Place::Elsewhere,
     }
@@ -87,7 +87,7 @@ mod tests {
     fn places_are_parsed() {
         assert_eq!(parse("running\n"), Place::Running);
         assert_eq!(parse("-1 0x7ffc 0x7f3a\n"), Place::Elsewhere);
-        assert_eq!(parse("73 0x9 0x2 0x0 0x1 0x0\n"), Place::Call { number: 73, arguments: [9, 2, 0, 1] });
+        assert_eq!(parse("73 0x9 0x2 0x0 0x1 0x0\n"), Place::Call { number: 73, arguments: [9, 2, 0, 1, 0] });
         assert_eq!(parse(""), Place::Elsewhere);
     }
 

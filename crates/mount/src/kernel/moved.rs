@@ -5,6 +5,10 @@
 //! without asking. Two hosts would have claimed one job. So a thread that is within a rename, and looks up a name to which
 //! an inode has just been moved from the name that it renames, gets ESTALE, once: then the kernel begins the call anew and asks
 //! for everything, the source too. Where the names cannot be read in the thread's memory, every rename counts.
+//!
+//! A second ESTALE would be the caller's. So a thread that has just had one, and finds the target moved once more, is told that
+//! there is none: it asks for the rename then, and that is decided by what is so. What it had not been told of is said to have
+//! changed, before the call returns.
 
 use std::collections::{HashMap, VecDeque};
 use std::time::{Duration, Instant};
@@ -45,8 +49,13 @@ const RENAMES: &[libc::c_long] = &[libc::SYS_renameat, libc::SYS_renameat2];
 /// Those of two paths, without folders to begin at.
 #[cfg(target_arch = "x86_64")]
 const RENAMES_OF_PATHS: &[libc::c_long] = &[libc::SYS_rename, 38];
+/// Those with flags behind the paths.
+#[cfg(target_arch = "x86_64")]
+const RENAMES_WITH_FLAGS: &[libc::c_long] = &[libc::SYS_renameat2, 353];
 #[cfg(not(target_arch = "x86_64"))]
 const RENAMES_OF_PATHS: &[libc::c_long] = &[];
+#[cfg(not(target_arch = "x86_64"))]
+const RENAMES_WITH_FLAGS: &[libc::c_long] = &[libc::SYS_renameat2];
 
 /// A name that was taken from an inode.
 #[derive(Debug)]
@@ -64,6 +73,9 @@ pub(crate) struct Moved {
     by_inode: HashMap<Ino, Taken, FxBuildHasher>,
     in_order: VecDeque<(Ino, Instant)>,
     told: Excused,
+    renames: HashMap<u32, Again, FxBuildHasher>,
+    /// Threads that were told of no target, and which inodes they were not told of.
+    hidden: VecDeque<(u32, Ino, Instant)>,
 }
 
 impl Moved {
@@ -97,10 +109,51 @@ impl Moved {
     }
 
     /// Whether a rename from a name of this kind may have found the inode there.
-    pub(crate) fn was_named(&self, ino: Ino, name: &[u8]) -> bool {
+    fn was_named(&self, ino: Ino, name: &[u8]) -> bool {
         self.by_inode.get(&ino).is_some_and(|taken| {
             taken.places.len() >= NAMES_MAX || taken.places.iter().any(|(_, old)| old.as_bytes() == name)
         })
+    }
+
+    /// A thread looks up a name: for its rename, if it was told to look again. (Then the kernel asks for both names.)
+    pub(crate) fn looks_up(&mut self, tid: u32, (dir, name): (Ino, &[u8])) {
+        if !self.renames.is_empty()
+            && let Some(again) = self.renames.get_mut(&tid)
+            && again.paths.target() == name
+        {
+            again.first.get_or_insert(dir);
+        }
+    }
+
+    /// What a thread looks up is not there, or cannot be found: its rename ends, or has what it needs.
+    pub(crate) fn finds_nothing(&mut self, tid: u32) {
+        if !self.renames.is_empty() {
+            self.renames.remove(&tid);
+        }
+    }
+
+    /// What a thread is told that renames, and looks up a name of the inode.
+    pub(crate) fn told_renamer(&mut self, ino: Ino, tid: u32, place: (Ino, &[u8]), paths: &Paths) -> Told {
+        let is_of_inode =
+            paths.target() == place.1 && !paths.is_of_itself() && self.was_named(ino, paths.source());
+        if !is_of_inode || !self.excuse(ino, tid) {
+            return Told::Truth;
+        }
+        let again = self
+            .renames
+            .get(&tid)
+            .filter(|again| again.since.elapsed() < EXCUSED_FOR && again.paths == *paths);
+        match again.map(|again| paths.part(place, again.first)) {
+            Some(Part::Source) => return Told::Truth,
+            Some(Part::Target) if !paths.exchanges => return Told::Absent,
+            _ => {}
+        }
+        self.renames.retain(|_, again| again.since.elapsed() < EXCUSED_FOR);
+        if tid != 0 && self.renames.len() < EXCUSED_MAX {
+            let again = Again { paths: paths.clone(), since: Instant::now(), first: None };
+            self.renames.insert(tid, again);
+        }
+        Told::LookAgain
     }
 
     /// Whether a thread is to look again: once, since a second time would be an error.
@@ -112,6 +165,27 @@ impl Moved {
             self.told.note(tid, ino);
         }
         is_first
+    }
+
+    /// A thread is told that there is no target of its rename.
+    pub(crate) fn hide(&mut self, tid: u32, ino: Ino) {
+        self.reveal(tid);
+        self.hidden.retain(|(.., since)| since.elapsed() < KEPT);
+        if self.hidden.len() >= EXCUSED_MAX {
+            self.hidden.pop_front();
+        }
+        self.hidden.push_back((tid, ino, Instant::now()));
+    }
+
+    /// What a thread that asks for a rename was not told of.
+    pub(crate) fn hidden(&self, tid: u32) -> Option<Ino> {
+        self.hidden.iter().find(|(hidden_from, ..)| *hidden_from == tid).map(|(_, ino, _)| *ino)
+    }
+
+    /// The rename is done. Whether something is hidden from others still.
+    pub(crate) fn reveal(&mut self, tid: u32) -> bool {
+        self.hidden.retain(|(hidden_from, ..)| *hidden_from != tid);
+        !self.hidden.is_empty()
     }
 
     /// The same for one of which it is not known what it does: it may be on the way along a path of which several parts have moved.
@@ -165,12 +239,81 @@ impl Excused {
 /// What a thread that waits for us is doing.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Doing {
-    /// It renames the one to the other; the last parts of their paths, if they can be read.
-    Rename(Option<(Vec<u8>, Vec<u8>)>),
+    /// It renames, what is known if that can be read.
+    Rename(Option<Paths>),
     /// Something else.
     Other,
     /// That cannot be seen.
     Unseen,
+}
+
+/// What a thread renames.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Paths {
+    from: Vec<u8>,
+    to: Vec<u8>,
+    /// Both begin at one folder.
+    from_one: bool,
+    exchanges: bool,
+}
+
+impl Paths {
+    fn source(&self) -> &[u8] {
+        parts(&self.from).next_back().unwrap_or_default()
+    }
+
+    fn target(&self) -> &[u8] {
+        parts(&self.to).next_back().unwrap_or_default()
+    }
+
+    fn is_of_itself(&self) -> bool {
+        self.from == self.to && (self.from_one || self.from.starts_with(b"/"))
+    }
+
+    /// What a name in a directory is to it. `first`: where the thread has looked up first, since the kernel has begun anew, what both names
+    /// are called, if that is one: for the source.
+    fn part(&self, (dir, name): (Ino, &[u8]), first: Option<Ino>) -> Part {
+        let met = parts(&self.from).chain(parts(&self.to)).filter(|part| *part == name).count();
+        match (self.source() == name, self.target() == name, met) {
+            (false, true, 1) => Part::Target,
+            (true, true, 2) if first == Some(dir) => Part::Source,
+            (true, true, 2) if first.is_some() => Part::Target,
+            _ => Part::Any,
+        }
+    }
+}
+
+/// What a name is to a rename.
+#[derive(Debug, PartialEq, Eq)]
+enum Part {
+    Source,
+    Target,
+    /// It may be on the way.
+    Any,
+}
+
+/// What a thread is told of a name that leads to an inode which has just moved.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Told {
+    Truth,
+    LookAgain,
+    Absent,
+}
+
+impl Told {
+    /// It looks again if it has not done so.
+    pub(crate) fn once(looks_again: bool) -> Told {
+        if looks_again { Told::LookAgain } else { Told::Truth }
+    }
+}
+
+/// A rename that was told to look again.
+#[derive(Debug)]
+struct Again {
+    paths: Paths,
+    since: Instant,
+    /// Where it has looked up first what both names are called, since then.
+    first: Option<Ino>,
 }
 
 /// What a thread that waits for us is doing.
@@ -180,8 +323,13 @@ pub(crate) fn doing(tid: u32) -> Doing {
         match place_of(tid) {
             Ok(Place::Call { number, arguments }) if RENAMES.contains(&number) => {
                 let [from, to] = if RENAMES_OF_PATHS.contains(&number) { [0, 1] } else { [1, 3] };
-                let last_part = |at: usize| path_at(tid, arguments[at]).map(|path| last_part(&path).to_vec());
-                return Doing::Rename(last_part(from).and_then(|from| Ok((from, last_part(to)?))).ok());
+                let exchanges = RENAMES_WITH_FLAGS.contains(&number)
+                    && arguments[4] & u64::from(libc::RENAME_EXCHANGE) != 0;
+                let path = |at: usize| path_at(tid, arguments[at]).ok();
+                let from_one = RENAMES_OF_PATHS.contains(&number) || arguments[0] == arguments[2];
+                let paths =
+                    path(from).zip(path(to)).map(|(from, to)| Paths { from, to, from_one, exchanges });
+                return Doing::Rename(paths);
             }
             Ok(Place::Call { .. }) => return Doing::Other,
             // It has asked, and is not asleep yet.
@@ -192,9 +340,8 @@ pub(crate) fn doing(tid: u32) -> Doing {
     Doing::Unseen
 }
 
-fn last_part(path: &[u8]) -> &[u8] {
-    let end = path.iter().rposition(|byte| *byte != b'/').map_or(0, |at| at + 1);
-    path[..end].rsplit(|byte| *byte == b'/').next().unwrap_or_default()
+fn parts(path: &[u8]) -> impl DoubleEndedIterator<Item = &[u8]> {
+    path.split(|byte| *byte == b'/').filter(|part| !part.is_empty())
 }
 
 #[cfg(test)]
@@ -235,10 +382,72 @@ mod tests {
         assert_eq!(excused.0.len(), EXCUSED_MAX);
     }
 
+    fn paths(from: &str, to: &str) -> Paths {
+        Paths { from: from.into(), to: to.into(), from_one: true, exchanges: false }
+    }
+
     #[test]
-    fn the_last_part_of_a_path_is_a_name() {
-        let parts = [&b"a"[..], b"a/b", b"/a/b/", b"/", b""].map(last_part);
-        assert_eq!(parts, [&b"a"[..], b"b", b"b", b"", b""]);
+    fn the_target_of_a_rename_is_told_from_what_is_on_the_way() {
+        let names = [("a", "a/b"), ("/a/b/", "/"), ("", "b//")].map(|(from, to)| {
+            let paths = paths(from, to);
+            [paths.source().to_vec(), paths.target().to_vec()]
+        });
+        assert_eq!(names, [[&b"a"[..], b"b"], [b"b", b""], [b"", b"b"]]);
+        let (dir, other) = (Ino(5), Ino(6));
+        let part = |from: &str, to: &str, first| paths(from, to).part((dir, b"x"), first);
+        assert_eq!([part("d/a", "d/x", None), part("d/x", "d/a", None)], [Part::Target, Part::Any]);
+        let by_first = [None, Some(dir), Some(other)].map(|first| part("a/x", "b/x/", first));
+        assert_eq!(by_first, [Part::Any, Part::Source, Part::Target]);
+        let on_the_way = [part("x/a", "x", None), part("a/x", "x/x", Some(other))];
+        assert_eq!(on_the_way, [Part::Any, Part::Any]);
+        assert!(paths("a/x", "a/x").is_of_itself() && !paths("a/x", "b/x").is_of_itself());
+        let of_two = Paths { from_one: false, ..paths("x", "x") };
+        assert!(!of_two.is_of_itself() && Paths { from_one: false, ..paths("/x", "/x") }.is_of_itself());
+    }
+
+    #[test]
+    fn a_rename_is_told_to_look_again_once() {
+        let (dir, other, tid, mut moved) = (Ino(1), Ino(2), 7, Moved::default());
+        let renamed = paths("old", "new");
+        let tell = |moved: &mut Moved, from: &[u8], place, paths: &Paths| {
+            moved.take(Ino(5), dir, &Name::new(from));
+            moved.looks_up(tid, place);
+            moved.told_renamer(Ino(5), tid, place, paths)
+        };
+        assert_eq!(tell(&mut moved, b"old", (dir, b"new"), &renamed), Told::LookAgain);
+        assert_eq!(
+            moved.told_renamer(Ino(5), tid, (dir, b"new"), &renamed),
+            Told::Truth,
+            "it has looked again"
+        );
+        assert_eq!(tell(&mut moved, b"old", (dir, b"new"), &renamed), Told::Absent, "it has moved once more");
+        assert_eq!(tell(&mut moved, b"old", (dir, b"old"), &renamed), Told::Truth, "the source");
+        let exchanged = Paths { exchanges: true, ..renamed.clone() };
+        let again = [(); 2].map(|()| tell(&mut moved, b"old", (dir, b"new"), &exchanged));
+        assert_eq!(again, [Told::LookAgain; 2], "it needs a target");
+        assert_eq!(tell(&mut moved, b"old", (dir, b"old"), &paths("old", "old")), Told::Truth);
+        // Names that are the same in two folders: the source comes first.
+        let renamed = paths("a/old", "b/old");
+        let told = [dir, dir, other].map(|dir| tell(&mut moved, b"old", (dir, b"old"), &renamed));
+        assert_eq!(told, [Told::LookAgain, Told::Truth, Told::Absent]);
+        // Who has found nothing may be within another call by now, for which the kernel has the source at hand.
+        moved.finds_nothing(tid);
+        assert_eq!(tell(&mut moved, b"old", (other, b"old"), &renamed), Told::LookAgain);
+        assert_eq!(tell(&mut moved, b"old", (other, b"old"), &paths("b/old", "a/old")), Told::LookAgain);
+    }
+
+    #[test]
+    fn what_a_thread_was_not_told_of_is_known_until_it_has_renamed() {
+        let mut moved = Moved::default();
+        moved.hide(7, Ino(5));
+        moved.hide(8, Ino(5));
+        moved.hide(7, Ino(6));
+        assert_eq!([7, 8, 9].map(|tid| moved.hidden(tid)), [Some(Ino(6)), Some(Ino(5)), None]);
+        assert!(moved.reveal(7) && moved.hidden(7).is_none() && !moved.reveal(8));
+        for tid in 0..2 * EXCUSED_MAX as u32 {
+            moved.hide(tid, Ino(5));
+        }
+        assert_eq!(moved.hidden.len(), EXCUSED_MAX);
     }
 
     #[test]

@@ -80,7 +80,7 @@ impl Caller {
         std::thread::sleep(std::time::Duration::from_micros(10 + u64::from(look)));
     }
 
-    fn in_call(tid: u32, number: libc::c_long, arguments: [u64; 4]) -> Caller {
+    fn in_call(tid: u32, number: libc::c_long, arguments: [u64; 5]) -> Caller {
         let [fd, command, ..] = arguments.map(|argument| argument as i32);
         // Of a program of another word size the number means nothing; flock's commands are below these.
         let of_file =
@@ -401,9 +401,9 @@ mod tests {
 
     #[test]
     fn the_descriptor_is_read_from_the_system_call() {
-        let caller = Caller::in_call(5, libc::SYS_flock, [9, 6, 0, 0]);
+        let caller = Caller::in_call(5, libc::SYS_flock, [9, 6, 0, 0, 0]);
         assert_eq!(caller, Caller { tid: 5, fd: 9, of_file: false });
-        let caller = Caller::in_call(5, libc::SYS_fcntl, [3, 0x25, 0, 0]);
+        let caller = Caller::in_call(5, libc::SYS_fcntl, [3, 0x25, 0, 0, 0]);
         assert_eq!(caller, Caller { tid: 5, fd: 3, of_file: true });
     }
 
