@@ -4,7 +4,7 @@ use std::collections::{BTreeSet, HashSet};
 
 use crate::grants::{
     Awaited, BySlots, Grants, Mode, Object, Order, Outcome, Output, Request, STRAY, STREAK_MIN, Stage,
-    Ticket, object::home_first,
+    Ticket, Waiting, object::home_first,
 };
 use crate::{Ino, SessionId};
 
@@ -14,6 +14,22 @@ impl Grants {
         if self.unclaimed.is_empty() {
             let line: Vec<Ticket> = self.line.iter().copied().collect();
             line.into_iter().for_each(|ticket| self.advance_one(ticket));
+        }
+    }
+
+    /// Those in line that a request may keep from going on.
+    pub(super) fn behind(&self, ticket: Ticket) -> BTreeSet<Ticket> {
+        let of_claim = |(ino, mode)| {
+            self.claims.get(&ino).into_iter().flat_map(move |claims| claims.against(ticket, mode))
+        };
+        let claims = self.requests.get(&ticket).into_iter().flat_map(Waiting::claims);
+        claims.flat_map(of_claim).filter(|other| self.line.contains(other)).collect()
+    }
+
+    /// Nothing is in the way of these any more that was. (All others wait for something else.)
+    pub(super) fn advance_these(&mut self, tickets: BTreeSet<Ticket>) {
+        if self.unclaimed.is_empty() {
+            tickets.into_iter().for_each(|ticket| self.advance_one(ticket));
         }
     }
 
@@ -51,10 +67,8 @@ impl Grants {
     /// Whether somebody who comes first claims an object in a way that conflicts. What is being carried out comes first, wherever
     /// it stands in line: a request that was extended stands before others that have begun since.
     fn is_taken(&self, ticket: Ticket, ino: Ino, mode: Mode) -> bool {
-        let others = self.claims.get(&ino).into_iter().flatten();
-        others.into_iter().any(|(other, theirs)| {
-            *other != ticket && theirs.conflicts(mode) && self.comes_before(*other, ticket)
-        })
+        let others = self.claims.get(&ino).into_iter().flat_map(|claims| claims.against(ticket, mode));
+        others.into_iter().any(|other| self.comes_before(other, ticket))
     }
 
     fn comes_before(&self, other: Ticket, ticket: Ticket) -> bool {
@@ -100,7 +114,7 @@ impl Grants {
 
     pub(super) fn claim_for(&mut self, ticket: Ticket, claims: impl IntoIterator<Item = (Ino, Mode)>) {
         for (ino, mode) in claims {
-            self.claims.entry(ino).or_default().push((ticket, mode));
+            self.claims.entry(ino).or_default().insert(ticket, mode);
         }
     }
 
@@ -109,7 +123,7 @@ impl Grants {
         let Some(waiting) = self.requests.get(&ticket) else { return };
         for (ino, _) in waiting.claims() {
             if let Some(claims) = self.claims.get_mut(&ino) {
-                claims.retain(|(of, _)| *of != ticket);
+                claims.remove(ticket);
                 if claims.is_empty() {
                     self.claims.remove(&ino);
                 }

@@ -160,6 +160,8 @@ enum Mode {
 }
 
 impl Mode {
+    const ALL: [Mode; 4] = [Mode::ReadBelow, Mode::OwnBelow, Mode::Read, Mode::Exclusive];
+
     fn conflicts(self, other: Mode) -> bool {
         matches!(
             (self, other),
@@ -168,6 +170,35 @@ impl Mode {
                 | (Mode::Read, Mode::OwnBelow)
                 | (Mode::OwnBelow, Mode::Read)
         )
+    }
+}
+
+/// Who claims an object: of ten thousand readers none is looked at to find out whether they are in each other's way.
+#[derive(Clone, Debug, Default)]
+struct Claims {
+    by_mode: [BTreeSet<Ticket>; Mode::ALL.len()],
+}
+
+impl Claims {
+    fn insert(&mut self, ticket: Ticket, mode: Mode) {
+        self.by_mode[mode as usize].insert(ticket);
+    }
+
+    fn remove(&mut self, ticket: Ticket) {
+        for tickets in &mut self.by_mode {
+            tickets.remove(&ticket);
+        }
+    }
+
+    fn is_empty(&self) -> bool {
+        self.by_mode.iter().all(BTreeSet::is_empty)
+    }
+
+    /// Others than this request who claim it in a way that conflicts with a mode.
+    fn against(&self, ticket: Ticket, mode: Mode) -> impl Iterator<Item = Ticket> + '_ {
+        let conflicting = Mode::ALL.into_iter().filter(move |theirs| theirs.conflicts(mode));
+        let tickets = conflicting.flat_map(|theirs| &self.by_mode[theirs as usize]);
+        tickets.copied().filter(move |other| *other != ticket)
     }
 }
 
@@ -252,7 +283,7 @@ pub struct Grants {
     splits: split::Splits,
     last_ticket: u64,
     /// Who claims what, of all requests that are not carried out yet.
-    claims: HashMap<Ino, Vec<(Ticket, Mode)>>,
+    claims: HashMap<Ino, Claims>,
     /// Requests whose turn has not come.
     line: BTreeSet<Ticket>,
     /// Sessions of which it is not known what they own.

@@ -138,8 +138,7 @@ impl Grants {
 
     /// Whether another request claims the object in a way that conflicts with reading it.
     pub(super) fn is_wanted(&self, ticket: Ticket, wanted: Ino) -> bool {
-        let others = self.claims.get(&wanted).into_iter().flatten();
-        others.into_iter().any(|(other, mode)| *other != ticket && mode.conflicts(Mode::Read))
+        self.claims.get(&wanted).is_some_and(|claims| claims.against(ticket, Mode::Read).next().is_some())
     }
 
     /// What of a ready request was put into streams that others have to acknowledge: everybody who is concerned
@@ -205,10 +204,16 @@ impl Grants {
 
     /// A request is given up, or has failed; nothing of it was published.
     pub fn cancel(&mut self, ticket: Ticket) {
-        self.remove(ticket);
-        for peer in self.peers.values_mut() {
-            peer.awaited.retain(|_, awaited| !matches!(awaited, Awaited::Drop(of) if *of == ticket));
+        let behind = self.behind(ticket);
+        if let Some(Stage::Dropping(left)) = self.requests.get(&ticket).map(|waiting| waiting.stage.clone()) {
+            let is_its = |awaited: &Awaited| matches!(awaited, Awaited::Drop(of) if *of == ticket);
+            for session in left {
+                if let Some(peer) = self.peers.get_mut(&session) {
+                    peer.awaited.retain(|_, awaited| !is_its(awaited));
+                }
+            }
         }
-        self.advance();
+        self.remove(ticket);
+        self.advance_these(behind);
     }
 }

@@ -13,6 +13,7 @@ use super::{Done, Need, Stop, VolumeFs, done, ino_of};
 use crate::cache::data::{File, FileData, Lacking};
 use crate::core::{Core, CoreGuard};
 use crate::kernel::Word;
+use crate::log::accepted::UpTo;
 use crate::log::ledger::FlushError;
 use crate::sharing::ahead::Place;
 use crate::sharing::appends::Append;
@@ -299,13 +300,18 @@ impl VolumeFs {
         Ok(())
     }
 
-    /// Makes everything up to now durable. `ino`: who asks wants to know of this one; none: of everything.
-    pub(super) fn sync(&self, ino: Option<Ino>, pace: Pace<'_>) -> Done {
-        let interrupt: &Interrupt = match pace {
-            Pace::Fast => return Err(Stop::Need(Need::Room)),
-            Pace::Patient(interrupt) => interrupt,
+    /// Makes everything durable up to when that was asked. `ino`: who asks wants to know of this one; none: of everything.
+    pub(super) fn sync(&self, ino: Option<Ino>, tid: u32, asked: Option<UpTo>, pace: Pace<'_>) -> Done {
+        let (interrupt, asked): (&Interrupt, UpTo) = match (pace, asked) {
+            (Pace::Patient(interrupt), Some(asked)) => (interrupt, asked),
+            _ => return Err(Stop::Need(Need::Room)),
         };
-        let flushed = self.client.flush_durably(Some(interrupt));
+        let before = ino.and_then(|ino| self.client.ledger.told_before(ino, tid));
+        let flushed = self.client.flush_durably(asked, Some(interrupt));
+        let flushed = before.map_or(flushed, |kept| Err(FlushError::Lost(kept)));
+        if let (Some(ino), Err(FlushError::Lost(kept))) = (ino, &flushed) {
+            self.client.ledger.told_of(ino, tid, kept);
+        }
         let is_lost = match ino {
             Some(ino) => self.client.take_failed(ino),
             None => self.client.ledger.take_untold().is_some(),

@@ -30,6 +30,7 @@ use crate::cache::data::{File, Lacking};
 use crate::core::{Client, Core};
 use crate::kernel::late::{Caller, Callers};
 use crate::kernel::nodes::NodeId;
+use crate::log::accepted::UpTo;
 use crate::session::link::Condition;
 use crate::sharing::fault::FaultError;
 use crate::sharing::kept;
@@ -155,6 +156,11 @@ impl VolumeFs {
     /// Answers a request, as soon as there is what it needs.
     fn attend(&self, request: &Request<'_>, reply: &mut Reply<'_>, pace: Pace<'_>) -> Result<(), Failure> {
         let mut status_asked = false;
+        // What is lost while it waits for anything is lost for it as well.
+        let syncs =
+            matches!(request.op, Operation::Fsync { .. } | Operation::Fsyncdir { .. } | Operation::Syncfs);
+        let syncs = syncs && matches!(pace, Pace::Patient(_));
+        let sync_asked = syncs.then(|| self.client.ask_durable());
         let mut asked = Asked::new(&self.client);
         let mut needed = None;
         // It has the directory's lock, and waits for the server until it is answered.
@@ -186,7 +192,7 @@ impl VolumeFs {
                     continue;
                 }
             }
-            let answered = match self.answer(request, reply, pace, status_asked) {
+            let answered = match self.answer(request, reply, pace, status_asked, sync_asked) {
                 // There may be room by now, and a larger quota.
                 Err(Stop::Error(FsError::Tree(TreeError::NoSpace))) if !status_asked => {
                     Err(Stop::Need(Need::Status))
@@ -294,6 +300,7 @@ impl VolumeFs {
         reply: &mut Reply<'_>,
         pace: Pace<'_>,
         status_asked: bool,
+        sync_asked: Option<UpTo>,
     ) -> Done {
         let ino = ino_of(request);
         // The kernel lets nothing through, unless somebody has told it since to.
@@ -352,8 +359,10 @@ impl VolumeFs {
                 self.fallocate(ino, offset, length, mode, kills_privileges, status_asked, pace)
             }
             Operation::Lseek { offset, whence, .. } => self.seek(ino, offset, whence, reply),
-            Operation::Fsync { .. } | Operation::Fsyncdir { .. } => self.sync(Some(ino), pace),
-            Operation::Syncfs => self.sync(None, pace),
+            Operation::Fsync { .. } | Operation::Fsyncdir { .. } => {
+                self.sync(Some(ino), request.pid, sync_asked, pace)
+            }
+            Operation::Syncfs => self.sync(None, request.pid, sync_asked, pace),
             Operation::Readdir { offset, .. } => {
                 self.readdir(NodeId(request.nodeid), offset, false, Caller::of(request, pace), reply)
             }

@@ -17,12 +17,27 @@ const AGAIN: Duration = Duration::from_millis(50);
 /// Names that a message says at most.
 const NAMES_MAX: usize = 16;
 
+/// When durability was asked for.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct UpTo {
+    losses: u64,
+    ticket: u64,
+}
+
 impl Client {
-    /// Waits until everything up to now is durable, or an attempt has failed.
-    pub(crate) fn flush_durably(&self, interrupt: Option<&Interrupt>) -> Result<(), FlushError> {
-        let losses = self.link.losses();
+    /// Somebody asks for the durability of everything up to now.
+    pub(crate) fn ask_durable(&self) -> UpTo {
+        UpTo { losses: self.link.losses(), ticket: self.ledger.ask() }
+    }
+
+    /// Waits until everything up to when that was asked is durable, or an attempt has failed.
+    pub(crate) fn flush_durably(
+        &self,
+        UpTo { losses, ticket }: UpTo,
+        interrupt: Option<&Interrupt>,
+    ) -> Result<(), FlushError> {
         self.ledger.want_durable();
-        self.ledger.flush(interrupt)?;
+        self.ledger.flush_from(ticket, interrupt)?;
         loop {
             let connection = self.link.connected();
             match self.link.sync(interrupt) {
@@ -49,7 +64,7 @@ impl Client {
     /// As [`Client::flush_durably`], for everything: changes that could not be applied, and that nobody has been told of,
     /// are told once.
     pub(crate) fn flush_all(&self) -> Result<(), FlushError> {
-        self.flush_durably(None)?;
+        self.flush_durably(self.ask_durable(), None)?;
         self.ledger.take_untold().map_or(Ok(()), |kept| Err(FlushError::Lost(kept)))
     }
 

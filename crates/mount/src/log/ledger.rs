@@ -1,10 +1,11 @@
 //! Account of the log: what is dirty, on its way, and at the server, and who waits for it.
 
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use hayloft_fuse::Interrupt;
-use hayloft_model::Sequence;
+use hayloft_model::{Ino, Sequence};
 use parking_lot::{Condvar, Mutex};
 
 /// Why something cannot be made durable now.
@@ -41,6 +42,8 @@ struct Account {
     lost: Option<(u64, u64, Option<String>)>,
     /// The same, for who asks for everything next.
     untold: Option<String>,
+    /// Inodes of which fsync has just told that something is lost.
+    told: HashMap<Ino, Told>,
     kicked: bool,
     /// Somebody else waits for what was refused for want of room.
     pressed: bool,
@@ -51,6 +54,19 @@ struct Account {
     sequence: Sequence,
     durable_sequence: Sequence,
 }
+
+/// Who was told by fsync of an inode that something is lost.
+#[derive(Debug)]
+struct Told {
+    /// When the last one was.
+    at: Instant,
+    /// Threads.
+    to: Vec<u32>,
+    kept: String,
+}
+
+/// How soon the next fsync of an inode comes that has waited for the one before in the kernel.
+const BEHIND: Duration = Duration::from_secs(1);
 
 /// Account of the log: what is dirty, under way, and at the server.
 #[derive(Debug, Default)]
@@ -119,11 +135,21 @@ impl Ledger {
         self.account.lock().wants_durable = true;
     }
 
-    /// Waits until the server has everything up to now, or an attempt has failed.
-    pub(crate) fn flush(&self, interrupt: Option<&Interrupt>) -> Result<(), FlushError> {
+    /// Somebody asks for everything up to now: the number of that, for [`Ledger::flush_from`].
+    pub(crate) fn ask(&self) -> u64 {
         let mut account = self.account.lock();
         account.asked += 1;
-        let ticket = account.asked;
+        account.asked
+    }
+
+    /// Waits until the server has everything up to now, or an attempt has failed.
+    pub(crate) fn flush(&self, interrupt: Option<&Interrupt>) -> Result<(), FlushError> {
+        self.flush_from(self.ask(), interrupt)
+    }
+
+    /// The same, up to when that was asked.
+    pub(crate) fn flush_from(&self, ticket: u64, interrupt: Option<&Interrupt>) -> Result<(), FlushError> {
+        let mut account = self.account.lock();
         account.kicked = true;
         self.work.notify_one();
         loop {
@@ -157,6 +183,25 @@ impl Ledger {
             }
             self.progress.wait_for(&mut account, Duration::from_millis(100));
         }
+    }
+
+    /// A thread is told that something is lost which fsync(2) of this inode was to make durable.
+    pub(crate) fn told_of(&self, ino: Ino, tid: u32, kept: &str) {
+        let mut account = self.account.lock();
+        account.told.retain(|_, told| told.at.elapsed() < BEHIND);
+        let new = || Told { at: Instant::now(), to: Vec::new(), kept: kept.to_owned() };
+        let told = account.told.entry(ino).or_insert_with(new);
+        told.at = Instant::now();
+        told.to.push(tid);
+    }
+
+    /// What another thread has just been told of this inode. (The kernel lets one fsync of an inode through at a time: this one may have been
+    /// asked for before that was lost, and have waited there.)
+    pub(crate) fn told_before(&self, ino: Ino, tid: u32) -> Option<String> {
+        let account = self.account.lock();
+        let told =
+            account.told.get(&ino).filter(|told| told.at.elapsed() < BEHIND && !told.to.contains(&tid))?;
+        Some(told.kept.clone())
     }
 
     /// What has become of changes that could not be applied, if nobody has been told; it is told now.
