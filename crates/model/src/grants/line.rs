@@ -67,8 +67,8 @@ impl Grants {
     /// Whether somebody who comes first claims an object in a way that conflicts. What is being carried out comes first, wherever
     /// it stands in line: a request that was extended stands before others that have begun since.
     fn is_taken(&self, ticket: Ticket, ino: Ino, mode: Mode) -> bool {
-        let others = self.claims.get(&ino).into_iter().flat_map(|claims| claims.against(ticket, mode));
-        others.into_iter().any(|other| self.comes_before(other, ticket))
+        let mut others = self.claims.get(&ino).into_iter().flat_map(|claims| claims.against(ticket, mode));
+        others.any(|other| self.comes_before(other, ticket))
     }
 
     fn comes_before(&self, other: Ticket, ticket: Ticket) -> bool {

@@ -110,14 +110,15 @@ impl FileSystem for VolumeFs {
         }
         let handled = self.attend(request, reply, pace);
         twins.into_iter().for_each(|twins| self.tell_twins(twins));
+        // When it has ended, the core may be held for long by who keeps what was not sent.
+        let condition = self.client.link.condition();
         if let (Operation::Lookup { .. }, Err(Failure::Errno(error))) = (&request.op, &handled)
             && *error != Errno::ESTALE
+            && condition != Condition::Ended
         {
             self.client.core().moved.finds_nothing(request.pid);
         }
-        // When it has ended, the core may be held for long by who keeps what was not sent.
-        let is_live = self.client.link.condition() == Condition::Live;
-        if is_live && !matches!(handled, Err(Failure::Again)) {
+        if condition == Condition::Live && !matches!(handled, Err(Failure::Again)) {
             let hold = DONE.take().unwrap_or_else(|| note_done(request, &mut self.client.core()));
             self.client.stats.count_operation(hold, sent_here() - sent);
         }
@@ -157,10 +158,12 @@ impl VolumeFs {
     fn attend(&self, request: &Request<'_>, reply: &mut Reply<'_>, pace: Pace<'_>) -> Result<(), Failure> {
         let mut status_asked = false;
         // What is lost while it waits for anything is lost for it as well.
-        let syncs =
-            matches!(request.op, Operation::Fsync { .. } | Operation::Fsyncdir { .. } | Operation::Syncfs);
-        let syncs = syncs && matches!(pace, Pace::Patient(_));
-        let sync_asked = syncs.then(|| self.client.ask_durable());
+        let sync_asked = match (&request.op, pace) {
+            (Operation::Fsync { .. } | Operation::Fsyncdir { .. } | Operation::Syncfs, Pace::Patient(_)) => {
+                Some(self.client.ask_durable())
+            }
+            _ => None,
+        };
         let mut asked = Asked::new(&self.client);
         let mut needed = None;
         // It has the directory's lock, and waits for the server until it is answered.

@@ -19,6 +19,7 @@ use crate::kernel::nodes::NodeId;
 const PATIENCE: Duration = Duration::from_secs(1);
 
 /// What a call is about to change, that the kernel has under other numbers as well.
+#[derive(Default)]
 pub(super) struct Twins {
     /// The numbers that the call was asked by: it has their locks.
     used: Vec<NodeId>,
@@ -40,8 +41,7 @@ impl VolumeFs {
         if hidden.is_none() {
             return others;
         }
-        let alone = || Twins { used: Vec::new(), inos: Vec::new(), names: Vec::new(), hidden: None };
-        Some(Twins { hidden, ..others.unwrap_or_else(alone) })
+        Some(Twins { hidden, ..others.unwrap_or_default() })
     }
 
     fn hidden(&self, request: &Request<'_>) -> Option<(u32, Ino)> {

@@ -23,6 +23,7 @@ use crate::kernel::speaker::{SHORT_PATIENCE, Speaker};
 
 /// How long the stream waits for the kernel.
 const PATIENCE: Duration = Duration::from_millis(20);
+
 /// Speaks to the kernel before changes are applied.
 pub(crate) struct Foreword {
     control: Control,
