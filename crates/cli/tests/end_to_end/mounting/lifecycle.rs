@@ -6,7 +6,9 @@ use std::process::Command;
 use std::time::Duration;
 
 use crate::setup::calls;
-use crate::setup::farm::{Farm, HAYLOFT, has_ended, hayloft, kill, number, run, run_failing, sh, wait_until};
+use crate::setup::farm::{
+    Farm, HAYLOFT, has_ended, hayloft, kill, leave, number, run, run_failing, sh, wait_until,
+};
 
 /// A command fails with this code and one line that holds this text.
 fn fails(command: &mut Command, code: i32, text: &str) {
@@ -83,7 +85,7 @@ fn a_detached_mount_names_its_log_and_umount_waits_for_the_end() {
     fails(hayloft(["umount"]).arg(&dir), 5, &format!("sleep ({})", user.id()));
     user.kill().unwrap();
     user.wait().unwrap();
-    run(hayloft(["umount"]).arg(&dir));
+    leave(hayloft(["umount"]).arg(&dir));
     assert!(has_ended(pid), "the mount's process is still there");
     fails(hayloft(["umount"]).arg(&dir), 1, "not a Hayloft mount");
     fails(hayloft(["stats"]).arg(&dir), 1, "not a Hayloft mount");
@@ -139,7 +141,7 @@ fn work_and_a_clean_end_log_nothing_on_either_side() {
             false => mount.unmount(),
             // As umount(8) without a helper does.
             true => {
-                run(Command::new("umount").arg("-i").arg(mount.path()));
+                leave(Command::new("umount").arg("-i").arg(mount.path()));
                 mount.ended();
             }
         }
@@ -208,7 +210,7 @@ fn a_client_that_ends_late_leaves_others_alone() {
     fs::write(mount.path().join("file"), b"x").unwrap();
     farm.kill_server();
     // It has to ship the rest yet; the next mount most likely gets its device number.
-    run(Command::new("umount").arg("--internal-only").arg(mount.path()));
+    leave(Command::new("umount").arg("--internal-only").arg(mount.path()));
     let (_other_farm, other) = Farm::mounted("w");
     farm.start_server();
     mount.ended();

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use crate::setup::farm::{Farm, HAYLOFT, Mount, noise, number, run, sh, wait_until};
+use crate::setup::farm::{Farm, HAYLOFT, Mount, leave, noise, number, run, sh, wait_until};
 use crate::sharing::caching::{PASS, lookups, tree};
 
 /// What a mount may take beside what its options say, and what stays of its cache, as docs/operations.md has it, bytes.
@@ -319,7 +319,7 @@ fn memory_pressure_empties_the_cache_at_once() {
     // It goes on as before.
     run(sh("find . -type f -print0 | xargs -0 -n 50 cat > /dev/null").current_dir(&point));
     fs::write(point.join("new"), b"new").unwrap();
-    run(&mut farm.hayloft(["umount", point.to_str().unwrap()]));
+    leave(&mut farm.hayloft(["umount", point.to_str().unwrap()]));
 }
 
 #[test]

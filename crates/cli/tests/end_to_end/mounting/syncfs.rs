@@ -7,7 +7,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use crate::setup::calls;
-use crate::setup::farm::{Farm, HAYLOFT, Mount, hayloft, number, run, run_failing, wait_until};
+use crate::setup::farm::{Farm, HAYLOFT, Mount, hayloft, leave, number, run, run_failing, wait_until};
 
 /// What the loop devices of this machine hold, of which one may be a mount's: its file is named after the volume.
 fn loop_files() -> String {
@@ -109,7 +109,7 @@ fn a_mount_with_syncfs_is_left_like_any_other() {
 
     let mount = farm.mount("v", "syncfs");
     fs::write(dir.join("file"), b"2").unwrap();
-    run(Command::new("umount").arg("--internal-only").arg(&dir));
+    leave(Command::new("umount").arg("--internal-only").arg(&dir));
     mount.ended();
     gone("umount(8)");
 

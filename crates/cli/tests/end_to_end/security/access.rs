@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use tempfile::TempDir;
 
-use crate::setup::farm::{Farm, HAYLOFT, by_clock, run, run_failing, sh, wait_until};
+use crate::setup::farm::{Farm, HAYLOFT, by_clock, leave, run, run_failing, sh, wait_until};
 use crate::setup::net::{Net, SERVER};
 
 /// A server and a build host with certificates, a cable between them.
@@ -191,17 +191,17 @@ fn hosts_prove_who_they_are_and_come_back_after_a_restart() {
     hosts.start();
     fs::write(mnt.join("after"), b"after").unwrap();
     run(hosts.there(&["sync", "--timeout", "60"]).arg(&mnt));
-    run(hosts.there(&["umount"]).arg(&mnt));
+    leave(hosts.there(&["umount"]).arg(&mnt));
     run(&mut hosts.mount("ro"));
     assert_eq!(fs::read(mnt.join("large")).unwrap(), data);
     assert_eq!(fs::read(mnt.join("after")).unwrap(), b"after");
-    run(hosts.there(&["umount"]).arg(&mnt));
+    leave(hosts.there(&["umount"]).arg(&mnt));
     // Who may only read does not mount for more.
     run(&mut hosts.volume(&["grant", "v", "cert:build1", "read"]));
     let (code, said) = run_failing(&mut hosts.mount("rw"));
     assert!(code == 6 && said.contains("-o ro"), "{said}");
     run(&mut hosts.mount("ro"));
-    run(hosts.there(&["umount"]).arg(&mnt));
+    leave(hosts.there(&["umount"]).arg(&mnt));
     // Not from the network that they are on.
     run(&mut hosts.volume(&["grant", "v", "cert:build1", "write", "--from", "192.0.2.0/24"]));
     let (code, _) = run_failing(&mut hosts.mount("ro"));
@@ -250,7 +250,7 @@ fn a_revoked_certificate_ends_a_mount_and_says_so() {
     // Others are not disturbed, and a new one of that name comes in.
     hosts.bring("build1", "client-tls");
     run(&mut hosts.mount("rw"));
-    run(hosts.there(&["umount"]).arg(&mnt));
+    leave(hosts.there(&["umount"]).arg(&mnt));
 }
 
 #[test]
@@ -285,12 +285,12 @@ fn a_server_whose_clock_is_years_off_ends_no_mount() {
         fs::write(mnt.join(file), file).unwrap();
         run(hosts.there(&["sync", "--timeout", "60"]).arg(&mnt));
     }
-    run(hosts.there(&["umount"]).arg(&mnt));
+    leave(hosts.there(&["umount"]).arg(&mnt));
     run(&mut hosts.mount("ro"));
     for file in ["after", "before"] {
         assert_eq!(fs::read_to_string(mnt.join(file)).unwrap(), file);
     }
-    run(hosts.there(&["umount"]).arg(&mnt));
+    leave(hosts.there(&["umount"]).arg(&mnt));
 }
 
 fn options_of(mount_point: &Path) -> String {

@@ -67,6 +67,22 @@ pub(crate) fn run(command: &mut Command) -> String {
     out
 }
 
+/// Runs a command that unmounts, and panics when it fails. A program that another test starts has copies of what is open here until it runs, so that
+/// what is mounted may be in use for a moment.
+pub(crate) fn leave(command: &mut Command) {
+    let mut output = command.output().unwrap();
+    for _ in 0..20 {
+        let said = String::from_utf8_lossy(&output.stderr);
+        if output.status.success() || !(said.contains("is in use") || said.contains("busy")) {
+            break;
+        }
+        std::thread::sleep(Duration::from_millis(100));
+        output = command.output().unwrap();
+    }
+    let (out, err) = texts(&output);
+    assert!(output.status.success(), "{command:?}: {}\n{out}{err}", output.status);
+}
+
 /// Runs a command that must fail; its exit code and what it said on standard error.
 pub(crate) fn run_failing(command: &mut Command) -> (i32, String) {
     let output = command.output().unwrap_or_else(|error| panic!("cannot run {command:?}: {error}"));
@@ -328,6 +344,8 @@ impl Drop for Farm {
             let _ = server.kill();
             let _ = server.wait();
         }
+        // What a test that fails has left mounted here waits for the server, and would who removes the folder.
+        mounted_below(self.dir()).iter().rev().for_each(|path| detach(path));
         if std::thread::panicking() {
             eprintln!("the server's log:\n{}", tail(&self.server_log()));
         }
@@ -421,18 +439,7 @@ impl Mount {
 
     /// `hayloft umount`; everything is in the store afterwards.
     pub(crate) fn unmount(mut self) {
-        // A program that another test starts has copies of what is open here until it runs.
-        let umount = || hayloft(["umount"]).arg(&self.path).output().unwrap();
-        let is_in_use = |output: &Output| String::from_utf8_lossy(&output.stderr).contains("is in use");
-        let mut output = umount();
-        for _ in 0..20 {
-            if !is_in_use(&output) {
-                break;
-            }
-            std::thread::sleep(Duration::from_millis(100));
-            output = umount();
-        }
-        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        leave(hayloft(["umount"]).arg(&self.path));
         let mut child = self.child.take().expect("mounted");
         assert!(child.wait().unwrap().success(), "{}", self.log());
     }
@@ -475,6 +482,13 @@ pub(crate) fn number(stats: &Value, key: &str) -> u64 {
 fn tail(text: &str) -> String {
     let lines: Vec<&str> = text.lines().collect();
     lines[lines.len().saturating_sub(30)..].join("\n")
+}
+
+/// What is mounted in a folder, in the order of mounting.
+fn mounted_below(dir: &Path) -> Vec<PathBuf> {
+    let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+    let points = mounts.lines().filter_map(|line| line.split(' ').nth(4)).map(PathBuf::from);
+    points.filter(|point| point.starts_with(dir)).collect()
 }
 
 pub(crate) fn detach(path: &Path) {

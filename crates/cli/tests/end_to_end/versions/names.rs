@@ -7,7 +7,7 @@ use std::process::Command;
 
 use serde_json::Value;
 
-use crate::setup::farm::{Farm, hayloft, noise, run, run_failing, sh};
+use crate::setup::farm::{Farm, hayloft, leave, noise, run, run_failing, sh};
 
 /// A tree with files of all sizes that are stored differently, and of all kinds.
 fn fill(top: &Path) {
@@ -170,7 +170,7 @@ fn only_snapshots_that_trusted_keys_have_signed_are_mounted() {
     sign(&ours);
     run(&mut mount_it());
     assert_eq!(fs::read(point.join("file")).unwrap(), b"text");
-    run(hayloft(["umount"]).arg(&point));
+    leave(hayloft(["umount"]).arg(&point));
     let said = run(farm.ask(["verify", "v@one"]).arg("--signers").arg(&signers));
     assert!(said.contains("signed by release@farm"), "{said}");
     // The signature is one that ssh-keygen verifies, and the name is what it is of.
@@ -196,11 +196,11 @@ fn only_snapshots_that_trusted_keys_have_signed_are_mounted() {
     assert!(code == 125 && said.contains("is not in a mounted snapshot"), "{code}: {said}");
     let (_, said) = run_failing(&mut root(&point));
     assert!(said.contains("/usr is not in a mounted snapshot"), "the signed one is let in: {said}");
-    run(hayloft(["umount"]).arg(&point));
+    leave(hayloft(["umount"]).arg(&point));
     // The live volume is no snapshot.
     let mut live = hayloft(["mount", &format!("{}/v", farm.address)]);
     run(live.arg(&point).env("HAYLOFT_CONFIG", dir.join("config")));
-    run(hayloft(["umount"]).arg(&point));
+    leave(hayloft(["umount"]).arg(&point));
 }
 
 /// A byte of a pack that changes is found, by the server where it reads content, and in any case by who reads all.
