@@ -11,26 +11,49 @@ use crate::{Ino, SessionId};
 impl Grants {
     /// Goes through the requests whose turn has not come, in their order; whatever can go on does.
     pub(super) fn advance(&mut self) {
-        if self.unclaimed.is_empty() {
-            let line: Vec<Ticket> = self.line.iter().copied().collect();
-            line.into_iter().for_each(|ticket| self.advance_one(ticket));
+        self.freed.clone_from(&self.line);
+        self.advance_freed();
+    }
+
+    /// A request is over: those in line that it may have kept from going on do if they can.
+    pub(super) fn remove_and_advance(&mut self, ticket: Ticket) {
+        self.end_in_line(ticket);
+        self.advance_freed();
+    }
+
+    /// What is to be looked at is.
+    pub(super) fn advance_freed(&mut self) {
+        if !self.unclaimed.is_empty() {
+            // All are gone through when everybody has claimed.
+            self.freed.clear();
+        }
+        while let Some(ticket) = self.freed.pop_first() {
+            self.advance_one(ticket);
         }
     }
 
-    /// Those in line that a request may keep from going on.
-    pub(super) fn behind(&self, ticket: Ticket) -> BTreeSet<Ticket> {
+    /// A request is over in its turn, and nothing of it is left to be carried out: those behind it are to be looked at.
+    fn end_in_line(&mut self, ticket: Ticket) {
+        let behind = self.behind(ticket);
+        self.remove(ticket);
+        self.freed.extend(behind);
+    }
+
+    /// Those in line that a request may keep from going on, and nobody else does for sure.
+    pub(super) fn behind(&self, ticket: Ticket) -> Vec<Ticket> {
+        let is_served = |other: &Ticket| {
+            *other != ticket && self.requests.get(other).is_some_and(|of| !self.begun.contains(&of.session))
+        };
         let of_claim = |(ino, mode)| {
-            self.claims.get(&ino).into_iter().flat_map(move |claims| claims.against(ticket, mode))
+            let claims = self.claims.get(&ino);
+            // All others come after this one, and have to wait for it.
+            let first =
+                claims.and_then(|claims| claims.exclusive().find(is_served)).unwrap_or(Ticket(u64::MAX));
+            let others = claims.into_iter().flat_map(move |claims| claims.against(ticket, mode));
+            others.filter(move |other| *other <= first)
         };
         let claims = self.requests.get(&ticket).into_iter().flat_map(Waiting::claims);
         claims.flat_map(of_claim).filter(|other| self.line.contains(other)).collect()
-    }
-
-    /// Nothing is in the way of these any more that was. (All others wait for something else.)
-    pub(super) fn advance_these(&mut self, tickets: BTreeSet<Ticket>) {
-        if self.unclaimed.is_empty() {
-            tickets.into_iter().for_each(|ticket| self.advance_one(ticket));
-        }
     }
 
     /// One of these goes on if it can.
@@ -105,8 +128,16 @@ impl Grants {
         tickets.into_iter().for_each(|ticket| self.settle(ticket));
     }
 
-    /// A request is over.
+    /// A request is over, and nobody is waited for because of it.
     pub(super) fn remove(&mut self, ticket: Ticket) {
+        if let Some(Stage::Dropping(left)) = self.requests.get(&ticket).map(|waiting| &waiting.stage) {
+            let is_its = |awaited: &Awaited| matches!(awaited, Awaited::Drop(of) if *of == ticket);
+            for session in left {
+                if let Some(peer) = self.peers.get_mut(session) {
+                    peer.awaited.retain(|_, awaited| !is_its(awaited));
+                }
+            }
+        }
         self.unclaim(ticket);
         self.line.remove(&ticket);
         self.requests.remove(&ticket);
@@ -194,7 +225,7 @@ impl Grants {
                     self.ready(ticket, Outcome::Granted);
                 }
             }
-            Request::Rest(_) => self.remove(ticket),
+            Request::Rest(_) => self.end_in_line(ticket),
             Request::Release(files) => self.try_release(ticket, session, &files),
             Request::Read(objects) => {
                 if self.recall(ticket, self.owners_of(session, &objects)) {
@@ -300,7 +331,7 @@ impl Grants {
             self.order_recall(session, *file, self.may_keep(session, *file), false);
         }
         if is_over {
-            self.remove(ticket);
+            self.end_in_line(ticket);
         }
     }
 

@@ -194,6 +194,11 @@ impl Claims {
         self.by_mode.iter().all(BTreeSet::is_empty)
     }
 
+    /// Who claims it alone, in their order.
+    fn exclusive(&self) -> impl Iterator<Item = Ticket> + '_ {
+        self.by_mode[Mode::Exclusive as usize].iter().copied()
+    }
+
     /// Others than this request who claim it in a way that conflicts with a mode.
     fn against(&self, ticket: Ticket, mode: Mode) -> impl Iterator<Item = Ticket> + '_ {
         let conflicting = Mode::ALL.into_iter().filter(move |theirs| theirs.conflicts(mode));
@@ -286,6 +291,8 @@ pub struct Grants {
     claims: HashMap<Ino, Claims>,
     /// Requests whose turn has not come.
     line: BTreeSet<Ticket>,
+    /// Of these, those that are to be looked at.
+    freed: BTreeSet<Ticket>,
     /// Sessions of which it is not known what they own.
     unclaimed: BTreeSet<SessionId>,
     /// Sessions that have begun, or have a new connection, and have not claimed. They are not served: a claim takes away all that it
@@ -422,3 +429,6 @@ mod session_tests;
 
 #[cfg(test)]
 mod split_tests;
+
+#[cfg(test)]
+mod line_tests;

@@ -33,9 +33,8 @@ impl Grants {
         self.requests.insert(ticket, waiting);
         self.line.insert(ticket);
         // It stands behind all others: nothing has changed for them.
-        if self.unclaimed.is_empty() {
-            self.advance_one(ticket);
-        }
+        self.freed.insert(ticket);
+        self.advance_freed();
         ticket
     }
 
@@ -193,27 +192,19 @@ impl Grants {
     /// A request is carried out: others may have its objects. [`crate::grants::Output::Settled`] and
     /// [`crate::grants::Output::Heard`] follow when what it published is acknowledged.
     pub fn finish(&mut self, ticket: Ticket) {
+        let behind = self.behind(ticket);
         self.unclaim(ticket);
         self.line.remove(&ticket);
         if let Some(waiting) = self.requests.get_mut(&ticket) {
             waiting.stage = Stage::Settling(std::mem::take(&mut waiting.published));
         }
         self.settle(ticket);
-        self.advance();
+        self.freed.extend(behind);
+        self.advance_freed();
     }
 
     /// A request is given up, or has failed; nothing of it was published.
     pub fn cancel(&mut self, ticket: Ticket) {
-        let behind = self.behind(ticket);
-        if let Some(Stage::Dropping(left)) = self.requests.get(&ticket).map(|waiting| waiting.stage.clone()) {
-            let is_its = |awaited: &Awaited| matches!(awaited, Awaited::Drop(of) if *of == ticket);
-            for session in left {
-                if let Some(peer) = self.peers.get_mut(&session) {
-                    peer.awaited.retain(|_, awaited| !is_its(awaited));
-                }
-            }
-        }
-        self.remove(ticket);
-        self.advance_these(behind);
+        self.remove_and_advance(ticket);
     }
 }
