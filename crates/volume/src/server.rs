@@ -441,7 +441,7 @@ async fn accept(shared: Arc<Shared>, listener: Listener) {
             Ok((socket, peer)) if connections.len() < shared.config.connections_max => {
                 number += 1;
                 tracing::debug!(%peer, connection = number, "connected");
-                connections.spawn(counted(Arc::clone(&shared), socket, number));
+                connections.spawn(counted(Arc::clone(&shared), (socket, peer), number));
             }
             Ok((_, peer)) => tracing::warn!(%peer, "too many connections; this one is closed"),
             Err(error) => {
@@ -455,8 +455,8 @@ async fn accept(shared: Arc<Shared>, listener: Listener) {
     while connections.join_next().await.is_some() {}
 }
 
-async fn counted(shared: Arc<Shared>, socket: Caller, number: u64) {
+async fn counted(shared: Arc<Shared>, caller: (Caller, String), number: u64) {
     shared.stats.connections.fetch_add(1, Relaxed);
-    connection::serve(Arc::clone(&shared), socket, number).await;
+    connection::serve(Arc::clone(&shared), caller, number).await;
     shared.stats.connections.fetch_sub(1, Relaxed);
 }

@@ -306,16 +306,20 @@ impl VolumeFs {
             (Pace::Patient(interrupt), Some(asked)) => (interrupt, asked),
             _ => return Err(Stop::Need(Need::Room)),
         };
-        let before = ino.and_then(|ino| self.client.ledger.told_before(ino, tid));
+        if let Some(kept) = ino.and_then(|ino| self.client.ledger.told_before(ino, tid)) {
+            return Err(FsError::Flush(FlushError::Lost(kept)).into());
+        }
         let flushed = self.client.flush_durably(asked, Some(interrupt));
-        let flushed = before.map_or(flushed, |kept| Err(FlushError::Lost(kept)));
         if let (Some(ino), Err(FlushError::Lost(kept))) = (ino, &flushed) {
             self.client.ledger.told_of(ino, tid, kept);
         }
-        let is_lost = match ino {
-            Some(ino) => self.client.take_failed(ino),
-            None => self.client.ledger.take_untold().is_some(),
-        };
+        // Who is told something else asks once more.
+        let tells = matches!(flushed, Ok(()) | Err(FlushError::Lost(_)));
+        let is_lost = tells
+            && match ino {
+                Some(ino) => self.client.take_failed(ino),
+                None => self.client.ledger.take_untold().is_some(),
+            };
         match flushed {
             Ok(()) if is_lost => Err(Stop::Error(FsError::Lost)),
             // What was set aside since is told once.

@@ -165,7 +165,7 @@ impl VolumeFs {
             _ => None,
         };
         let mut asked = Asked::new(&self.client);
-        let mut needed = None;
+        let (mut needed, mut gone) = (None, None);
         // It has the directory's lock, and waits for the server until it is answered.
         let flushes = matches!((&request.op, pace), (Operation::Fsyncdir { .. }, Pace::Patient(_)));
         let _asks = flushes.then(|| self.client.asks_with_locks(locked_by(request)));
@@ -242,8 +242,18 @@ impl VolumeFs {
                             }
                             _ => None,
                         };
-                        self.satisfy(need, &mut needed, interrupt)
-                            .map_err(|error| Failure::Errno(error.errno()))?;
+                        let named = match need {
+                            Need::Row(Missing::Inode(ino)) if ino != ino_of(request) => Some(ino),
+                            _ => None,
+                        };
+                        match self.satisfy(need, &mut needed, interrupt) {
+                            Ok(()) => {}
+                            // It was removed after its name was looked at: that leads elsewhere by now.
+                            Err(FsError::Fault(FaultError::Gone)) if named.is_some() && gone != named => {
+                                gone = named;
+                            }
+                            Err(error) => return Err(Failure::Errno(error.errno())),
+                        }
                         self.client.calls.note(request, false);
                     }
                 },

@@ -45,9 +45,10 @@ impl VolumeFs {
             };
             drop(core);
             match self.of_moved(request, name, moved, pace)? {
-                Told::Truth => seen = Some(moved),
-                Told::LookAgain => return Err(TreeError::Stale.into()),
-                Told::Absent => {
+                None => {}
+                Some(Told::Truth) => seen = Some(moved),
+                Some(Told::LookAgain) => return Err(TreeError::Stale.into()),
+                Some(Told::Absent) => {
                     reply.entry(&Entry::negative(Validity::ZERO));
                     return Ok(());
                 }
@@ -101,31 +102,41 @@ impl VolumeFs {
         node
     }
 
-    /// What a thread is told of a name that leads to an inode which has just moved, see [`crate::kernel::moved`].
-    fn of_moved(&self, request: &Request<'_>, name: &[u8], moved: Ino, pace: Pace<'_>) -> Result<Told, Stop> {
+    /// What a thread is told of a name that leads to an inode which has just moved, see [`crate::kernel::moved`]; none: that is not so any more.
+    fn of_moved(
+        &self,
+        request: &Request<'_>,
+        name: &[u8],
+        moved: Ino,
+        pace: Pace<'_>,
+    ) -> Result<Option<Told>, Stop> {
         if let Pace::Fast = pace {
             // To look at a thread takes a while. `Room` is what any thread of the pool may wait for.
             return Err(Stop::Need(Need::Room));
         }
         let doing = crate::kernel::moved::doing(request.pid);
+        let (tid, place) = (request.pid, (ino_of(request), name));
         let mut core = self.client.core();
-        let told = match &doing {
-            Doing::Rename(Some(paths)) => {
-                core.moved.told_renamer(moved, request.pid, (ino_of(request), name), paths)
-            }
-            Doing::Rename(None) => Told::once(core.moved.excuse(moved, request.pid)),
-            Doing::Other => Told::Truth,
-            Doing::Unseen => Told::once(core.moved.excuse_unseen(moved, request.pid)),
+        if moved_to(&mut core, place.0, name) != Some(moved) {
+            return Ok(None);
+        }
+        let first = match (&doing, core.moved.told_last(tid, place)) {
+            (Doing::Other, _) => return Ok(Some(Told::Truth)),
+            (Doing::Unseen, _) => return Ok(Some(Told::once(core.moved.excuse_unseen(moved, tid)))),
+            (Doing::Rename(_), Some(again)) => return Ok(Some(again)),
+            (Doing::Rename(Some(paths)), None) => core.moved.told_renamer(moved, tid, place, paths),
+            (Doing::Rename(None), None) => Told::once(core.moved.excuse(moved, tid)),
         };
-        if told != Told::Absent {
-            return Ok(told);
+        let told = match first {
+            Told::Absent if !can_be_absent(&mut core, place.0, name) => Told::LookAgain,
+            told => told,
+        };
+        core.moved.tell(tid, place, told);
+        if told == Told::Absent {
+            core.moved.hide(tid, moved);
+            self.client.any_hidden.store(true, Ordering::Release);
         }
-        if !can_be_absent(&mut core, ino_of(request), name) {
-            return Ok(Told::LookAgain);
-        }
-        core.moved.hide(request.pid, moved);
-        self.client.any_hidden.store(true, Ordering::Release);
-        Ok(told)
+        Ok(Some(told))
     }
 
     fn make(&self, request: &Request<'_>, name: &[u8], new: NewNode, pace: Pace<'_>) -> Result<Entry, Stop> {

@@ -78,15 +78,22 @@ impl Client {
         }
         let names = own.iter().flat_map(WrittenEntry::names).take(NAMES_MAX);
         let names: Vec<String> = names.map(|name| String::from_utf8_lossy(name).into_owned()).collect();
+        let inos: Vec<Ino> = own.iter().flat_map(WrittenEntry::inos).map(Ino).collect();
+        // What is written to a file says its number only.
+        let of_what = match names[..] {
+            [] => {
+                let numbers: Vec<String> = inos.iter().take(NAMES_MAX).map(|ino| ino.0.to_string()).collect();
+                format!("inode numbers: {}", numbers.join(", "))
+            }
+            _ => format!("names: {}", names.join(", ")),
+        };
         let message = format!(
             "the server was lost before it had made {} changes durable, and the session was ended before they could be \
-             brought back: they are gone unless others have brought them (names: {})",
+             brought back: they are gone unless others have brought them ({of_what})",
             own.len(),
-            names.join(", ")
         );
         tracing::error!("{message}");
         // Who asks for the durability of one of these is told as well.
-        let inos: Vec<Ino> = own.iter().flat_map(WrittenEntry::inos).map(Ino).collect();
         {
             let mut core = self.core();
             let known: Vec<Ino> = inos.into_iter().filter(|ino| core.tree.lookups(*ino) > 0).collect();

@@ -125,15 +125,15 @@ async fn noticed(frames: &Frames, replies: &Replies, shared: &Shared) {
 }
 
 /// Serves a connection to its end.
-pub(crate) async fn serve(shared: Arc<Shared>, socket: Caller, number: u64) {
-    let (address, patience) = match &socket {
+pub(crate) async fn serve(shared: Arc<Shared>, (socket, from): (Caller, String), number: u64) {
+    let patience = match &socket {
         Caller::Tcp(socket) => {
             // Latency over throughput: requests are small and somebody waits for each.
             let _ = socket.set_nodelay(true);
             notice_dead_peers(socket, shared.config.lease);
-            (socket.peer_addr().ok(), None)
+            None
         }
-        Caller::Unix(_) => (None, Some(shared.config.lease)),
+        Caller::Unix(_) => Some(shared.config.lease),
     };
     let newcomer = shared.silent.enter(number, socket.as_fd());
     let accepted = tokio::select! {
@@ -144,7 +144,7 @@ pub(crate) async fn serve(shared: Arc<Shared>, socket: Caller, number: u64) {
         Ok(accepted) => accepted,
         Err(error) => {
             let reason = std::error::Error::source(&error).map(ToString::to_string);
-            tracing::warn!(?address, %error, reason, "a connection is refused");
+            tracing::warn!(from, %error, reason, "a connection is refused");
             return;
         }
     };

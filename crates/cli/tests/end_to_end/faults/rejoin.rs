@@ -237,6 +237,29 @@ fn who_waits_for_durability_when_something_is_lost_is_told_whatever_it_asked_of(
 }
 
 #[test]
+fn a_loss_is_told_to_who_asks_next_when_the_first_one_has_given_up() {
+    let (net, farm, mounts) = network(2, "2", "commit=3600");
+    let (here, lost) = (&mounts[0], &mounts[1]);
+    fs::create_dir(lost.join("dir")).unwrap();
+    fs::write(lost.join("dir/file"), b"sent").unwrap();
+    lost.sync();
+    let (mut program, mut gives_up) = (Program::start(), Program::start());
+    for program in [&mut program, &mut gives_up] {
+        program.opens("file", &lost.join("dir/file"));
+    }
+    assert_eq!(program.does("os.pwrite(file, b'lost', 0)"), "4");
+    cut_off(&net, 1, lost, || fs::write(here.join("dir/file"), b"mine").unwrap());
+    wait_until("what is lost is kept", PATIENCE, || lost.log().contains("are kept in"));
+    farm.signal_server(libc::SIGSTOP);
+    writeln!(gives_up.input, "os.fsync(file)").unwrap();
+    std::thread::sleep(Duration::from_millis(300));
+    drop(gives_up);
+    farm.signal_server(libc::SIGCONT);
+    assert_eq!(program.does("os.fsync(file)"), "Input/output error");
+    assert_eq!(program.does("os.fsync(file)"), "None");
+}
+
+#[test]
 fn what_an_ended_session_has_not_sent_is_applied_if_others_have_only_looked() {
     let (net, farm, mounts) = network(2, "2", "commit=3600");
     let (here, lost) = (&mounts[0], &mounts[1]);

@@ -47,6 +47,17 @@ impl Net {
         format!("{}-{at}", self.name)
     }
 
+    /// Gives a host another address. Of its connections, none hears of that.
+    pub(crate) fn readdress(&self, at: usize) {
+        run(&mut sh(&format!(
+            "ip -n {host} address del 10.99.{n}.2/24 dev cable
+            ip -n {host} address add 10.99.{n}.3/24 dev cable
+            ip -n {host} route add default via 10.99.{n}.1",
+            host = self.host(at),
+            n = at + 1
+        )));
+    }
+
     /// Pulls a host's cable out.
     pub(crate) fn cut(&self, at: usize) {
         run(&mut sh(&format!("ip -n {} link set to{at} down", self.server())));

@@ -13,6 +13,9 @@ for job in range(jobs):
     if way == "files": old, new = f"jobs/{job}", f"jobs/{job}.taken"
     if way == "moved": old, new = f"jobs/{job}", f"taken/{job}"
     if way == "directories": old, new = f"jobs/dir-{job}", f"jobs/dir-{job}.taken"
+    if way in ("replaced", "replaced-moved"):
+        old, new = f"jobs/{job}", f"jobs/{job}.taken" if way == "replaced" else f"taken/{job}"
+        os.stat(new)
     try: os.rename(old, new)
     except FileNotFoundError: continue
     print(job)
@@ -25,7 +28,12 @@ fn claimed_once(way: &str) {
         "cd '{}'; mkdir jobs taken; cd jobs; for job in $(seq 0 {}); do {}; done",
         mounts[0].path().display(),
         jobs - 1,
-        if way == "directories" { "mkdir dir-$job" } else { "echo $job > $job" }
+        match way {
+            "directories" => "mkdir dir-$job",
+            "replaced" => "echo $job > $job; touch $job.taken",
+            "replaced-moved" => "echo $job > $job; touch ../taken/$job",
+            _ => "echo $job > $job",
+        }
     )));
     let start = |at: usize| {
         let mut claims = python(CLAIMS);
@@ -84,4 +92,15 @@ fn a_file_that_all_move_to_the_same_name_is_claimed_by_one() {
 #[test]
 fn a_directory_that_all_rename_to_the_same_name_is_claimed_by_one() {
     claimed_once("directories");
+}
+
+/// Whose kernels know what is replaced. (They look at that once more, and then look it up.)
+#[test]
+fn a_file_that_all_rename_to_a_name_that_is_there_is_claimed_by_one() {
+    claimed_once("replaced");
+}
+
+#[test]
+fn a_file_that_all_move_to_a_name_that_is_there_is_claimed_by_one() {
+    claimed_once("replaced-moved");
 }

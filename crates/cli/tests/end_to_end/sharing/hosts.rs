@@ -5,7 +5,7 @@ use std::process::{Child, Stdio};
 use std::time::Duration;
 
 use crate::faults::server_loss::write_program;
-use crate::setup::farm::{Farm, Mount, run, sh, wait_until};
+use crate::setup::farm::{Farm, Mount, number, run, sh, wait_until};
 use crate::setup::model::Random;
 use crate::setup::net::{Net, SERVER};
 
@@ -82,6 +82,19 @@ fn a_host_that_returns_within_its_lease_goes_on_building() {
     }
     all_is_built(&mounts);
     assert!(mounts.iter().all(|mount| mount.unsent().is_empty()));
+}
+
+#[test]
+fn a_host_that_gets_another_address_keeps_its_session() {
+    let (net, _farm, mounts) = network(2, "20", "commit=3600");
+    fs::create_dir(mounts[1].join("dir")).unwrap();
+    mounts[1].sync();
+    fs::write(mounts[1].join("dir/unsent"), b"here").unwrap();
+    net.readdress(1);
+    let seen = fs::read_to_string(mounts[0].join("dir/unsent")).unwrap_or_default();
+    assert_eq!(seen, "here", "it has connected again before the lease was over: {}", mounts[1].log());
+    assert_eq!(number(&mounts[1].stats(), "server.sessions_replaced"), 0);
+    assert!(mounts[1].unsent().is_empty());
 }
 
 #[test]

@@ -8,7 +8,7 @@ use hayloft_transport::{ConnectError, Receiving, Sending, refusal};
 use hayloft_wire::client_message::Body as Ask;
 use hayloft_wire::server_message::Body as Answer;
 use hayloft_wire::{ClientMessage, Failed, FailureCode, Hello, ServerMessage, Spoken, Welcome, agree, frame};
-use socket2::Socket;
+use socket2::{Socket, TcpKeepalive};
 
 use crate::error::MountError;
 use crate::host::clock::Clock;
@@ -58,27 +58,45 @@ pub(super) fn with_cause(error: &ConnectError) -> String {
     cause.map_or_else(|| error.to_string(), |cause| format!("{error}: {cause}"))
 }
 
-/// A server whose host vanishes without a word is noticed within some ten seconds. One on this host has nothing to set.
+/// How long nothing may arrive at the server of what is sent before it has answered the hello. Nothing else is on its way then, and it takes that
+/// at once.
+const ARRIVAL_TIMEOUT: Duration = Duration::from_secs(4);
+
+/// The same later on: a server that waits for its store takes nothing for a while, and is there all the same.
+const SENDING_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// Has the kernel give a connection up when its way to the server is cut. One within this host has nothing to set.
+fn notice_dead_peers(socket: &Socket, timeout: Duration) {
+    let probes = TcpKeepalive::new()
+        .with_time(Duration::from_secs(5))
+        .with_interval(Duration::from_secs(2))
+        .with_retries(3);
+    let _ = socket.set_tcp_keepalive(&probes).and(socket.set_tcp_user_timeout(Some(timeout)));
+}
+
+/// Whether the way to the server is cut: what was sent has been sent again and again, and no packet at all has come back meanwhile. Another
+/// connection may do, if this host has another address now; and the kernel tries old ones more and more seldom. A server that takes nothing is not
+/// meant: its kernel acknowledges what comes, or what asks for room.
 #[allow(unsafe_code)]
-fn notice_dead_peers(stream: &Socket) {
-    let set = |level, name, value: libc::c_int| {
-        // SAFETY: the descriptor is open and the value is a c_int of the size given.
-        unsafe {
-            libc::setsockopt(
-                stream.as_raw_fd(),
-                level,
-                name,
-                (&raw const value).cast(),
-                size_of::<libc::c_int>() as libc::socklen_t,
-            )
-        }
+pub(super) fn is_cut(socket: &Socket) -> bool {
+    const REPEATED: u8 = 3;
+    const SILENCE: Duration = Duration::from_secs(3);
+    // SAFETY: all fields are integers.
+    let mut info: libc::tcp_info = unsafe { std::mem::zeroed() };
+    let mut length = size_of::<libc::tcp_info>() as libc::socklen_t;
+    // SAFETY: the descriptor is open, and no more than `length` bytes are written.
+    let result = unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            libc::IPPROTO_TCP,
+            libc::TCP_INFO,
+            (&raw mut info).cast(),
+            &raw mut length,
+        )
     };
-    set(libc::SOL_SOCKET, libc::SO_KEEPALIVE, 1);
-    set(libc::IPPROTO_TCP, libc::TCP_KEEPIDLE, 5);
-    set(libc::IPPROTO_TCP, libc::TCP_KEEPINTVL, 2);
-    set(libc::IPPROTO_TCP, libc::TCP_KEEPCNT, 3);
-    // Longer: a server that waits for its store takes nothing for a while, and is there all the same.
-    set(libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT, 60_000);
+    result == 0
+        && info.tcpi_retransmits.max(info.tcpi_probes) >= REPEATED
+        && Duration::from_millis(info.tcpi_last_ack_recv.into()) >= SILENCE
 }
 
 /// What a server says to a hello.
@@ -98,7 +116,7 @@ pub(super) fn greet(
         Some(refusal) => ConnectError::Refused(refusal),
         None => ConnectError::Unreachable(error),
     };
-    notice_dead_peers(&sending.socket());
+    notice_dead_peers(&sending.socket(), ARRIVAL_TIMEOUT);
     let ask = Ask::Hello(hello.clone());
     stats.count_request(&ask);
     let mut bytes = Vec::new();
@@ -114,6 +132,7 @@ pub(super) fn greet(
         (read, _) => read.map_err(failed)?,
     };
     reader.socket().set_read_timeout(None).map_err(failed)?;
+    notice_dead_peers(&reader.socket(), SENDING_TIMEOUT);
     match message.and_then(|message| message.body) {
         Some(Answer::Welcome(welcome)) => {
             if let Err(mismatch) = agree(&Spoken::ours(), &welcome.spoken()) {

@@ -1,5 +1,6 @@
 //! Until when what is known here holds: keep-alives, and the lease of the session.
 
+use std::net::Shutdown;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -10,6 +11,7 @@ use hayloft_wire::{ClientMessage, Ping};
 
 use crate::host::moment::Moment;
 use crate::keeper::Shared;
+use crate::session::link::greeting::is_cut;
 use crate::session::link::{CallError, Condition, INTERRUPT_POLL, Link, Receiver, State};
 
 impl Link {
@@ -53,6 +55,8 @@ impl Link {
             };
             if let Some(connection) = connection {
                 self.abandon(connection);
+            } else {
+                self.abandon_if_cut();
             }
             // Some way before the server may give what is held to others.
             let is_over = silence > self.lease / 10 * 7;
@@ -63,6 +67,15 @@ impl Link {
             }
             told = is_over;
             receiver.tick();
+        }
+    }
+
+    /// Long before the lease is over: with another connection the session goes on.
+    fn abandon_if_cut(&self) {
+        if let Some((_, socket)) = &*self.breaker.lock()
+            && is_cut(socket)
+        {
+            let _ = socket.shutdown(Shutdown::Both);
         }
     }
 
