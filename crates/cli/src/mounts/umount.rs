@@ -61,7 +61,9 @@ pub(crate) fn leave(dir: &Path, limit: Option<Duration>) -> anyhow::Result<()> {
             return take_away(&entry);
         }
     };
-    sync::flush(dir, limit)?;
+    sync::flush(dir, limit).inspect_err(|_| {
+        eprintln!("hayloft: {} stays mounted; call this again (what is lost is told once)", dir.display());
+    })?;
     let pid = u64::from(visit.pid());
     detach(dir, 0)?;
     match visit.leave().map_err(failed)? {

@@ -66,6 +66,13 @@ impl Interrupt {
         self.look(&mut self.state.lock())
     }
 
+    /// The same, looked up now, however short ago that was done.
+    pub fn abandoned_now(&self) -> bool {
+        let mut seen = self.state.lock();
+        seen.over |= caller::fate(self.caller) == Fate::Ends;
+        seen.over
+    }
+
     /// Waits until the request is to be given up or the time is over; returns whether it is to be given up.
     pub fn wait_timeout(&self, timeout: Duration) -> bool {
         let deadline = Instant::now() + timeout;

@@ -165,7 +165,7 @@ impl VolumeFs {
             _ => None,
         };
         let mut asked = Asked::new(&self.client);
-        let (mut needed, mut gone) = (None, None);
+        let (mut needed, mut gone, mut looked) = (None, None, None);
         // It has the directory's lock, and waits for the server until it is answered.
         let flushes = matches!((&request.op, pace), (Operation::Fsyncdir { .. }, Pace::Patient(_)));
         let _asks = flushes.then(|| self.client.asks_with_locks(locked_by(request)));
@@ -194,6 +194,18 @@ impl VolumeFs {
                     self.client.calls.note(request, false);
                     continue;
                 }
+            }
+            // Who was ended while the host was away changes nothing any more: it may be done elsewhere by now.
+            let relived = self.client.link.relived().filter(|_| changes(&request.op));
+            if relived.is_some() && relived != looked {
+                let Pace::Patient(interrupt) = pace else {
+                    self.client.calls.note(request, true);
+                    return Err(Failure::Again);
+                };
+                if interrupt.abandoned_now() {
+                    return Err(Failure::Errno(Errno::EINTR));
+                }
+                looked = relived;
             }
             let answered = match self.answer(request, reply, pace, status_asked, sync_asked) {
                 // There may be room by now, and a larger quota.

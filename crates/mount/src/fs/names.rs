@@ -12,6 +12,7 @@ use super::attributes::{entry, made_entry};
 use super::error::FsError;
 use super::{Done, Need, Stop, VolumeFs, done, ino_of};
 use crate::core::{Core, CoreGuard};
+use crate::host::thread;
 use crate::kernel::Word;
 use crate::kernel::late::Caller;
 use crate::kernel::moved::{Doing, Told};
@@ -22,6 +23,9 @@ use crate::sharing::ahead::Place;
 pub(super) const RENAME_NOREPLACE: u32 = 1;
 pub(super) const RENAME_EXCHANGE: u32 = 2;
 pub(super) const RENAME_WHITEOUT: u32 = 4;
+/// Where the kernel is when it asks whether a name leads where it did.
+const REVALIDATES: &str = "fuse_dentry_revalidate";
+
 /// Files stay in the kernel's cache until told otherwise. Without NOFLUSH a close writes back what was stored through a
 /// map; FLUSH itself is not sent, since it was answered by ENOSYS once.
 pub(super) const OPEN_FLAGS: u32 = open_flags::KEEP_CACHE;
@@ -115,23 +119,32 @@ impl VolumeFs {
             return Err(Stop::Need(Need::Room));
         }
         let doing = crate::kernel::moved::doing(request.pid);
+        let revalidates = matches!(doing, Doing::Rename(_)) && thread::is_in(request.pid, REVALIDATES);
         let (tid, place) = (request.pid, (ino_of(request), name));
         let mut core = self.client.core();
         if moved_to(&mut core, place.0, name) != Some(moved) {
             return Ok(None);
         }
-        let first = match (&doing, core.moved.told_last(tid, place)) {
-            (Doing::Other, _) => return Ok(Some(Told::Truth)),
-            (Doing::Unseen, _) => return Ok(Some(Told::once(core.moved.excuse_unseen(moved, tid)))),
-            (Doing::Rename(_), Some(again)) => return Ok(Some(again)),
-            (Doing::Rename(Some(paths)), None) => core.moved.told_renamer(moved, tid, place, paths),
-            (Doing::Rename(None), None) => Told::once(core.moved.excuse(moved, tid)),
+        let is_concerned = match &doing {
+            Doing::Rename(paths) => {
+                paths.as_ref().is_none_or(|paths| core.moved.concerns(moved, name, paths))
+            }
+            Doing::Other | Doing::Unseen => false,
+        };
+        if is_concerned && revalidates {
+            // It looks the name up next.
+            return Ok(Some(Told::LookAgain));
+        }
+        let first = match &doing {
+            Doing::Other => return Ok(Some(Told::Truth)),
+            Doing::Unseen => return Ok(Some(Told::once(core.moved.excuse_unseen(moved, tid)))),
+            Doing::Rename(Some(paths)) => core.moved.told_renamer(moved, tid, place, paths),
+            Doing::Rename(None) => Told::once(core.moved.excuse(moved, tid)),
         };
         let told = match first {
             Told::Absent if !can_be_absent(&mut core, place.0, name) => Told::LookAgain,
             told => told,
         };
-        core.moved.tell(tid, place, told);
         if told == Told::Absent {
             core.moved.hide(tid, moved);
             self.client.any_hidden.store(true, Ordering::Release);

@@ -36,6 +36,12 @@ pub(crate) fn state_of(tid: u32) -> Option<u8> {
     stat.get(name_end + 2).copied()
 }
 
+/// Whether a thread that sleeps in the kernel is within this function of it, as far as `/proc/TID/stack` may be read (root only).
+pub(crate) fn is_in(tid: u32, function: &str) -> bool {
+    let stack = fs::read_to_string(format!("/proc/{tid}/stack")).unwrap_or_default();
+    stack.lines().any(|line| line.contains(function))
+}
+
 /// A path in the memory of a thread's process.
 ///
 /// # Errors

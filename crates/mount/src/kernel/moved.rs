@@ -6,8 +6,8 @@
 //! an inode has just been moved from the name that it renames, gets ESTALE, once: then the kernel begins the call anew and asks
 //! for everything, the source too. Where the names cannot be read in the thread's memory, every rename counts.
 //!
-//! Of a target that it has, the kernel asks whether that is so still, and takes any error for "no": then it looks the name up at once. So what a thread is
-//! told of a name but the truth, it is told once more if it asks for nothing else in between.
+//! Of a target that it has, the kernel asks whether that is so still, takes any error for "no", and looks the name up at once. A thread that asks so
+//! (`/proc/TID/stack` says it) gets an error, and is told what counts when it looks up.
 //!
 //! A second ESTALE for the call would be the caller's. So a thread that has just had one, and finds the target moved once more, is told that
 //! there is none: it asks for the rename then, and that is decided by what is so. What it had not been told of is said to have
@@ -77,8 +77,6 @@ pub(crate) struct Moved {
     in_order: VecDeque<(Ino, Instant)>,
     told: Excused,
     renames: HashMap<u32, Again, FxBuildHasher>,
-    /// What threads within a rename were told last, if that was not the truth, and of which name.
-    last: HashMap<u32, Last, FxBuildHasher>,
     /// Threads that were told of no target, and which inodes they were not told of.
     hidden: VecDeque<(u32, Ino, Instant)>,
 }
@@ -122,12 +120,6 @@ impl Moved {
 
     /// A thread looks up a name: for its rename, if it was told to look again. (Then the kernel asks for both names.)
     pub(crate) fn looks_up(&mut self, tid: u32, (dir, name): (Ino, &[u8])) {
-        if !self.last.is_empty() {
-            if self.last.get(&tid).is_some_and(|last| last.is_of((dir, name))) {
-                return;
-            }
-            self.last.remove(&tid);
-        }
         if !self.renames.is_empty()
             && let Some(again) = self.renames.get_mut(&tid)
             && again.paths.target() == name
@@ -143,11 +135,14 @@ impl Moved {
         }
     }
 
+    /// Whether a name may be the target of this rename, and the inode its source.
+    pub(crate) fn concerns(&self, ino: Ino, name: &[u8], paths: &Paths) -> bool {
+        paths.target() == name && !paths.is_of_itself() && self.was_named(ino, paths.source())
+    }
+
     /// What a thread is told that renames, and looks up a name of the inode.
     pub(crate) fn told_renamer(&mut self, ino: Ino, tid: u32, place: (Ino, &[u8]), paths: &Paths) -> Told {
-        let is_of_inode =
-            paths.target() == place.1 && !paths.is_of_itself() && self.was_named(ino, paths.source());
-        if !is_of_inode || !self.excuse(ino, tid) {
+        if !self.concerns(ino, place.1, paths) || !self.excuse(ino, tid) {
             return Told::Truth;
         }
         let again = self
@@ -165,20 +160,6 @@ impl Moved {
             self.renames.insert(tid, again);
         }
         Told::LookAgain
-    }
-
-    /// What a thread within a rename was told of this name, if it has looked up nothing else since: that is so still.
-    pub(crate) fn told_last(&mut self, tid: u32, place: (Ino, &[u8])) -> Option<Told> {
-        self.last.remove(&tid).filter(|last| last.is_of(place)).map(|last| last.told)
-    }
-
-    /// A thread within a rename is told this of a name.
-    pub(crate) fn tell(&mut self, tid: u32, (dir, name): (Ino, &[u8]), told: Told) {
-        self.last.retain(|_, last| last.since.elapsed() < EXCUSED_FOR);
-        if tid != 0 && told != Told::Truth && self.last.len() < EXCUSED_MAX {
-            let place = (dir, Name::new(name));
-            self.last.insert(tid, Last { place, told, since: Instant::now() });
-        }
     }
 
     /// Whether a thread is to look again: once, since a second time would be an error.
@@ -339,20 +320,6 @@ struct Again {
     since: Instant,
     /// Where it has looked up first what both names are called, since then.
     first: Option<Ino>,
-}
-
-/// What a thread was told of a name.
-#[derive(Debug)]
-struct Last {
-    place: (Ino, Name),
-    told: Told,
-    since: Instant,
-}
-
-impl Last {
-    fn is_of(&self, (dir, name): (Ino, &[u8])) -> bool {
-        (self.place.0, self.place.1.as_bytes()) == (dir, name) && self.since.elapsed() < EXCUSED_FOR
-    }
 }
 
 /// What a thread that waits for us is doing.

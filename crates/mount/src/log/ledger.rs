@@ -198,8 +198,9 @@ impl Ledger {
     pub(crate) fn told_before(&self, ino: Ino, tid: u32) -> Option<String> {
         let mut account = self.account.lock();
         let told = account.told.get_mut(&ino).filter(|told| told.at.elapsed() < BEHIND)?;
-        // Threads of other PID namespaces are all the same one.
-        if tid != 0 && told.to.contains(&tid) {
+        // Threads of other PID namespaces are all the same one: there may be another one.
+        let most = if tid == 0 { 2 } else { 1 };
+        if told.to.iter().filter(|known| **known == tid).count() >= most {
             return None;
         }
         told.to.push(tid);
@@ -365,6 +366,6 @@ mod tests {
             std::thread::sleep(Duration::from_millis(1));
             ledger.told_before(ino, *tid).is_some()
         });
-        assert!(told.count() <= BEHIND.as_millis() as usize);
+        assert!((1..=BEHIND.as_millis() as usize).contains(&told.count()));
     }
 }

@@ -7,7 +7,9 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::Duration;
 
 use crate::mounting::space::SmallDisk;
-use crate::setup::farm::{Farm, Mount, hayloft, number, rounds, run, run_failing, seed, sh, wait_until};
+use crate::setup::farm::{
+    Farm, Mount, hayloft, kill, number, python, rounds, run, run_failing, seed, sh, tree, wait_until,
+};
 use crate::setup::mangler::Mangler;
 use crate::setup::net::{Net, SERVER};
 use crate::setup::root_box::RootBox;
@@ -54,6 +56,27 @@ impl Drop for Program {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
+    }
+}
+
+/// Processes that stand still.
+struct Stopped(Vec<u32>);
+
+impl Stopped {
+    /// One, and all that it has started.
+    fn tree(pid: u32) -> Stopped {
+        let below = tree(pid);
+        below.iter().rev().for_each(|pid| kill(*pid, libc::SIGSTOP));
+        Stopped(below)
+    }
+}
+
+impl Drop for Stopped {
+    fn drop(&mut self) {
+        for pid in &self.0 {
+            // SAFETY: plain numbers. The first that goes on may end others.
+            unsafe { libc::kill(*pid as i32, libc::SIGCONT) };
+        }
     }
 }
 
@@ -250,6 +273,8 @@ fn a_loss_is_told_to_who_asks_next_when_the_first_one_has_given_up() {
     assert_eq!(program.does("os.pwrite(file, b'lost', 0)"), "4");
     cut_off(&net, 1, lost, || fs::write(here.join("dir/file"), b"mine").unwrap());
     wait_until("what is lost is kept", PATIENCE, || lost.log().contains("are kept in"));
+    // It waits for this.
+    assert_eq!(gives_up.does("os.pwrite(file, b'more', 0)"), "4");
     farm.signal_server(libc::SIGSTOP);
     writeln!(gives_up.input, "os.fsync(file)").unwrap();
     std::thread::sleep(Duration::from_millis(300));
@@ -257,6 +282,40 @@ fn a_loss_is_told_to_who_asks_next_when_the_first_one_has_given_up() {
     farm.signal_server(libc::SIGCONT);
     assert_eq!(program.does("os.fsync(file)"), "Input/output error");
     assert_eq!(program.does("os.fsync(file)"), "None");
+}
+
+/// What a farm relies on that runs the task of a host that stands still elsewhere.
+#[test]
+fn what_a_killed_program_had_asked_for_is_not_done_when_its_host_goes_on() {
+    const WRITES: &str = "import os, sys
+while True:
+    with open('out', 'w') as out: out.write('old')
+    os.rename('out', sys.argv[1])
+    os.rename(sys.argv[1], 'out')";
+    let (_farm, mounts) = Farm::shared_with(2, "", &["--lease", "2"]);
+    for round in 0..rounds(3, 40) {
+        let (here, there) = (mounts[0].join(&format!("{round}")), mounts[1].join(&format!("{round}")));
+        fs::create_dir(&here).unwrap();
+        let start = |at: i32| {
+            let mut writes = python(WRITES);
+            writes.arg(format!("other-{at}")).current_dir(&there).stderr(Stdio::null());
+            writes.spawn().unwrap()
+        };
+        let mut programs: Vec<Child> = (0..6).map(start).collect();
+        wait_until("they write", PATIENCE, || here.join("out").exists());
+        let stands_still = Stopped::tree(mounts[1].pid());
+        programs.iter_mut().for_each(|program| program.kill().unwrap());
+        // When the lease is over.
+        fs::write(here.join("out"), "new").unwrap();
+        let names = || run(sh("ls").current_dir(&here));
+        let before = names();
+        drop(stands_still);
+        for program in &mut programs {
+            program.wait().unwrap();
+        }
+        wait_until("it has gone on", PATIENCE, || fs::read_dir(&there).is_ok());
+        assert_eq!((fs::read_to_string(here.join("out")).unwrap().as_str(), names()), ("new", before));
+    }
 }
 
 #[test]

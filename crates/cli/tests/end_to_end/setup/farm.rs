@@ -502,6 +502,15 @@ pub(crate) fn kill(pid: u32, signal: i32) {
     assert_eq!(unsafe { libc::kill(pid as i32, signal) }, 0);
 }
 
+/// A process and all that it has started.
+pub(crate) fn tree(pid: u32) -> Vec<u32> {
+    let threads = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+    let children: String =
+        threads.filter_map(|thread| std::fs::read_to_string(thread.path().join("children")).ok()).collect();
+    let below = children.split_ascii_whitespace().flat_map(|child| tree(child.parse().unwrap()));
+    std::iter::once(pid).chain(below).collect()
+}
+
 /// Whether a process has ended, its parent knowing or not.
 pub(crate) fn has_ended(pid: u64) -> bool {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();

@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use crate::setup::agents::Site;
-use crate::setup::farm::{Farm, kill, run, wait_until};
+use crate::setup::farm::{Farm, kill, run, tree, wait_until};
 
 const ALLOWED: [&str; 3] = ["--slots", "4", "--allow-root"];
 
@@ -154,15 +154,6 @@ fn an_agent_goes_on_beside_a_mount_whose_server_does_not_answer() {
     assert_eq!(run(&mut site.task("echo new")), "new\n");
     site.agents.remove(0).stop();
     other.signal_server(libc::SIGCONT);
-}
-
-/// A process and all that it has started.
-fn tree(pid: u32) -> Vec<u32> {
-    let threads = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
-    let children: String =
-        threads.filter_map(|thread| fs::read_to_string(thread.path().join("children")).ok()).collect();
-    let below = children.split_ascii_whitespace().flat_map(|child| tree(child.parse().unwrap()));
-    std::iter::once(pid).chain(below).collect()
 }
 
 #[test]

@@ -108,6 +108,7 @@ impl Link {
             round_trip_micros: AtomicU64::new(0),
             lease: Duration::from_millis(welcome.lease_ms.max(1000)),
             condition: AtomicU8::new(Condition::Live as u8),
+            relived: AtomicU64::new(0),
             deadline: AtomicU64::new(u64::MAX),
             kept: OnceLock::new(),
         });

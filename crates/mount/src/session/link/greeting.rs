@@ -8,7 +8,7 @@ use hayloft_transport::{ConnectError, Receiving, Sending, refusal};
 use hayloft_wire::client_message::Body as Ask;
 use hayloft_wire::server_message::Body as Answer;
 use hayloft_wire::{ClientMessage, Failed, FailureCode, Hello, ServerMessage, Spoken, Welcome, agree, frame};
-use socket2::{Socket, TcpKeepalive};
+use socket2::Socket;
 
 use crate::error::MountError;
 use crate::host::clock::Clock;
@@ -65,22 +65,15 @@ const ARRIVAL_TIMEOUT: Duration = Duration::from_secs(4);
 /// The same later on: a server that waits for its store takes nothing for a while, and is there all the same.
 const SENDING_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Has the kernel give a connection up when its way to the server is cut. One within this host has nothing to set.
-fn notice_dead_peers(socket: &Socket, timeout: Duration) {
-    let probes = TcpKeepalive::new()
-        .with_time(Duration::from_secs(5))
-        .with_interval(Duration::from_secs(2))
-        .with_retries(3);
-    let _ = socket.set_tcp_keepalive(&probes).and(socket.set_tcp_user_timeout(Some(timeout)));
+/// Has the kernel give a connection up when nothing arrives at the other end for so long. One within this host has nothing to set.
+fn give_up_after(socket: &Socket, timeout: Duration) {
+    let _ = socket.set_tcp_user_timeout(Some(timeout));
 }
 
-/// Whether the way to the server is cut: what was sent has been sent again and again, and no packet at all has come back meanwhile. Another
-/// connection may do, if this host has another address now; and the kernel tries old ones more and more seldom. A server that takes nothing is not
-/// meant: its kernel acknowledges what comes, or what asks for room.
+/// How often in a row what was sent has been sent again without an answer, and since when no packet at all has come. A server that takes nothing
+/// has that done to nobody: its kernel acknowledges what comes, and what asks for room.
 #[allow(unsafe_code)]
-pub(super) fn is_cut(socket: &Socket) -> bool {
-    const REPEATED: u8 = 3;
-    const SILENCE: Duration = Duration::from_secs(3);
+pub(super) fn repeated(socket: &Socket) -> (u8, Duration) {
     // SAFETY: all fields are integers.
     let mut info: libc::tcp_info = unsafe { std::mem::zeroed() };
     let mut length = size_of::<libc::tcp_info>() as libc::socklen_t;
@@ -94,9 +87,14 @@ pub(super) fn is_cut(socket: &Socket) -> bool {
             &raw mut length,
         )
     };
-    result == 0
-        && info.tcpi_retransmits.max(info.tcpi_probes) >= REPEATED
-        && Duration::from_millis(info.tcpi_last_ack_recv.into()) >= SILENCE
+    match result {
+        // Packets that the host itself cannot send are counted as probes.
+        0 => (
+            info.tcpi_retransmits.max(info.tcpi_probes),
+            Duration::from_millis(info.tcpi_last_ack_recv.into()),
+        ),
+        _ => (0, Duration::ZERO),
+    }
 }
 
 /// What a server says to a hello.
@@ -116,7 +114,7 @@ pub(super) fn greet(
         Some(refusal) => ConnectError::Refused(refusal),
         None => ConnectError::Unreachable(error),
     };
-    notice_dead_peers(&sending.socket(), ARRIVAL_TIMEOUT);
+    give_up_after(&sending.socket(), ARRIVAL_TIMEOUT);
     let ask = Ask::Hello(hello.clone());
     stats.count_request(&ask);
     let mut bytes = Vec::new();
@@ -132,7 +130,7 @@ pub(super) fn greet(
         (read, _) => read.map_err(failed)?,
     };
     reader.socket().set_read_timeout(None).map_err(failed)?;
-    notice_dead_peers(&reader.socket(), SENDING_TIMEOUT);
+    give_up_after(&reader.socket(), SENDING_TIMEOUT);
     match message.and_then(|message| message.body) {
         Some(Answer::Welcome(welcome)) => {
             if let Err(mismatch) = agree(&Spoken::ours(), &welcome.spoken()) {

@@ -1,6 +1,5 @@
 //! Until when what is known here holds: keep-alives, and the lease of the session.
 
-use std::net::Shutdown;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -11,8 +10,15 @@ use hayloft_wire::{ClientMessage, Ping};
 
 use crate::host::moment::Moment;
 use crate::keeper::Shared;
-use crate::session::link::greeting::is_cut;
+use crate::session::link::greeting::repeated;
 use crate::session::link::{CallError, Condition, INTERRUPT_POLL, Link, Receiver, State};
+
+/// How often, and for how long, the kernel may send something again without any answer before the connection is given up.
+const REPEATED: u8 = 3;
+const SILENCE: Duration = Duration::from_secs(3);
+
+/// How late a thread may be that has taken a call from the kernel and got no processor since.
+const OLD_CALLS: Duration = Duration::from_secs(5);
 
 impl Link {
     /// Says something to the server often enough. It may have to wait for room, or for another writer.
@@ -39,7 +45,7 @@ impl Link {
     /// Notices when there has been no answer for too long. Waits for nobody who writes.
     pub(super) fn watch_lease(&self, receiver: &dyn Receiver) {
         let begun = Moment::now();
-        let mut told = false;
+        let (mut told, mut repeats_since) = (false, None);
         loop {
             std::thread::sleep(self.lease / 20);
             let (connection, silence) = {
@@ -56,7 +62,7 @@ impl Link {
             if let Some(connection) = connection {
                 self.abandon(connection);
             } else {
-                self.abandon_if_cut();
+                self.abandon_if_cut(&mut repeats_since);
             }
             // Some way before the server may give what is held to others.
             let is_over = silence > self.lease / 10 * 7;
@@ -70,12 +76,20 @@ impl Link {
         }
     }
 
-    /// Long before the lease is over: with another connection the session goes on.
-    fn abandon_if_cut(&self) {
-        if let Some((_, socket)) = &*self.breaker.lock()
-            && is_cut(socket)
-        {
-            let _ = socket.shutdown(Shutdown::Both);
+    /// Gives a connection up whose way is cut, long before the lease is over: with another one the session goes on, if this host has another address
+    /// now; and the kernel tries old connections more and more seldom. `since`: since when it has repeated what it sends.
+    fn abandon_if_cut(&self, since: &mut Option<Instant>) {
+        let Some((connection, (times, silence))) =
+            self.breaker.lock().as_ref().map(|(connection, socket)| (*connection, repeated(socket)))
+        else {
+            return;
+        };
+        let begun = *since.get_or_insert_with(Instant::now);
+        if times == 0 || silence < begun.elapsed() {
+            *since = None;
+        } else if times >= REPEATED && begun.elapsed() >= SILENCE {
+            *since = None;
+            self.abandon(connection);
         }
     }
 
@@ -137,10 +151,27 @@ impl Link {
         Ok(())
     }
 
+    /// Whether a call that comes to be answered now may have been made before the lease was over: when that was, if it is not long ago.
+    /// Its caller may have been ended since, for what it did was to be done elsewhere: then it is not to be done here any more.
+    pub(crate) fn relived(&self) -> Option<u64> {
+        let at = self.relived.load(Ordering::Acquire);
+        if at == 0 {
+            return None;
+        }
+        if Moment::now().nanos().saturating_sub(at) > OLD_CALLS.as_nanos() as u64 {
+            let _ = self.relived.compare_exchange(at, 0, Ordering::AcqRel, Ordering::Relaxed);
+            return None;
+        }
+        Some(at)
+    }
+
     /// There has been word from the server: when it is not too old, the lease runs.
     pub(super) fn relive(&self, state: &mut State) {
         if !state.restoring && state.lease_from().is_some_and(|from| from.elapsed() < self.lease / 2) {
             let (lapsed, live) = (Condition::Lapsed as u8, Condition::Live as u8);
+            if self.condition.load(Ordering::Acquire) == lapsed {
+                self.relived.store(Moment::now().nanos(), Ordering::Release);
+            }
             let _ = self.condition.compare_exchange(lapsed, live, Ordering::AcqRel, Ordering::Acquire);
         }
     }

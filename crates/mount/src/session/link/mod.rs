@@ -218,6 +218,8 @@ pub(crate) struct Link {
     /// How long the server keeps what a silent session holds.
     lease: Duration,
     condition: AtomicU8,
+    /// When calls could go on again that had waited for the lease, nanoseconds of [`Moment`]; 0: long ago.
+    relived: AtomicU64,
     /// When nothing that is known here may be answered with any more, nanoseconds of [`Moment`].
     deadline: AtomicU64,
     /// The same for the keeper, which empties the kernel's caches then.
