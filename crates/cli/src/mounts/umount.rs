@@ -61,9 +61,7 @@ pub(crate) fn leave(dir: &Path, limit: Option<Duration>) -> anyhow::Result<()> {
             return take_away(&entry);
         }
     };
-    sync::flush(dir, limit).inspect_err(|_| {
-        eprintln!("hayloft: {} stays mounted; call this again (what is lost is told once)", dir.display());
-    })?;
+    sync::flush(dir, limit)?;
     let pid = u64::from(visit.pid());
     detach(dir, 0)?;
     match visit.leave().map_err(failed)? {
