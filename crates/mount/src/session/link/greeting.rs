@@ -58,17 +58,9 @@ pub(super) fn with_cause(error: &ConnectError) -> String {
     cause.map_or_else(|| error.to_string(), |cause| format!("{error}: {cause}"))
 }
 
-/// How long nothing may arrive at the server of what is sent before it has answered the hello. Nothing else is on its way then, and it takes that
-/// at once.
-const ARRIVAL_TIMEOUT: Duration = Duration::from_secs(4);
-
-/// The same later on: a server that waits for its store takes nothing for a while, and is there all the same.
+/// How long nothing may arrive at the server of what is sent: one that waits for its store, or has very many connections to accept, takes nothing for a
+/// while, and is there all the same. (Within this host there is nothing to set.)
 const SENDING_TIMEOUT: Duration = Duration::from_secs(60);
-
-/// Has the kernel give a connection up when nothing arrives at the other end for so long. One within this host has nothing to set.
-fn give_up_after(socket: &Socket, timeout: Duration) {
-    let _ = socket.set_tcp_user_timeout(Some(timeout));
-}
 
 /// How often in a row what was sent has been sent again without an answer, and since when no packet at all has come. A server that takes nothing
 /// has that done to nobody: its kernel acknowledges what comes, and what asks for room.
@@ -114,7 +106,7 @@ pub(super) fn greet(
         Some(refusal) => ConnectError::Refused(refusal),
         None => ConnectError::Unreachable(error),
     };
-    give_up_after(&sending.socket(), ARRIVAL_TIMEOUT);
+    let _ = sending.socket().set_tcp_user_timeout(Some(SENDING_TIMEOUT));
     let ask = Ask::Hello(hello.clone());
     stats.count_request(&ask);
     let mut bytes = Vec::new();
@@ -130,7 +122,6 @@ pub(super) fn greet(
         (read, _) => read.map_err(failed)?,
     };
     reader.socket().set_read_timeout(None).map_err(failed)?;
-    give_up_after(&reader.socket(), SENDING_TIMEOUT);
     match message.and_then(|message| message.body) {
         Some(Answer::Welcome(welcome)) => {
             if let Err(mismatch) = agree(&Spoken::ours(), &welcome.spoken()) {
