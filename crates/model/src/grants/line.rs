@@ -15,13 +15,7 @@ impl Grants {
         self.advance_freed();
     }
 
-    /// A request is over: those in line that it may have kept from going on do if they can.
-    pub(super) fn remove_and_advance(&mut self, ticket: Ticket) {
-        self.end_in_line(ticket);
-        self.advance_freed();
-    }
-
-    /// What is to be looked at is.
+    /// Those that are to be looked at go on if they can.
     pub(super) fn advance_freed(&mut self) {
         if !self.unclaimed.is_empty() {
             // All are gone through when everybody has claimed.
@@ -32,15 +26,14 @@ impl Grants {
         }
     }
 
-    /// A request is over in its turn, and nothing of it is left to be carried out: those behind it are to be looked at.
-    fn end_in_line(&mut self, ticket: Ticket) {
-        let behind = self.behind(ticket);
+    /// A request is over, and nothing of it is left to be carried out: those behind it are to be looked at.
+    pub(super) fn end_in_line(&mut self, ticket: Ticket) {
+        self.free_behind(ticket);
         self.remove(ticket);
-        self.freed.extend(behind);
     }
 
-    /// Those in line that a request may keep from going on, and nobody else does for sure.
-    pub(super) fn behind(&self, ticket: Ticket) -> Vec<Ticket> {
+    /// Those in line that a request may keep from going on, and nobody else does for sure, are to be looked at when it claims nothing any more.
+    pub(super) fn free_behind(&mut self, ticket: Ticket) {
         let is_served = |other: &Ticket| {
             *other != ticket && self.requests.get(other).is_some_and(|of| !self.begun.contains(&of.session))
         };
@@ -53,11 +46,13 @@ impl Grants {
             others.filter(move |other| *other <= first)
         };
         let claims = self.requests.get(&ticket).into_iter().flat_map(Waiting::claims);
-        claims.flat_map(of_claim).filter(|other| self.line.contains(other)).collect()
+        let behind: Vec<Ticket> =
+            claims.flat_map(of_claim).filter(|other| self.line.contains(other)).collect();
+        self.freed.extend(behind);
     }
 
     /// One of these goes on if it can.
-    pub(super) fn advance_one(&mut self, ticket: Ticket) {
+    fn advance_one(&mut self, ticket: Ticket) {
         self.want_whole(ticket);
         let Some(waiting) = self.requests.get(&ticket) else { return };
         let is_free = match waiting.stage {

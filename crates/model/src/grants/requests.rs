@@ -192,19 +192,19 @@ impl Grants {
     /// A request is carried out: others may have its objects. [`crate::grants::Output::Settled`] and
     /// [`crate::grants::Output::Heard`] follow when what it published is acknowledged.
     pub fn finish(&mut self, ticket: Ticket) {
-        let behind = self.behind(ticket);
+        self.free_behind(ticket);
         self.unclaim(ticket);
         self.line.remove(&ticket);
         if let Some(waiting) = self.requests.get_mut(&ticket) {
             waiting.stage = Stage::Settling(std::mem::take(&mut waiting.published));
         }
         self.settle(ticket);
-        self.freed.extend(behind);
         self.advance_freed();
     }
 
     /// A request is given up, or has failed; nothing of it was published.
     pub fn cancel(&mut self, ticket: Ticket) {
-        self.remove_and_advance(ticket);
+        self.end_in_line(ticket);
+        self.advance_freed();
     }
 }

@@ -15,7 +15,7 @@ use crate::core::{Core, CoreGuard};
 use crate::host::thread;
 use crate::kernel::Word;
 use crate::kernel::late::Caller;
-use crate::kernel::moved::{Doing, Told};
+use crate::kernel::moved::{Doing, Paths, Told};
 use crate::kernel::nodes::NodeId;
 use crate::kernel::offsets::{cookie_at, offset_of};
 use crate::sharing::ahead::Place;
@@ -125,19 +125,14 @@ impl VolumeFs {
         if moved_to(&mut core, place.0, name) != Some(moved) {
             return Ok(None);
         }
-        let is_concerned = match &doing {
-            Doing::Rename(paths) => {
-                paths.as_ref().is_none_or(|paths| core.moved.concerns(moved, name, paths))
-            }
-            Doing::Other | Doing::Unseen => false,
-        };
-        if is_concerned && revalidates {
-            // It looks the name up next.
-            return Ok(Some(Told::LookAgain));
-        }
+        let concerns = |paths: &Paths| core.moved.concerns(moved, name, paths);
         let first = match &doing {
             Doing::Other => return Ok(Some(Told::Truth)),
             Doing::Unseen => return Ok(Some(Told::once(core.moved.excuse_unseen(moved, tid)))),
+            // It looks the name up next.
+            Doing::Rename(paths) if revalidates && paths.as_ref().is_none_or(concerns) => {
+                return Ok(Some(Told::LookAgain));
+            }
             Doing::Rename(Some(paths)) => core.moved.told_renamer(moved, tid, place, paths),
             Doing::Rename(None) => Told::once(core.moved.excuse(moved, tid)),
         };

@@ -127,10 +127,10 @@ fn a_directory_of_more_names_than_inodes_is_served_and_said() {
 }
 
 /// Waits until a mount keeps no more than it may when it is quiet.
-fn goes_back(what: &str, pid: u32, stats: impl Fn() -> Value) {
+fn goes_back(what: &str, mount: &Mount) {
     let begun = Instant::now();
     loop {
-        let (stats, own) = (stats(), status(pid, "RssAnon"));
+        let (stats, own) = (mount.stats(), status(mount.pid(), "RssAnon"));
         if number(&stats, "log.dirty_bytes") == 0
             && number(&stats, "cache.bytes") <= FLOOR
             && own <= FLOOR + OVERHEAD / 2
@@ -151,12 +151,12 @@ fn what_is_kept_goes_back_when_nothing_is_asked() {
     fill(mount.path(), 0..3000, 60_000);
     let full = peak(mount.pid());
     assert!(full > 150 << 20, "{full}");
-    goes_back("what was written", mount.pid(), || mount.stats());
+    goes_back("what was written", &mount);
     mount.unmount();
     let mount = farm.mount("v", "quiet=2,cache=256M,dirty=256M");
     read_all(&mount);
     assert!(number(&mount.stats(), "cache.bytes") > 150 << 20);
-    goes_back("what was read", mount.pid(), || mount.stats());
+    goes_back("what was read", &mount);
     // A file that the kernel has given up too costs its content, and nothing else.
     let before = mount.stats();
     let path = mount.join("part-7/file-777");

@@ -61,8 +61,17 @@ pub(crate) fn copy_program(from: impl AsRef<Path>, to: impl AsRef<Path>) {
 
 /// Runs a command and gives what it printed; panics when it fails.
 pub(crate) fn run(command: &mut Command) -> String {
-    let output = command.output().unwrap_or_else(|error| panic!("cannot run {command:?}: {error}"));
-    let (out, err) = texts(&output);
+    let output = output_of(command);
+    printed(command, &output)
+}
+
+fn output_of(command: &mut Command) -> Output {
+    command.output().unwrap_or_else(|error| panic!("cannot run {command:?}: {error}"))
+}
+
+/// What a command printed; panics when it has failed.
+fn printed(command: &Command, output: &Output) -> String {
+    let (out, err) = texts(output);
     assert!(output.status.success(), "{command:?}: {}\n{out}{err}", output.status);
     out
 }
@@ -70,22 +79,21 @@ pub(crate) fn run(command: &mut Command) -> String {
 /// Runs a command that unmounts, and panics when it fails. A program that another test starts has copies of what is open here until it runs, so that
 /// what is mounted may be in use for a moment.
 pub(crate) fn leave(command: &mut Command) {
-    let mut output = command.output().unwrap();
+    let mut output = output_of(command);
     for _ in 0..20 {
         let said = String::from_utf8_lossy(&output.stderr);
         if output.status.success() || !(said.contains("is in use") || said.contains("busy")) {
             break;
         }
         std::thread::sleep(Duration::from_millis(100));
-        output = command.output().unwrap();
+        output = output_of(command);
     }
-    let (out, err) = texts(&output);
-    assert!(output.status.success(), "{command:?}: {}\n{out}{err}", output.status);
+    printed(command, &output);
 }
 
 /// Runs a command that must fail; its exit code and what it said on standard error.
 pub(crate) fn run_failing(command: &mut Command) -> (i32, String) {
-    let output = command.output().unwrap_or_else(|error| panic!("cannot run {command:?}: {error}"));
+    let output = output_of(command);
     assert!(!output.status.success(), "{command:?} succeeded");
     (output.status.code().unwrap_or(-1), texts(&output).1)
 }

@@ -1,14 +1,12 @@
 //! The first words on a connection, and why there are none.
 
 use std::io;
-use std::os::fd::AsRawFd;
 use std::time::{Duration, Instant};
 
 use hayloft_transport::{ConnectError, Receiving, Sending, refusal};
 use hayloft_wire::client_message::Body as Ask;
 use hayloft_wire::server_message::Body as Answer;
 use hayloft_wire::{ClientMessage, Failed, FailureCode, Hello, ServerMessage, Spoken, Welcome, agree, frame};
-use socket2::Socket;
 
 use crate::error::MountError;
 use crate::host::clock::Clock;
@@ -61,33 +59,6 @@ pub(super) fn with_cause(error: &ConnectError) -> String {
 /// How long nothing may arrive at the server of what is sent: one that waits for its store, or has very many connections to accept, takes nothing for a
 /// while, and is there all the same. (Within this host there is nothing to set.)
 const SENDING_TIMEOUT: Duration = Duration::from_secs(60);
-
-/// How often in a row what was sent has been sent again without an answer, and since when no packet at all has come. A server that takes nothing
-/// has that done to nobody: its kernel acknowledges what comes, and what asks for room.
-#[allow(unsafe_code)]
-pub(super) fn repeated(socket: &Socket) -> (u8, Duration) {
-    // SAFETY: all fields are integers.
-    let mut info: libc::tcp_info = unsafe { std::mem::zeroed() };
-    let mut length = size_of::<libc::tcp_info>() as libc::socklen_t;
-    // SAFETY: the descriptor is open, and no more than `length` bytes are written.
-    let result = unsafe {
-        libc::getsockopt(
-            socket.as_raw_fd(),
-            libc::IPPROTO_TCP,
-            libc::TCP_INFO,
-            (&raw mut info).cast(),
-            &raw mut length,
-        )
-    };
-    match result {
-        // Packets that the host itself cannot send are counted as probes.
-        0 => (
-            info.tcpi_retransmits.max(info.tcpi_probes),
-            Duration::from_millis(info.tcpi_last_ack_recv.into()),
-        ),
-        _ => (0, Duration::ZERO),
-    }
-}
 
 /// What a server says to a hello.
 pub(super) enum Greeting {

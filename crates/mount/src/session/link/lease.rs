@@ -1,5 +1,6 @@
 //! Until when what is known here holds: keep-alives, and the lease of the session.
 
+use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -7,10 +8,10 @@ use std::time::{Duration, Instant};
 use hayloft_fuse::Interrupt;
 use hayloft_wire::client_message::Body as Ask;
 use hayloft_wire::{ClientMessage, Ping};
+use socket2::Socket;
 
 use crate::host::moment::Moment;
 use crate::keeper::Shared;
-use crate::session::link::greeting::repeated;
 use crate::session::link::{CallError, Condition, INTERRUPT_POLL, Link, Receiver, State};
 
 /// How often, and for how long, the kernel may send something again without any answer before the connection is given up.
@@ -174,5 +175,32 @@ impl Link {
             }
             let _ = self.condition.compare_exchange(lapsed, live, Ordering::AcqRel, Ordering::Acquire);
         }
+    }
+}
+
+/// How often in a row what was sent has been sent again without an answer, and since when no packet at all has come. A server that reads
+/// nothing is not meant: its kernel acknowledges what comes, and what asks for room.
+#[allow(unsafe_code)]
+fn repeated(socket: &Socket) -> (u8, Duration) {
+    // SAFETY: all fields are integers.
+    let mut info: libc::tcp_info = unsafe { std::mem::zeroed() };
+    let mut length = size_of::<libc::tcp_info>() as libc::socklen_t;
+    // SAFETY: the descriptor is open, and no more than `length` bytes are written.
+    let result = unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            libc::IPPROTO_TCP,
+            libc::TCP_INFO,
+            (&raw mut info).cast(),
+            &raw mut length,
+        )
+    };
+    match result {
+        // Packets that the host itself cannot send are counted as probes.
+        0 => (
+            info.tcpi_retransmits.max(info.tcpi_probes),
+            Duration::from_millis(info.tcpi_last_ack_recv.into()),
+        ),
+        _ => (0, Duration::ZERO),
     }
 }
