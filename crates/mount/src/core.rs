@@ -24,11 +24,13 @@ use crate::cache::data::{File, FileData};
 use crate::cache::memory::Memory;
 use crate::host::clock::Clock;
 use crate::kernel::Word;
+use crate::kernel::bases::Bases;
 use crate::kernel::births::{Births, locked};
 use crate::kernel::foreword::Foreword;
 use crate::kernel::moved::{Excused, Moved};
 use crate::kernel::names::KernelNames;
 use crate::kernel::nodes::{Left, NodeId, Nodes};
+use crate::kernel::sizes::{Lookers, Sizes};
 use crate::log::ledger::Ledger;
 use crate::log::rejoin::Restoring;
 use crate::log::replaced::Replaced;
@@ -62,6 +64,10 @@ pub(crate) struct Core {
     pub(crate) made: HashSet<Ino, FxBuildHasher>,
     /// Files of which the kernel has sent, most likely, the first part of an append only.
     pub(crate) appending: HashMap<Ino, Append, FxBuildHasher>,
+    /// What the kernel has of data that has left memory.
+    pub(crate) bases: Bases,
+    /// Sizes that the kernel may have still.
+    pub(crate) sizes: Sizes,
     /// A batch is on its way.
     pub(crate) in_flight: bool,
     /// The last event that was applied, after its connection.
@@ -290,6 +296,8 @@ impl Core {
             self.files.shrink_to_fit();
         }
         self.appending.shrink_to_fit();
+        self.bases.shrink();
+        self.sizes.shrink();
         self.ways.shrink_to_fit();
     }
 
@@ -356,6 +364,8 @@ pub(crate) struct Client {
     pub(crate) coming: crate::sharing::contents::Coming,
     /// Reads and writes under way, see [`crate::kernel::pages`].
     pub(crate) calls: crate::kernel::pages::Calls,
+    /// Threads that look at which sizes the kernel has.
+    pub(crate) lookers: Lookers,
     /// Objects that calls are waiting to own, and how many calls.
     pub(crate) wanted: Mutex<HashMap<Ino, u32>>,
     /// Rows that calls wait for.
@@ -428,6 +438,7 @@ impl Client {
             ahead: crate::sharing::ahead::Ahead::new(0),
             contents_ahead: crate::sharing::ahead::Ahead::new(crate::sharing::contents::REACH),
             coming: crate::sharing::contents::Coming::default(),
+            lookers: Lookers::default(),
             calls: crate::kernel::pages::Calls::default(),
             wanted: Mutex::default(),
             kept: crate::sharing::kept::Kept::default(),
@@ -457,10 +468,15 @@ impl Client {
 
     /// A file whose data is all elsewhere leaves memory.
     pub(crate) fn drop_file(&self, core: &mut Core, ino: Ino) {
-        if let Some(file) = core.files.remove(&ino) {
-            self.budget.forget(&file);
-            core.garbage.files.push(file);
-        }
+        drop(self.take_file(core, ino));
+    }
+
+    /// The same; returns what there was of it.
+    pub(crate) fn take_file(&self, core: &mut Core, ino: Ino) -> Option<FileData> {
+        let file = core.files.remove(&ino)?;
+        let data = self.budget.take(&file);
+        core.garbage.files.push(file);
+        Some(data)
     }
 
     /// How full the volume is, as the server said last.

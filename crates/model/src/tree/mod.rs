@@ -23,7 +23,7 @@ use rustc_hash::FxBuildHasher;
 pub use attributes::{AttributeChange, has_privileges};
 pub use log::Cut;
 pub use names::{NewNode, RenameFlags};
-pub use share::Stale;
+pub use share::{Stale, Was};
 
 use crate::grants::Object;
 use crate::{

@@ -1,9 +1,11 @@
 //! Sharing a volume with others: what may be changed here, and what others have changed.
 
+use bytes::Bytes;
+
 use super::log::Changes;
 use super::{Directory, Tree};
 use crate::grants::{Object, STRAY};
-use crate::{Dentry, FileKind, Ino, InodeRow, Missing, Name, Record, Sequence, TreeError};
+use crate::{Content, Dentry, FileKind, Ino, InodeRow, Missing, Name, Record, Sequence, TreeError};
 
 /// What the kernel may hold that is no longer so.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -16,14 +18,37 @@ pub struct Stale {
     pub data: Vec<Ino>,
     /// Inodes in use here that the server has to keep, see [`Tree::take_released`].
     pub in_use: Vec<Ino>,
+    /// Files that the kernel has, as they were.
+    pub files: Vec<Was>,
+}
+
+/// What a file was.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Was {
+    /// The file.
+    pub ino: Ino,
+    /// Its size, bytes; `None`: its row was not in memory, and it may be something else.
+    pub size: Option<u64>,
+    /// Its data, as far as its row had that.
+    pub content: Bytes,
 }
 
 impl Stale {
+    fn keep_file(&mut self, ino: Ino, row: Option<&InodeRow>) {
+        let content = match row.map(|row| &row.content) {
+            _ if row.is_some_and(|row| row.kind() != FileKind::Regular) => return,
+            Some(Content::Inline(bytes)) => bytes.clone(),
+            _ => Bytes::new(),
+        };
+        self.files.push(Was { ino, size: row.map(|row| row.size), content });
+    }
+
     fn extend(&mut self, more: Stale) {
         self.names.extend(more.names);
         self.attributes.extend(more.attributes);
         self.data.extend(more.data);
         self.in_use.extend(more.in_use);
+        self.files.extend(more.files);
     }
 }
 
@@ -253,12 +278,16 @@ impl Tree {
     fn replace(&mut self, ino: Ino, row: &InodeRow, stale: &mut Stale) {
         self.saw(row);
         let owned = self.owned.is_some() && self.owns(ino);
+        let is_known = self.nodes.is_known(ino);
         match self.nodes.get_mut(&ino) {
             // Only the owner changes a row: what is here, or on its way from here, is newer.
             Some(node) if node.dirty || owned || node.cut > self.durable => return,
             Some(node) => {
                 if node.row.content != row.content || node.row.size != row.size {
                     stale.data.push(ino);
+                    if is_known {
+                        stale.keep_file(ino, Some(&node.row));
+                    }
                 }
                 node.row = row.clone();
                 node.stored = true;
@@ -309,7 +338,11 @@ impl Tree {
         if self.nodes.get(&ino).is_some_and(|node| node.dirty) {
             return;
         }
-        let kind = self.nodes.remove(&ino).map(|node| node.row.kind());
+        let row = self.nodes.remove(&ino).map(|node| node.row);
+        let kind = row.as_ref().map(InodeRow::kind);
+        if self.nodes.is_known(ino) {
+            stale.keep_file(ino, row.as_ref());
+        }
         stale.attributes.push(ino);
         // A link's target never changes, and nothing else has data.
         if matches!(kind, None | Some(FileKind::Regular | FileKind::Directory)) {
@@ -421,6 +454,8 @@ impl Tree {
     /// given. What no batch has taken is gone; who wants to keep it cuts the log before.
     pub fn restart(&mut self) -> Stale {
         let names = self.all_known_names();
+        let mut stale = Stale::default();
+        self.nodes.known().for_each(|ino| stale.keep_file(ino, self.nodes.get(&ino).map(|node| &node.row)));
         let known: Vec<Ino> = self.known().into_iter().chain([Ino::ROOT]).collect();
         self.in_use = self.nodes.known().filter(|ino| *ino != Ino::ROOT).collect();
         if let Some(owned) = &mut self.owned {
@@ -435,7 +470,7 @@ impl Tree {
         self.lingering.clear();
         self.released.clear();
         self.changes = Changes::default();
-        Stale { names, attributes: known.clone(), data: known, in_use: Vec::new() }
+        Stale { names, attributes: known.clone(), data: known, ..stale }
     }
 
     /// Nothing is owned any more: who wants to change something has to ask. What is known stays.

@@ -90,11 +90,6 @@ impl Budget {
         result
     }
 
-    /// The file is dropped from memory.
-    pub(crate) fn forget(&self, file: &File) {
-        drop(self.take(file));
-    }
-
     /// Takes the file's data out of memory.
     pub(crate) fn take(&self, file: &File) -> FileData {
         // Whoever still holds it and fetches for it finds nothing to fill.

@@ -1,6 +1,7 @@
 //! The data of one file in memory: blocks that were read, and blocks that were written and are not shipped.
 
 mod aside;
+mod base;
 mod change;
 mod cut;
 
@@ -14,6 +15,7 @@ use hayloft_model::{BLOCK_SIZE, BlockRef, Content, INLINE_MAX, PAGE_BLOCKS, Sequ
 use parking_lot::Mutex;
 
 pub(crate) use aside::Blocks;
+pub(crate) use base::{Base, PAGE};
 
 /// A file that is read or written: shared between the requests on it and the committer.
 ///

@@ -2,15 +2,41 @@
 
 use std::sync::atomic::Ordering;
 
-use hayloft_fuse::{Attr, Entry, Interrupt, Reply, SetAttr, Statfs, TimeOrNow, Validity};
+use hayloft_fuse::{Attr, Entry, Interrupt, Pace, Reply, Request, SetAttr, Statfs, TimeOrNow, Validity};
 use hayloft_model::tree::AttributeChange;
 use hayloft_model::{BLOCK_SIZE, FileKind, Ino, InodeRow, Timestamp};
 
-use crate::core::Client;
-use crate::fs::{Done, Need, Stop, VolumeFs};
+use crate::core::{Client, Core};
+use crate::fs::{Done, Need, Stop, VolumeFs, done, ino_of};
 use crate::kernel::nodes::NodeId;
 
 impl VolumeFs {
+    pub(super) fn attributes(&self, request: &Request<'_>, pace: Pace<'_>, reply: &mut Reply<'_>) -> Done {
+        let ino = ino_of(request);
+        let mut core = self.client.core();
+        let may_differ = |core: &mut Core| {
+            let Ok(row) = core.tree.shown(ino) else { return false };
+            row.kind() == FileKind::Regular && core.sizes.may_differ(ino, row.size)
+        };
+        while may_differ(&mut core) && !self.client.lookers.has(request.pid) {
+            drop(core);
+            // `Room` is what any thread of the pool may wait for.
+            let Pace::Patient(_) = pace else { return Err(Stop::Need(Need::Room)) };
+            let size = || self.client.core().tree.inode(ino).ok().map(|row| row.size);
+            let kept = self.client.lookers.confirm(NodeId(request.nodeid), size);
+            core = self.client.core();
+            let Some(kept) = kept else { break };
+            if core.tree.inode(ino)?.size == kept {
+                core.sizes.settled(ino);
+            }
+        }
+        let is_changing = core.names.changing.contains(ino) | core.tree.run_clock(ino, self.now());
+        let validity = if is_changing { Validity::ZERO } else { Validity::FOREVER };
+        reply.attr(&attr(ino, core.tree.shown(ino)?), validity);
+        done(request, &mut core);
+        Ok(())
+    }
+
     pub(super) fn set_attributes(&self, ino: Ino, change: &SetAttr, reply: &mut Reply<'_>) -> Done {
         let now = self.now();
         let time = |time: Option<TimeOrNow>| {

@@ -10,15 +10,15 @@ use hayloft_model::{BLOCK_SIZE, Content, FileKind, Ino, InodeRow, TreeError};
 use super::attributes::attr;
 use super::error::FsError;
 use super::{Done, Need, Stop, VolumeFs, done, ino_of};
-use crate::cache::data::{File, FileData, Lacking};
+use crate::cache::data::{File, FileData, Lacking, PAGE};
 use crate::core::{Core, CoreGuard};
 use crate::kernel::Word;
+use crate::kernel::bases::OfPages;
+use crate::kernel::nodes::NodeId;
 use crate::log::accepted::UpTo;
 use crate::log::ledger::FlushError;
 use crate::sharing::ahead::Place;
 use crate::sharing::appends::Append;
-
-const PAGE: u64 = 4096;
 
 /// Whether a file loses setuid or setgid. The kernel does not take that from its copy of the mode, nor ask anew who may do
 /// what: it has to be told before the call returns, which transport threads may not.
@@ -42,6 +42,10 @@ pub(super) struct Write<'a> {
     /// The thread that writes.
     pub(super) tid: u32,
     pub(super) kills_privileges: bool,
+    /// It was stored through a map, in pages that were filled from this; none: the pages are what the file is to be.
+    pub(super) bases: Option<&'a OfPages>,
+    /// It is of pages that the kernel writes back.
+    pub(super) is_stored: bool,
 }
 
 impl Write<'_> {
@@ -75,10 +79,22 @@ impl Drop for Admitted {
 }
 
 impl VolumeFs {
-    pub(super) fn read(&self, ino: Ino, offset: u64, size: u32, reply: &mut Reply<'_>) -> Done {
+    /// `flags`: of the open file.
+    pub(super) fn read(
+        &self,
+        node: NodeId,
+        offset: u64,
+        size: u32,
+        flags: u32,
+        reply: &mut Reply<'_>,
+    ) -> Done {
+        let ino = node.ino();
         let (file, length) = {
             let mut core = self.client.core();
             let length = core.tree.inode(ino)?.size;
+            if flags & libc::O_DIRECT as u32 == 0 {
+                core.bases.read(node, offset, size);
+            }
             if let Some(bytes) = core.inline(ino) {
                 let buffer = reply.buffer();
                 let count = u64::from(size).min(length.saturating_sub(offset)) as usize;
@@ -132,36 +148,63 @@ impl VolumeFs {
         let (size, demoted) = (row.size, demoted(row, write.kills_privileges, pace)?);
         // The kernel's idea of the end is old when another host has appended.
         let offset = if write.appends { size } else { write.offset };
-        if write.end(offset) > Tree::size_max() {
+        // What others have cut off since does not come back.
+        let bytes = match write.is_stored {
+            true => &write.bytes[..write.bytes.len().min(size.saturating_sub(offset) as usize)],
+            false => write.bytes,
+        };
+        if write.is_stored && bytes.is_empty() {
+            reply.written(write.bytes.len() as u32);
+            return Ok(());
+        }
+        let (len, end) = (bytes.len() as u64, offset.saturating_add(bytes.len() as u64));
+        if end > Tree::size_max() {
             return Err(TreeError::TooLarge.into());
         }
         let file = core.file(ino)?;
-        let len = write.bytes.len() as u64;
         let growth = self.with_data(ino, &file, |data| data.growth(offset, len))?;
         self.check_room(&core, ino, growth, len, status_asked)?;
         // Who takes the file away looks at it under the same lock.
         if write.is_to_be_continued() {
             core.appending.insert(ino, Append::begun(write.tid));
-        } else {
+        } else if !write.is_stored {
             core.appending.remove(&ino);
         }
         let file = Admitted::new(file);
         let file = &file.0;
         // A cut of the log between the data and the size would take what lies before the end, and leave out the rest. Of what
         // only appends it takes nothing that anybody sees.
-        let is_over_the_end = offset < size && write.end(offset) > size;
-        if is_over_the_end {
-            self.with_data(ino, file, |data| data.write(offset, write.bytes))?;
+        let is_over_the_end = offset < size && end > size;
+        let change = |data: &mut FileData| match write.bases {
+            Some(bases) => data.merge(offset, bytes, bases),
+            None => data.write(offset, bytes).map(|_| false),
+        };
+        let is_beside = if is_over_the_end {
+            self.with_data(ino, file, change)?
         } else {
             drop(core);
-            self.with_data(ino, file, |data| data.write(offset, write.bytes))?;
+            let is_beside = self.with_data(ino, file, change)?;
             core = self.client.core();
+            is_beside
+        };
+        let node = NodeId(request.nodeid);
+        let unlike = if is_beside { core.bases.written(node, offset, bytes) } else { None };
+        if is_beside || offset != write.offset {
+            // Its pages are not like this.
+        } else if write.is_stored {
+            core.bases.write(node, offset, len.next_multiple_of(PAGE));
+        } else {
+            core.bases.write(node, offset, len);
         }
         let allocated = file.data.lock().allocated();
-        core.tree.wrote(ino, write.end(offset), allocated, write.kills_privileges, self.now())?;
+        core.tree.wrote(ino, end, allocated, write.kills_privileges, self.now())?;
         self.changed(&mut core);
         done(request, &mut core);
+        if offset != write.offset {
+            core.sizes.changes(ino, None);
+        }
         drop(core);
+        unlike.into_iter().for_each(|former| self.client.tell_kernel(Word::Unlike(former)));
         if demoted {
             self.client.drop_attributes(&self.client.numbers(ino));
         }
@@ -169,7 +212,14 @@ impl VolumeFs {
             // It has put the bytes elsewhere in its cache. The word waits until this answer is there.
             let numbers = self.client.numbers(ino);
             let (names, attributes, data) = (Vec::new(), numbers.clone(), numbers);
-            self.client.tell_kernel(Word::Stale { names, attributes, data, in_use: Vec::new(), ack: None });
+            self.client.tell_kernel(Word::Stale {
+                names,
+                attributes,
+                data,
+                in_use: Vec::new(),
+                ack: None,
+                bases: Vec::new(),
+            });
         }
         reply.written(write.bytes.len() as u32);
         Ok(())

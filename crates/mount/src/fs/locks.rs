@@ -46,7 +46,10 @@ impl VolumeFs {
                 let wanted = wanted(owner, &lock, flock);
                 let wait = matches!(request.op, Operation::Setlkw { .. });
                 match wanted.mode {
-                    Some(_) => locks.set(&wanted, wait, interrupt)?,
+                    Some(_) => {
+                        locks.set(&wanted, wait, interrupt)?;
+                        self.client.await_late_pages(ino_of(request), interrupt);
+                    }
                     None => locks.unset(&wanted, interrupt)?,
                 }
             }

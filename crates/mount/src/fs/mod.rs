@@ -18,11 +18,10 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use hayloft_fuse::{
-    Errno, Failure, FileSystem, Forget, Interrupt, Operation, Pace, Reply, Request, Validity, write_flags,
+    Errno, Failure, FileSystem, Forget, Interrupt, Operation, Pace, Reply, Request, write_flags,
 };
 use hayloft_model::{Ino, Missing, Timestamp, TreeError};
 
-use self::attributes::attr;
 use self::error::FsError;
 use self::io::Write;
 use self::request::Asked;
@@ -108,7 +107,11 @@ impl FileSystem for VolumeFs {
         if twins.is_some() && matches!(pace, Pace::Fast) {
             return Err(Failure::Again);
         }
-        let handled = self.attend(request, reply, pace);
+        let handled = match self.attend(request, reply, pace) {
+            // Whom it looks for waits with one of the pool's threads.
+            Err(Failure::Again) if self.client.lookers.has(request.pid) => Err(Failure::Errno(Errno::EINTR)),
+            handled => handled,
+        };
         twins.into_iter().for_each(|twins| self.tell_twins(twins));
         // When it has ended, the core may be held for long by who keeps what was not sent.
         let condition = self.client.link.condition();
@@ -133,6 +136,10 @@ impl FileSystem for VolumeFs {
         let mut core = self.client.core();
         for forget in forgets {
             core.take_back(NodeId(forget.nodeid), forget.nlookup);
+            let ino = NodeId(forget.nodeid).ino();
+            if !core.is_handed_out(ino) {
+                core.sizes.settled(ino);
+            }
         }
         let ended = core.nodes.take_ended();
         self.client.drop_ended(&mut core);
@@ -185,11 +192,11 @@ impl VolumeFs {
                 (Condition::Ended, _) if is_top(request) => {}
                 (Condition::Ended, _) => return Err(Failure::Errno(Errno::EIO)),
                 (Condition::Lapsed, Pace::Fast) => {
-                    self.client.calls.note(request, true);
+                    self.client.note_wait(request);
                     return Err(Failure::Again);
                 }
                 (Condition::Lapsed, Pace::Patient(interrupt)) => {
-                    self.client.calls.note(request, true);
+                    self.client.note_wait(request);
                     self.client.link.await_lease(interrupt).map_err(|_| Failure::Errno(Errno::EINTR))?;
                     self.client.calls.note(request, false);
                     continue;
@@ -199,7 +206,7 @@ impl VolumeFs {
             let relived = self.client.link.relived().filter(|_| changes(&request.op));
             if relived.is_some() && relived != looked {
                 let Pace::Patient(interrupt) = pace else {
-                    self.client.calls.note(request, true);
+                    self.client.note_wait(request);
                     return Err(Failure::Again);
                 };
                 if interrupt.abandoned_now() {
@@ -219,11 +226,11 @@ impl VolumeFs {
                 Err(Stop::Error(error)) => return Err(Failure::Errno(self.told(request, error).errno())),
                 Err(Stop::Need(need)) => match pace {
                     Pace::Fast => {
-                        self.client.calls.note(request, true);
+                        self.client.note_wait(request);
                         return Err(Failure::Again);
                     }
                     Pace::Patient(interrupt) => {
-                        self.client.calls.note(request, true);
+                        self.client.note_wait(request);
                         // It may have the lock that a word waits for.
                         self.client.core().note_arrivals(request, false);
                         // Who waits for others as well keeps nothing from them.
@@ -342,14 +349,7 @@ impl VolumeFs {
         }
         match request.op {
             Operation::Lookup { name } => self.lookup(request, name, pace, reply),
-            Operation::Getattr { .. } => {
-                let mut core = self.client.core();
-                let is_changing = core.names.changing.contains(ino) | core.tree.run_clock(ino, self.now());
-                let validity = if is_changing { Validity::ZERO } else { Validity::FOREVER };
-                reply.attr(&attr(ino, core.tree.shown(ino)?), validity);
-                done(request, &mut core);
-                Ok(())
-            }
+            Operation::Getattr { .. } => self.attributes(request, pace, reply),
             Operation::Setattr(change) => self.set_attributes(ino, &change, reply),
             Operation::Readlink => self.readlink(ino, reply),
             Operation::Symlink { name, target } => self.symlink(request, name, target, pace, reply),
@@ -367,14 +367,21 @@ impl VolumeFs {
                 self.create(request, name, mode, flags, pace, reply)
             }
             Operation::Tmpfile { mode, .. } => self.create_unnamed(request, mode, reply),
-            Operation::Read { offset, size, .. } => self.read(ino, offset, size, reply),
+            Operation::Read { offset, size, flags, .. } => {
+                self.read(NodeId(request.nodeid), offset, size, flags, reply)
+            }
             Operation::Write { offset, data, write_flags: kind, flags, .. } => {
+                let is_stored = kind & write_flags::CACHE != 0;
+                let of_pages = || self.client.bases_of(request, offset, data.len() as u64);
+                let bases = is_stored.then(of_pages).flatten();
                 let write = Write {
                     offset,
                     bytes: data,
-                    appends: flags & libc::O_APPEND as u32 != 0 && kind & write_flags::CACHE == 0,
+                    appends: flags & libc::O_APPEND as u32 != 0 && !is_stored,
                     tid: request.pid,
                     kills_privileges: kind & write_flags::KILL_SUIDGID != 0,
+                    is_stored,
+                    bases: bases.as_deref(),
                 };
                 self.write(request, &write, status_asked, pace, reply)
             }

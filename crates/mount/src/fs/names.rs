@@ -177,6 +177,7 @@ impl VolumeFs {
                 data: Vec::new(),
                 in_use: Vec::new(),
                 ack: None,
+                bases: Vec::new(),
             });
         }
     }

@@ -3,6 +3,7 @@
 #![allow(unsafe_code)]
 
 pub(crate) mod clock;
+pub(crate) mod handle;
 pub(crate) mod moment;
 pub(crate) mod thread;
 

@@ -5,6 +5,7 @@
 //! words are spoken by threads that hold no lock of ours, and one that does not come through is replaced by raising
 //! the epoch, which needs no lock (`docs/sharing.md`).
 
+pub(crate) mod bases;
 pub(crate) mod births;
 pub(crate) mod foreword;
 pub(crate) mod late;
@@ -13,6 +14,7 @@ pub(crate) mod names;
 pub(crate) mod nodes;
 pub(crate) mod offsets;
 pub(crate) mod pages;
+pub(crate) mod sizes;
 pub(crate) mod speaker;
 pub(crate) mod split_names;
 pub(crate) mod words;
@@ -25,6 +27,7 @@ use hayloft_model::tree::Stale;
 use hayloft_model::{Ino, Name};
 
 use crate::core::{Client, Core};
+use crate::kernel::bases::Former;
 use crate::kernel::nodes::{Left, NodeId};
 use crate::kernel::speaker::{Leaving, Speaker};
 use crate::kernel::words::{Inodes, Words};
@@ -40,7 +43,9 @@ impl Core {
         let mut names = self.expire(stale.names, &dirs);
         names.extend(more);
         let (attributes, data) = (self.nodes.each(attributes), self.nodes.each(data));
-        Word::Stale { names: self.nodes.each_name(names), attributes, data, in_use: stale.in_use, ack }
+        let names = self.nodes.each_name(names);
+        let bases = self.bases.take_untold();
+        Word::Stale { names, attributes, data, in_use: stale.in_use, ack, bases }
     }
 
     /// The word about what a call has changed, for those who have it by other numbers than these: their locks it has itself.
@@ -55,7 +60,14 @@ impl Core {
         let names = self.held_so_far(names, |split, dir, name| split.has(dir, name));
         let names = self.nodes.each_name(names).into_iter().filter(|(dir, _)| is_other(dir)).collect();
         let inos: Vec<Ino> = self.nodes.each(inos).into_iter().filter(is_other).collect();
-        Word::Stale { names, attributes: inos.clone(), data: inos, in_use: Vec::new(), ack: None }
+        Word::Stale {
+            names,
+            attributes: inos.clone(),
+            data: inos,
+            in_use: Vec::new(),
+            ack: None,
+            bases: Vec::new(),
+        }
     }
 }
 
@@ -70,7 +82,11 @@ pub(crate) enum Word {
         in_use: Vec<Ino>,
         /// Connection and event.
         ack: Option<(u64, u64)>,
+        /// What the data was.
+        bases: Vec<Arc<Former>>,
     },
+    /// Pages that were written back beside what others had changed, and go as soon as that is answered.
+    Unlike(Arc<Former>),
     /// Nothing can be relied upon.
     Everything,
     /// These have to go before the sender goes on: what is to be dropped when they are gone.
@@ -90,7 +106,7 @@ pub(crate) fn run(client: &Arc<Client>, control: &Control, to_say: &Receiver<Wor
     let mut leaving = Leaving::new(control.notifier());
     for word in to_say {
         match word {
-            Word::Stale { names, attributes, data, in_use, ack } => {
+            Word::Stale { names, attributes, data, in_use, ack, bases } => {
                 if !names.is_empty() || !data.is_empty() {
                     // Answers that were made before something changed are not to arrive after the word.
                     client.settle(control);
@@ -102,8 +118,9 @@ pub(crate) fn run(client: &Arc<Client>, control: &Control, to_say: &Receiver<Wor
                     None if client.options.read_only => speaker.expire_in_time(client, control, names),
                     _ => speaker.expire(client, names),
                 }
-                words.say(&mut speaker, Inodes { attributes, data, in_use, ack });
+                words.say(&mut speaker, Inodes { attributes, data, in_use, ack, bases });
             }
+            Word::Unlike(former) => speaker.drop_unlike(former),
             Word::Everything => {
                 let (known, names) = {
                     let mut core = client.core();

@@ -9,19 +9,27 @@
 
 use std::collections::HashMap;
 use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, TryRecvError};
 use std::time::{Duration, Instant};
 
-use hayloft_fuse::{Control, Operation, Request, write_flags};
+use hayloft_fuse::{Control, Interrupt, Operation, Request, write_flags};
 use hayloft_model::Ino;
 use parking_lot::Mutex;
 
+use crate::cache::data::PAGE;
+use crate::core::Client;
+use crate::kernel::bases::OfPages;
+use crate::kernel::nodes::NodeId;
 use crate::kernel::speaker::Speaker;
 
-const PAGE: u64 = 4096;
 /// How long a call that does not wait for anybody is waited for.
 const RUN_PATIENCE: Duration = Duration::from_secs(1);
 const PAUSE: Duration = Duration::from_micros(20);
+const PAUSE_MAX: Duration = Duration::from_millis(1);
+/// So many calls that have got a lock wait for pages that are written back.
+const WAITING_MAX: usize = 64;
 /// How long dropping is waited for before it is looked again which calls are in the way.
 const DROP_PATIENCE: Duration = Duration::from_millis(10);
 /// How long a page is waited for that may be locked.
@@ -49,7 +57,14 @@ enum Does {
 
 /// Calls about data that are under way, by the kernel's number.
 #[derive(Debug, Default)]
-pub(crate) struct Calls(Mutex<HashMap<u64, Call>>);
+pub(crate) struct Calls {
+    calls: Mutex<HashMap<u64, Call>>,
+    /// What the pages were filled from of those that write back.
+    bases: Mutex<HashMap<u64, Arc<OfPages>>>,
+    any_bases: AtomicBool,
+    /// Threads that wait for calls that write back.
+    waiting: AtomicUsize,
+}
 
 /// With so many calls of one file that write back the kernel may keep more of them for later, whose pages cannot go either. It takes
 /// them in the order of the pages, and sends 64 at a time (`max_background`).
@@ -84,17 +99,45 @@ impl Calls {
         };
         let range = offset..offset.saturating_add(size);
         let call = Call { ino: Ino(request.nodeid), range, does, waits };
-        self.0.lock().insert(request.unique, call);
+        self.calls.lock().insert(request.unique, call);
     }
 
     /// The kernel has the answer.
     pub(crate) fn end(&self, unique: u64) {
-        self.0.lock().remove(&unique);
+        self.calls.lock().remove(&unique);
+        if self.any_bases.load(Ordering::Acquire) {
+            let mut bases = self.bases.lock();
+            bases.remove(&unique);
+            self.any_bases.store(!bases.is_empty(), Ordering::Release);
+        }
+    }
+
+    /// Calls that write back pages of a file, and could not do so at once.
+    fn writes_late(&self, ino: Ino) -> Vec<u64> {
+        let calls = self.calls.lock();
+        let is_late = |call: &Call| NodeId(call.ino.0).ino() == ino && call.does == Does::WritesBack;
+        calls.iter().filter(|(_, call)| is_late(call)).map(|(unique, _)| *unique).collect()
+    }
+
+    fn is_any_under_way(&self, of: &[u64]) -> bool {
+        let calls = self.calls.lock();
+        of.iter().any(|unique| calls.contains_key(unique))
+    }
+
+    fn bases(&self, unique: u64) -> Option<Arc<OfPages>> {
+        self.any_bases.load(Ordering::Acquire).then(|| self.bases.lock().get(&unique).cloned()).flatten()
+    }
+
+    /// Until the call has ended.
+    fn keep_bases(&self, unique: u64, of_pages: OfPages) {
+        let mut bases = self.bases.lock();
+        bases.insert(unique, Arc::new(of_pages));
+        self.any_bases.store(true, Ordering::Release);
     }
 
     /// What is locked of these files by calls that wait; nothing as long as one of them does not wait.
     fn locked(&self, inos: &[Ino]) -> Option<HashMap<Ino, Locked>> {
-        let calls = self.0.lock();
+        let calls = self.calls.lock();
         let mut locked: HashMap<Ino, Locked> = HashMap::new();
         if calls.is_empty() {
             return Some(locked);
@@ -118,6 +161,50 @@ impl Calls {
             }
         }
         Some(locked)
+    }
+}
+
+impl Client {
+    /// Who has got a lock of a file sees what others have stored under it: pages that were being written back when others changed the
+    /// file, and so could not go then, go first.
+    pub(crate) fn await_late_pages(&self, ino: Ino, interrupt: &Interrupt) {
+        let late = self.calls.writes_late(ino);
+        // Each takes a thread of the pool, which what is waited for needs as well.
+        if !late.is_empty() && self.calls.waiting.fetch_add(1, Ordering::AcqRel) < WAITING_MAX {
+            let mut pause = PAUSE;
+            while self.calls.is_any_under_way(&late) && !interrupt.abandoned() {
+                std::thread::sleep(pause);
+                pause = (pause * 2).min(PAUSE_MAX);
+            }
+        }
+        if !late.is_empty() {
+            self.calls.waiting.fetch_sub(1, Ordering::AcqRel);
+        }
+        let unlike = self.core().bases.unlike(ino);
+        let Some(notifier) = self.notifier.get() else { return };
+        for (node, page) in unlike {
+            let _ = notifier.inval_inode(node.0, (page * PAGE) as i64, PAGE as i64);
+        }
+    }
+
+    /// A call has to wait: others may change meanwhile what it is about.
+    pub(crate) fn note_wait(&self, request: &Request<'_>) {
+        self.calls.note(request, true);
+        if let Operation::Write { offset, data, write_flags: flags, .. } = request.op
+            && flags & write_flags::CACHE != 0
+            && self.calls.bases(request.unique).is_none()
+        {
+            let of_pages = self.core().bases_of(NodeId(request.nodeid), offset, data.len() as u64, true);
+            of_pages.into_iter().for_each(|of_pages| self.calls.keep_bases(request.unique, of_pages));
+        }
+    }
+
+    /// What the pages were filled from that a call writes back, if that is not what the file is now: as it was when the call began to wait.
+    pub(crate) fn bases_of(&self, request: &Request<'_>, offset: u64, len: u64) -> Option<Arc<OfPages>> {
+        self.calls.bases(request.unique).or_else(|| {
+            let of_pages = self.core().bases_of(NodeId(request.nodeid), offset, len, false)?;
+            Some(Arc::new(of_pages))
+        })
     }
 }
 
@@ -261,18 +348,18 @@ mod tests {
     #[test]
     fn what_waiting_calls_lock_is_left_out() {
         let calls = Calls::default();
-        calls.0.lock().insert(1, call(5, 4096..12288, Does::Fills, true));
-        calls.0.lock().insert(2, call(5, 13000..20010, Does::Writes, true));
-        calls.0.lock().insert(3, call(6, 0..10, Does::Fills, false));
+        calls.calls.lock().insert(1, call(5, 4096..12288, Does::Fills, true));
+        calls.calls.lock().insert(2, call(5, 13000..20010, Does::Writes, true));
+        calls.calls.lock().insert(3, call(6, 0..10, Does::Fills, false));
         let locked = calls.locked(&[Ino(5)]).unwrap();
         assert_eq!(locked[&Ino(5)].others(), [(0, 4096), (12288, 4096), (20480, 0)]);
         assert_eq!((&locked[&Ino(5)].pages[..], locked[&Ino(5)].later(&[1, 2, 3])), (&[4][..], vec![]));
-        calls.0.lock().insert(4, call(8, 8192..24576, Does::WritesBack, true));
+        calls.calls.lock().insert(4, call(8, 8192..24576, Does::WritesBack, true));
         let locked = calls.locked(&[Ino(8)]).unwrap();
         assert_eq!(locked[&Ino(8)].others(), [(0, 8192), (24576, 0)]);
         assert_eq!((locked[&Ino(8)].later(&[4]), locked[&Ino(8)].later(&[5])), (vec![(2, 4)], vec![]));
         for at in 0..WRITTEN_MANY as u64 {
-            calls.0.lock().insert(10 + at, call(9, 8192 * at..8192 * at + 4096, Does::WritesBack, true));
+            calls.calls.lock().insert(10 + at, call(9, 8192 * at..8192 * at + 4096, Does::WritesBack, true));
         }
         let locked = calls.locked(&[Ino(9)]).unwrap();
         // The kernel may keep more calls, for pages behind these.

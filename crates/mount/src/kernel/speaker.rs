@@ -8,7 +8,9 @@ use std::time::{Duration, Instant};
 use hayloft_fuse::{Control, Notifier};
 use hayloft_model::{Ino, Name};
 
+use crate::cache::data::PAGE;
 use crate::core::Client;
+use crate::kernel::bases::Former;
 use crate::kernel::nodes::NodeId;
 
 /// How long a name's lock is waited for before the epoch is raised; and so much more for each name, which takes a
@@ -36,6 +38,8 @@ struct Slow {
     attributes: Vec<Ino>,
     /// Inodes with offsets and lengths of data, bytes; length 0 is up to the end.
     ranges: Vec<(Ino, u64, u64)>,
+    /// What the pages are like until then.
+    base: Option<Arc<Former>>,
     /// Is told which of the inodes the kernel does not have, and directories that do not have a name.
     done: Sender<Vec<Ino>>,
 }
@@ -205,6 +209,15 @@ impl Speaker {
         apart.entrust(Vec::new(), Vec::new(), ranges).ok()
     }
 
+    /// Has a thread drop pages that are like this until then. Nobody waits for that.
+    pub(crate) fn drop_unlike(&self, base: Arc<Former>) {
+        let Some((node, pages)) = base.pages() else { return };
+        let ranges = vec![(Ino(node.0), pages.start * PAGE, (pages.end - pages.start) * PAGE)];
+        let (done, _) = channel();
+        let slow = Slow { names: Vec::new(), attributes: Vec::new(), ranges, base: Some(base), done };
+        let _ = Speaker::new(self.notifier.clone()).hand_over(slow);
+    }
+
     /// Has a thread say it; returns what tells that it is done, or what there is to say when no thread can be had.
     fn entrust(
         &mut self,
@@ -213,7 +226,12 @@ impl Speaker {
         ranges: Vec<(Ino, u64, u64)>,
     ) -> Result<Receiver<Vec<Ino>>, Slow> {
         let (done, wait) = channel();
-        let slow = Slow { names, attributes, ranges, done };
+        let slow = Slow { names, attributes, ranges, base: None, done };
+        self.hand_over(slow)?;
+        Ok(wait)
+    }
+
+    fn hand_over(&mut self, slow: Slow) -> Result<(), Slow> {
         let slow = match &self.thread {
             Some(to) => to.send(slow).err().map(|error| error.0),
             None => Some(slow),
@@ -235,7 +253,7 @@ impl Speaker {
                 }
             }
         }
-        Ok(wait)
+        Ok(())
     }
 }
 
@@ -301,5 +319,6 @@ fn say(notifier: &Notifier, slow: Slow) {
             unknown.push(ino);
         }
     }
+    drop(slow.base);
     let _ = slow.done.send(unknown);
 }

@@ -20,6 +20,7 @@ use parking_lot::Mutex;
 use rustc_hash::FxBuildHasher;
 
 use crate::core::Client;
+use crate::kernel::bases::Former;
 use crate::kernel::nodes::NodeId;
 use crate::kernel::pages::Pages;
 use crate::kernel::speaker::{Lock, Speaker};
@@ -52,6 +53,9 @@ pub(crate) struct Inodes {
     pub(crate) in_use: Vec<Ino>,
     /// Connection and event.
     pub(crate) ack: Option<(u64, u64)>,
+    /// What the data was: until the kernel has let go of it.
+    #[allow(dead_code)] // lives as long as the word
+    pub(crate) bases: Vec<Arc<Former>>,
 }
 
 /// What came of a word.

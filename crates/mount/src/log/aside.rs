@@ -45,7 +45,14 @@ impl Client {
         drop(core);
         let is_any = !changed.is_empty();
         let (names, in_use, data) = (Vec::new(), Vec::new(), changed.clone());
-        self.tell_kernel(Word::Stale { names, attributes: changed, data, in_use, ack: None });
+        self.tell_kernel(Word::Stale {
+            names,
+            attributes: changed,
+            data,
+            in_use,
+            ack: None,
+            bases: Vec::new(),
+        });
         is_any
     }
 

@@ -175,6 +175,7 @@ impl Client {
         core.tree.take_ended();
         core.ways.clear();
         core.released = None;
+        self.drop_data(core, &stale);
         let files: Vec<Ino> = core.files.keys().copied().collect();
         files.into_iter().for_each(|ino| self.drop_file(core, ino));
         let mut names = core.take_all_names(std::mem::take(&mut stale.names));

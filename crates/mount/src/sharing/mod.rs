@@ -28,8 +28,10 @@ use hayloft_wire::{
     Ack, Acquire, Apply, Claim, Entry, Event, Failed, InvalidMessage, LetGo, ObjectMessage, Release, Welcome,
 };
 
+use crate::cache::data::Base;
 use crate::core::{Client, Core, CoreGuard};
 use crate::kernel::Word;
+use crate::kernel::bases::LEFT_MAX;
 use crate::kernel::foreword::Announced;
 use crate::session::link::{Arrival, CallError, Line, Receiver as LinkReceiver};
 use crate::sharing::fault::FaultError;
@@ -147,8 +149,25 @@ impl Client {
     }
 
     /// Data of files that have changed elsewhere leaves memory.
-    fn drop_data(&self, core: &mut Core, stale: &Stale) {
-        stale.data.iter().for_each(|ino| self.drop_file(core, *ino));
+    pub(crate) fn drop_data(&self, core: &mut Core, stale: &Stale) {
+        for was in &stale.files {
+            if !core.is_handed_out(was.ino) {
+                continue;
+            }
+            if self.lookers.can_look() {
+                core.sizes.changes(was.ino, was.size);
+            }
+            if !was.content.is_empty() && !core.files.contains_key(&was.ino) {
+                core.bases.left(was.ino, Base::inline(&was.content));
+            }
+        }
+        for ino in &stale.data {
+            let data = self.take_file(core, *ino);
+            let data = data.filter(|data| core.is_handed_out(*ino) && data.held_bytes() <= LEFT_MAX);
+            data.and_then(|data| data.base(0, u64::MAX))
+                .into_iter()
+                .for_each(|base| core.bases.left(*ino, base));
+        }
     }
 
     fn receive_event(&self, connection: u64, event: Event) -> Result<(), FaultError> {
@@ -345,7 +364,14 @@ impl Client {
         }
         for Heard { ack, in_use } in heard {
             let (attributes, data) = (Vec::new(), Vec::new());
-            self.tell_kernel(Word::Stale { names: Vec::new(), attributes, data, in_use, ack: Some(ack) });
+            self.tell_kernel(Word::Stale {
+                names: Vec::new(),
+                attributes,
+                data,
+                in_use,
+                ack: Some(ack),
+                bases: Vec::new(),
+            });
         }
     }
 

@@ -147,7 +147,7 @@ impl Client {
             drop(core);
             match word {
                 // Else what was said before has to be heard first: from then on others change the names without a word.
-                Word::Stale { names, attributes, data, in_use, ack: Some(ack) }
+                Word::Stale { names, attributes, data, in_use, ack: Some(ack), .. }
                     if is_held && names.is_empty() && attributes.is_empty() && data.is_empty() =>
                 {
                     self.acknowledge(ack, in_use);

@@ -1,9 +1,10 @@
 //! Lines that several hosts append to one file.
 
-use std::fs;
-use std::io::{BufRead, BufReader};
+use std::fs::{self, File};
+use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::setup::farm::{Farm, Mount, python, rounds};
 
@@ -127,4 +128,54 @@ while time.monotonic() < end:
     );
     let of_slow = text.lines().filter(|line| line.starts_with('a')).count();
     assert!(of_slow > 20, "{of_slow} lines of the slow one");
+}
+
+/// Asks for the size of a file to which others append, and reads, and maps, all up to there.
+const WATCHING: &str = r#"
+import mmap, os, sys, time
+file = os.open(sys.argv[1], os.O_RDWR)
+sizes, end = set(), time.monotonic() + 60
+while len(sizes) < int(sys.argv[2]) and time.monotonic() < end:
+    size = os.fstat(file).st_size
+    sizes.add(size)
+    first = max(size - 1000, 0)
+    got = len(os.pread(file, 4096, first))
+    assert got >= size - first, (size, got)
+    if size:
+        with mmap.mmap(file, size, prot=mmap.PROT_READ) as pages:
+            assert pages[size - 1] == ord("x")
+print(len(sizes))
+"#;
+
+#[test]
+fn all_of_a_file_up_to_its_size_is_there_while_others_append() {
+    let (_farm, mounts) = Farm::shared(2);
+    fs::write(mounts[0].join("log"), "").unwrap();
+    let sizes = rounds(150, 5000);
+    let start = |_| {
+        python(WATCHING)
+            .arg(mounts[1].join("log"))
+            .arg(sizes.to_string())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap()
+    };
+    let readers: Vec<Child> = (0..3).map(start).collect();
+    let done = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut log = File::options().append(true).open(mounts[0].join("log")).unwrap();
+            while !done.load(Ordering::Relaxed) {
+                log.write_all(&[b'x'; 3000]).unwrap();
+            }
+        });
+        let outputs: Vec<_> = readers.into_iter().map(Child::wait_with_output).collect();
+        done.store(true, Ordering::Relaxed);
+        for output in outputs {
+            let output = output.unwrap();
+            assert!(output.status.success(), "{}: see above", output.status);
+            let seen: usize = String::from_utf8_lossy(&output.stdout).trim().parse().unwrap();
+            assert!(seen >= sizes, "{seen} sizes were seen");
+        }
+    });
 }

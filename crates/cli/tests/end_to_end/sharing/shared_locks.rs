@@ -79,6 +79,42 @@ fn what_is_stored_through_a_map_under_a_lock_is_there_for_who_locks_next() {
     }
 }
 
+/// Adds to a number of its own, and to one of all, in one page of a map, each under a lock of its own.
+const MAPPED_BESIDE: &str = r#"
+import fcntl, mmap, sys
+name, own, times = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+def add(file, pages, at):
+    fcntl.lockf(file, fcntl.LOCK_EX, 1, 32768 + at)
+    pages[at:at + 8] = (int.from_bytes(pages[at:at + 8], "little") + 1).to_bytes(8, "little")
+    fcntl.lockf(file, fcntl.LOCK_UN, 1, 32768 + at)
+with open(name, "r+b") as file, mmap.mmap(file.fileno(), 32768) as pages:
+    for _ in range(times):
+        add(file, pages, 8 * own)
+        add(file, pages, 0)
+"#;
+
+#[test]
+fn stores_of_several_hosts_into_one_page_under_different_locks_do_not_undo_each_other() {
+    let (_farm, mounts) = Farm::shared(3);
+    fs::write(mounts[0].join("map"), [0; 32768]).unwrap();
+    let (workers, times) = (6, rounds(60, 1000));
+    let start = |at: usize| {
+        let own = (at + 1).to_string();
+        python(MAPPED_BESIDE).arg(mounts[at % 3].join("map")).arg(own).arg(times.to_string()).spawn().unwrap()
+    };
+    let children: Vec<Child> = (0..workers).map(start).collect();
+    for mut child in children {
+        assert!(child.wait().unwrap().success(), "a process has failed, see above");
+    }
+    for mount in &mounts {
+        let bytes = fs::read(mount.join("map")).unwrap();
+        let numbers = bytes.chunks_exact(8).map(|number| u64::from_le_bytes(number.try_into().unwrap()));
+        let numbers: Vec<u64> = numbers.take(workers + 1).collect();
+        let expected = |at: usize| if at == 0 { workers * times } else { times } as u64;
+        assert_eq!(numbers, (0..=workers).map(expected).collect::<Vec<u64>>());
+    }
+}
+
 /// Each insertion is a connection of its own, so the map begins and ends all the time.
 const INSERTING: &str = r#"
 import sqlite3, sys
