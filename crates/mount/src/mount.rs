@@ -18,7 +18,6 @@ use crate::core::{Client, Core};
 use crate::error::MountError;
 use crate::fs::VolumeFs;
 use crate::host::clock::Clock;
-use crate::host::handle::Place;
 use crate::keeper::{KnownInodes, Shared};
 use crate::kernel::Word;
 use crate::kernel::foreword::Foreword;
@@ -229,9 +228,8 @@ impl Mount {
             core.names.expires_absent = core.names.locks_for_any || kernel >= (7, 2);
         }
         let _ = client.notifier.set(session.notifier());
-        match Place::new(mount_point.to_path_buf()) {
-            Ok(place) => client.lookers.begin(place),
-            Err(error) => tracing::debug!(%error, "sizes that the kernel has cannot be looked at"),
+        if let Ok(device) = session.control().device() {
+            client.lookers.begin(mount_point.to_path_buf(), device);
         }
         *client.foreword.lock() = Some(Foreword::new(session.control()));
         let (speech, looked_after) = (session.control(), session.control());

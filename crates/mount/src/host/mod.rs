@@ -3,7 +3,6 @@
 #![allow(unsafe_code)]
 
 pub(crate) mod clock;
-pub(crate) mod handle;
 pub(crate) mod moment;
 pub(crate) mod thread;
 

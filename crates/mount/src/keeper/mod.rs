@@ -10,6 +10,7 @@
 
 mod client;
 mod known;
+mod look;
 mod process;
 mod shared;
 mod sweep;
@@ -17,6 +18,7 @@ mod teach;
 
 pub(crate) use client::start;
 pub(crate) use known::KnownInodes;
+pub(crate) use look::Looker;
 pub use process::run;
 pub(crate) use shared::Shared;
 pub(crate) use teach::{sync, teach};

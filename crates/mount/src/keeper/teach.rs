@@ -11,7 +11,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use super::ARGUMENT;
+use super::{ARGUMENT, look};
 
 /// What comes before the mount point: whether a file is opened, or the file system is synchronized.
 const OPEN: &str = "open";
@@ -46,6 +46,11 @@ fn ask(word: &str, point: &Path) -> io::Result<()> {
 
 /// Does what a process was started for with these arguments. `None`: something else.
 pub(super) fn answer(arguments: &[OsString]) -> Option<io::Result<()>> {
+    if let [word, point, device] = arguments
+        && word == look::LOOK
+    {
+        return Some(look::answer(point, device));
+    }
     let [word, point] = arguments else { return None };
     match word.to_str() {
         Some(OPEN) => Some(open_unnamed(Path::new(point))),

@@ -189,7 +189,6 @@ impl Client {
 
     /// A call has to wait: others may change meanwhile what it is about.
     pub(crate) fn note_wait(&self, request: &Request<'_>) {
-        self.calls.note(request, true);
         if let Operation::Write { offset, data, write_flags: flags, .. } = request.op
             && flags & write_flags::CACHE != 0
             && self.calls.bases(request.unique).is_none()
@@ -197,6 +196,8 @@ impl Client {
             let of_pages = self.core().bases_of(NodeId(request.nodeid), offset, data.len() as u64, true);
             of_pages.into_iter().for_each(|of_pages| self.calls.keep_bases(request.unique, of_pages));
         }
+        // Nobody waits any longer for the pages of a call that is noted, nor keeps what they were filled from.
+        self.calls.note(request, true);
     }
 
     /// What the pages were filled from that a call writes back, if that is not what the file is now: as it was when the call began to wait.

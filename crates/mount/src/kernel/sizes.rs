@@ -3,21 +3,24 @@
 //! Linux passes an answer about attributes on to the program that has asked, but does not keep it when it was told meanwhile
 //! that they have changed. Then the program knows the new size, and its reads and maps end at the old one. So where the size
 //! has changed, the program has its answer when the kernel has the size: the client looks, and has it ask once more
-//! by a call of its own.
+//! by a call of a process of its own.
 
 use std::collections::HashMap;
+use std::io::ErrorKind;
+use std::path::PathBuf;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
 use hayloft_model::Ino;
+use parking_lot::Mutex;
 use rustc_hash::FxBuildHasher;
 
-use crate::host::handle::Place;
+use crate::keeper::Looker;
 use crate::kernel::nodes::NodeId;
 
-/// So many threads ask at a time.
-const ASK_AT_ONCE: usize = 4;
+/// How long others are waited for that look.
+const PATIENCE: Duration = Duration::from_millis(50);
 /// How often is tried: each time others have changed the file in the some ten microseconds that asking takes.
 const TRIES: usize = 200;
 /// So often without a pause.
@@ -55,64 +58,66 @@ impl Sizes {
     }
 }
 
-/// Threads that look at what the kernel has.
+/// Looks at what the kernel has.
 #[derive(Debug, Default)]
 pub(crate) struct Lookers {
-    threads: [AtomicU32; ASK_AT_ONCE],
-    place: OnceLock<Place>,
+    /// The mount point, and the file system's device number.
+    place: OnceLock<(PathBuf, u64)>,
+    looker: Mutex<Option<Looker>>,
+    /// Its thread's number; 0: there is none.
+    tid: AtomicU32,
+    /// It may not.
+    is_forbidden: AtomicBool,
 }
 
 impl Lookers {
-    pub(crate) fn begin(&self, place: Place) {
-        let _ = self.place.set(place);
+    pub(crate) fn begin(&self, point: PathBuf, device: u64) {
+        let _ = self.place.set((point, device));
     }
 
     /// Whether it can be seen which sizes the kernel has.
     pub(crate) fn can_look(&self) -> bool {
-        self.place.get().is_some()
+        self.place.get().is_some() && !self.is_forbidden.load(Ordering::Relaxed)
     }
 
     /// Whether a request comes from here: it must not wait for anything. (What the kernel asks for by itself comes from 0.)
     pub(crate) fn has(&self, tid: u32) -> bool {
-        tid != 0 && self.threads.iter().any(|thread| thread.load(Ordering::Acquire) == tid)
+        tid != 0 && self.tid.load(Ordering::Acquire) == tid
     }
 
     /// Sees to it that the kernel has the size of a file. `size`: what that is now, if it is known without waiting. Returns which one the
     /// kernel has; `None`: that cannot be seen, or the size has to be fetched first.
     pub(crate) fn confirm(&self, node: NodeId, size: impl Fn() -> Option<u64>) -> Option<u64> {
-        let place = self.place.get()?;
-        let tid = rustix::thread::gettid().as_raw_nonzero().get() as u32;
-        let take = |thread: &&AtomicU32| {
-            thread.compare_exchange(0, tid, Ordering::AcqRel, Ordering::Relaxed).is_ok()
-        };
-        let mut thread = None;
-        for _ in 0..TRIES {
-            thread = self.threads.iter().find(take);
-            if thread.is_some() {
-                break;
+        let (point, device) = self.place.get().filter(|_| self.can_look())?;
+        let mut looker = self.looker.try_lock_for(PATIENCE)?;
+        if looker.is_none() {
+            match Looker::start(point, *device) {
+                Ok(started) => {
+                    self.tid.store(started.tid(), Ordering::Release);
+                    *looker = Some(started);
+                }
+                Err(error) => tracing::warn!(%error, "the sizes that the kernel has cannot be looked at"),
             }
-            std::thread::sleep(PAUSE);
         }
-        let thread = thread?;
-        let kept = look(place, node, size);
-        thread.store(0, Ordering::Release);
-        kept
+        for at in 0..TRIES {
+            let size = size()?;
+            match looker.as_mut()?.look(node.0, size) {
+                Ok(kept) if kept == size => return Some(kept),
+                // It is changed meanwhile; or the kernel takes no answer, since a call is writing.
+                Ok(_) if at < AT_ONCE => {}
+                Ok(_) => std::thread::sleep(PAUSE),
+                Err(error) if error.kind() == ErrorKind::NotFound => return None,
+                Err(error) => {
+                    let is_forbidden = error.kind() == ErrorKind::PermissionDenied;
+                    self.is_forbidden.store(is_forbidden, Ordering::Relaxed);
+                    self.tid.store(0, Ordering::Release);
+                    *looker = None;
+                    return None;
+                }
+            }
+        }
+        None
     }
-}
-
-fn look(place: &Place, node: NodeId, size: impl Fn() -> Option<u64>) -> Option<u64> {
-    let found = place.find(node.0).ok()?;
-    for at in 0..TRIES {
-        let kept = found.size().ok()?;
-        if kept == size()? {
-            return Some(kept);
-        }
-        // What is changed meanwhile is asked for once more; and again where the kernel takes no answer, since a call is writing.
-        if found.ask().is_err() || at >= AT_ONCE {
-            std::thread::sleep(PAUSE);
-        }
-    }
-    None
 }
 
 #[cfg(test)]
@@ -141,7 +146,7 @@ mod tests {
     fn what_the_kernel_asks_for_by_itself_is_nobodys_look() {
         let lookers = Lookers::default();
         assert!(!lookers.has(0));
-        lookers.threads[1].store(5, Ordering::Release);
+        lookers.tid.store(5, Ordering::Release);
         assert!(lookers.has(5) && !lookers.has(6) && !lookers.has(0));
     }
 }
