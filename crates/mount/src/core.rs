@@ -364,7 +364,7 @@ pub(crate) struct Client {
     pub(crate) coming: crate::sharing::contents::Coming,
     /// Reads and writes under way, see [`crate::kernel::pages`].
     pub(crate) calls: crate::kernel::pages::Calls,
-    /// Threads that look at which sizes the kernel has.
+    /// What looks at which sizes the kernel has.
     pub(crate) lookers: Lookers,
     /// Objects that calls are waiting to own, and how many calls.
     pub(crate) wanted: Mutex<HashMap<Ino, u32>>,

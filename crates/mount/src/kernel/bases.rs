@@ -79,7 +79,7 @@ impl Bases {
             return None;
         }
         if self.of.len() >= self.sweep_at.max(SWEEP_AT_LEAST) {
-            self.of.retain(|_, entries| entries.iter().any(|former| former.strong_count() > 0));
+            self.sweep();
             self.sweep_at = 2 * self.of.len();
         }
         Some(Arc::new(Former { base: Arc::new(base), of, anew: Mutex::default(), bytes, sum }))
@@ -142,7 +142,7 @@ impl Bases {
     pub(crate) fn unlike(&mut self, ino: Ino) -> Vec<(NodeId, u64)> {
         let mut unlike: Vec<(NodeId, u64)> = Vec::new();
         for former in self.formers(ino) {
-            let Some((node, pages)) = former.of.clone() else { continue };
+            let Some((node, pages)) = former.pages() else { continue };
             unlike.extend(pages.filter(|page| former.is_of(node, *page)).map(|page| (node, page)));
         }
         unlike.sort_unstable_by_key(|(node, page)| (node.0, *page));
@@ -150,8 +150,12 @@ impl Bases {
         unlike
     }
 
+    fn sweep(&mut self) {
+        self.of.retain(|_, formers| formers.iter().any(|former| former.strong_count() > 0));
+    }
+
     pub(crate) fn shrink(&mut self) {
-        self.of.retain(|_, entries| entries.iter().any(|former| former.strong_count() > 0));
+        self.sweep();
         self.of.shrink_to_fit();
     }
 }

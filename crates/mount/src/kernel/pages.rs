@@ -119,9 +119,21 @@ impl Calls {
         calls.iter().filter(|(_, call)| is_late(call)).map(|(unique, _)| *unique).collect()
     }
 
-    fn is_any_under_way(&self, of: &[u64]) -> bool {
-        let calls = self.calls.lock();
-        of.iter().any(|unique| calls.contains_key(unique))
+    /// Waits until these have been answered, unless too many wait already: each takes a thread of the pool, which what is waited for
+    /// needs as well.
+    fn await_ends(&self, of: &[u64], interrupt: &Interrupt) {
+        let is_any_under_way = || {
+            let calls = self.calls.lock();
+            of.iter().any(|unique| calls.contains_key(unique))
+        };
+        if self.waiting.fetch_add(1, Ordering::AcqRel) < WAITING_MAX {
+            let mut pause = PAUSE;
+            while is_any_under_way() && !interrupt.abandoned() {
+                std::thread::sleep(pause);
+                pause = (pause * 2).min(PAUSE_MAX);
+            }
+        }
+        self.waiting.fetch_sub(1, Ordering::AcqRel);
     }
 
     fn bases(&self, unique: u64) -> Option<Arc<OfPages>> {
@@ -169,16 +181,8 @@ impl Client {
     /// file, and so could not go then, go first.
     pub(crate) fn await_late_pages(&self, ino: Ino, interrupt: &Interrupt) {
         let late = self.calls.writes_late(ino);
-        // Each takes a thread of the pool, which what is waited for needs as well.
-        if !late.is_empty() && self.calls.waiting.fetch_add(1, Ordering::AcqRel) < WAITING_MAX {
-            let mut pause = PAUSE;
-            while self.calls.is_any_under_way(&late) && !interrupt.abandoned() {
-                std::thread::sleep(pause);
-                pause = (pause * 2).min(PAUSE_MAX);
-            }
-        }
         if !late.is_empty() {
-            self.calls.waiting.fetch_sub(1, Ordering::AcqRel);
+            self.calls.await_ends(&late, interrupt);
         }
         let unlike = self.core().bases.unlike(ino);
         let Some(notifier) = self.notifier.get() else { return };
