@@ -11,7 +11,7 @@ use parking_lot::Mutex;
 use rustls::client::{Resumption, WebPkiServerVerifier};
 use rustls::pki_types::ServerName;
 use rustls::{ClientConfig, ClientConnection};
-use socket2::SockRef;
+use socket2::{Domain, Protocol, SockRef, Socket, Type};
 
 use crate::credentials::{Credentials, CredentialsError, VERSIONS, provider};
 use crate::local::is_local;
@@ -25,6 +25,9 @@ const READ_SIZE: usize = 256 * 1024;
 
 /// Bytes that are encrypted before they are written out.
 const WRITE_SIZE: usize = 256 * 1024;
+
+/// Bytes of a small packet: with its headers it fits wherever IPv6 does.
+const SMALL_SEGMENT: u32 = 1200;
 
 /// Why there is no connection.
 #[derive(Debug, thiserror::Error)]
@@ -65,6 +68,31 @@ impl Dial {
     /// # Errors
     /// See [`ConnectError`].
     pub fn connect(&self, address: &str, timeout: Duration) -> Result<(Sending, Receiving), ConnectError> {
+        self.connect_by(address, |to| TcpStream::connect_timeout(&to, timeout))
+    }
+
+    /// The same; both sides send small packets only, for a network that loses larger ones and tells nobody.
+    ///
+    /// # Errors
+    /// See [`ConnectError`].
+    pub fn connect_narrow(
+        &self,
+        address: &str,
+        timeout: Duration,
+    ) -> Result<(Sending, Receiving), ConnectError> {
+        self.connect_by(address, |to| {
+            let socket = Socket::new(Domain::for_address(to), Type::STREAM, Some(Protocol::TCP))?;
+            socket.set_tcp_mss(SMALL_SEGMENT)?;
+            socket.connect_timeout(&to.into(), timeout)?;
+            Ok(socket.into())
+        })
+    }
+
+    fn connect_by(
+        &self,
+        address: &str,
+        connect: impl Fn(SocketAddr) -> io::Result<TcpStream>,
+    ) -> Result<(Sending, Receiving), ConnectError> {
         if let Some(path) = unix_path(address) {
             let socket = UnixStream::connect(path).map_err(ConnectError::Unreachable)?;
             let sending = socket.try_clone().map_err(ConnectError::Unreachable)?;
@@ -73,7 +101,7 @@ impl Dial {
         let mut last =
             ConnectError::Address(io::Error::new(io::ErrorKind::InvalidInput, "the address has no host"));
         for resolved in address.to_socket_addrs().map_err(ConnectError::Address)? {
-            let socket = match TcpStream::connect_timeout(&resolved, timeout) {
+            let socket = match connect(resolved) {
                 Ok(socket) => socket,
                 Err(error) => {
                     last = ConnectError::Unreachable(error);

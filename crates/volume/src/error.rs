@@ -103,6 +103,11 @@ pub(crate) enum VolumeError {
     OtherHistory,
     #[error("changes that the session had asked for are on their way to others still")]
     Settling,
+    #[error(
+        "others have waited for this mount {times} times, one soon after the other, since it did not answer: it may go on in \
+         {left_secs} s (look at its network, and at its memory)"
+    )]
+    Troubled { times: u32, left_secs: u64 },
     #[error("there is no session {0}")]
     NoSession(SessionId),
     #[error("a change of inode {0}, which the session does not own")]
@@ -225,9 +230,13 @@ impl VolumeError {
             E::Database(error) if error.kind() == slatedb::ErrorKind::Data => FailureCode::AtRest,
             E::Uncertain(_) => FailureCode::Uncertain,
             E::Content(_) | E::BatchDamaged | E::FrameDamaged => FailureCode::Damaged,
-            E::Superseded | E::Fenced | E::ShuttingDown | E::Settling | E::Crowded | E::Ended(_) => {
-                FailureCode::Unavailable
-            }
+            E::Superseded
+            | E::Fenced
+            | E::ShuttingDown
+            | E::Settling
+            | E::Troubled { .. }
+            | E::Crowded
+            | E::Ended(_) => FailureCode::Unavailable,
             E::Store(error) if error.is_no_space() => FailureCode::NoSpace,
             E::Database(error) if StoreError::caused_by_no_space(error) => FailureCode::NoSpace,
             E::Broken(_) => FailureCode::AtRest,

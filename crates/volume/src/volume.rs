@@ -33,6 +33,7 @@ use crate::server::Shared;
 use crate::session::Session;
 use crate::session::ended::Ended;
 use crate::session::shipping::Shipping;
+use crate::session::troubled::Troubles;
 use crate::sharing::Progress;
 use crate::sharing::lock::SharingLock;
 use crate::versions::{clone, is_version};
@@ -58,6 +59,8 @@ pub(crate) struct State {
     pub(crate) sessions: HashMap<SessionId, Session>,
     /// Sessions that were ended, and whose clients may not know it yet.
     pub(crate) ended: Ended,
+    /// Of these, those that others had waited for.
+    pub(crate) troubles: Troubles,
     /// Content that certainly has a row: no need to look.
     pub(crate) known: HashSet<ContentHash>,
     /// During a sweep: content that commits have named since it began.

@@ -92,6 +92,14 @@ impl Grants {
         unclaimed.chain(late.map(|(session, _)| *session)).collect()
     }
 
+    /// What a session was told first to give back, of what it has not given back and others need.
+    pub fn first_recalled(&self, session: SessionId) -> Option<Ino> {
+        self.peers.get(&session)?.awaited.values().find_map(|awaited| match awaited {
+            Awaited::Recall { object, wanted: true, .. } => Some(object.ino()),
+            _ => None,
+        })
+    }
+
     /// Whether requests of others wait until a session has given back what it would rather not own: for that, or behind
     /// requests of the session itself that wait for it.
     pub(super) fn is_release_in_the_way(&self, session: SessionId) -> bool {

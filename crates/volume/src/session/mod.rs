@@ -7,6 +7,7 @@ mod numbers;
 mod replay;
 pub(crate) mod shipping;
 mod silent;
+pub(crate) mod troubled;
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -33,6 +34,7 @@ use crate::order::Ordered;
 use crate::replies::Replies;
 use crate::session::ended::End;
 use crate::session::numbers::FIRST_NUMBERS;
+use crate::session::silent::Owed;
 use crate::sharing::uses::{TOO_MANY, USES_MAX};
 use crate::volume::Volume;
 
@@ -68,6 +70,14 @@ pub(crate) struct Session {
     /// It has said what it owns, on whatever connection.
     pub(crate) has_claimed: bool,
     pub(crate) spoken: SpokenHere,
+    /// How many connections have spoken for it.
+    connections: u64,
+    /// What others wait for, see [`Owed`].
+    owed: Option<Owed>,
+    /// How often this mount's sessions before this one were ended one soon after the other, see [`troubled`].
+    troubles: u32,
+    /// When it began, or the volume was opened, milliseconds after the server's start.
+    begun_ms: u64,
     /// Ends the connection that speaks for it.
     hang_up: Arc<Notify>,
 }
@@ -86,6 +96,10 @@ impl Session {
             may_bring: false,
             has_claimed: false,
             spoken: Default::default(),
+            connections: 0,
+            owed: None,
+            troubles: 0,
+            begun_ms: now_ms,
             hang_up: Arc::default(),
         }
     }
@@ -195,6 +209,7 @@ impl Volume {
         self.check_history(hello.opening, hello.mark)?;
         let owner = Owner::new(peer, &hello.token);
         self.check_owner(id, replaced, &owner)?;
+        let troubles = self.troubles(replaced)?;
         self.make_room(&db, id).await?;
         if let Some(SessionRow { last_sequence, kept, kept_id, .. }) = self.moved(id) {
             let durable = self.ended_opening(hello.opening).map_or(0, |(_, durable)| durable);
@@ -229,6 +244,8 @@ impl Volume {
                 old.notify_one();
             }
             session.failed = None;
+            session.connections += 1;
+            session.troubles = session.troubles.max(troubles);
             session.spoken = SpokenHere {
                 protocol: agreed.protocol,
                 features: agreed.features,

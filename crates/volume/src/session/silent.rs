@@ -1,16 +1,32 @@
 //! Sessions that others wait for, and that are not heard of, or do not do what they were told.
 
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
-use hayloft_model::SessionId;
+use hayloft_model::{Ino, SessionId};
 
 use crate::error::VolumeError;
 use crate::session::ended::End;
 use crate::sharing::stream::Work;
-use crate::volume::Volume;
+use crate::volume::{State, Volume};
+
+/// Who has lost so many connections, and shipped nothing on them, is cut off. One is lost by who gets another address.
+const CONNECTIONS_MIN: u64 = 2;
+
+/// What a session was told to give back first, and has not. On each connection it is told so anew, and what it has not acknowledged on the
+/// last one counts for nothing: who loses each connection before it has shipped would be waited for for ever.
+#[derive(Clone, Copy)]
+pub(super) struct Owed {
+    ino: Ino,
+    /// Since when it has been seen without a pause, milliseconds after the server's start.
+    since_ms: u64,
+    /// How many connections the session had had then.
+    connections: u64,
+    /// The session's last batch then.
+    batch: u64,
+}
 
 impl Volume {
     /// Ends sessions that somebody waits for and that have been silent for their lease, or have not done for as long
@@ -31,11 +47,15 @@ impl Volume {
             waited_for
         };
         let needed = self.locks.take_needed();
+        let cut_off = self.cut_off(&waited_for);
         let why_of = |volume: &Volume, session: SessionId| match session {
             _ if !volume.was_certain(session) => None,
             _ if volume.is_silent(session) => Some("silent for its lease, and others wait for it: ended"),
             _ if waited_for.contains(&session) && volume.is_stuck(session) => {
                 Some("does not acknowledge for its lease, and others wait for it: ended")
+            }
+            _ if cut_off.contains(&session) => {
+                Some("has lost one connection after the other for its lease, and others wait for it: ended")
             }
             _ => None,
         };
@@ -56,6 +76,7 @@ impl Volume {
                     gone.push(session);
                 }
             }
+            self.note_troubles(&gone);
             self.end_all(&self.db()?, &gone, End::Lost).await?;
             self.sharing.lock().counts.evictions += gone.len() as u64;
             Ok::<bool, VolumeError>(!gone.is_empty())
@@ -64,6 +85,40 @@ impl Volume {
             tracing::warn!(volume = self.name, %error, "sessions cannot be ended yet");
             false
         })
+    }
+
+    /// Of the sessions that somebody waits for, those that have had to give the same back for their lease, on one connection after the other,
+    /// and have shipped nothing. To be called often: it sees what is owed without a pause.
+    fn cut_off(&self, waited_for: &BTreeSet<SessionId>) -> HashSet<SessionId> {
+        let now_ms = self.shared.uptime_ms();
+        let sharing = self.sharing.lock();
+        let mut state = self.state.lock();
+        let mut cut_off = HashSet::new();
+        for (id, session) in &mut state.sessions {
+            let recalled = sharing.grants.first_recalled(*id).filter(|_| waited_for.contains(id));
+            let (connections, batch) = (session.connections, session.row.last_sequence);
+            session.owed = recalled.map(|ino| {
+                let before = session.owed.filter(|owed| owed.ino == ino && owed.batch == batch);
+                before.unwrap_or(Owed { ino, since_ms: now_ms, connections, batch })
+            });
+            let lease_ms = session.lease_ms(&self.shared.config);
+            let is_cut_off = |owed: Owed| {
+                now_ms - owed.since_ms > lease_ms && connections >= owed.connections + CONNECTIONS_MIN
+            };
+            if session.owed.is_some_and(is_cut_off) {
+                cut_off.insert(*id);
+            }
+        }
+        cut_off
+    }
+
+    /// Others have waited for these, until now.
+    fn note_troubles(&self, gone: &[SessionId]) {
+        let now_ms = self.shared.uptime_ms();
+        let mut state = self.state.lock();
+        let State { sessions, troubles, .. } = &mut *state;
+        let found = gone.iter().filter_map(|id| Some((id, sessions.get(id)?)));
+        found.for_each(|(id, session)| troubles.note(*id, session, now_ms));
     }
 
     /// Whether a session does not do what it was told, for its lease: see [`Stream::is_stuck`].

@@ -1,6 +1,7 @@
 //! Nothing is lost: crashes, and networks, stores and hosts that misbehave.
 
 pub(crate) mod closed;
+pub(crate) mod connections;
 pub(crate) mod crash;
 pub(crate) mod crash_points;
 pub(crate) mod crash_points_local;

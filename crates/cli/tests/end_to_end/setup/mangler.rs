@@ -41,6 +41,8 @@ struct Shared {
     active: AtomicBool,
     /// What the server says next is the last that arrives on that connection.
     cuts_next: AtomicBool,
+    /// A client that says more than so many bytes on a connection has it cut off.
+    most_said: AtomicU64,
     /// One of so many harms that would be the last one is that: what is swallowed costs two leases each time.
     lasting: u64,
     started: Instant,
@@ -70,6 +72,7 @@ impl Mangler {
             server: server.to_owned(),
             active: AtomicBool::new(false),
             cuts_next: AtomicBool::new(false),
+            most_said: AtomicU64::new(u64::MAX),
             lasting,
             started: Instant::now(),
             last_ms: AtomicU64::new(0),
@@ -99,6 +102,11 @@ impl Mangler {
         self.shared.cuts_next.store(true, Ordering::SeqCst);
     }
 
+    /// From now on a connection is cut off when its client has said so many bytes on it.
+    pub(crate) fn cut_behind(&self, bytes: u64) {
+        self.shared.most_said.store(bytes, Ordering::SeqCst);
+    }
+
     /// How often each kind of harm was done.
     pub(crate) fn counts(&self) -> Vec<(String, usize)> {
         let counts = self.shared.counts.iter().map(|count| count.load(Ordering::SeqCst));
@@ -110,8 +118,13 @@ impl Shared {
     fn pass(&self, mut from: TcpStream, mut to: TcpStream, mut random: Random, is_from_server: bool) {
         let _ = to.set_nodelay(true);
         let mut buffer = vec![0; 256 << 10];
+        let mut said = 0;
         while let Ok(read @ 1..) = from.read(&mut buffer) {
             let mut part = buffer[..read].to_vec();
+            said += read as u64;
+            if !is_from_server && said > self.most_said.load(Ordering::SeqCst) {
+                break;
+            }
             let harm = self.harm_now(&mut random);
             let at = |random: &mut Random, len: usize| random.below(len as u64) as usize;
             match harm {

@@ -2,7 +2,7 @@
 
 use std::io;
 use std::net::Shutdown;
-use std::sync::atomic::{AtomicU8, AtomicU64};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -19,7 +19,7 @@ use crate::host;
 use crate::host::clock::Clock;
 use crate::host::moment::Moment;
 use crate::session::link::greeting::{
-    GREETING_TIMEOUT, Greeting, greet, is_closed, not_connected, refused, with_cause,
+    GREETING_TIMEOUT, Greeting, await_answers, greet, is_closed, not_connected, refused, with_cause,
 };
 use crate::session::link::line::Line;
 use crate::session::link::{Condition, Link, Opened, Receiver, State, Waiting};
@@ -103,6 +103,7 @@ impl Link {
             changed: Condvar::new(),
             writer: Mutex::new(Some((1, writer))),
             breaker: Mutex::new(Some((1, breaker))),
+            came_through_no_more: AtomicBool::new(false),
             stats,
             clock,
             round_trip_micros: AtomicU64::new(0),
@@ -190,12 +191,17 @@ impl Link {
     pub(super) fn reconnect(self: &Arc<Self>, receiver: &dyn Receiver) -> Option<Reader> {
         let mut pause = RETRY_MIN;
         let mut reported = Instant::now();
+        // Each other time, if it does not work at once: a way that loses large packets lets all else through.
+        let mut is_narrow = self.came_through_no_more.swap(false, Ordering::Relaxed);
         loop {
             if self.ended().is_some() {
                 return None;
             }
             let hello = self.hello();
-            let connected = self.dial.connect(&self.address, CONNECT_TIMEOUT);
+            let connected = match is_narrow {
+                true => self.dial.connect_narrow(&self.address, CONNECT_TIMEOUT),
+                false => self.dial.connect(&self.address, CONNECT_TIMEOUT),
+            };
             let greeting = connected.and_then(|both| greet(both, &hello, &self.stats, &self.clock));
             let greeting = greeting.map_err(|error| self.dial.by_own_clock(error));
             match greeting {
@@ -205,6 +211,12 @@ impl Link {
                     self.state.lock().restoring = false;
                     match resumed {
                         Ok(()) => {
+                            if is_narrow {
+                                tracing::warn!(
+                                    "on this connection packets are small, since nothing came through on the last one: where \
+                                     that helps, the network loses large ones (look at its MTU)"
+                                );
+                            }
                             receiver.resumed();
                             return Some(reader);
                         }
@@ -249,6 +261,7 @@ impl Link {
                 }
                 Err(_) => {}
             }
+            is_narrow = !is_narrow;
             std::thread::sleep(pause);
             pause = (pause * 2).min(RETRY_MAX);
         }
@@ -368,7 +381,7 @@ impl Link {
             known
         };
         // There may be nothing else by which it shows that a part of what is said was lost.
-        reader.socket().set_read_timeout(Some(GREETING_TIMEOUT))?;
+        await_answers(&reader.socket(), Some(GREETING_TIMEOUT))?;
         let mut line = Line { link: self, reader, connection: next, receiver };
         let claimed = match line.ask(Ask::Claim(claim)).map_err(io::Error::other)? {
             Answer::Claimed(claimed) => claimed,
@@ -386,7 +399,7 @@ impl Link {
             }
         }
         receiver.restore(&mut line).map_err(io::Error::other)?;
-        line.reader.socket().set_read_timeout(None)?;
+        await_answers(&line.reader.socket(), None)?;
         let again: Vec<u64> = {
             let mut state = self.state.lock();
             (state.connected, state.restoring) = (true, false);

@@ -8,6 +8,8 @@ use hayloft_wire::client_message::Body as Ask;
 use hayloft_wire::server_message::Body as Answer;
 use hayloft_wire::{ClientMessage, Failed, FailureCode, Hello, ServerMessage, Spoken, Welcome, agree, frame};
 
+use socket2::{Socket, TcpKeepalive};
+
 use crate::error::MountError;
 use crate::host::clock::Clock;
 use crate::session::reader::Reader;
@@ -16,6 +18,18 @@ use crate::stats::Stats;
 
 /// How long a server may take for a hello, and for a claim: with a store that is slow or away it has to be asked again.
 pub(super) const GREETING_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// A server that knows nothing of a connection any more is found out after so long without a word.
+const HALF_OPEN: Duration = Duration::from_secs(3);
+
+/// How long an answer may take from now on, `None`: any time. While one is waited for the kernel asks the server's whether it knows the
+/// connection at all: it may have given it up when its packets were lost, and this side has nothing to send by which it would be told.
+pub(super) fn await_answers(socket: &Socket, limit: Option<Duration>) -> io::Result<()> {
+    let asks = TcpKeepalive::new().with_time(HALF_OPEN).with_interval(HALF_OPEN);
+    // A socket of this host has nothing of the kind.
+    let _ = socket.set_tcp_keepalive(&asks).and_then(|()| socket.set_keepalive(limit.is_some()));
+    socket.set_read_timeout(limit)
+}
 
 /// Why a server does not let who wants to mount.
 pub(super) fn refused(address: &str, volume: &str, failed: &Failed) -> MountError {
@@ -83,7 +97,7 @@ pub(super) fn greet(
     let mut bytes = Vec::new();
     frame::encode(&ClientMessage { request: u64::MAX, body: Some(ask) }, &mut bytes);
     let sent = Instant::now();
-    sending.socket().set_read_timeout(Some(GREETING_TIMEOUT)).map_err(failed)?;
+    await_answers(&sending.socket(), Some(GREETING_TIMEOUT)).map_err(failed)?;
     let mut writer = Writer::new(sending);
     let written = writer.write_all(&mut bytes);
     let mut reader = Reader::new(receiving);
@@ -92,7 +106,7 @@ pub(super) fn greet(
         (Ok(None), Err(error)) => return Err(failed(error)),
         (read, _) => read.map_err(failed)?,
     };
-    reader.socket().set_read_timeout(None).map_err(failed)?;
+    await_answers(&reader.socket(), None).map_err(failed)?;
     match message.and_then(|message| message.body) {
         Some(Answer::Welcome(welcome)) => {
             if let Err(mismatch) = agree(&Spoken::ours(), &welcome.spoken()) {

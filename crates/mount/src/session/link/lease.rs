@@ -61,7 +61,7 @@ impl Link {
                 ((state.connected && is_gone).then_some(state.connection), silence)
             };
             if let Some(connection) = connection {
-                self.abandon(connection);
+                self.give_connection_up(connection);
             } else {
                 self.abandon_if_cut(&mut repeats_since);
             }
@@ -70,6 +70,8 @@ impl Link {
             if is_over && !told {
                 tracing::warn!(server = %self.address, "no word from the server: calls wait until it is back");
                 self.set_condition(Condition::Lapsed);
+                // The server ends the session, it may be, before this connection is given up.
+                self.came_through_no_more.store(true, Ordering::Relaxed);
                 receiver.lapse();
             }
             told = is_over;
@@ -90,8 +92,14 @@ impl Link {
             *since = None;
         } else if times >= REPEATED && begun.elapsed() >= SILENCE {
             *since = None;
-            self.abandon(connection);
+            self.give_connection_up(connection);
         }
+    }
+
+    /// What was sent on it, or should have come, did not come through.
+    fn give_connection_up(&self, connection: u64) {
+        self.came_through_no_more.store(true, Ordering::Relaxed);
+        self.abandon(connection);
     }
 
     /// It may run longer than before.

@@ -10,7 +10,7 @@ mod reading;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::Shutdown;
-use std::sync::atomic::{AtomicU8, AtomicU64};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -211,6 +211,8 @@ pub(crate) struct Link {
     writer: Mutex<Option<(u64, Writer)>>,
     /// The same connection, to break it off while somebody writes.
     breaker: Mutex<Option<(u64, Socket)>>,
+    /// The last connection was given up, since nothing came through.
+    came_through_no_more: AtomicBool,
     stats: Arc<Stats>,
     clock: Arc<Clock>,
     /// How long the last keep-alive took to be answered.
