@@ -4,11 +4,27 @@ use std::sync::atomic::Ordering;
 
 use hayloft_fuse::{Attr, Entry, Interrupt, Pace, Reply, Request, SetAttr, Statfs, TimeOrNow, Validity};
 use hayloft_model::tree::AttributeChange;
-use hayloft_model::{BLOCK_SIZE, FileKind, Ino, InodeRow, Timestamp};
+use hayloft_model::{BLOCK_SIZE, FileKind, Ino, InodeRow, Timestamp, TreeError};
 
 use crate::core::{Client, Core};
 use crate::fs::{Done, Need, Stop, VolumeFs, done, ino_of};
+use crate::host::caller::{Capability, has_capability};
 use crate::kernel::nodes::NodeId;
+
+/// Refuses who changes what only the owner may. The kernel has looked at whose the file is as it knows that, which for a file that is open
+/// is what it was when it was asked for last: another host may have given it to somebody else.
+fn check_owner(request: &Request<'_>, change: &SetAttr, row: &InodeRow) -> Done {
+    let gives = change.uid.is_some() || change.gid.is_some();
+    let is_set = |time: &Option<TimeOrNow>| matches!(time, Some(TimeOrNow::Time(_)));
+    let sets = change.mode.is_some() || is_set(&change.atime) || is_set(&change.mtime);
+    if !(gives || sets) || [0, row.uid].contains(&request.uid) {
+        return Ok(());
+    }
+    let needed = [(gives, Capability::Chown), (sets, Capability::Fowner)];
+    let may =
+        needed.into_iter().all(|(needed, capability)| !needed || has_capability(request.pid, capability));
+    if may { Ok(()) } else { Err(TreeError::NotPermitted.into()) }
+}
 
 impl VolumeFs {
     pub(super) fn attributes(&self, request: &Request<'_>, pace: Pace<'_>, reply: &mut Reply<'_>) -> Done {
@@ -22,12 +38,10 @@ impl VolumeFs {
             drop(core);
             // `Room` is what any thread of the pool may wait for.
             let Pace::Patient(_) = pace else { return Err(Stop::Need(Need::Room)) };
-            let size = || self.client.core().tree.inode(ino).ok().map(|row| row.size);
-            let kept = self.client.lookers.confirm(NodeId(request.nodeid), size);
+            let can_be_seen = self.client.settle_size(NodeId(request.nodeid));
             core = self.client.core();
-            let Some(kept) = kept else { break };
-            if core.tree.inode(ino)?.size == kept {
-                core.sizes.settled(ino);
+            if !can_be_seen {
+                break;
             }
         }
         let is_changing = core.names.changing.contains(ino) | core.tree.run_clock(ino, self.now());
@@ -37,8 +51,13 @@ impl VolumeFs {
         Ok(())
     }
 
-    pub(super) fn set_attributes(&self, ino: Ino, change: &SetAttr, reply: &mut Reply<'_>) -> Done {
-        let now = self.now();
+    pub(super) fn set_attributes(
+        &self,
+        request: &Request<'_>,
+        change: &SetAttr,
+        reply: &mut Reply<'_>,
+    ) -> Done {
+        let (ino, now) = (ino_of(request), self.now());
         let time = |time: Option<TimeOrNow>| {
             time.map(|time| match time {
                 TimeOrNow::Now => now,
@@ -49,6 +68,7 @@ impl VolumeFs {
         if let Some(size) = change.size {
             return self.truncate(core, ino, size, change, reply);
         }
+        check_owner(request, change, core.tree.inode(ino)?)?;
         let change = AttributeChange {
             mode: change.mode,
             uid: change.uid,

@@ -82,16 +82,19 @@ impl VolumeFs {
     /// `flags`: of the open file.
     pub(super) fn read(
         &self,
-        node: NodeId,
+        request: &Request<'_>,
         offset: u64,
         size: u32,
         flags: u32,
         reply: &mut Reply<'_>,
     ) -> Done {
-        let ino = node.ino();
+        let (node, ino) = (NodeId(request.nodeid), ino_of(request));
         let (file, length) = {
             let mut core = self.client.core();
             let length = core.tree.inode(ino)?.size;
+            if core.sizes.may_differ(ino, length) && !self.client.lookers.has(request.pid) {
+                self.client.settle_size_soon(node);
+            }
             if flags & libc::O_DIRECT as u32 == 0 {
                 core.bases.read(node, offset, size);
             }
@@ -188,6 +191,9 @@ impl VolumeFs {
             is_beside
         };
         let node = NodeId(request.nodeid);
+        // The kernel fills a page with zeros behind the end that it knows; others have made the file longer.
+        let is_short = write.is_stored && end < size && !end.is_multiple_of(PAGE);
+        let is_beside = is_beside || is_short;
         let unlike = if is_beside { core.bases.written(node, offset, bytes) } else { None };
         if is_beside || offset != write.offset {
             // Its pages are not like this.
@@ -360,9 +366,6 @@ impl VolumeFs {
             return Err(FsError::Flush(FlushError::Lost(kept)).into());
         }
         let flushed = self.client.flush_durably(asked, Some(interrupt));
-        if let (Some(ino), Err(FlushError::Lost(kept))) = (ino, &flushed) {
-            self.client.ledger.told_of(ino, tid, kept);
-        }
         // Who is told something else asks once more.
         let tells = matches!(flushed, Ok(()) | Err(FlushError::Lost(_)));
         let is_lost = tells
@@ -370,6 +373,14 @@ impl VolumeFs {
                 Some(ino) => self.client.take_failed(ino),
                 None => self.client.ledger.take_untold().is_some(),
             };
+        let told = match &flushed {
+            Ok(()) if is_lost => Some(""),
+            Err(FlushError::Lost(kept)) => Some(kept.as_str()),
+            _ => None,
+        };
+        if let (Some(ino), Some(kept)) = (ino, told) {
+            self.client.ledger.told_of(ino, tid, kept);
+        }
         match flushed {
             Ok(()) if is_lost => Err(Stop::Error(FsError::Lost)),
             // What was set aside since is told once.

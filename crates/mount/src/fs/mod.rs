@@ -350,7 +350,7 @@ impl VolumeFs {
         match request.op {
             Operation::Lookup { name } => self.lookup(request, name, pace, reply),
             Operation::Getattr { .. } => self.attributes(request, pace, reply),
-            Operation::Setattr(change) => self.set_attributes(ino, &change, reply),
+            Operation::Setattr(change) => self.set_attributes(request, &change, reply),
             Operation::Readlink => self.readlink(ino, reply),
             Operation::Symlink { name, target } => self.symlink(request, name, target, pace, reply),
             Operation::Mknod { name, mode, rdev, .. } => self.mknod(request, name, mode, rdev, pace, reply),
@@ -367,9 +367,7 @@ impl VolumeFs {
                 self.create(request, name, mode, flags, pace, reply)
             }
             Operation::Tmpfile { mode, .. } => self.create_unnamed(request, mode, reply),
-            Operation::Read { offset, size, flags, .. } => {
-                self.read(NodeId(request.nodeid), offset, size, flags, reply)
-            }
+            Operation::Read { offset, size, flags, .. } => self.read(request, offset, size, flags, reply),
             Operation::Write { offset, data, write_flags: kind, flags, .. } => {
                 let is_stored = kind & write_flags::CACHE != 0;
                 let of_pages = || self.client.bases_of(request, offset, data.len() as u64);

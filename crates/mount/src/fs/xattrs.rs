@@ -17,8 +17,11 @@ pub const VOLUME_XATTR: &str = "hayloft.volume";
 /// lists among them, are refused: what is not enforced must not look as if it was.
 fn check_name(name: &[u8]) -> Done {
     let known = [&b"user."[..], b"trusted.", b"security."];
-    if !known.iter().any(|prefix| name.starts_with(prefix) && name.len() > prefix.len()) {
+    if !known.iter().any(|prefix| name.starts_with(prefix)) {
         return Err(FsError::NotSupported.into());
+    }
+    if known.contains(&name) {
+        return Err(TreeError::Invalid.into());
     }
     if name.len() > NAME_MAX { Err(FsError::Range.into()) } else { Ok(()) }
 }

@@ -2,6 +2,7 @@
 
 #![allow(unsafe_code)]
 
+pub(crate) mod caller;
 pub(crate) mod clock;
 pub(crate) mod moment;
 pub(crate) mod thread;

@@ -15,6 +15,13 @@ impl Moment {
         Moment(now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64)
     }
 
+    /// So many ticks of the clock after the host was started, as the kernel counts them in /proc.
+    pub(crate) fn of_ticks(ticks: u64) -> Moment {
+        // SAFETY: asks for a constant.
+        let a_second = unsafe { libc::sysconf(libc::_SC_CLK_TCK) }.max(1) as u64;
+        Moment(ticks.saturating_mul(1_000_000_000 / a_second))
+    }
+
     /// Nanoseconds since the host was started.
     pub(crate) fn nanos(self) -> u64 {
         self.0

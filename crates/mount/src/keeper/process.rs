@@ -130,6 +130,9 @@ fn keep(task: &Task) -> io::Result<()> {
         // It may have ended already.
         let _ = abort.abort();
     }
+    // Nobody will tell the kernel any more what others change: what it has is not to be read. Calls under way have ended, and so
+    // nothing is waited for.
+    sweep::sweep(&notifier, &shared);
     Ok(())
 }
 

@@ -8,14 +8,15 @@
 use std::collections::HashMap;
 use std::io::ErrorKind;
 use std::path::PathBuf;
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use hayloft_model::Ino;
 use parking_lot::Mutex;
 use rustc_hash::FxBuildHasher;
 
+use crate::core::Client;
 use crate::keeper::Looker;
 use crate::kernel::nodes::NodeId;
 
@@ -58,9 +59,18 @@ impl Sizes {
     }
 }
 
+/// Files whose sizes the kernel is to have soon.
+#[derive(Debug, Default)]
+struct Soon {
+    nodes: Vec<NodeId>,
+    /// A thread sees to it.
+    runs: bool,
+}
+
 /// Looks at what the kernel has.
 #[derive(Debug, Default)]
 pub(crate) struct Lookers {
+    soon: Mutex<Soon>,
     /// The mount point, and the file system's device number.
     place: OnceLock<(PathBuf, u64)>,
     looker: Mutex<Option<Looker>>,
@@ -117,6 +127,50 @@ impl Lookers {
             }
         }
         None
+    }
+}
+
+impl Client {
+    /// Sees to it that the kernel has the size of a file. Returns whether that can be seen; others may have changed it again.
+    pub(crate) fn settle_size(&self, node: NodeId) -> bool {
+        let size = || self.core().tree.inode(node.ino()).ok().map(|row| row.size);
+        let kept = self.lookers.confirm(node, size);
+        let mut core = self.core();
+        if kept.is_some() && core.tree.inode(node.ino()).is_ok_and(|row| Some(row.size) == kept) {
+            core.sizes.settled(node.ino());
+        }
+        kept.is_some()
+    }
+
+    /// The same, for who must not wait for it: who fills a page, which the kernel has locked meanwhile. What is stored into that page
+    /// behind the end that the kernel knows would be lost.
+    pub(crate) fn settle_size_soon(self: &Arc<Self>, node: NodeId) {
+        if !self.lookers.can_look() {
+            return;
+        }
+        let mut soon = self.lookers.soon.lock();
+        if !soon.nodes.contains(&node) {
+            soon.nodes.push(node);
+        }
+        if soon.runs {
+            return;
+        }
+        let client = Arc::clone(self);
+        let thread = std::thread::Builder::new().name("hayloft-sizes".to_owned()).spawn(move || {
+            while let Some(node) = client.lookers.next_soon() {
+                client.settle_size(node);
+            }
+        });
+        soon.runs = thread.is_ok();
+    }
+}
+
+impl Lookers {
+    fn next_soon(&self) -> Option<NodeId> {
+        let mut soon = self.soon.lock();
+        let next = soon.nodes.pop();
+        soon.runs = next.is_some();
+        next
     }
 }
 

@@ -8,6 +8,9 @@ use hayloft_fuse::Interrupt;
 use hayloft_model::{Ino, Sequence};
 use parking_lot::{Condvar, Mutex};
 
+use crate::host::caller::{process_of, started};
+use crate::host::moment::Moment;
+
 /// Why something cannot be made durable now.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum FlushError {
@@ -59,14 +62,38 @@ struct Account {
 #[derive(Debug)]
 struct Told {
     /// When the first one was.
-    at: Instant,
+    at: Moment,
     /// Threads.
     to: Vec<u32>,
+    /// Processes of these.
+    processes: Vec<u32>,
     kept: String,
+}
+
+impl Told {
+    fn add(&mut self, tid: u32) {
+        self.to.push(tid);
+        self.processes.extend(process_of(tid));
+    }
+
+    /// Whether a thread has to be told still.
+    fn is_for(&self, tid: u32) -> bool {
+        if self.at.elapsed() < BEHIND {
+            // Threads of other PID namespaces are all the same one: there may be another one.
+            let most = if tid == 0 { 2 } else { 1 };
+            return self.to.iter().filter(|known| **known == tid).count() < most;
+        }
+        // Whether it has the file open since before is not known here.
+        let is_new = |process: &u32| !self.processes.contains(process);
+        process_of(tid).filter(is_new).and_then(started).is_some_and(|started| started < self.at)
+    }
 }
 
 /// How soon an fsync of an inode comes that has waited in the kernel for one that was told of a loss.
 const BEHIND: Duration = Duration::from_millis(200);
+/// For how long, and of how many inodes, it is known who was told.
+const TOLD_FOR: Duration = Duration::from_secs(600);
+const TOLD_MAX: usize = 4096;
 
 /// Account of the log: what is dirty, under way, and at the server.
 #[derive(Debug, Default)]
@@ -188,22 +215,24 @@ impl Ledger {
     /// A thread is told that something is lost which fsync(2) of this inode was to make durable.
     pub(crate) fn told_of(&self, ino: Ino, tid: u32, kept: &str) {
         let mut account = self.account.lock();
-        account.told.retain(|_, told| told.at.elapsed() < BEHIND);
-        let new = || Told { at: Instant::now(), to: Vec::new(), kept: kept.to_owned() };
-        account.told.entry(ino).or_insert_with(new).to.push(tid);
+        // What is lost later is told to everybody anew.
+        account.told.retain(|of, told| told.at.elapsed() < if *of == ino { BEHIND } else { TOLD_FOR });
+        if account.told.len() < TOLD_MAX {
+            let new = || {
+                let kept = kept.to_owned();
+                Told { at: Moment::now(), to: Vec::new(), processes: Vec::new(), kept }
+            };
+            account.told.entry(ino).or_insert_with(new).add(tid);
+        }
     }
 
-    /// What another thread has just been told of this inode, and this one is now. (The kernel lets one fsync of an inode through at a time: this
-    /// one may have been asked for before that was lost, and have waited there.)
+    /// What others have been told of this inode, and this thread is now: just now (the kernel lets one fsync of an inode through at a time:
+    /// this one may have been asked for before that was lost, and have waited there), or to another process than this thread's, which was
+    /// there by then: what is lost may be what it had written by a descriptor of its own.
     pub(crate) fn told_before(&self, ino: Ino, tid: u32) -> Option<String> {
         let mut account = self.account.lock();
-        let told = account.told.get_mut(&ino).filter(|told| told.at.elapsed() < BEHIND)?;
-        // Threads of other PID namespaces are all the same one: there may be another one.
-        let most = if tid == 0 { 2 } else { 1 };
-        if told.to.iter().filter(|known| **known == tid).count() >= most {
-            return None;
-        }
-        told.to.push(tid);
+        let told = account.told.get_mut(&ino).filter(|told| told.is_for(tid))?;
+        told.add(tid);
         Some(told.kept.clone())
     }
 
@@ -360,12 +389,25 @@ mod tests {
     #[test]
     fn who_asks_after_a_loss_was_told_is_told_no_more() {
         let (ledger, ino) = (Ledger::default(), Ino(7));
-        ledger.told_of(ino, 1, "kept");
-        // Each by a thread of its own, as programs come that sync and end.
-        let told = (2..1_000).take_while(|tid| {
-            std::thread::sleep(Duration::from_millis(1));
-            ledger.told_before(ino, *tid).is_some()
-        });
-        assert!((1..=BEHIND.as_millis() as usize).contains(&told.count()));
+        ledger.told_of(ino, 0, "kept");
+        std::thread::sleep(BEHIND);
+        // A program that comes, syncs and ends.
+        let mut program = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+        assert_eq!(ledger.told_before(ino, program.id()), None);
+        program.kill().unwrap();
+        program.wait().unwrap();
+        // One that was there before, by whatever thread of it.
+        let own = std::process::id();
+        assert_eq!(ledger.told_before(Ino(8), own), None, "nothing of that is lost");
+        assert_eq!(ledger.told_before(ino, own).as_deref(), Some("kept"));
+        assert_eq!(ledger.told_before(ino, own), None);
+    }
+
+    #[test]
+    fn who_has_waited_is_told_whoever_it_is() {
+        let (ledger, ino) = (Ledger::default(), Ino(7));
+        ledger.told_of(ino, u32::MAX, "kept");
+        assert!(ledger.told_before(ino, u32::MAX - 1).is_some());
+        assert_eq!(ledger.told_before(ino, u32::MAX - 1), None);
     }
 }

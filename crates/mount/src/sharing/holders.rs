@@ -20,6 +20,7 @@ use std::io::{self, Error};
 use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
 
+use crate::host::caller::{Capability, own_capability, process_of};
 use crate::host::thread::{Place, place_of};
 
 /// What a program called to get its lock.
@@ -92,17 +93,15 @@ impl Caller {
     pub(crate) fn open_file(&self) -> io::Result<OwnedFd> {
         /// `PIDFD_THREAD`: the thread's own table of descriptors, not its process's. Linux 6.9.
         const PIDFD_THREAD: libc::c_int = libc::O_EXCL;
-        let pidfd = pidfd_open(self.tid, PIDFD_THREAD).or_else(|_| pidfd_open(process_of(self.tid)?, 0))?;
+        let pidfd =
+            pidfd_open(self.tid, PIDFD_THREAD).or_else(|_| pidfd_open(living_process_of(self.tid)?, 0))?;
         // SAFETY: numbers only; the result is a new descriptor of ours.
         check(unsafe { libc::syscall(libc::SYS_pidfd_getfd, pidfd.as_raw_fd(), self.fd, 0) })
     }
 }
 
-/// The process that a thread belongs to.
-pub(crate) fn process_of(tid: u32) -> io::Result<u32> {
-    let status = std::fs::read_to_string(format!("/proc/{tid}/status"))?;
-    let tgid = status.lines().find_map(|line| line.strip_prefix("Tgid:"));
-    tgid.and_then(|tgid| tgid.trim().parse().ok()).ok_or_else(|| Error::other("no Tgid in a status"))
+fn living_process_of(tid: u32) -> io::Result<u32> {
+    process_of(tid).ok_or_else(|| Error::other("the thread has ended"))
 }
 
 /// Whether two threads use one table of descriptors.
@@ -142,11 +141,7 @@ fn check(result: libc::c_long) -> io::Result<OwnedFd> {
 /// # Errors
 /// In words, why not.
 pub(crate) fn possible() -> Result<(), &'static str> {
-    const CAP_SYS_PTRACE: u32 = 19;
-    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let effective = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
-    let effective = effective.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0);
-    if effective & (1 << CAP_SYS_PTRACE) == 0 {
+    if !own_capability(Capability::SysPtrace) {
         return Err("it needs CAP_SYS_PTRACE");
     }
     if std::fs::read_to_string("/proc/sys/kernel/yama/ptrace_scope").is_ok_and(|scope| scope.trim() == "3") {
@@ -212,7 +207,7 @@ pub(crate) struct Process {
 
 impl Process {
     pub(crate) fn of(tid: u32) -> io::Result<Process> {
-        let pid = process_of(tid)?;
+        let pid = living_process_of(tid)?;
         Ok(Process { pid, pidfd: pidfd_open(pid, 0)? })
     }
 

@@ -284,6 +284,34 @@ fn a_loss_is_told_to_who_asks_next_when_the_first_one_has_given_up() {
     assert_eq!(program.does("os.fsync(file)"), "None");
 }
 
+#[test]
+fn a_loss_is_told_to_each_program_that_has_written_by_a_descriptor_of_its_own() {
+    let (net, _farm, mounts) = network(2, "2", "commit=3600");
+    let (here, lost) = (&mounts[0], &mounts[1]);
+    fs::create_dir(lost.join("dir")).unwrap();
+    fs::write(lost.join("dir/file"), b"sent").unwrap();
+    lost.sync();
+    let mut programs = [(); 3].map(|()| Program::start());
+    for (program, text) in programs.iter_mut().zip(["'lost'", "'gone'", "''"]) {
+        program.opens("file", &lost.join("dir/file"));
+        program.does(&format!("os.write(file, {text}.encode())"));
+    }
+    cut_off(&net, 1, lost, || fs::write(here.join("dir/file"), b"mine").unwrap());
+    wait_until("what is lost is kept", PATIENCE, || lost.log().contains("are kept in"));
+    for program in &mut programs {
+        assert_eq!(program.does("os.fsync(file)"), "Input/output error");
+        // Those that have waited beside it are told for a moment in any case.
+        std::thread::sleep(Duration::from_millis(300));
+    }
+    for program in &mut programs {
+        assert_eq!(program.does("os.fsync(file)"), "None", "each is told once");
+    }
+    // Who comes later has lost nothing.
+    let mut program = Program::start();
+    program.opens("file", &lost.join("dir/file"));
+    assert_eq!(program.does("os.fsync(file)"), "None");
+}
+
 /// What a farm relies on that runs the task of a host that stands still elsewhere.
 #[test]
 fn what_a_killed_program_had_asked_for_is_not_done_when_its_host_goes_on() {

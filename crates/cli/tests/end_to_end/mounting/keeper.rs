@@ -95,7 +95,8 @@ fn monotonic() -> u64 {
     now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
 }
 
-fn nothing_old_is_served(options: &str) {
+/// `signal`: to the client, which goes on later if it can.
+fn nothing_old_is_served(options: &str, signal: i32) {
     let farm = Farm::with(None, &["--lease", "2"]);
     farm.create("v");
     let (stopped, other) =
@@ -107,7 +108,7 @@ fn nothing_old_is_served(options: &str) {
     stopped.sync();
     let (mut looks, mut seen) = started(python(LOOKS), stopped.path());
     let (mut busy, mut last) = started(python(LOOP), stopped.path());
-    kill(stopped.pid(), libc::SIGSTOP);
+    kill(stopped.pid(), signal);
     for name in ["mine", "theirs"] {
         run(sh(CHANGE).current_dir(other.join(name)));
     }
@@ -118,6 +119,7 @@ fn nothing_old_is_served(options: &str) {
     let mut text = String::new();
     seen.read_to_string(&mut text).unwrap();
     assert!(text.ends_with("over\n") && !text.contains(": old"), "{text}");
+    assert!(signal != libc::SIGKILL || !text.contains(": new"), "a dead client has answered: {text}");
     looks.wait().unwrap();
     let mut text = String::new();
     last.read_to_string(&mut text).unwrap();
@@ -132,12 +134,17 @@ fn nothing_old_is_served(options: &str) {
 
 #[test]
 fn a_client_that_is_stopped_for_longer_than_its_lease_serves_nothing_old() {
-    nothing_old_is_served("");
+    nothing_old_is_served("", libc::SIGSTOP);
 }
 
 #[test]
 fn a_client_that_is_stopped_for_longer_than_its_lease_serves_nothing_old_over_dev_fuse() {
-    nothing_old_is_served("transport=dev");
+    nothing_old_is_served("transport=dev", libc::SIGSTOP);
+}
+
+#[test]
+fn a_client_that_is_killed_leaves_nothing_old_to_be_read() {
+    nothing_old_is_served("", libc::SIGKILL);
 }
 
 #[test]
