@@ -253,6 +253,10 @@ impl VolumeFs {
                                 Err(error) => return Err(Failure::Errno(self.told(request, error).errno())),
                             }
                         }
+                        if let Need::Row(Missing::Names(_)) = need {
+                            // These come behind who has asked for the slot meanwhile, and waits until it is given back.
+                            asked.want_nothing();
+                        }
                         status_asked |= matches!(need, Need::Status);
                         let _waits = match need {
                             // A listing is of a directory that was split: it is recalled, from this host too.

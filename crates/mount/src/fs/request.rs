@@ -43,7 +43,7 @@ impl<'a> Asked<'a> {
 
 impl Asked<'_> {
     /// It does not wait for ownership any more.
-    fn want_nothing(&mut self) {
+    pub(super) fn want_nothing(&mut self) {
         if self.wanted.is_empty() {
             return;
         }

@@ -222,7 +222,8 @@ pub(crate) fn run(client: &Client, wanted: &Receiver<Wanted>) {
             let wanted = client.wanted.lock();
             waiting.into_iter().partition(|(recalled, since)| {
                 let is_wanted = |ino: &Ino| {
-                    let is_kept = wanted.contains_key(ino);
+                    // Who only reads it waits behind the one who needs it.
+                    let is_kept = wanted.contains_key(ino) && core.tree.owns_itself(*ino);
                     let is_over = since.elapsed() >= USE_PATIENCE;
                     client.stats.recalls_kept.add(u64::from(is_kept && is_over));
                     is_kept && !is_over
