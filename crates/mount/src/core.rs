@@ -64,6 +64,8 @@ pub(crate) struct Core {
     pub(crate) made: HashSet<Ino, FxBuildHasher>,
     /// Files of which the kernel has sent, most likely, the first part of an append only.
     pub(crate) appending: HashMap<Ino, Append, FxBuildHasher>,
+    /// Threads that append to files, and of whose calls the first part is lost: the second one is not done.
+    pub(crate) torn: HashMap<Ino, u32, FxBuildHasher>,
     /// What the kernel has of data that has left memory.
     pub(crate) bases: Bases,
     /// Sizes that the kernel may have still.

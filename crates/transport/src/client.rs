@@ -47,6 +47,11 @@ pub enum ConnectError {
 }
 
 impl ConnectError {
+    /// Whether there was a connection, and no answer in time.
+    pub fn is_silence(&self) -> bool {
+        matches!(self, ConnectError::Unreachable(error) if error.kind() == io::ErrorKind::WouldBlock)
+    }
+
     /// Whether it has no use to try again.
     pub fn is_final(&self) -> bool {
         matches!(self, ConnectError::Refused(Refusal::Own(_) | Refusal::OutOfTime(_)))
@@ -82,7 +87,9 @@ impl Dial {
     ) -> Result<(Sending, Receiving), ConnectError> {
         self.connect_by(address, |to| {
             let socket = Socket::new(Domain::for_address(to), Type::STREAM, Some(Protocol::TCP))?;
-            socket.set_tcp_mss(SMALL_SEGMENT)?;
+            if !to.ip().is_loopback() {
+                socket.set_tcp_mss(SMALL_SEGMENT)?;
+            }
             socket.connect_timeout(&to.into(), timeout)?;
             Ok(socket.into())
         })

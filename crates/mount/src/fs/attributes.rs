@@ -21,8 +21,9 @@ fn check_owner(request: &Request<'_>, change: &SetAttr, row: &InodeRow) -> Done 
         return Ok(());
     }
     let needed = [(gives, Capability::Chown), (sets, Capability::Fowner)];
-    let may =
-        needed.into_iter().all(|(needed, capability)| !needed || has_capability(request.pid, capability));
+    let may = needed
+        .into_iter()
+        .all(|(needed, capability)| !needed || has_capability(request.pid, capability, row.uid));
     if may { Ok(()) } else { Err(TreeError::NotPermitted.into()) }
 }
 

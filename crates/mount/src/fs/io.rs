@@ -89,12 +89,11 @@ impl VolumeFs {
         reply: &mut Reply<'_>,
     ) -> Done {
         let (node, ino) = (NodeId(request.nodeid), ino_of(request));
+        let is_new;
         let (file, length) = {
             let mut core = self.client.core();
             let length = core.tree.inode(ino)?.size;
-            if core.sizes.may_differ(ino, length) && !self.client.lookers.has(request.pid) {
-                self.client.settle_size_soon(node);
-            }
+            is_new = core.sizes.may_differ(ino, length) && !self.client.lookers.has(request.pid);
             if flags & libc::O_DIRECT as u32 == 0 {
                 core.bases.read(node, offset, size);
             }
@@ -109,6 +108,9 @@ impl VolumeFs {
                 reply.filled(count);
                 drop(core);
                 self.client.note_reading(Place { ino, index: 0 });
+                if is_new {
+                    self.client.settle_size_soon(node);
+                }
                 return Ok(());
             }
             (core.file(ino)?, length)
@@ -120,6 +122,9 @@ impl VolumeFs {
         let count = self.with_data(ino, &file, |data| data.read(offset, buffer, ahead))?;
         self.client.stats.block_hits.add((wanted).div_ceil(BLOCK_SIZE));
         reply.filled(count);
+        if is_new {
+            self.client.settle_size_soon(node);
+        }
         Ok(())
     }
 
@@ -149,6 +154,9 @@ impl VolumeFs {
         core.tree.check_owned(ino)?;
         let row = core.tree.inode(ino)?;
         let (size, demoted) = (row.size, demoted(row, write.kills_privileges, pace)?);
+        if write.appends && core.torn.remove(&ino).is_some_and(|tid| tid == write.tid) {
+            return Err(FsError::Lost.into());
+        }
         // The kernel's idea of the end is old when another host has appended.
         let offset = if write.appends { size } else { write.offset };
         // What others have cut off since does not come back.
@@ -210,12 +218,13 @@ impl VolumeFs {
             core.sizes.changes(ino, None);
         }
         drop(core);
+        let is_elsewhere = offset != write.offset || (is_short && unlike.is_none());
         unlike.into_iter().for_each(|former| self.client.tell_kernel(Word::Unlike(former)));
         if demoted {
             self.client.drop_attributes(&self.client.numbers(ino));
         }
-        if offset != write.offset {
-            // It has put the bytes elsewhere in its cache. The word waits until this answer is there.
+        if is_elsewhere {
+            // It has the bytes elsewhere in its cache, or others in their place. The word waits until this answer is there.
             let numbers = self.client.numbers(ino);
             let (names, attributes, data) = (Vec::new(), numbers.clone(), numbers);
             self.client.tell_kernel(Word::Stale {

@@ -13,10 +13,18 @@ pub(crate) enum Capability {
     SysPtrace = 19,
 }
 
-/// Whether a thread has a capability. Of one that is not seen from here (0, of another PID namespace) the kernel has to know.
-pub(crate) fn has_capability(tid: u32, capability: Capability) -> bool {
-    let status = |tid: &str| std::fs::read_to_string(format!("/proc/{tid}/status"));
-    tid == 0 || status(&tid.to_string()).is_ok_and(|status| is_effective(&status, capability))
+/// Whether a thread has a capability over what belongs to a user. Nobody has who is not seen from here (of another PID namespace).
+pub(crate) fn has_capability(tid: u32, capability: Capability, uid: u32) -> bool {
+    let read = |what: &str| std::fs::read_to_string(format!("/proc/{tid}/{what}")).unwrap_or_default();
+    is_effective(&read("status"), capability) && is_mapped(&read("uid_map"), uid)
+}
+
+/// Whether a user is one of a user namespace: in a new one everybody has all capabilities, over his own.
+fn is_mapped(uid_map: &str, uid: u32) -> bool {
+    uid_map.lines().any(|line| {
+        let numbers: Vec<u64> = line.split_whitespace().filter_map(|number| number.parse().ok()).collect();
+        matches!(numbers[..], [_, outside, count] if (outside..outside + count).contains(&u64::from(uid)))
+    })
 }
 
 /// The process that a thread belongs to; `None`: it has ended, or is not seen from here.
@@ -36,7 +44,8 @@ pub(crate) fn started(pid: u32) -> Option<Moment> {
 
 /// Whether this process has a capability.
 pub(crate) fn own_capability(capability: Capability) -> bool {
-    has_capability(std::process::id(), capability)
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    is_effective(&status, capability)
 }
 
 fn is_effective(status: &str, capability: Capability) -> bool {
@@ -54,6 +63,15 @@ mod tests {
         let status = "Name:\tx\nCapPrm:\t000001ffffffffff\nCapEff:\t0000000000080008\n";
         assert!(is_effective(status, Capability::Fowner) && is_effective(status, Capability::SysPtrace));
         assert!(!is_effective(status, Capability::Chown) && !is_effective("", Capability::Fowner));
-        assert!(has_capability(0, Capability::Chown) && !has_capability(u32::MAX, Capability::Chown));
+        assert!(!has_capability(0, Capability::Chown, 0));
+    }
+
+    #[test]
+    fn capabilities_of_a_user_namespace_are_over_its_users() {
+        let (all, own, several) =
+            ("         0          0 4294967295\n", "0 1001 1\n", "0 1000 1\n1 100000 65536\n");
+        assert!(is_mapped(all, 0) && is_mapped(all, 1001));
+        assert!(is_mapped(own, 1001) && !is_mapped(own, 0) && !is_mapped(own, 1002));
+        assert!(is_mapped(several, 100_005) && !is_mapped(several, 165_536) && !is_mapped("", 0));
     }
 }

@@ -128,11 +128,12 @@ fn keep(task: &Task) -> io::Result<()> {
     }
     if let Ok(abort) = &mut abort {
         // It may have ended already.
-        let _ = abort.abort();
+        if abort.abort().is_ok() {
+            // Nobody will tell the kernel any more what others change: what it has is not to be read. Calls under way have ended, so
+            // nothing is waited for.
+            sweep::sweep(&notifier, &shared);
+        }
     }
-    // Nobody will tell the kernel any more what others change: what it has is not to be read. Calls under way have ended, and so
-    // nothing is waited for.
-    sweep::sweep(&notifier, &shared);
     Ok(())
 }
 

@@ -247,6 +247,7 @@ impl Core {
         self.births.arrived(NodeId::of_file(ino));
         self.appending.remove(&ino);
         self.failed.remove(&ino);
+        self.torn.remove(&ino);
     }
 
     /// How long the kernel may keep a name that it has the directory's lock for: one that was just made.

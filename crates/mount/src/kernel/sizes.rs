@@ -10,7 +10,7 @@ use std::io::ErrorKind;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use hayloft_model::Ino;
 use parking_lot::Mutex;
@@ -27,6 +27,8 @@ const TRIES: usize = 200;
 /// So often without a pause.
 const AT_ONCE: usize = 4;
 const PAUSE: Duration = Duration::from_micros(200);
+/// How long it is not tried for who does not wait, when it could not be seen.
+const FAILED_PAUSE: Duration = Duration::from_millis(100);
 
 /// Sizes that the kernel had when it was told that the attributes have changed; `None`: it is not known which.
 #[derive(Debug, Default)]
@@ -65,6 +67,8 @@ struct Soon {
     nodes: Vec<NodeId>,
     /// A thread sees to it.
     runs: bool,
+    /// When the kernel's size could not be seen last.
+    failed: Option<Instant>,
 }
 
 /// Looks at what the kernel has.
@@ -149,6 +153,9 @@ impl Client {
             return;
         }
         let mut soon = self.lookers.soon.lock();
+        if soon.failed.is_some_and(|at| at.elapsed() < FAILED_PAUSE) {
+            return;
+        }
         if !soon.nodes.contains(&node) {
             soon.nodes.push(node);
         }
@@ -158,7 +165,9 @@ impl Client {
         let client = Arc::clone(self);
         let thread = std::thread::Builder::new().name("hayloft-sizes".to_owned()).spawn(move || {
             while let Some(node) = client.lookers.next_soon() {
-                client.settle_size(node);
+                if !client.settle_size(node) {
+                    client.lookers.soon.lock().failed = Some(Instant::now());
+                }
             }
         });
         soon.runs = thread.is_ok();

@@ -231,6 +231,9 @@ impl Ledger {
     /// there by then: what is lost may be what it had written by a descriptor of its own.
     pub(crate) fn told_before(&self, ino: Ino, tid: u32) -> Option<String> {
         let mut account = self.account.lock();
+        if account.told.get(&ino)?.at.elapsed() >= TOLD_FOR {
+            account.told.remove(&ino);
+        }
         let told = account.told.get_mut(&ino).filter(|told| told.is_for(tid))?;
         told.add(tid);
         Some(told.kept.clone())

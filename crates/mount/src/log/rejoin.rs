@@ -164,6 +164,15 @@ impl Client {
     /// Who asks for the durability of these is told that it is not to be had.
     fn note_failed(&self, core: &mut Core, unsent: &Unsent) {
         let known: Vec<Ino> = unsent.inodes().filter(|ino| core.tree.lookups(*ino) > 0).collect();
+        for ino in &known {
+            // Its first part is among what is lost.
+            if let Some(append) = core.appending.get_mut(ino)
+                && append.goes_on()
+                && let Some(tid) = append.thread()
+            {
+                core.torn.insert(*ino, tid);
+            }
+        }
         core.failed.extend(known);
     }
 

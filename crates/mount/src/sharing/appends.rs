@@ -61,6 +61,11 @@ impl Append {
         Append { tid, since: now, looked: now, ran: None }
     }
 
+    /// Who appends, if that is known.
+    pub(crate) fn thread(&self) -> Option<u32> {
+        (self.tid != 0).then_some(self.tid)
+    }
+
     /// Whether the second part may still come.
     pub(crate) fn goes_on(&mut self) -> bool {
         let waited = self.since.elapsed();

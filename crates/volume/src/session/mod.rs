@@ -72,6 +72,8 @@ pub(crate) struct Session {
     pub(crate) spoken: SpokenHere,
     /// How many connections have spoken for it.
     connections: u64,
+    /// When the last one began to, milliseconds after the server's start.
+    connected_ms: u64,
     /// What others wait for, see [`Owed`].
     owed: Option<Owed>,
     /// How often this mount's sessions before this one were ended one soon after the other, see [`troubled`].
@@ -97,6 +99,7 @@ impl Session {
             has_claimed: false,
             spoken: Default::default(),
             connections: 0,
+            connected_ms: now_ms,
             owed: None,
             troubles: 0,
             begun_ms: now_ms,
@@ -209,7 +212,8 @@ impl Volume {
         self.check_history(hello.opening, hello.mark)?;
         let owner = Owner::new(peer, &hello.token);
         self.check_owner(id, replaced, &owner)?;
-        let troubles = self.troubles(replaced)?;
+        // The new one may have been ended in its turn, before its client has heard that it had begun.
+        let troubles = self.troubles(replaced)?.max(self.troubles(id)?);
         self.make_room(&db, id).await?;
         if let Some(SessionRow { last_sequence, kept, kept_id, .. }) = self.moved(id) {
             let durable = self.ended_opening(hello.opening).map_or(0, |(_, durable)| durable);
@@ -244,7 +248,7 @@ impl Volume {
                 old.notify_one();
             }
             session.failed = None;
-            session.connections += 1;
+            (session.connections, session.connected_ms) = (session.connections + 1, self.shared.uptime_ms());
             session.troubles = session.troubles.max(troubles);
             session.spoken = SpokenHere {
                 protocol: agreed.protocol,

@@ -13,7 +13,7 @@ use crate::sharing::stream::Work;
 use crate::volume::{State, Volume};
 
 /// Who has lost so many connections, and shipped nothing on them, is cut off. One is lost by who gets another address.
-const CONNECTIONS_MIN: u64 = 2;
+const LOST_MIN: u64 = 2;
 
 /// What a session was told to give back first, and has not. On each connection it is told so anew, and what it has not acknowledged on the
 /// last one counts for nothing: who loses each connection before it has shipped would be waited for for ever.
@@ -47,14 +47,14 @@ impl Volume {
             waited_for
         };
         let needed = self.locks.take_needed();
-        let cut_off = self.cut_off(&waited_for);
+        self.note_owed(&waited_for);
         let why_of = |volume: &Volume, session: SessionId| match session {
             _ if !volume.was_certain(session) => None,
             _ if volume.is_silent(session) => Some("silent for its lease, and others wait for it: ended"),
             _ if waited_for.contains(&session) && volume.is_stuck(session) => {
                 Some("does not acknowledge for its lease, and others wait for it: ended")
             }
-            _ if cut_off.contains(&session) => {
+            _ if volume.is_cut_off(session) => {
                 Some("has lost one connection after the other for its lease, and others wait for it: ended")
             }
             _ => None,
@@ -87,29 +87,34 @@ impl Volume {
         })
     }
 
-    /// Of the sessions that somebody waits for, those that have had to give the same back for their lease, on one connection after the other,
-    /// and have shipped nothing. To be called often: it sees what is owed without a pause.
-    fn cut_off(&self, waited_for: &BTreeSet<SessionId>) -> HashSet<SessionId> {
+    /// Notes what the sessions that somebody waits for have to give back. To be called often: it is to be seen that they owe it without a pause.
+    fn note_owed(&self, waited_for: &BTreeSet<SessionId>) {
         let now_ms = self.shared.uptime_ms();
-        let sharing = self.sharing.lock();
-        let mut state = self.state.lock();
-        let mut cut_off = HashSet::new();
+        let (sharing, mut state) = (self.sharing.lock(), self.state.lock());
         for (id, session) in &mut state.sessions {
-            let recalled = sharing.grants.first_recalled(*id).filter(|_| waited_for.contains(id));
+            let recalled = waited_for.contains(id).then(|| sharing.grants.first_recalled(*id)).flatten();
             let (connections, batch) = (session.connections, session.row.last_sequence);
             session.owed = recalled.map(|ino| {
                 let before = session.owed.filter(|owed| owed.ino == ino && owed.batch == batch);
                 before.unwrap_or(Owed { ino, since_ms: now_ms, connections, batch })
             });
-            let lease_ms = session.lease_ms(&self.shared.config);
-            let is_cut_off = |owed: Owed| {
-                now_ms - owed.since_ms > lease_ms && connections >= owed.connections + CONNECTIONS_MIN
-            };
-            if session.owed.is_some_and(is_cut_off) {
-                cut_off.insert(*id);
-            }
         }
-        cut_off
+    }
+
+    /// Whether a session has had to give the same back for its lease, on one connection after the other, and has shipped nothing.
+    fn is_cut_off(&self, id: SessionId) -> bool {
+        let now_ms = self.shared.uptime_ms();
+        let (sharing, state) = (self.sharing.lock(), self.state.lock());
+        let Some(session) = state.sessions.get(&id) else { return false };
+        let is_owed = |owed: &Owed| {
+            sharing.grants.first_recalled(id) == Some(owed.ino) && session.row.last_sequence == owed.batch
+        };
+        let Some(owed) = session.owed.filter(is_owed) else { return false };
+        let lease_ms = session.lease_ms(&self.shared.config);
+        // The last one may be of use still.
+        let is_new = now_ms.saturating_sub(session.connected_ms) < lease_ms / 2;
+        let lost = session.connections - owed.connections;
+        now_ms.saturating_sub(owed.since_ms) > lease_ms && lost >= LOST_MIN + u64::from(is_new)
     }
 
     /// Others have waited for these, until now.

@@ -5,8 +5,9 @@ use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
-use crate::setup::farm::{Farm, Mount, python, rounds};
+use crate::setup::farm::{Farm, Mount, kill, python, rounds};
 
 /// Half of the processes keep the file open, half open it for each line.
 const APPENDER: &str = r#"
@@ -128,6 +129,47 @@ while time.monotonic() < end:
     );
     let of_slow = text.lines().filter(|line| line.starts_with('a')).count();
     assert!(of_slow > 20, "{of_slow} lines of the slow one");
+}
+
+#[test]
+fn the_end_of_an_append_is_not_there_without_its_beginning() {
+    const APPENDS: &str = r#"
+import os, sys
+fd = os.open(sys.argv[1], os.O_WRONLY | os.O_APPEND)
+print("ready", flush=True)
+sys.stdin.readline()
+while True:
+    try: os.write(fd, b"(" + b"a" * 2997 + b")\n")
+    except OSError: pass
+"#;
+    let Some(slow) = SlowGroup::new() else {
+        return println!("skipped: no control group for processor time can be made here");
+    };
+    let (_farm, mounts) = Farm::shared_with(2, "commit=3600", &["--lease", "2"]);
+    for round in 0..rounds(3, 30) {
+        let name = format!("log-{round}");
+        fs::write(mounts[0].join(&name), "").unwrap();
+        let mut command = python(APPENDS);
+        command.arg(mounts[0].join(&name)).stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut writer = command.spawn().unwrap();
+        BufReader::new(writer.stdout.take().unwrap()).read_line(&mut String::new()).unwrap();
+        slow.add(writer.id());
+        drop(writer.stdin.take());
+        std::thread::sleep(Duration::from_millis(1500));
+        // It is within a call, most likely, of which the first part is done. Its host stands still for longer than its lease.
+        kill(mounts[0].pid(), libc::SIGSTOP);
+        let mut there = File::options().append(true).open(mounts[1].join(&name)).unwrap();
+        there.write_all(b"(b)\n").unwrap();
+        kill(mounts[0].pid(), libc::SIGCONT);
+        std::thread::sleep(Duration::from_millis(1500));
+        writer.kill().unwrap();
+        writer.wait().unwrap();
+        there.write_all(b"(b)\n").unwrap();
+        let text = fs::read_to_string(mounts[1].join(&name)).unwrap();
+        // What it was writing when it was ended may be there in part, if that is the beginning.
+        let torn = text.split_inclusive('\n').find(|line| !line.starts_with('('));
+        assert!(torn.is_none(), "round {round}: {} bytes, {torn:.20?}", torn.unwrap_or_default().len());
+    }
 }
 
 /// Asks for the size of a file to which others append, and reads, and maps, all up to there.

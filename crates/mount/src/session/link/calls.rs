@@ -32,6 +32,7 @@ impl Link {
             done: false,
             wake: Arc::default(),
             repeat: false,
+            sends_again: false,
             unattended,
             sent: Moment::now(),
             work: state.work,
@@ -116,6 +117,7 @@ impl Link {
                 done: false,
                 wake: Arc::default(),
                 repeat: only_on.is_none(),
+                sends_again: false,
                 unattended: false,
                 sent: Moment::now(),
                 work: state.work,
@@ -174,15 +176,34 @@ impl Link {
         let (mut cancelled_on, mut cancelled_at) = (None, Instant::now());
         let mut wake;
         loop {
-            match state.waiting.get(&request) {
+            let sends_again = match state.waiting.get_mut(&request) {
                 None => return Err(CallError::Broken),
                 Some(waiting) if waiting.done => break,
-                Some(waiting) => wake = Arc::clone(&waiting.wake),
-            }
+                Some(waiting) => {
+                    wake = Arc::clone(&waiting.wake);
+                    std::mem::take(&mut waiting.sends_again)
+                }
+            };
             if let Some(reason) = &state.ended {
                 let reason = reason.clone();
                 state.waiting.remove(&request);
                 return Err(CallError::Ended(reason));
+            }
+            if sends_again {
+                let connection = state.connection;
+                // What it was to change may have been done elsewhere since.
+                let is_over = MutexGuard::unlocked(&mut state, || {
+                    let is_over = interrupt.is_some_and(Interrupt::abandoned_now);
+                    if !is_over {
+                        self.send_waiting(request, connection);
+                    }
+                    is_over
+                });
+                if is_over {
+                    state.waiting.remove(&request);
+                    return Err(CallError::Interrupted);
+                }
+                continue;
             }
             let is_cancelled = state.connected && cancelled_on == Some(state.connection);
             let is_abandoned = is_cancelled && cancelled_at.elapsed() > CANCEL_PATIENCE;

@@ -173,6 +173,7 @@ impl Link {
                 state.connection
             };
             *self.writer.lock() = None;
+            *self.breaker.lock() = None;
             tracing::warn!(server = %self.address, "the connection broke, connecting again");
             // Before the server is spoken to again: others wait for this host until it has claimed.
             receiver.lost(connection);
@@ -190,8 +191,8 @@ impl Link {
 
     pub(super) fn reconnect(self: &Arc<Self>, receiver: &dyn Receiver) -> Option<Reader> {
         let mut pause = RETRY_MIN;
-        let mut reported = Instant::now();
-        // Each other time, if it does not work at once: a way that loses large packets lets all else through.
+        let (mut reported, mut told) = (Instant::now(), false);
+        // Each other time, while connections are made and nothing comes of them: a way that loses large packets lets all else through.
         let mut is_narrow = self.came_through_no_more.swap(false, Ordering::Relaxed);
         loop {
             if self.ended().is_some() {
@@ -204,6 +205,11 @@ impl Link {
             };
             let greeting = connected.and_then(|both| greet(both, &hello, &self.stats, &self.clock));
             let greeting = greeting.map_err(|error| self.dial.by_own_clock(error));
+            let is_stuck = match &greeting {
+                Ok(Greeting::Welcome(_)) => true,
+                Ok(Greeting::Refused(_)) => false,
+                Err(error) => error.is_silence(),
+            };
             match greeting {
                 Ok(Greeting::Welcome(greeted)) => {
                     let (writer, mut reader, welcome) = *greeted;
@@ -217,6 +223,7 @@ impl Link {
                                      that helps, the network loses large ones (look at its MTU)"
                                 );
                             }
+                            self.came_through_no_more.store(false, Ordering::Relaxed);
                             receiver.resumed();
                             return Some(reader);
                         }
@@ -246,8 +253,8 @@ impl Link {
                     self.replace(&failed, receiver);
                 }
                 // A server of a version that this one does not understand among them: it may be set back.
-                Ok(Greeting::Refused(failed)) if reported.elapsed() > Duration::from_secs(10) => {
-                    reported = Instant::now();
+                Ok(Greeting::Refused(failed)) if !told || reported.elapsed() > Duration::from_secs(10) => {
+                    (reported, told) = (Instant::now(), true);
                     tracing::warn!(reason = failed.message, server = %self.address, "the server does not take the session");
                 }
                 Ok(Greeting::Refused(failed)) => tracing::debug!(reason = failed.message, "not resumed yet"),
@@ -261,7 +268,7 @@ impl Link {
                 }
                 Err(_) => {}
             }
-            is_narrow = !is_narrow;
+            is_narrow ^= is_stuck;
             std::thread::sleep(pause);
             pause = (pause * 2).min(RETRY_MAX);
         }
@@ -405,12 +412,14 @@ impl Link {
             (state.connected, state.restoring) = (true, false);
             state.connected_at = Some(Instant::now());
             self.relive(&mut state);
-            for waiting in state.waiting.values_mut().filter(|waiting| !waiting.done && waiting.repeat) {
+            let again = |of: &Waiting| !of.done && of.repeat;
+            for waiting in state.waiting.values_mut().filter(|of| again(of)) {
                 waiting.answers.clear();
+                waiting.sends_again = matches!(waiting.message.body, Some(Ask::Change(_)));
             }
             self.wake_all(&state);
-            let again = state.waiting.iter().filter(|(_, waiting)| !waiting.done && waiting.repeat);
-            again.map(|(request, _)| *request).collect()
+            let all = state.waiting.iter().filter(|(_, of)| again(of) && !of.sends_again);
+            all.map(|(request, _)| *request).collect()
         };
         // From another thread: the server may have to be read from before it takes all of them.
         let link = Arc::clone(self);

@@ -49,7 +49,7 @@ impl Link {
         let (mut told, mut repeats_since) = (false, None);
         loop {
             std::thread::sleep(self.lease / 20);
-            let (connection, silence) = {
+            let (connection, gone, silence) = {
                 let state = self.state.lock();
                 if state.ended.is_some() {
                     return;
@@ -58,9 +58,10 @@ impl Link {
                 // A new connection has its time to say something.
                 let is_new = state.connected_at.is_some_and(|at| at.elapsed() <= self.lease);
                 let is_gone = !is_new && state.heard.unwrap_or(begun).elapsed() > self.lease * 2;
-                ((state.connected && is_gone).then_some(state.connection), silence)
+                let connection = state.connected.then_some(state.connection);
+                (connection, connection.filter(|_| is_gone), silence)
             };
-            if let Some(connection) = connection {
+            if let Some(connection) = gone {
                 self.give_connection_up(connection);
             } else {
                 self.abandon_if_cut(&mut repeats_since);
@@ -70,8 +71,10 @@ impl Link {
             if is_over && !told {
                 tracing::warn!(server = %self.address, "no word from the server: calls wait until it is back");
                 self.set_condition(Condition::Lapsed);
-                // The server ends the session, it may be, before this connection is given up.
-                self.came_through_no_more.store(true, Ordering::Relaxed);
+                if connection.is_some() {
+                    // The server ends the session, it may be, before this connection is given up.
+                    self.came_through_no_more.store(true, Ordering::Relaxed);
+                }
                 receiver.lapse();
             }
             told = is_over;

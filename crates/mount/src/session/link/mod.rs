@@ -119,6 +119,8 @@ struct Waiting {
     wake: Arc<Condvar>,
     /// Sent again by itself on the next connection; if not, it fails with `Broken`.
     repeat: bool,
+    /// There is another connection, and who waits sends it again himself, if he is not being ended.
+    sends_again: bool,
     /// Nobody waits for the answer.
     unattended: bool,
     sent: Moment,
