@@ -333,8 +333,11 @@ while True:
         wait_until("they write", PATIENCE, || here.join("out").exists());
         let stands_still = Stopped::tree(mounts[1].pid());
         programs.iter_mut().for_each(|program| program.kill().unwrap());
-        // When the lease is over.
-        fs::write(here.join("out"), "new").unwrap();
+        // When the lease is over. What was opened may have another name by then: the server had heard of a last rename before.
+        wait_until("it has that name", PATIENCE, || {
+            fs::write(here.join("out"), "new").unwrap();
+            fs::read_to_string(here.join("out")).is_ok_and(|text| text == "new")
+        });
         let names = || run(sh("ls").current_dir(&here));
         let before = names();
         drop(stands_still);
