@@ -2,6 +2,7 @@
 
 mod dropped;
 pub(crate) mod ended;
+mod living;
 pub(crate) mod locks;
 mod numbers;
 mod replay;
@@ -9,7 +10,6 @@ pub(crate) mod shipping;
 mod silent;
 pub(crate) mod troubled;
 
-use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
@@ -19,13 +19,10 @@ use hayloft_model::grants::Object;
 use hayloft_model::{Ino, InoRange, SessionId};
 use hayloft_transport::Peer;
 use hayloft_wire::server_message::Body as Answer;
-use hayloft_wire::{
-    Claim, Claimed, FailureCode, Hello, InodeRowMessage, LostPeer, SessionInfo, Spoken, Welcome, agree,
-};
+use hayloft_wire::{Claim, Claimed, Hello, InodeRowMessage, LostPeer, SessionInfo, Spoken, Welcome, agree};
 use prost::Message;
 use tokio::sync::Notify;
 
-use crate::config::Config;
 use crate::database::rows::Rows;
 use crate::database::tables::{self, SessionRow};
 use crate::database::{self, Db};
@@ -33,110 +30,13 @@ use crate::error::VolumeError;
 use crate::order::Ordered;
 use crate::replies::Replies;
 use crate::session::ended::End;
+pub(crate) use crate::session::living::{Session, SpokenHere};
 use crate::session::numbers::FIRST_NUMBERS;
-use crate::session::silent::Owed;
 use crate::sharing::uses::{TOO_MANY, USES_MAX};
 use crate::volume::Volume;
 
 /// How long a hello that takes over waits for the dead client's connection to be seen as closed.
 const EOF_PATIENCE: Duration = Duration::from_millis(1000);
-
-/// What is spoken on the last connection of a session.
-#[derive(Default)]
-pub(crate) struct SpokenHere {
-    protocol: u32,
-    /// What both sides can do beyond that.
-    pub(crate) features: u64,
-    /// The client's.
-    release: String,
-}
-
-/// A session that has not ended.
-pub(crate) struct Session {
-    pub(crate) row: SessionRow,
-    pub(crate) orphans: HashSet<Ino>,
-    /// The connection that speaks for it.
-    pub(crate) connection: Option<u64>,
-    /// When it was last heard of, milliseconds after the server's start.
-    pub(crate) heard: Arc<AtomicU64>,
-    /// When it last brought something of a batch, or such was worked on.
-    pub(crate) worked: Arc<AtomicU64>,
-    /// Why the batch after the last one failed, if it did.
-    pub(crate) failed: Option<FailureCode>,
-    /// Whether the batch after the last one was applied is not known; until the database is open again.
-    pub(crate) uncertain: bool,
-    /// It was there when the volume was opened, and has not claimed since: it may bring back what was lost then.
-    pub(crate) may_bring: bool,
-    /// It has said what it owns, on whatever connection.
-    pub(crate) has_claimed: bool,
-    pub(crate) spoken: SpokenHere,
-    /// How many connections have spoken for it.
-    connections: u64,
-    /// When the last one began to, milliseconds after the server's start.
-    connected_ms: u64,
-    /// What others wait for, see [`Owed`].
-    owed: Option<Owed>,
-    /// How often this mount's sessions before this one were ended one soon after the other, see [`troubled`].
-    troubles: u32,
-    /// When it began, or the volume was opened, milliseconds after the server's start.
-    begun_ms: u64,
-    /// Ends the connection that speaks for it.
-    hang_up: Arc<Notify>,
-}
-
-impl Session {
-    /// A session found in the tables: as if heard of just now.
-    pub(crate) fn found(row: &SessionRow, now_ms: u64) -> Session {
-        Session {
-            row: row.clone(),
-            orphans: HashSet::new(),
-            connection: None,
-            heard: Arc::new(AtomicU64::new(now_ms)),
-            worked: Arc::new(AtomicU64::new(0)),
-            failed: None,
-            uncertain: false,
-            may_bring: false,
-            has_claimed: false,
-            spoken: Default::default(),
-            connections: 0,
-            connected_ms: now_ms,
-            owed: None,
-            troubles: 0,
-            begun_ms: now_ms,
-            hang_up: Arc::default(),
-        }
-    }
-
-    /// How long its client may go on without hearing from a server, milliseconds: the longest time that it was told of. A client keeps
-    /// what it was told first.
-    pub(crate) fn lease_ms(&self, config: &Config) -> u64 {
-        self.row.lease_ms.max(config.lease.as_millis() as u64)
-    }
-
-    /// Whether it was not heard of for its lease. One that was there when the volume was opened has half as long more: a server that
-    /// had the volume before may go on for a moment before it finds out, and its answers keep a host's lease as well.
-    pub(crate) fn is_silent(&self, now_ms: u64, config: &Config) -> bool {
-        let lease = self.lease_ms(config);
-        let grace = if self.may_bring { lease / 2 } else { 0 };
-        now_ms.saturating_sub(self.heard.load(Relaxed)) > lease + grace
-    }
-
-    /// Whether somebody on that host, of that peer, can know that its process is dead.
-    fn may_be_proved_dead(&self, host_id: &str, peer: &str) -> bool {
-        let of = &self.row;
-        self.connection.is_none() && !host_id.is_empty() && of.host_id == host_id && of.peer == peer
-    }
-
-    /// One that was there when the volume was opened.
-    pub(crate) fn may_bring(row: &SessionRow, now_ms: u64) -> Session {
-        Session { may_bring: true, ..Session::found(row, now_ms) }
-    }
-
-    /// Ends its connection, after what has arrived there is answered.
-    pub(crate) fn hang_up(&self) {
-        self.hang_up.notify_one();
-    }
-}
 
 /// A session that has begun, or goes on, on a connection.
 pub(crate) struct Begun {

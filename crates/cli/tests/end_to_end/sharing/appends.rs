@@ -136,37 +136,37 @@ fn the_end_of_an_append_is_not_there_without_its_beginning() {
     const APPENDS: &str = r#"
 import os, sys
 fd = os.open(sys.argv[1], os.O_WRONLY | os.O_APPEND)
+line = b"(" + b"a" * int(sys.argv[2]) + b")\n"
 print("ready", flush=True)
-sys.stdin.readline()
 while True:
-    try: os.write(fd, b"(" + b"a" * 2997 + b")\n")
+    try: os.write(fd, line)
     except OSError: pass
 "#;
-    let Some(slow) = SlowGroup::new() else {
-        return println!("skipped: no control group for processor time can be made here");
-    };
     let (_farm, mounts) = Farm::shared_with(2, "commit=3600", &["--lease", "2"]);
     for round in 0..rounds(3, 30) {
         let name = format!("log-{round}");
         fs::write(mounts[0].join(&name), "").unwrap();
-        let mut command = python(APPENDS);
-        command.arg(mounts[0].join(&name)).stdin(Stdio::piped()).stdout(Stdio::piped());
-        let mut writer = command.spawn().unwrap();
-        BufReader::new(writer.stdout.take().unwrap()).read_line(&mut String::new()).unwrap();
-        slow.add(writer.id());
-        drop(writer.stdin.take());
-        std::thread::sleep(Duration::from_millis(1500));
-        // It is within a call, most likely, of which the first part is done. Its host stands still for longer than its lease.
+        let start = |at: usize| {
+            let mut command = python(APPENDS);
+            command.arg(mounts[0].join(&name)).arg((8997 + at).to_string()).stdout(Stdio::piped());
+            let mut writer = command.spawn().unwrap();
+            BufReader::new(writer.stdout.take().unwrap()).read_line(&mut String::new()).unwrap();
+            writer
+        };
+        let mut writers: Vec<Child> = (0..3).map(start).collect();
+        std::thread::sleep(Duration::from_millis(200));
+        // One of them is within a call, of which the first part may be done. Their host stands still for longer than its lease.
         kill(mounts[0].pid(), libc::SIGSTOP);
         let mut there = File::options().append(true).open(mounts[1].join(&name)).unwrap();
         there.write_all(b"(b)\n").unwrap();
         kill(mounts[0].pid(), libc::SIGCONT);
-        std::thread::sleep(Duration::from_millis(1500));
-        writer.kill().unwrap();
-        writer.wait().unwrap();
-        there.write_all(b"(b)\n").unwrap();
+        std::thread::sleep(Duration::from_millis(300));
+        for writer in &mut writers {
+            writer.kill().unwrap();
+            writer.wait().unwrap();
+        }
         let text = fs::read_to_string(mounts[1].join(&name)).unwrap();
-        // What it was writing when it was ended may be there in part, if that is the beginning.
+        // What was being written when a writer was ended may be there in part, if that is the beginning.
         let torn = text.split_inclusive('\n').find(|line| !line.starts_with('('));
         assert!(torn.is_none(), "round {round}: {} bytes, {torn:.20?}", torn.unwrap_or_default().len());
     }

@@ -15,6 +15,16 @@ fn what_others_have_appended_stays_when_the_page_before_it_is_stored_into() {
     for round in 0..rounds(10, 100) {
         let name = format!("file-{round}");
         let path = mounts[0].join(&name);
+        let is_everywhere = |expected: &[u8]| {
+            for mount in &mounts {
+                assert_eq!(
+                    fs::read(mount.join(&name)).unwrap(),
+                    expected,
+                    "round {round}, {}",
+                    mount.path().display()
+                );
+            }
+        };
         fs::write(&path, [b'a'; LEN]).unwrap();
         let here: File = OpenOptions::new().read(true).write(true).open(&path).unwrap();
         let mut map = Map::new(&here, LEN, libc::MAP_SHARED);
@@ -25,25 +35,11 @@ fn what_others_have_appended_stays_when_the_page_before_it_is_stored_into() {
         map.bytes()[..5].copy_from_slice(b"STORE");
         map.sync();
         let expected = [b"STORE".as_slice(), &[b'a'; LEN - 5], &[b'b'; LEN]].concat();
-        for mount in &mounts {
-            assert_eq!(
-                fs::read(mount.join(&name)).unwrap(),
-                expected,
-                "round {round}, {}",
-                mount.path().display()
-            );
-        }
+        is_everywhere(&expected);
         // Now it has.
         map.bytes()[6] = b'X';
         map.sync();
         let expected = [&expected[..6], b"X", &expected[7..]].concat();
-        for mount in &mounts {
-            assert_eq!(
-                fs::read(mount.join(&name)).unwrap(),
-                expected,
-                "round {round}, {}",
-                mount.path().display()
-            );
-        }
+        is_everywhere(&expected);
     }
 }
