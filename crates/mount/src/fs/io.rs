@@ -89,11 +89,9 @@ impl VolumeFs {
         reply: &mut Reply<'_>,
     ) -> Done {
         let (node, ino) = (NodeId(request.nodeid), ino_of(request));
-        let is_new;
         let (file, length) = {
             let mut core = self.client.core();
             let length = core.tree.inode(ino)?.size;
-            is_new = core.sizes.may_differ(ino, length) && !self.client.lookers.has(request.pid);
             if flags & libc::O_DIRECT as u32 == 0 {
                 core.bases.read(node, offset, size);
             }
@@ -108,9 +106,6 @@ impl VolumeFs {
                 reply.filled(count);
                 drop(core);
                 self.client.note_reading(Place { ino, index: 0 });
-                if is_new {
-                    self.client.settle_size_soon(node);
-                }
                 return Ok(());
             }
             (core.file(ino)?, length)
@@ -122,9 +117,6 @@ impl VolumeFs {
         let count = self.with_data(ino, &file, |data| data.read(offset, buffer, ahead))?;
         self.client.stats.block_hits.add((wanted).div_ceil(BLOCK_SIZE));
         reply.filled(count);
-        if is_new {
-            self.client.settle_size_soon(node);
-        }
         Ok(())
     }
 
@@ -214,13 +206,14 @@ impl VolumeFs {
         core.tree.wrote(ino, end, allocated, write.kills_privileges, self.now())?;
         self.changed(&mut core);
         done(request, &mut core);
-        if offset != write.offset {
+        if offset != write.offset || is_short {
             core.sizes.changes(ino, None);
         }
         drop(core);
         let is_elsewhere = offset != write.offset || (is_short && unlike.is_none());
         unlike.into_iter().for_each(|former| self.client.tell_kernel(Word::Unlike(former)));
-        if demoted {
+        if demoted || is_short {
+            // Who asks for the size, as a read to the end does, waits until the page is gone.
             self.client.drop_attributes(&self.client.numbers(ino));
         }
         if is_elsewhere {

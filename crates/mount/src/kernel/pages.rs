@@ -184,6 +184,11 @@ impl Client {
         if !late.is_empty() {
             self.calls.await_ends(&late, interrupt);
         }
+        self.drop_unlike(ino);
+    }
+
+    /// Pages that were written back beside what others have changed, or behind whose end they have appended, go.
+    pub(crate) fn drop_unlike(&self, ino: Ino) {
         let unlike = self.core().bases.unlike(ino);
         let Some(notifier) = self.notifier.get() else { return };
         for (node, page) in unlike {

@@ -8,9 +8,9 @@
 use std::collections::HashMap;
 use std::io::ErrorKind;
 use std::path::PathBuf;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Arc, OnceLock};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use hayloft_model::Ino;
 use parking_lot::Mutex;
@@ -27,8 +27,6 @@ const TRIES: usize = 200;
 /// So often without a pause.
 const AT_ONCE: usize = 4;
 const PAUSE: Duration = Duration::from_micros(200);
-/// How long it is not tried for who does not wait, when it could not be seen.
-const FAILED_PAUSE: Duration = Duration::from_millis(100);
 
 /// Sizes that the kernel had when it was told that the attributes have changed; `None`: it is not known which.
 #[derive(Debug, Default)]
@@ -61,20 +59,9 @@ impl Sizes {
     }
 }
 
-/// Files whose sizes the kernel is to have soon.
-#[derive(Debug, Default)]
-struct Soon {
-    nodes: Vec<NodeId>,
-    /// A thread sees to it.
-    runs: bool,
-    /// When the kernel's size could not be seen last.
-    failed: Option<Instant>,
-}
-
 /// Looks at what the kernel has.
 #[derive(Debug, Default)]
 pub(crate) struct Lookers {
-    soon: Mutex<Soon>,
     /// The mount point, and the file system's device number.
     place: OnceLock<(PathBuf, u64)>,
     looker: Mutex<Option<Looker>>,
@@ -137,6 +124,8 @@ impl Lookers {
 impl Client {
     /// Sees to it that the kernel has the size of a file. Returns whether that can be seen; others may have changed it again.
     pub(crate) fn settle_size(&self, node: NodeId) -> bool {
+        // Behind the end that the kernel has these may have zeros, which nobody can read as long as it has that.
+        self.drop_unlike(node.ino());
         let size = || self.core().tree.inode(node.ino()).ok().map(|row| row.size);
         let kept = self.lookers.confirm(node, size);
         let mut core = self.core();
@@ -144,42 +133,6 @@ impl Client {
             core.sizes.settled(node.ino());
         }
         kept.is_some()
-    }
-
-    /// The same, for who must not wait for it: who fills a page, which the kernel has locked meanwhile. What is stored into that page
-    /// behind the end that the kernel knows would be lost.
-    pub(crate) fn settle_size_soon(self: &Arc<Self>, node: NodeId) {
-        if !self.lookers.can_look() {
-            return;
-        }
-        let mut soon = self.lookers.soon.lock();
-        if soon.failed.is_some_and(|at| at.elapsed() < FAILED_PAUSE) {
-            return;
-        }
-        if !soon.nodes.contains(&node) {
-            soon.nodes.push(node);
-        }
-        if soon.runs {
-            return;
-        }
-        let client = Arc::clone(self);
-        let thread = std::thread::Builder::new().name("hayloft-sizes".to_owned()).spawn(move || {
-            while let Some(node) = client.lookers.next_soon() {
-                if !client.settle_size(node) {
-                    client.lookers.soon.lock().failed = Some(Instant::now());
-                }
-            }
-        });
-        soon.runs = thread.is_ok();
-    }
-}
-
-impl Lookers {
-    fn next_soon(&self) -> Option<NodeId> {
-        let mut soon = self.soon.lock();
-        let next = soon.nodes.pop();
-        soon.runs = next.is_some();
-        next
     }
 }
 

@@ -202,7 +202,7 @@ print(len(sizes))
 fn all_of_a_file_up_to_its_size_is_there_while_others_append() {
     let (_farm, mounts) = Farm::shared(2);
     fs::write(mounts[0].join("log"), "").unwrap();
-    let sizes = rounds(150, 5000);
+    let sizes = rounds(150, 2000);
     let start = |_| {
         python(WATCHING)
             .arg(mounts[1].join("log"))
