@@ -82,13 +82,13 @@ impl VolumeFs {
     /// `flags`: of the open file.
     pub(super) fn read(
         &self,
-        request: &Request<'_>,
+        node: NodeId,
         offset: u64,
         size: u32,
         flags: u32,
         reply: &mut Reply<'_>,
     ) -> Done {
-        let (node, ino) = (NodeId(request.nodeid), ino_of(request));
+        let ino = node.ino();
         let (file, length) = {
             let mut core = self.client.core();
             let length = core.tree.inode(ino)?.size;

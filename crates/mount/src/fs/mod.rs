@@ -371,7 +371,9 @@ impl VolumeFs {
                 self.create(request, name, mode, flags, pace, reply)
             }
             Operation::Tmpfile { mode, .. } => self.create_unnamed(request, mode, reply),
-            Operation::Read { offset, size, flags, .. } => self.read(request, offset, size, flags, reply),
+            Operation::Read { offset, size, flags, .. } => {
+                self.read(NodeId(request.nodeid), offset, size, flags, reply)
+            }
             Operation::Write { offset, data, write_flags: kind, flags, .. } => {
                 let is_stored = kind & write_flags::CACHE != 0;
                 let of_pages = || self.client.bases_of(request, offset, data.len() as u64);
