@@ -322,15 +322,7 @@ while True:
     os.rename(sys.argv[1], 'out')";
     let mut shared = None;
     for round in 0..rounds(3, 40) {
-        // A mount that others have waited for three times would wait itself.
-        if round % 3 == 0 {
-            drop(shared.take());
-        }
-        let (mounts, _farm) = shared.get_or_insert_with(|| {
-            let (farm, mounts) = Farm::shared_with(2, "", &["--lease", "2"]);
-            // The mounts go first.
-            (mounts, farm)
-        });
+        let mounts = Farm::for_round(&mut shared, round, "");
         let (here, there) = (mounts[0].join(&format!("{round}")), mounts[1].join(&format!("{round}")));
         fs::create_dir(&here).unwrap();
         let start = |at: i32| {

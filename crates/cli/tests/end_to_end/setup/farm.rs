@@ -316,6 +316,24 @@ impl Farm {
         (farm, mounts)
     }
 
+    /// Two mounts for a round of a test that makes others wait for one of them for a lease, of 2 s; new ones each third round, since a mount that
+    /// others have waited for three times would wait itself.
+    pub(crate) fn for_round<'a>(
+        shared: &'a mut Option<(Vec<Mount>, Farm)>,
+        round: usize,
+        options: &str,
+    ) -> &'a [Mount] {
+        if round.is_multiple_of(3) {
+            drop(shared.take());
+        }
+        let new = || {
+            let (farm, mounts) = Farm::shared_with(2, options, &["--lease", "2"]);
+            // The mounts go first.
+            (mounts, farm)
+        };
+        &shared.get_or_insert_with(new).0
+    }
+
     /// Creates a volume and mounts it.
     pub(crate) fn mounted(volume: &str) -> (Farm, Mount) {
         let farm = Farm::new();

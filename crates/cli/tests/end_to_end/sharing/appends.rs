@@ -144,15 +144,7 @@ while True:
 "#;
     let mut shared = None;
     for round in 0..rounds(6, 60) {
-        // A mount that others have waited for three times would wait itself.
-        if round % 3 == 0 {
-            drop(shared.take());
-        }
-        let (mounts, _farm) = shared.get_or_insert_with(|| {
-            let (farm, mounts) = Farm::shared_with(2, "commit=3600", &["--lease", "2"]);
-            // The mounts go first.
-            (mounts, farm)
-        });
+        let mounts = Farm::for_round(&mut shared, round, "commit=3600");
         let name = format!("log-{round}");
         fs::write(mounts[0].join(&name), "").unwrap();
         let start = |at: usize| {
