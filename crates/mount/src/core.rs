@@ -182,6 +182,20 @@ impl Core {
         }
     }
 
+    /// The same under a number by which the kernel has nothing, see [`crate::kernel::moved`].
+    pub(crate) fn hand_out_apart(
+        &mut self,
+        at: NodeId,
+        name: &[u8],
+        ino: Ino,
+        is_directory: bool,
+    ) -> (NodeId, Vec<Left>) {
+        self.tree.remember(ino);
+        let (node, left) = self.nodes.hand_out_apart(at, name, ino, is_directory);
+        self.tree.note_other(ino, Ino(node.0), true);
+        (node, left)
+    }
+
     /// The same for what the server has made for it, which is no directory.
     pub(crate) fn hand_out_made(&mut self, ino: Ino) {
         if !self.made.remove(&ino) {
@@ -207,6 +221,8 @@ impl Core {
         if self.nodes.forget(node, count) {
             self.tree.note_other(ino, Ino(node.0), false);
             self.births.was_locked(node);
+        } else if self.nodes.forget_apart(node, count) {
+            self.tree.note_other(ino, Ino(node.0), false);
         }
         self.tree.forget(ino, count);
         if self.tree.lookups(ino) == 0 {
@@ -227,9 +243,14 @@ impl Core {
             // What was made for an answer on its way will be told as it is then.
             let count = self.tree.lookups(ino) - u64::from(self.made.contains(&ino));
             let number = self.nodes.file(ino);
-            self.nodes.replace(number, count, tree);
+            let apart = self.nodes.take_apart(ino);
+            let of_apart: u64 = apart.iter().map(|(_, count)| count).sum();
+            let of_number = count.saturating_sub(of_apart);
             self.tree.forget(ino, count);
-            self.tree.note_other(ino, Ino(number.0), false);
+            for (number, count) in apart.into_iter().chain([(number, of_number)]) {
+                self.nodes.replace(number, count, tree);
+                self.tree.note_other(ino, Ino(number.0), false);
+            }
             self.forgotten(ino);
         }
         // The server has not heard of it with the session that begins.

@@ -6,7 +6,7 @@ use bytes::Bytes;
 use hayloft_fuse::{Entry, Operation, Pace, Reply, Request, Validity, open_flags};
 use hayloft_model::sound::TARGET_MAX;
 use hayloft_model::tree::{NewNode, RenameFlags};
-use hayloft_model::{Content, FileKind, Ino, Name, TreeError};
+use hayloft_model::{Content, Dentry, FileKind, Ino, Name, TreeError};
 
 use super::attributes::{entry, made_entry};
 use super::error::FsError;
@@ -15,7 +15,7 @@ use crate::core::{Core, CoreGuard};
 use crate::host::thread;
 use crate::kernel::Word;
 use crate::kernel::late::Caller;
-use crate::kernel::moved::{Doing, Paths, Told};
+use crate::kernel::moved::{Doing, Kind, Paths, Told};
 use crate::kernel::nodes::NodeId;
 use crate::kernel::offsets::{cookie_at, offset_of};
 use crate::sharing::ahead::Place;
@@ -40,7 +40,7 @@ impl VolumeFs {
     ) -> Done {
         let at = NodeId(request.nodeid);
         let dir = at.ino();
-        let mut seen = None;
+        let (mut seen, mut apart) = (None, None);
         let mut core = loop {
             let mut core = self.client.core();
             core.moved.looks_up(request.pid, (dir, name));
@@ -50,7 +50,8 @@ impl VolumeFs {
             drop(core);
             match self.of_moved(request, name, moved, pace)? {
                 None => {}
-                Some(Told::Truth) => seen = Some(moved),
+                Some(Told::Truth) => (seen, apart) = (Some(moved), None),
+                Some(Told::Apart) => (seen, apart) = (Some(moved), Some(moved)),
                 Some(Told::LookAgain) => return Err(TreeError::Stale.into()),
                 Some(Told::Absent) => {
                     reply.entry(&Entry::negative(Validity::ZERO));
@@ -68,6 +69,12 @@ impl VolumeFs {
                 core.tree.shown(ino)?;
                 if core.births.holds_back(NodeId::of_file(ino), at, name) {
                     return Err(Stop::Need(Need::Changed));
+                }
+                if apart == Some(ino) {
+                    let node = self.hand_out_apart(&mut core, at, name, &dentry);
+                    reply.entry(&made_entry(node, core.tree.inode(ino)?, Validity::ZERO));
+                    done(request, &mut core);
+                    return Ok(());
                 }
                 let validity = core.presence(at, name, &dentry, Caller::of(request, pace));
                 let node = self.hand_out(&mut core, at, name, ino);
@@ -106,6 +113,15 @@ impl VolumeFs {
         node
     }
 
+    /// The same, under a number that it has nothing by.
+    fn hand_out_apart(&self, core: &mut Core, at: NodeId, name: &[u8], dentry: &Dentry) -> NodeId {
+        let (node, left) = core.hand_out_apart(at, name, dentry.ino, dentry.kind == FileKind::Directory);
+        if !left.is_empty() {
+            self.client.tell_kernel(Word::Left(left));
+        }
+        node
+    }
+
     /// What a thread is told of a name that leads to an inode which has just moved, see [`crate::kernel::moved`]; none: that is not so any more.
     fn of_moved(
         &self,
@@ -125,22 +141,20 @@ impl VolumeFs {
         if moved_to(&mut core, place.0, name) != Some(moved) {
             return Ok(None);
         }
-        let concerns = |paths: &Paths| core.moved.concerns(moved, name, paths);
-        let first = match &doing {
+        let kind = kind_of(&mut core, place.0, name);
+        let concerns = |paths: &Paths| core.moved.concerns(moved, place, kind.is_directory, paths);
+        let told = match &doing {
             Doing::Other => return Ok(Some(Told::Truth)),
             Doing::Unseen => return Ok(Some(Told::once(core.moved.excuse_unseen(moved, tid)))),
             // It looks the name up next.
             Doing::Rename(paths) if revalidates && paths.as_ref().is_none_or(concerns) => {
                 return Ok(Some(Told::LookAgain));
             }
-            Doing::Rename(Some(paths)) => core.moved.told_renamer(moved, tid, place, paths),
+            Doing::Rename(Some(paths)) => core.moved.told_renamer(moved, tid, place, kind, paths),
             Doing::Rename(None) => Told::once(core.moved.excuse(moved, tid)),
         };
-        let told = match first {
-            Told::Absent if !can_be_absent(&mut core, place.0, name) => Told::LookAgain,
-            told => told,
-        };
-        if told == Told::Absent {
+        // Not by the number that the kernel goes by for a directory.
+        if told == Told::Absent || told == Told::Apart && !kind.is_directory {
             core.moved.hide(tid, moved);
             self.client.any_hidden.store(true, Ordering::Release);
         }
@@ -441,12 +455,13 @@ impl VolumeFs {
     }
 }
 
-/// Whether a thread can be told that there is no target of its rename: the kernel does less then than to ask. (In a sticky directory it
-/// looks whose that is. What it takes for a directory that is gone may have something mounted on it.)
-fn can_be_absent(core: &mut Core, dir: Ino, name: &[u8]) -> bool {
+/// What a name leads to. A thread can be told that there is no target of its rename if the kernel does not do less then than to ask. (In a
+/// sticky directory it looks whose that is. What it takes for a directory that is gone may have something mounted on it.)
+fn kind_of(core: &mut Core, dir: Ino, name: &[u8]) -> Kind {
     let is_sticky = core.tree.inode(dir).map_or(true, |row| row.mode & libc::S_ISVTX != 0);
-    let leads_to = core.tree.leads_to(dir, name);
-    !is_sticky && leads_to.is_some_and(|dentry| dentry.kind != FileKind::Directory)
+    let kind = core.tree.leads_to(dir, name).map(|dentry| dentry.kind);
+    let is_directory = kind == Some(FileKind::Directory);
+    Kind { is_directory, can_be_absent: !is_sticky && !is_directory && kind.is_some() }
 }
 
 /// The inode that a name leads to, if it had another name just now.

@@ -11,7 +11,10 @@
 //!
 //! A second ESTALE for the call would be the caller's. So a thread that has just had one, and finds the target moved once more, is told that
 //! there is none: it asks for the rename then, and that is decided by what is so. What it had not been told of is said to have
-//! changed, before the call returns.
+//! changed, before the call returns. Where there has to be one (an exchange), or that would not do, it is told of the target under a number
+//! that the kernel has not heard (`Told::Apart`): then it does not take it for its source, whatever that is, and asks.
+//!
+//! A directory that has come from another parent is told by another number in any case (see [`crate::kernel::nodes`]).
 
 use std::collections::{HashMap, VecDeque};
 use std::time::{Duration, Instant};
@@ -112,10 +115,13 @@ impl Moved {
     }
 
     /// Whether a rename from a name of this kind may have found the inode there.
-    fn was_named(&self, ino: Ino, name: &[u8]) -> bool {
-        self.by_inode.get(&ino).is_some_and(|taken| {
-            taken.places.len() >= NAMES_MAX || taken.places.iter().any(|(_, old)| old.as_bytes() == name)
-        })
+    /// `within`: of a directory, which was in that one then.
+    fn was_named(&self, ino: Ino, name: &[u8], within: Option<Ino>) -> bool {
+        let is_it =
+            |(dir, old): &(Ino, Name)| old.as_bytes() == name && within.is_none_or(|within| within == *dir);
+        self.by_inode
+            .get(&ino)
+            .is_some_and(|taken| taken.places.len() >= NAMES_MAX || taken.places.iter().any(is_it))
     }
 
     /// A thread looks up a name: for its rename, if it was told to look again. (Then the kernel asks for both names.)
@@ -136,27 +142,45 @@ impl Moved {
     }
 
     /// Whether a name may be the target of this rename, and the inode its source.
-    pub(crate) fn concerns(&self, ino: Ino, name: &[u8], paths: &Paths) -> bool {
-        paths.target() == name && !paths.is_of_itself() && self.was_named(ino, paths.source())
+    pub(crate) fn concerns(&self, ino: Ino, place: (Ino, &[u8]), is_directory: bool, paths: &Paths) -> bool {
+        let within = is_directory.then_some(place.0);
+        paths.target() == place.1 && !paths.is_of_itself() && self.was_named(ino, paths.source(), within)
     }
 
     /// What a thread is told that renames, and looks up a name of the inode.
-    pub(crate) fn told_renamer(&mut self, ino: Ino, tid: u32, place: (Ino, &[u8]), paths: &Paths) -> Told {
-        if !self.concerns(ino, place.1, paths) || !self.excuse(ino, tid) {
+    pub(crate) fn told_renamer(
+        &mut self,
+        ino: Ino,
+        tid: u32,
+        place: (Ino, &[u8]),
+        kind: Kind,
+        paths: &Paths,
+    ) -> Told {
+        if !self.concerns(ino, place, kind.is_directory, paths) {
             return Told::Truth;
         }
+        let is_first = self.excuse(ino, tid);
         let again = self
             .renames
-            .get(&tid)
+            .get_mut(&tid)
             .filter(|again| again.since.elapsed() < EXCUSED_FOR && again.paths == *paths);
-        match again.map(|again| paths.part(place, again.first)) {
-            Some(Part::Source) => return Told::Truth,
-            Some(Part::Target) if !paths.exchanges => return Told::Absent,
-            _ => {}
+        match again.map(|again| (paths.part(place, again.first), again)) {
+            // The answer may not have come about: it is the same when the name is looked up once more.
+            Some((part, again)) if !is_first && again.apart == Some(ino) && part != Part::Source => {
+                return Told::Apart;
+            }
+            _ if !is_first => return Told::Truth,
+            Some((Part::Source, _)) => return Told::Truth,
+            Some((Part::Target, _)) if kind.can_be_absent && !paths.exchanges => return Told::Absent,
+            Some((_, again)) => {
+                again.apart = Some(ino);
+                return Told::Apart;
+            }
+            None => {}
         }
         self.renames.retain(|_, again| again.since.elapsed() < EXCUSED_FOR);
         if tid != 0 && self.renames.len() < EXCUSED_MAX {
-            let again = Again { paths: paths.clone(), since: Instant::now(), first: None };
+            let again = Again { paths: paths.clone(), since: Instant::now(), first: None, apart: None };
             self.renames.insert(tid, again);
         }
         Told::LookAgain
@@ -298,12 +322,22 @@ enum Part {
     Any,
 }
 
+/// What a name leads to that has just moved.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Kind {
+    pub(crate) is_directory: bool,
+    /// Whether a rename to it is asked for if the kernel is told that there is none.
+    pub(crate) can_be_absent: bool,
+}
+
 /// What a thread is told of a name that leads to an inode which has just moved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Told {
     Truth,
     LookAgain,
     Absent,
+    /// What is so, under a number that the kernel has nothing by.
+    Apart,
 }
 
 impl Told {
@@ -320,6 +354,8 @@ struct Again {
     since: Instant,
     /// Where it has looked up first what both names are called, since then.
     first: Option<Ino>,
+    /// What it was told of apart.
+    apart: Option<Ino>,
 }
 
 /// What a thread that waits for us is doing.
@@ -368,8 +404,9 @@ mod tests {
         assert!(moved.excuse_unseen(Ino(8), 10) && !moved.excuse_unseen(Ino(8), 11));
         moved.take(Ino(5), dir, &Name::new(b"newer"));
         assert!(moved.excuse(Ino(5), 7), "it has moved once more");
-        assert!(moved.was_named(Ino(5), b"old") && moved.was_named(Ino(5), b"newer"));
-        assert!(!moved.was_named(Ino(5), b"new") && !moved.was_named(Ino(6), b"old"));
+        assert!(moved.was_named(Ino(5), b"old", None) && moved.was_named(Ino(5), b"newer", None));
+        assert!(!moved.was_named(Ino(5), b"new", None) && !moved.was_named(Ino(6), b"old", None));
+        assert!(moved.was_named(Ino(5), b"old", Some(dir)) && !moved.was_named(Ino(5), b"old", Some(Ino(2))));
         for ino in 10..10 + 2 * KEPT_MAX as u64 {
             moved.take(Ino(ino), dir, &Name::new(b"old"));
         }
@@ -387,6 +424,9 @@ mod tests {
         }
         assert_eq!(excused.0.len(), EXCUSED_MAX);
     }
+
+    const FILE: Kind = Kind { is_directory: false, can_be_absent: true };
+    const DIRECTORY: Kind = Kind { is_directory: true, can_be_absent: false };
 
     fn paths(from: &str, to: &str) -> Paths {
         Paths { from: from.into(), to: to.into(), from_one: true, exchanges: false }
@@ -418,11 +458,11 @@ mod tests {
         let tell = |moved: &mut Moved, from: &[u8], place, paths: &Paths| {
             moved.take(Ino(5), dir, &Name::new(from));
             moved.looks_up(tid, place);
-            moved.told_renamer(Ino(5), tid, place, paths)
+            moved.told_renamer(Ino(5), tid, place, FILE, paths)
         };
         assert_eq!(tell(&mut moved, b"old", (dir, b"new"), &renamed), Told::LookAgain);
         assert_eq!(
-            moved.told_renamer(Ino(5), tid, (dir, b"new"), &renamed),
+            moved.told_renamer(Ino(5), tid, (dir, b"new"), FILE, &renamed),
             Told::Truth,
             "it has looked again"
         );
@@ -430,7 +470,18 @@ mod tests {
         assert_eq!(tell(&mut moved, b"old", (dir, b"old"), &renamed), Told::Truth, "the source");
         let exchanged = Paths { exchanges: true, ..renamed.clone() };
         let again = [(); 2].map(|()| tell(&mut moved, b"old", (dir, b"new"), &exchanged));
-        assert_eq!(again, [Told::LookAgain; 2], "it needs a target");
+        assert_eq!(again, [Told::LookAgain, Told::Apart], "it needs a target");
+        let once_more = [5, 6].map(|ino| moved.told_renamer(Ino(ino), tid, (dir, b"new"), FILE, &exchanged));
+        assert_eq!(once_more, [Told::Apart, Told::Truth], "that answer was not given");
+        assert_eq!(tell(&mut moved, b"old", (dir, b"old"), &exchanged), Told::Truth, "the source");
+        // A directory from another parent has another number there.
+        moved.take(Ino(5), dir, &Name::new(b"old"));
+        let of_parents =
+            [other, dir].map(|at| moved.told_renamer(Ino(5), 8, (at, b"new"), DIRECTORY, &renamed));
+        assert_eq!(of_parents, [Told::Truth, Told::LookAgain]);
+        moved.take(Ino(5), dir, &Name::new(b"old"));
+        let told = moved.told_renamer(Ino(5), 8, (dir, b"new"), DIRECTORY, &renamed);
+        assert_eq!(told, Told::Apart, "the kernel would do less than to ask");
         assert_eq!(tell(&mut moved, b"old", (dir, b"old"), &paths("old", "old")), Told::Truth);
         // Names that are the same in two folders: the source comes first.
         let renamed = paths("a/old", "b/old");

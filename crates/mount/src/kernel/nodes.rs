@@ -9,6 +9,11 @@
 //! directory. All requests about it come to the same inode, and what is said about the inode is said for all its
 //! numbers. Who has the directory open, or works in it, goes on with the old number; what is below gets new ones as well,
 //! when it is looked up. Where this host moves a directory itself, the kernel takes the number along.
+//!
+//! Which number that is the kernel does not say. Who looks up a name that the kernel has an entry for holds no lock, and an answer with
+//! another number is given back: the entry has the old one still when a rename under way moves it. So what the kernel was told of a
+//! place before counts until it is forgotten. Where there are several, and they may have gone to another parent, nobody knows which one has: they are
+//! not told any more, but by new numbers.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -30,6 +35,8 @@ pub(crate) struct NodeId(pub(crate) u64);
 impl NodeId {
     /// No number: it is not known where the kernel has a directory.
     const NOWHERE: NodeId = NodeId(0);
+    /// No number: the kernel has a directory at one of several places. (No inode has this number, and no other number this serial.)
+    const UNSURE: NodeId = NodeId(1 << 63);
 
     /// The inode.
     pub(crate) fn ino(self) -> Ino {
@@ -74,6 +81,8 @@ pub(crate) struct Nodes {
     known: HashMap<NodeId, Node, FxBuildHasher>,
     /// What the kernel found last at each place.
     places: HashMap<(NodeId, Name), NodeId, FxBuildHasher>,
+    /// What it was told of the place before, and may have there still, the latest last.
+    older: HashMap<(NodeId, Name), Vec<NodeId>, FxBuildHasher>,
     /// Directories with numbers that are not their own, and all that are known of them, the latest last.
     moved: HashMap<Ino, Vec<NodeId>, FxBuildHasher>,
     /// Whether there are any.
@@ -87,6 +96,8 @@ pub(crate) struct Nodes {
     ended: Vec<u32>,
     /// Files of the present tree of which the kernel is told under other numbers, since it has replaced ones by theirs.
     files: HashMap<Ino, NodeId, FxBuildHasher>,
+    /// Numbers of files that were told apart, see [`Nodes::hand_out_apart`]: references that the kernel has.
+    apart: HashMap<NodeId, u64, FxBuildHasher>,
 }
 
 impl Nodes {
@@ -112,7 +123,37 @@ impl Nodes {
     /// The kernel is told of a directory at a place, once more, under the number that [`Nodes::number`] says. Returns that, and where it
     /// has the directory still and nobody finds it any more.
     pub(crate) fn hand_out(&mut self, parent: NodeId, name: &[u8], ino: Ino) -> (NodeId, Vec<Left>) {
-        let number = self.number(parent, name, ino);
+        self.hand_out_as(self.number(parent, name, ino), parent, name, ino)
+    }
+
+    /// The kernel is told of an inode under a number that it has nothing by: it does not take it for what it has at another name.
+    pub(crate) fn hand_out_apart(
+        &mut self,
+        parent: NodeId,
+        name: &[u8],
+        ino: Ino,
+        is_directory: bool,
+    ) -> (NodeId, Vec<Left>) {
+        let mut others = (1..=OTHERS_MAX).map(|serial| NodeId::other(ino, serial));
+        let is_free = |number: &NodeId| {
+            !self.known.contains_key(number)
+                && !self.replaced.contains_key(number)
+                && !self.apart.contains_key(number)
+                && self.files.get(&ino) != Some(number)
+        };
+        let number = others.find(is_free).filter(|_| ino.0 >> INO_BITS == 0);
+        match number {
+            Some(number) if is_directory => self.hand_out_as(number, parent, name, ino),
+            Some(number) => {
+                *self.apart.entry(number).or_default() += 1;
+                (number, Vec::new())
+            }
+            None if is_directory => self.hand_out(parent, name, ino),
+            None => (self.hand_out_file(ino), Vec::new()),
+        }
+    }
+
+    fn hand_out_as(&mut self, number: NodeId, parent: NodeId, name: &[u8], ino: Ino) -> (NodeId, Vec<Left>) {
         let is_new = !self.known.contains_key(&number);
         let mut left = Vec::new();
         if is_new && (number != NodeId::own(ino) || self.moved.contains_key(&ino)) {
@@ -135,11 +176,9 @@ impl Nodes {
             lookups: 0,
         });
         node.lookups += 1;
-        if node.parent != parent || node.name.as_bytes() != name || is_new {
+        let is_there = node.parent == parent && node.name.as_bytes() == name;
+        if !is_there || self.places.get(&(parent, node.name.clone())) != Some(&number) {
             self.place(number, (parent, Name::new(name)));
-        } else if self.places.get(&(parent, node.name.clone())) != Some(&number) {
-            let name = node.name.clone();
-            self.places.insert((parent, name), number);
         }
         (number, left)
     }
@@ -154,10 +193,48 @@ impl Nodes {
         let Some(node) = self.known.get_mut(&number) else { return };
         let before = (node.parent, std::mem::replace(&mut node.name, name.clone()));
         node.parent = parent;
-        if self.places.get(&before) == Some(&number) {
-            self.places.remove(&before);
+        self.leave(&before, number);
+        let at = (parent, name);
+        if let Some(other) = self.places.insert(at.clone(), number)
+            && self.known.get(&other).is_some_and(|node| (node.parent, &node.name) == (at.0, &at.1))
+        {
+            self.older.entry(at).or_default().push(other);
         }
-        self.places.insert((parent, name), number);
+    }
+
+    /// The kernel does not have it there. What it was told of the place before counts again.
+    fn leave(&mut self, at: &(NodeId, Name), number: NodeId) {
+        let older = self.older.get_mut(at);
+        if self.places.get(at) == Some(&number) {
+            match older.and_then(Vec::pop) {
+                Some(before) => drop(self.places.insert(at.clone(), before)),
+                None => drop(self.places.remove(at)),
+            }
+        } else if let Some(older) = older {
+            older.retain(|known| *known != number);
+        }
+        if self.older.get(at).is_some_and(Vec::is_empty) {
+            self.older.remove(at);
+        }
+    }
+
+    /// All that the kernel may have at a place, the latest last; it has none of it there any more.
+    fn take_all(&mut self, at: &(NodeId, Name)) -> Vec<NodeId> {
+        let mut all = self.older.remove(at).unwrap_or_default();
+        all.extend(self.places.remove(at));
+        all
+    }
+
+    /// The kernel has moved one of these.
+    fn place_one_of(&mut self, numbers: Vec<NodeId>, from: NodeId, to: &(NodeId, Name)) {
+        let is_sure = numbers.len() == 1 || from == to.0;
+        for number in numbers {
+            if is_sure {
+                self.place(number, to.clone());
+            } else if let Some(node) = self.known.get_mut(&number) {
+                node.parent = NodeId::UNSURE;
+            }
+        }
     }
 
     /// The kernel has asked for a directory by its number: one more reference. `is_lost`: it has no place for it.
@@ -167,9 +244,7 @@ impl Nodes {
         node.lookups += 1;
         if is_lost {
             let before = (std::mem::replace(&mut node.parent, NodeId::NOWHERE), node.name.clone());
-            if self.places.get(&before) == Some(&number) {
-                self.places.remove(&before);
-            }
+            self.leave(&before, number);
         }
         let (ino, own) = (number.ino(), NodeId::own(number.ino()));
         if number != own || self.moved.contains_key(&ino) {
@@ -191,9 +266,11 @@ impl Nodes {
     /// This host's kernel has moved a name, or exchanged two: what it has there goes along.
     pub(crate) fn renamed(&mut self, from: (NodeId, &[u8]), to: (NodeId, &[u8]), exchange: bool) {
         let (from, to) = ((from.0, Name::new(from.1)), (to.0, Name::new(to.1)));
-        let (source, target) = (self.places.remove(&from), self.places.remove(&to));
-        source.into_iter().for_each(|number| self.place(number, to.clone()));
-        target.filter(|_| exchange).into_iter().for_each(|number| self.place(number, from.clone()));
+        let (source, target) = (self.take_all(&from), self.take_all(&to));
+        self.place_one_of(source, from.0, &to);
+        if exchange {
+            self.place_one_of(target, to.0, &from);
+        }
     }
 
     /// The kernel has given back so many references. Whether it has none any more.
@@ -204,10 +281,7 @@ impl Nodes {
             return false;
         }
         let node = self.known.remove(&number).expect("just seen");
-        let place = (node.parent, node.name);
-        if self.places.get(&place) == Some(&number) {
-            self.places.remove(&place);
-        }
+        self.leave(&(node.parent, node.name), number);
         let ino = number.ino();
         if let Some(numbers) = self.moved.get_mut(&ino) {
             numbers.retain(|known| *known != number);
@@ -270,7 +344,9 @@ impl Nodes {
             return own;
         }
         let mut others = (1..=OTHERS_MAX).map(|serial| NodeId::other(ino, serial));
-        others.find(|number| !self.replaced.contains_key(number)).unwrap_or(own)
+        let is_free =
+            |number: &NodeId| !self.replaced.contains_key(number) && !self.apart.contains_key(number);
+        others.find(is_free).unwrap_or(own)
     }
 
     /// The kernel is told of it by that number.
@@ -285,6 +361,25 @@ impl Nodes {
     /// The kernel has it no more.
     pub(crate) fn forget_file(&mut self, ino: Ino) {
         self.files.remove(&ino);
+    }
+
+    /// The kernel has given back so many references of a file that it was told of apart. Whether it has none any more.
+    pub(crate) fn forget_apart(&mut self, number: NodeId, count: u64) -> bool {
+        let Some(left) = self.apart.get_mut(&number) else { return false };
+        *left = left.saturating_sub(count);
+        let is_last = *left == 0;
+        if is_last {
+            self.apart.remove(&number);
+        }
+        is_last
+    }
+
+    /// The numbers that the kernel was told of a file apart, with its references, as it goes to a tree that was replaced.
+    pub(crate) fn take_apart(&mut self, ino: Ino) -> Vec<(NodeId, u64)> {
+        if self.apart.is_empty() {
+            return Vec::new();
+        }
+        self.apart.extract_if(|number, _| number.ino() == ino).collect()
     }
 
     /// What the kernel has by a number, with so many references, is of a tree that was replaced.
@@ -425,6 +520,68 @@ mod tests {
         assert_eq!(told(&mut nodes, a, b"other", 12), dir);
         assert_eq!(told(&mut nodes, b, b"moved", 14), other);
         assert!(nodes.moved.is_empty());
+    }
+
+    #[test]
+    fn what_others_are_told_while_this_host_exchanges_does_not_count() {
+        for is_forgotten in [false, true] {
+            let (mut nodes, a, b, dir) = tree();
+            let other = told(&mut nodes, b, b"other", 14);
+            // The kernel is about to exchange them, and somebody looks without the lock: what he is told is given back.
+            let unused = told(&mut nodes, a, b"dir", 14);
+            assert_ne!(unused, other);
+            if is_forgotten {
+                nodes.forget(unused, 1);
+            }
+            nodes.renamed((a, b"dir"), (b, b"other"), true);
+            // Where the kernel has the first one now is told by its number, or by a new one: never as if it were in `a` still.
+            let there = told(&mut nodes, b, b"other", 12);
+            assert_eq!(there == dir, is_forgotten);
+            assert_eq!(told(&mut nodes, a, b"dir", 14), other);
+            assert_ne!(told(&mut nodes, a, b"again", 12), dir);
+            assert!(is_forgotten || nodes.forget(unused, 1));
+            for (number, count) in [(dir, if is_forgotten { 2 } else { 1 }), (other, 2)] {
+                assert!(nodes.forget(number, count));
+            }
+            assert!(nodes.older.is_empty());
+        }
+    }
+
+    #[test]
+    fn of_one_place_the_kernel_may_have_any_that_it_was_told() {
+        let (mut nodes, a, _, dir) = tree();
+        let second = told(&mut nodes, a, b"dir", 14);
+        let third = told(&mut nodes, a, b"dir", 15);
+        assert_eq!(nodes.take_all(&(a, Name::new(b"dir"))), [dir, second, third]);
+        let (mut nodes, a, _, dir) = tree();
+        let second = told(&mut nodes, a, b"dir", 14);
+        // Within one parent it makes no difference.
+        nodes.renamed((a, b"dir"), (a, b"moved"), false);
+        assert_eq!([12, 14].map(|ino| told(&mut nodes, a, b"moved", ino)), [dir, second]);
+        nodes.forget(second, 2);
+        nodes.forget(dir, 2);
+        assert!(nodes.older.is_empty() && nodes.take_all(&(a, Name::new(b"moved"))).is_empty());
+    }
+
+    #[test]
+    fn what_is_told_apart_is_nothing_that_the_kernel_has() {
+        let (mut nodes, a, _, dir) = tree();
+        let (there, left) = nodes.hand_out_apart(a, b"new", Ino(12), true);
+        assert!(there != dir && there.ino() == Ino(12) && left.is_empty());
+        // By either it goes on from there.
+        assert_eq!(told(&mut nodes, a, b"new", 12), there);
+        let file = nodes.hand_out_file(Ino(7));
+        let told = [(); 2].map(|()| nodes.hand_out_apart(a, b"file", Ino(7), false).0);
+        assert!(told[0] != file && told[1] != file && told[0] != told[1]);
+        assert_eq!(nodes.file(Ino(7)), file);
+        assert!(
+            nodes.forget_apart(told[0], 1) && !nodes.forget_apart(told[0], 1) && !nodes.forget_apart(file, 1)
+        );
+        assert_eq!(nodes.hand_out_apart(a, b"file", Ino(7), false).0, told[0]);
+        let mut taken = nodes.take_apart(Ino(7));
+        taken.sort_by_key(|(number, _)| number.0);
+        assert_eq!(taken, [(told[0], 1), (told[1], 1)]);
+        assert!(nodes.apart.is_empty());
     }
 
     #[test]
