@@ -259,8 +259,9 @@ impl VolumeFs {
                         }
                         status_asked |= matches!(need, Need::Status);
                         let _waits = match need {
-                            // A listing is of a directory that was split: it is recalled, from this host too.
-                            Need::Row(Missing::Heard(_) | Missing::Listing(_)) => {
+                            // A listing is of a directory that was split: it is recalled, from this host too. So is a slot, for
+                            // who has asked for it before.
+                            Need::Row(Missing::Heard(_) | Missing::Listing(_) | Missing::Names(_)) => {
                                 Some(self.client.waits_with_locks(locked_by(request)))
                             }
                             _ => None,

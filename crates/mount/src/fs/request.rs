@@ -81,6 +81,8 @@ impl VolumeFs {
             if object.ino().of_slot().is_some() && asked.slots < slot::ASKS_MAX {
                 // Granted, or the directory is not split any more.
                 asked.slots += 1;
+                // Others may have asked for it before, and wait until this host has let go of its names.
+                let _waits = self.client.waits_with_locks(locked_by(request));
                 self.client.acquire(object, Some(interrupt))?;
                 return Ok(false);
             }

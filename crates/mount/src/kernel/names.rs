@@ -16,6 +16,10 @@ use crate::kernel::split_names::SplitNames;
 
 /// How long after the last change by request the names of a directory may be kept again.
 const COOLING: Duration = Duration::from_secs(1);
+/// How long names of a directory are for one use after the epoch had to be raised for some of them.
+const TROUBLED: Duration = Duration::from_secs(30);
+/// Directories of which that is noted.
+const TROUBLED_MAX: usize = 1024;
 /// So many names of a directory are expired together at most; in larger ones each goes by itself.
 const WARM_MAX: usize = 4096;
 /// Most absent names of one directory that the kernel is told without a time limit.
@@ -44,6 +48,8 @@ pub(crate) struct KernelNames {
     pub(crate) read_only: bool,
     /// What others are just changing.
     pub(crate) changing: Changing,
+    /// Directories of which names could not be expired in time, and when: others want what a call with the lock waits for.
+    troubled: HashMap<Ino, Instant, FxBuildHasher>,
     /// Directories of which calls have the locks that wait for what comes in the stream.
     asks: Waiting,
     /// And of which calls have the locks that may wait until others have heard of something.
@@ -89,14 +95,26 @@ struct Hot {
 impl KernelNames {
     /// Whether names of a directory may be kept by the kernel.
     fn lasting(&mut self, tree: &Tree, dir: Ino, caller: Caller) -> bool {
-        let is_still = !self.changing.contains(dir) && !self.is_hot(dir) && !tree.is_split(dir);
+        let is_still = self.is_still(dir) && !tree.is_split(dir);
         // An answer of a pool thread may be late: after the word that a name has changed.
         is_still && (tree.owns(dir) || (caller.in_time && self.epochs))
     }
 
+    fn is_still(&mut self, dir: Ino) -> bool {
+        let is_troubled = self.troubled.get(&dir).is_some_and(|since| since.elapsed() < TROUBLED);
+        !self.changing.contains(dir) && !self.is_hot(dir) && !is_troubled
+    }
+
+    /// Names of these directories could not be expired in time: the kernel is to keep none of them for a while.
+    pub(crate) fn could_not_expire(&mut self, dirs: &HashSet<Ino>) {
+        self.troubled.retain(|_, since| since.elapsed() < TROUBLED);
+        let room = TROUBLED_MAX.saturating_sub(self.troubled.len());
+        self.troubled.extend(dirs.iter().take(room).map(|dir| (*dir, Instant::now())));
+    }
+
     /// Whether names of a split directory may be kept by the kernel as long as their slots are held.
     fn lasting_by_slot(&mut self, dir: Ino, caller: Caller) -> bool {
-        let is_still = !self.changing.contains(dir) && !self.is_hot(dir);
+        let is_still = self.is_still(dir);
         // Who changes nothing raises no epoch, which may be wanted here.
         caller.in_time && is_still && self.epochs && self.locks_for_any && !self.read_only
     }

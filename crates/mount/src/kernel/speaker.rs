@@ -101,6 +101,7 @@ impl Speaker {
         if !is_done {
             // It ends by itself when the lock is free; until then another thread speaks.
             self.thread = None;
+            client.core().names.could_not_expire(&dirs);
         }
         client.await_listings(&dirs, LISTING_PATIENCE);
         if self.raise_epoch(client).is_err()
@@ -294,11 +295,18 @@ fn comes_through(
     (look, patience): (Duration, Duration),
 ) -> bool {
     let begun = Instant::now();
+    let mut was_waited_with = false;
     while begun.elapsed() < patience {
         match wait.recv_timeout(look.min(patience)) {
             Ok(_) => return true,
-            Err(RecvTimeoutError::Timeout) if client.core().names.is_waited_with(dirs) => break,
-            Err(RecvTimeoutError::Timeout) => {}
+            Err(RecvTimeoutError::Timeout) => {
+                // One that has just begun may be over soon.
+                let is_waited_with = client.core().names.is_waited_with(dirs);
+                if is_waited_with && was_waited_with {
+                    break;
+                }
+                was_waited_with = is_waited_with;
+            }
             Err(RecvTimeoutError::Disconnected) => break,
         }
     }
