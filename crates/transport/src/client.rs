@@ -29,6 +29,10 @@ const WRITE_SIZE: usize = 256 * 1024;
 /// Bytes of a small packet: with its headers it fits wherever IPv6 does.
 const SMALL_SEGMENT: u32 = 1200;
 
+/// Bytes that the kernel takes before it can send them: what is small and somebody waits for stands behind no more than these when
+/// contents are on their way.
+const UNSENT: u32 = 64 << 10;
+
 /// Why there is no connection.
 #[derive(Debug, thiserror::Error)]
 pub enum ConnectError {
@@ -116,6 +120,8 @@ impl Dial {
                 }
             };
             socket.set_nodelay(true).map_err(ConnectError::Unreachable)?;
+            // Without it all is as well, and slower.
+            let _ = SockRef::from(&socket).set_tcp_notsent_lowat(UNSENT);
             let is_plain = self.insecure || has_both_ends(&socket, resolved);
             return match is_plain {
                 true => plain(socket).map_err(ConnectError::Unreachable),

@@ -3,8 +3,8 @@
 use std::collections::{BTreeSet, HashSet};
 
 use crate::grants::{
-    Awaited, BySlots, Grants, Mode, Object, Order, Outcome, Output, Request, STRAY, STREAK_MIN, Stage,
-    Ticket, Waiting, object::home_first,
+    Aside, Awaited, BySlots, Grants, Mode, Object, Order, Outcome, Output, Request, STRAY, STREAK_MAX,
+    STREAK_MIN, Stage, Ticket, Waiting, object::home_first,
 };
 use crate::{Ino, SessionId};
 
@@ -34,14 +34,13 @@ impl Grants {
 
     /// Those in line that a request may keep from going on, and nobody else does for sure, are to be looked at when it claims nothing any more.
     pub(super) fn free_behind(&mut self, ticket: Ticket) {
-        let is_served = |other: &Ticket| {
-            *other != ticket && self.requests.get(other).is_some_and(|of| !self.begun.contains(&of.session))
-        };
+        let is_served =
+            |other: Ticket| self.requests.get(&other).is_some_and(|of| !self.begun.contains(&of.session));
         let of_claim = |(ino, mode)| {
             let claims = self.claims.get(&ino);
             // All others come after this one, and have to wait for it.
-            let first =
-                claims.and_then(|claims| claims.exclusive().find(is_served)).unwrap_or(Ticket(u64::MAX));
+            let keeps = |other: &Ticket| *other != ticket && is_served(*other) && !self.is_aside(*other, ino);
+            let first = claims.and_then(|claims| claims.exclusive().find(keeps)).unwrap_or(Ticket(u64::MAX));
             let others = claims.into_iter().flat_map(move |claims| claims.against(ticket, mode));
             others.filter(move |other| *other <= first)
         };
@@ -85,8 +84,24 @@ impl Grants {
     /// Whether somebody who comes first claims an object in a way that conflicts. What is being carried out comes first, wherever
     /// it stands in line: a request that was extended stands before others that have begun since.
     fn is_taken(&self, ticket: Ticket, ino: Ino, mode: Mode) -> bool {
-        let mut others = self.claims.get(&ino).into_iter().flat_map(|claims| claims.against(ticket, mode));
-        others.any(|other| self.comes_before(other, ticket))
+        let Some(claims) = self.claims.get(&ino) else { return false };
+        let mut others = claims.against(ticket, mode);
+        others.any(|other| !self.is_aside(other, ino) && self.comes_before(other, ticket))
+    }
+
+    /// Whether a request waits until others have given files back. That may take as long as contents are on the way, so others may have
+    /// a directory meanwhile that it claims.
+    fn is_aside(&self, ticket: Ticket, dir: Ino) -> bool {
+        let keeps = |object: &Object| match object {
+            Object::File { ino, .. } => *ino == dir,
+            Object::Directory(ino) => ino.of_slot().is_some(),
+        };
+        let Some(waiting) = self.requests.get(&ticket) else { return false };
+        waiting.aside == Aside::Now
+            && waiting.stage == Stage::Waiting
+            && waiting.awaits > 0
+            && !self.recalls.contains_key(&dir)
+            && !waiting.request.objects().iter().any(keeps)
     }
 
     fn comes_before(&self, other: Ticket, ticket: Ticket) -> bool {
@@ -177,14 +192,20 @@ impl Grants {
         let waiting = &self.requests[&ticket];
         let session = waiting.session;
         let reads = matches!(waiting.request, Request::Read(_) | Request::Release(_));
-        let concerned = |object: &Object| {
-            [Some(object.ino()), object.home(), object.ino().of_slot()].into_iter().flatten()
+        let is_recalled = |object: &Object| {
+            let around = [object.home(), object.ino().of_slot()].into_iter().flatten();
+            let is_recalled = |ino| match reads {
+                true => self.is_recalled(session, ino),
+                false => self.recalls.contains_key(&ino),
+            };
+            // Of a file nobody is told who does not own it: that others give it back is waited for below.
+            let is_own = |ino| match object {
+                Object::File { .. } => self.is_recalled(session, ino),
+                Object::Directory(_) => is_recalled(ino),
+            };
+            is_own(object.ino()) || around.into_iter().any(is_recalled)
         };
-        let recalled = |ino| match reads {
-            true => self.is_recalled(session, ino),
-            false => self.recalls.contains_key(&ino),
-        };
-        if waiting.request.objects().iter().flat_map(concerned).any(recalled) {
+        if waiting.request.objects().iter().any(is_recalled) {
             // Its acknowledgement is on its way, and would take what the session is about to be given; nor may a
             // reader that is letting go be told of a change behind that, and keep it.
             return;
@@ -241,7 +262,7 @@ impl Grants {
                 self.ready(ticket, Outcome::Granted);
             }
             Request::Own(object @ Object::Directory(dir)) => {
-                if self.is_split(dir) || !self.may_own(session, dir) {
+                if self.is_split(dir) || !self.may_own(session, dir) || self.wants_files(session, dir) {
                     self.ready(ticket, Outcome::Shared);
                 } else if !self.recall(ticket, self.holders_of(session, dir)) {
                     self.give(session, object);
@@ -288,7 +309,11 @@ impl Grants {
                         && self.owner(object.ino()).is_some_and(|owner| owner != session)
                 });
                 let strays = objects.iter().any(|object| object.is_stray());
-                if local && !foreign && !strays && dirs.iter().all(|dir| self.may_own(session, *dir)) {
+                let may_own = local && !foreign && !strays;
+                if may_own
+                    && dirs.iter().all(|dir| self.may_own(session, *dir))
+                    && !dirs.iter().any(|dir| self.wants_files(session, *dir))
+                {
                     let holders: Vec<_> =
                         dirs.iter().flat_map(|dir| self.holders_of(session, *dir)).collect();
                     if !self.recall(ticket, holders) {
@@ -385,6 +410,32 @@ impl Grants {
                 && holding.streak.is_some_and(|(last, count)| last == session && count >= patience))
     }
 
+    /// Whether others own files of a directory that a session should own. They are told to give them back, and nobody waits for that,
+    /// as it may take as long as their contents are on the way: it should own the directory when it has been alone for twice as long.
+    fn wants_files(&mut self, session: SessionId, dir: Ino) -> bool {
+        let files = self.files.get(&dir).into_iter().flatten();
+        let owned =
+            files.filter_map(|file| Some((self.owner(*file)?, Object::File { ino: *file, home: dir })));
+        // What it is giving back itself it would change again.
+        let is_wanted =
+            |(owner, file): &(SessionId, Object)| *owner != session || self.is_recalled(session, file.ino());
+        let wanted: Vec<(SessionId, Object)> = owned.filter(is_wanted).collect();
+        let mut is_new = false;
+        for (owner, file) in &wanted {
+            if !self.is_recalled(*owner, file.ino()) {
+                is_new = true;
+                self.order_recall(*owner, *file, self.may_keep(*owner, *file), true);
+            }
+        }
+        if let Some(holding) = self.objects.get_mut(&dir).filter(|_| !wanted.is_empty()) {
+            holding.streak = None;
+            if is_new {
+                holding.patience = Some((2 * holding.patience.unwrap_or(STREAK_MIN)).min(STREAK_MAX));
+            }
+        }
+        !wanted.is_empty()
+    }
+
     /// Recalls for a request what is not being recalled yet. Returns whether there is anything to wait for.
     pub(super) fn recall(&mut self, ticket: Ticket, wanted: Vec<(SessionId, Object, bool)>) -> bool {
         let mut seen = HashSet::new();
@@ -404,6 +455,19 @@ impl Grants {
                 waiting.awaits += 1;
                 self.awaiting.entry((*holder, *event)).or_default().push(ticket);
             }
+        }
+        if let Some(waiting) = self.requests.get_mut(&ticket).filter(|waiting| waiting.awaits > 0) {
+            let are_files = wanted.iter().all(|(_, object, _)| matches!(object, Object::File { .. }));
+            // Once: what others do to its directories meanwhile could have it wait again and again. Who claims back what it had is shown
+            // nothing that others have done since.
+            waiting.aside = match waiting.aside {
+                Aside::NotYet if !are_files || matches!(waiting.request, Request::Reclaim(_)) => {
+                    Aside::NotYet
+                }
+                Aside::NotYet => Aside::Now,
+                Aside::Now | Aside::Over => Aside::Over,
+            };
+            self.free_behind(ticket);
         }
         !wanted.is_empty()
     }

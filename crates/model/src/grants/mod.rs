@@ -5,7 +5,7 @@
 //! [`Grants::take_outputs`] says. The simulator does the same.
 //!
 //! A request claims its objects in modes that conflict as usual (see `Mode`) until it is finished, in the order
-//! of tickets; a request that waits keeps later ones from overtaking it. So the history of an object is one
+//! of tickets; a request that waits keeps later ones from overtaking it, unless it waits for files only (`Grants::is_aside`). So the history of an object is one
 //! sequence, and what is put into the sessions' streams before [`Grants::finish`] is in that order.
 
 mod heard;
@@ -258,6 +258,15 @@ enum Stage {
     Settling(BTreeSet<SessionId>),
 }
 
+/// Whether a request lets others have its directories while it waits for files.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+enum Aside {
+    #[default]
+    NotYet,
+    Now,
+    Over,
+}
+
 #[derive(Clone, Debug)]
 struct Waiting {
     session: SessionId,
@@ -271,6 +280,8 @@ struct Waiting {
     told: BTreeSet<SessionId>,
     /// Directories that the request became a reader of on the way.
     along: Vec<Ino>,
+    /// Whether it is in nobody's way at the directories that it claims.
+    aside: Aside,
     /// How much of what it needs is being given back. Before all of that is there is nothing to look at: it may be thousands of files.
     awaits: usize,
 }

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeSet, HashSet};
 
-use crate::grants::{Awaited, BySlots, Grant, Grants, Mode, Object, Request, Stage, Ticket, Waiting};
+use crate::grants::{Aside, Awaited, BySlots, Grant, Grants, Mode, Object, Request, Stage, Ticket, Waiting};
 use crate::{Ino, SessionId};
 
 impl Grants {
@@ -27,6 +27,7 @@ impl Grants {
             settled: false,
             told: BTreeSet::new(),
             along: Vec::new(),
+            aside: Aside::NotYet,
             awaits: 0,
         };
         self.claim_for(ticket, waiting.claims().collect::<Vec<_>>());

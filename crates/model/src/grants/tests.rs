@@ -480,3 +480,102 @@ fn who_waits_for_many_files_goes_on_when_the_last_is_given_back_or_its_owner_has
     assert_eq!(outputs(&mut grants).0, [(ticket, Outcome::Execute)]);
     assert!(grants.awaiting.is_empty());
 }
+
+#[test]
+fn a_directory_is_changed_while_a_file_in_it_is_on_its_way() {
+    let wants = [
+        (Request::Read(vec![FILE]), Outcome::Granted),
+        (Request::Own(FILE), Outcome::Granted),
+        (execute(&[FILE]), Outcome::Execute),
+        (execute(&[dir(), FILE]), Outcome::Execute),
+    ];
+    for (want, outcome) in wants {
+        let mut grants = sessions(&[A, B, C]);
+        [A, C].into_iter().for_each(|session| read(&mut grants, session, dir()));
+        assert!(grants.adopt(A, FILE));
+        let file = grants.request(B, want.clone());
+        assert_eq!(outputs(&mut grants), (vec![], vec![(A, 1, recall(FILE, true))]));
+        // It is not in the file's way either, when that has come meanwhile.
+        let first = grants.request(C, execute(&[dir()]));
+        assert_eq!(outputs(&mut grants).0, [(first, Outcome::Execute)], "{want:?}");
+        grants.acknowledge(A, 1);
+        let second = grants.request(C, execute(&[dir()]));
+        assert_eq!(outputs(&mut grants), (vec![], vec![]));
+        grants.finish(first);
+        if let Request::Own(_) = want {
+            // Readers of the home forget its row first.
+            for (to, event, _) in outputs(&mut grants).1 {
+                grants.acknowledge(to, event);
+            }
+        }
+        assert_eq!(outputs(&mut grants).0, [(file, outcome)], "{want:?}");
+        grants.finish(file);
+        assert_eq!(outputs(&mut grants).0, [(second, Outcome::Execute)], "{want:?}");
+        // A change of the file itself waits for it.
+        let mut grants = sessions(&[A, B, C]);
+        [A, C].into_iter().for_each(|session| read(&mut grants, session, dir()));
+        assert!(grants.adopt(A, FILE));
+        grants.request(B, want.clone());
+        let both = grants.request(C, execute(&[dir(), FILE]));
+        assert_eq!(outputs(&mut grants), (vec![], vec![(A, 1, recall(FILE, true))]), "{want:?}");
+        grants.acknowledge(A, 1);
+        assert!(outputs(&mut grants).0.iter().all(|(ready, _)| *ready != both), "{want:?}");
+    }
+}
+
+#[test]
+fn who_is_to_own_a_directory_does_not_wait_for_files_in_it() {
+    let mut grants = sessions(&[A, B]);
+    [A, B].into_iter().for_each(|session| read(&mut grants, session, dir()));
+    assert!(grants.adopt(A, FILE));
+    let change = |grants: &mut Grants| {
+        let ticket = grants.request(B, change(&[dir()]));
+        let (ready, orders) = outputs(grants);
+        grants.finish(ticket);
+        (ready.into_iter().map(|(_, outcome)| outcome).collect::<Vec<_>>(), orders)
+    };
+    for _ in 1..STREAK_MIN {
+        assert_eq!(change(&mut grants), (vec![Outcome::Execute], vec![]));
+    }
+    assert_eq!(change(&mut grants), (vec![Outcome::Execute], vec![(A, 1, recall(FILE, true))]));
+    grants.acknowledge(A, 1);
+    for _ in 1..2 * STREAK_MIN {
+        assert_eq!(change(&mut grants), (vec![Outcome::Execute], vec![]));
+    }
+    assert_eq!(change(&mut grants), (vec![], vec![(A, 2, recall(dir(), false))]));
+}
+
+#[test]
+fn who_comes_to_a_file_that_is_on_its_way_keeps_nobody_from_its_directory() {
+    for want in [Request::Own(FILE), execute(&[FILE]), execute(&[dir(), FILE])] {
+        let mut grants = sessions(&[A, B, C]);
+        [A, C].into_iter().for_each(|session| read(&mut grants, session, dir()));
+        assert!(grants.adopt(A, FILE));
+        // Nobody waits for it yet.
+        let read = grants.request(C, Request::Read(vec![FILE]));
+        outputs(&mut grants);
+        grants.cancel(read);
+        grants.request(B, want.clone());
+        let change = grants.request(C, execute(&[dir()]));
+        assert_eq!(outputs(&mut grants), (vec![(change, Outcome::Execute)], vec![]), "{want:?}");
+    }
+}
+
+#[test]
+fn who_waits_for_directories_of_several_is_not_overtaken_by_their_owners() {
+    let other = Object::Directory(Ino(101));
+    for request in [Request::Read(vec![dir(), other]), execute(&[dir(), other])] {
+        let mut grants = sessions(&[A, B, C]);
+        assert!(grants.adopt(A, dir()) && grants.adopt(B, other));
+        let ticket = grants.request(C, request);
+        assert_eq!(outputs(&mut grants).1.len(), 2);
+        grants.acknowledge(A, 1);
+        // What it has given back it would get again at once.
+        let change = grants.request(A, change(&[dir()]));
+        assert_eq!(outputs(&mut grants), (vec![], vec![]));
+        grants.acknowledge(B, 1);
+        assert_eq!(outputs(&mut grants).0[0].0, ticket);
+        grants.finish(ticket);
+        assert_eq!(outputs(&mut grants).0[0].0, change);
+    }
+}

@@ -1,4 +1,4 @@
-//! Hosts of which each connection breaks before it is of use: others do not wait for them for ever.
+//! Hosts of which each connection breaks before it is of use, or is slow: others do not wait for them for ever, nor for what they do not need.
 
 use std::fs;
 use std::path::Path;
@@ -57,4 +57,37 @@ fn who_loses_each_connection_before_it_has_shipped_is_not_waited_for_for_ever() 
         assert_eq!(fs::read(one.join(&format!("dir/file-{at}"))).unwrap(), *content, "file {at}");
     }
     assert!(two.unsent().is_empty());
+}
+
+#[test]
+fn a_directory_is_changed_while_a_large_file_in_it_is_on_its_way() {
+    const LARGE: usize = 64 << 20;
+    // More than make a host the directory's owner.
+    const MADE: usize = 10;
+    let farm = Farm::new();
+    farm.create("v");
+    let mangler = Mangler::before(&farm.address, seed());
+    let [one, three] = ["one", "three"].map(|name| farm.mount_as("v", name, "", None));
+    let slow = farm.mount_through(&mangler.address, "v", "slow");
+    fs::create_dir(one.join("dir")).unwrap();
+    fs::write(one.join("dir/first"), b"first").unwrap();
+    for mount in [&slow, &three] {
+        assert_eq!(names(&mount.join("dir")), ["first"]);
+    }
+    mangler.slow_down(4 << 20);
+    let of_slow = |key: &str| number(&slow.stats(), key);
+    let sent = of_slow("server.bytes_sent");
+    let content = Random::new(seed()).bytes(LARGE);
+    fs::write(slow.join("dir/large"), &content).unwrap();
+    let recalls = of_slow("server.recalls");
+    std::thread::scope(|scope| {
+        let read = scope.spawn(|| fs::read(one.join("dir/large")).unwrap());
+        wait_until("it is on its way", PATIENCE, || of_slow("server.recalls") > recalls);
+        for at in 0..MADE {
+            fs::write(three.join(&format!("dir/made-{at}")), b"made").unwrap();
+        }
+        let sent = of_slow("server.bytes_sent") - sent;
+        assert!(sent < LARGE as u64, "{MADE} files were made when all of the large one had come");
+        assert!(read.join().unwrap() == content, "the large file is another one");
+    });
 }

@@ -35,6 +35,9 @@ const RARITY: u64 = 12;
 /// And it is quiet for so long after it, so that something gets through.
 const PAUSE: Duration = Duration::from_millis(150);
 
+/// Bytes that are passed on at once, and that the kernel keeps beside them.
+const BUFFER: usize = 256 << 10;
+
 /// What all connections of one share.
 struct Shared {
     server: String,
@@ -43,6 +46,8 @@ struct Shared {
     cuts_next: AtomicBool,
     /// A client that says more than so many bytes on a connection has it cut off.
     most_said: AtomicU64,
+    /// Bytes that clients can say in a second.
+    pace: AtomicU64,
     /// One of so many harms that would be the last one is that: what is swallowed costs two leases each time.
     lasting: u64,
     started: Instant,
@@ -73,6 +78,7 @@ impl Mangler {
             active: AtomicBool::new(false),
             cuts_next: AtomicBool::new(false),
             most_said: AtomicU64::new(u64::MAX),
+            pace: AtomicU64::new(u64::MAX),
             lasting,
             started: Instant::now(),
             last_ms: AtomicU64::new(0),
@@ -81,6 +87,7 @@ impl Mangler {
         let of_all = Arc::clone(&shared);
         std::thread::spawn(move || {
             for (number, client) in (0_u64..).zip(listener.incoming().map_while(Result::ok)) {
+                let _ = rustix::net::sockopt::set_socket_recv_buffer_size(&client, BUFFER);
                 let Ok(upstream) = TcpStream::connect(&of_all.server) else { continue };
                 let (back, forth) = (upstream.try_clone().unwrap(), client.try_clone().unwrap());
                 for (way, from, to) in [(1, forth, upstream), (2, back, client)] {
@@ -107,6 +114,11 @@ impl Mangler {
         self.shared.most_said.store(bytes, Ordering::SeqCst);
     }
 
+    /// From now on the way to the server carries so many bytes a second.
+    pub(crate) fn slow_down(&self, pace: u64) {
+        self.shared.pace.store(pace, Ordering::SeqCst);
+    }
+
     /// How often each kind of harm was done.
     pub(crate) fn counts(&self) -> Vec<(String, usize)> {
         let counts = self.shared.counts.iter().map(|count| count.load(Ordering::SeqCst));
@@ -117,13 +129,17 @@ impl Mangler {
 impl Shared {
     fn pass(&self, mut from: TcpStream, mut to: TcpStream, mut random: Random, is_from_server: bool) {
         let _ = to.set_nodelay(true);
-        let mut buffer = vec![0; 256 << 10];
+        let mut buffer = vec![0; BUFFER];
         let mut said = 0;
         while let Ok(read @ 1..) = from.read(&mut buffer) {
             let mut part = buffer[..read].to_vec();
             said += read as u64;
             if !is_from_server && said > self.most_said.load(Ordering::SeqCst) {
                 break;
+            }
+            if !is_from_server {
+                let pace = self.pace.load(Ordering::SeqCst);
+                std::thread::sleep(Duration::from_secs_f64(read as f64 / pace as f64));
             }
             let harm = self.harm_now(&mut random);
             let at = |random: &mut Random, len: usize| random.below(len as u64) as usize;

@@ -1,7 +1,8 @@
 //! Many processes on several mounts that change one directory, or append to one file, at the same time.
 
 use std::collections::BTreeMap;
-use std::fs;
+use std::fs::{self, File};
+use std::io;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
 use std::time::Duration;
@@ -299,4 +300,46 @@ fn directories_moved_into_each_other_by_all_stay_one_tree() {
     mounts.into_iter().for_each(Mount::unmount);
     let said = run(&mut farm.volume(["check", "v"]));
     assert!(said.contains("is sound"), "{said}");
+}
+
+#[test]
+fn hosts_that_take_lock_files_seldom_have_all_names_looked_up_anew() {
+    const LOCKS: u32 = 60;
+    const LOCKERS: usize = 3;
+    let (_farm, mounts) = Farm::shared(2);
+    fs::create_dir(mounts[0].join("locks")).unwrap();
+    fs::write(mounts[0].join("locks/count"), "").unwrap();
+    let taken: Vec<u32> = std::thread::scope(|scope| {
+        let lockers: Vec<_> = mounts
+            .iter()
+            .flat_map(|mount| [mount; LOCKERS])
+            .map(|mount| {
+                scope.spawn(move || {
+                    let (lock, count) = (mount.join("locks/lock"), mount.join("locks/count"));
+                    let mut taken = 0;
+                    while taken < LOCKS {
+                        match File::create_new(&lock) {
+                            Ok(_) => {
+                                // Nobody else does it meanwhile.
+                                let before = fs::read_to_string(&count).unwrap().len();
+                                fs::write(&count, "x".repeat(before + 1)).unwrap();
+                                fs::remove_file(&lock).unwrap();
+                                taken += 1;
+                            }
+                            Err(error) => assert_eq!(error.kind(), io::ErrorKind::AlreadyExists),
+                        }
+                    }
+                    taken
+                })
+            })
+            .collect();
+        lockers.into_iter().map(|locker| locker.join().unwrap()).collect()
+    });
+    let all: u32 = taken.iter().sum();
+    for mount in &mounts {
+        assert_eq!(fs::read_to_string(mount.join("locks/count")).unwrap().len(), all as usize);
+        // It was some thirty times for as many locks.
+        let epochs = number(&mount.stats(), "server.epochs");
+        assert!(epochs <= 3, "{epochs} times");
+    }
 }
