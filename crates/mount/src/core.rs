@@ -167,33 +167,28 @@ impl Core {
     }
 
     /// The kernel is told of an inode, whose row is here, under a name: one more reference. Returns the number that it is told, and
-    /// places where it has a directory that was moved away. With the two functions below and [`Core::take_back`] this
+    /// places where it has a directory that was moved away. With the three functions below and [`Core::take_back`] this
     /// is all that knows which numbers the kernel has.
     pub(crate) fn hand_out(&mut self, at: NodeId, name: &[u8], ino: Ino) -> (NodeId, Vec<Left>) {
         self.tree.remember(ino);
-        if self.tree.inode(ino).is_ok_and(|row| row.kind() == FileKind::Directory) {
-            let (node, left) = self.nodes.hand_out(at, name, ino);
-            self.tree.note_other(ino, Ino(node.0), true);
-            (node, left)
-        } else {
-            let node = self.nodes.hand_out_file(ino);
-            self.tree.note_other(ino, Ino(node.0), true);
-            (node, Vec::new())
-        }
+        let (node, left) = match self.is_directory(ino) {
+            true => self.nodes.hand_out(at, name, ino),
+            false => (self.nodes.hand_out_file(ino), Vec::new()),
+        };
+        self.tree.note_other(ino, Ino(node.0), true);
+        (node, left)
     }
 
     /// The same under a number by which the kernel has nothing, see [`crate::kernel::moved`].
-    pub(crate) fn hand_out_apart(
-        &mut self,
-        at: NodeId,
-        name: &[u8],
-        ino: Ino,
-        is_directory: bool,
-    ) -> (NodeId, Vec<Left>) {
+    pub(crate) fn hand_out_apart(&mut self, at: NodeId, name: &[u8], ino: Ino) -> (NodeId, Vec<Left>) {
         self.tree.remember(ino);
-        let (node, left) = self.nodes.hand_out_apart(at, name, ino, is_directory);
+        let (node, left) = self.nodes.hand_out_apart(at, name, ino, self.is_directory(ino));
         self.tree.note_other(ino, Ino(node.0), true);
         (node, left)
+    }
+
+    fn is_directory(&self, ino: Ino) -> bool {
+        self.tree.inode(ino).is_ok_and(|row| row.kind() == FileKind::Directory)
     }
 
     /// The same for what the server has made for it, which is no directory.

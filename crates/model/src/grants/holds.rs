@@ -181,10 +181,13 @@ impl Grants {
 
     /// A file at home in a directory that another session owns by itself.
     pub(super) fn foreign_file(&self, session: SessionId, dir: Ino) -> Option<(SessionId, Ino)> {
-        self.files.get(&dir)?.iter().find_map(|file| {
-            let owner = self.objects.get(file)?.owner?;
-            (owner != session).then_some((owner, *file))
-        })
+        self.owned_files(dir).find(|(owner, _)| *owner != session)
+    }
+
+    /// Files at home in a directory that somebody owns by themselves, and who.
+    pub(super) fn owned_files(&self, dir: Ino) -> impl Iterator<Item = (SessionId, Ino)> + '_ {
+        let files = self.files.get(&dir).into_iter().flatten();
+        files.filter_map(|file| Some((self.owner(*file)?, *file)))
     }
 
     /// The inode is deleted: nobody holds it.

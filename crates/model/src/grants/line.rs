@@ -192,18 +192,17 @@ impl Grants {
         let waiting = &self.requests[&ticket];
         let session = waiting.session;
         let reads = matches!(waiting.request, Request::Read(_) | Request::Release(_));
+        let recalled = |ino| match reads {
+            true => self.is_recalled(session, ino),
+            false => self.recalls.contains_key(&ino),
+        };
         let is_recalled = |object: &Object| {
-            let around = [object.home(), object.ino().of_slot()].into_iter().flatten();
-            let is_recalled = |ino| match reads {
-                true => self.is_recalled(session, ino),
-                false => self.recalls.contains_key(&ino),
+            let itself = match *object {
+                // Of a file nobody is told who does not own it: that others give it back is waited for below.
+                Object::File { ino, .. } => self.is_recalled(session, ino),
+                Object::Directory(ino) => recalled(ino),
             };
-            // Of a file nobody is told who does not own it: that others give it back is waited for below.
-            let is_own = |ino| match object {
-                Object::File { .. } => self.is_recalled(session, ino),
-                Object::Directory(_) => is_recalled(ino),
-            };
-            is_own(object.ino()) || around.into_iter().any(is_recalled)
+            itself || [object.home(), object.ino().of_slot()].into_iter().flatten().any(recalled)
         };
         if waiting.request.objects().iter().any(is_recalled) {
             // Its acknowledgement is on its way, and would take what the session is about to be given; nor may a
@@ -262,7 +261,7 @@ impl Grants {
                 self.ready(ticket, Outcome::Granted);
             }
             Request::Own(object @ Object::Directory(dir)) => {
-                if self.is_split(dir) || !self.may_own(session, dir) || self.wants_files(session, dir) {
+                if self.is_split(dir) || !self.may_own(session, dir) || self.asks_files_back(session, dir) {
                     self.ready(ticket, Outcome::Shared);
                 } else if !self.recall(ticket, self.holders_of(session, dir)) {
                     self.give(session, object);
@@ -309,10 +308,12 @@ impl Grants {
                         && self.owner(object.ino()).is_some_and(|owner| owner != session)
                 });
                 let strays = objects.iter().any(|object| object.is_stray());
-                let may_own = local && !foreign && !strays;
-                if may_own
-                    && dirs.iter().all(|dir| self.may_own(session, *dir))
-                    && !dirs.iter().any(|dir| self.wants_files(session, *dir))
+                let may_own = |dir: &Ino| self.may_own(session, *dir);
+                if local
+                    && !foreign
+                    && !strays
+                    && dirs.iter().all(may_own)
+                    && !dirs.iter().any(|dir| self.asks_files_back(session, *dir))
                 {
                     let holders: Vec<_> =
                         dirs.iter().flat_map(|dir| self.holders_of(session, *dir)).collect();
@@ -389,10 +390,8 @@ impl Grants {
     /// The same, first those who hold the directory: of files there may be very many.
     fn holders(&self, session: SessionId, dir: Ino) -> impl Iterator<Item = (SessionId, Object, bool)> + '_ {
         let holding = self.objects.get(&dir);
-        let files = self.files.get(&dir).into_iter().flatten().filter_map(move |file| {
-            let owner = self.owner(*file)?;
-            (owner != session).then_some((owner, Object::File { ino: *file, home: dir }, false))
-        });
+        let files = self.owned_files(dir).filter(move |(owner, _)| *owner != session);
+        let files = files.map(move |(owner, ino)| (owner, Object::File { ino, home: dir }, false));
         holding
             .into_iter()
             .flat_map(|holding| holding.owner.iter().chain(&holding.readers))
@@ -412,19 +411,17 @@ impl Grants {
 
     /// Whether others own files of a directory that a session should own. They are told to give them back, and nobody waits for that,
     /// as it may take as long as their contents are on the way: it should own the directory when it has been alone for twice as long.
-    fn wants_files(&mut self, session: SessionId, dir: Ino) -> bool {
-        let files = self.files.get(&dir).into_iter().flatten();
-        let owned =
-            files.filter_map(|file| Some((self.owner(*file)?, Object::File { ino: *file, home: dir })));
+    fn asks_files_back(&mut self, session: SessionId, dir: Ino) -> bool {
         // What it is giving back itself it would change again.
         let is_wanted =
-            |(owner, file): &(SessionId, Object)| *owner != session || self.is_recalled(session, file.ino());
-        let wanted: Vec<(SessionId, Object)> = owned.filter(is_wanted).collect();
+            |(owner, file): &(SessionId, Ino)| *owner != session || self.is_recalled(session, *file);
+        let wanted: Vec<(SessionId, Ino)> = self.owned_files(dir).filter(is_wanted).collect();
         let mut is_new = false;
-        for (owner, file) in &wanted {
-            if !self.is_recalled(*owner, file.ino()) {
+        for (owner, ino) in &wanted {
+            if !self.is_recalled(*owner, *ino) {
                 is_new = true;
-                self.order_recall(*owner, *file, self.may_keep(*owner, *file), true);
+                let file = Object::File { ino: *ino, home: dir };
+                self.order_recall(*owner, file, self.may_keep(*owner, file), true);
             }
         }
         if let Some(holding) = self.objects.get_mut(&dir).filter(|_| !wanted.is_empty()) {
@@ -457,17 +454,18 @@ impl Grants {
             }
         }
         if let Some(waiting) = self.requests.get_mut(&ticket).filter(|waiting| waiting.awaits > 0) {
-            let are_files = wanted.iter().all(|(_, object, _)| matches!(object, Object::File { .. }));
-            // Once: what others do to its directories meanwhile could have it wait again and again. Who claims back what it had is shown
-            // nothing that others have done since.
+            // Not who claims back what it had: that is not to have changed since.
+            let lets_others = wanted.iter().all(|(_, object, _)| matches!(object, Object::File { .. }))
+                && !matches!(waiting.request, Request::Reclaim(_));
+            // Once: what others do to its directories meanwhile could have it wait again and again.
             waiting.aside = match waiting.aside {
-                Aside::NotYet if !are_files || matches!(waiting.request, Request::Reclaim(_)) => {
-                    Aside::NotYet
-                }
+                Aside::NotYet if !lets_others => Aside::NotYet,
                 Aside::NotYet => Aside::Now,
                 Aside::Now | Aside::Over => Aside::Over,
             };
-            self.free_behind(ticket);
+            if waiting.aside == Aside::Now {
+                self.free_behind(ticket);
+            }
         }
         !wanted.is_empty()
     }

@@ -5,8 +5,8 @@
 //! [`Grants::take_outputs`] says. The simulator does the same.
 //!
 //! A request claims its objects in modes that conflict as usual (see `Mode`) until it is finished, in the order
-//! of tickets; a request that waits keeps later ones from overtaking it, unless it waits for files only (`Grants::is_aside`). So the history of an object is one
-//! sequence, and what is put into the sessions' streams before [`Grants::finish`] is in that order.
+//! of tickets; a request that waits keeps later ones from overtaking it, unless it waits for files only
+//! (`Grants::is_aside`). So the history of an object is one sequence, and what is put into the sessions' streams before [`Grants::finish`] is in that order.
 
 mod heard;
 mod holds;
@@ -259,9 +259,8 @@ enum Stage {
 }
 
 /// Whether a request lets others have its directories while it waits for files.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Aside {
-    #[default]
     NotYet,
     Now,
     Over,

@@ -6,7 +6,7 @@ use bytes::Bytes;
 use hayloft_fuse::{Entry, Operation, Pace, Reply, Request, Validity, open_flags};
 use hayloft_model::sound::TARGET_MAX;
 use hayloft_model::tree::{NewNode, RenameFlags};
-use hayloft_model::{Content, Dentry, FileKind, Ino, Name, TreeError};
+use hayloft_model::{Content, FileKind, Ino, Name, TreeError};
 
 use super::attributes::{entry, made_entry};
 use super::error::FsError;
@@ -16,7 +16,7 @@ use crate::host::thread;
 use crate::kernel::Word;
 use crate::kernel::late::Caller;
 use crate::kernel::moved::{Doing, Kind, Paths, Told};
-use crate::kernel::nodes::NodeId;
+use crate::kernel::nodes::{Left, NodeId};
 use crate::kernel::offsets::{cookie_at, offset_of};
 use crate::sharing::ahead::Place;
 
@@ -71,7 +71,7 @@ impl VolumeFs {
                     return Err(Stop::Need(Need::Changed));
                 }
                 if apart == Some(ino) {
-                    let node = self.hand_out_apart(&mut core, at, name, &dentry);
+                    let node = self.tell_left(core.hand_out_apart(at, name, ino));
                     reply.entry(&made_entry(node, core.tree.inode(ino)?, Validity::ZERO));
                     done(request, &mut core);
                     return Ok(());
@@ -106,16 +106,11 @@ impl VolumeFs {
 
     /// The kernel is told of an inode under a name: one more reference.
     pub(super) fn hand_out(&self, core: &mut Core, at: NodeId, name: &[u8], ino: Ino) -> NodeId {
-        let (node, left) = core.hand_out(at, name, ino);
-        if !left.is_empty() {
-            self.client.tell_kernel(Word::Left(left));
-        }
-        node
+        self.tell_left(core.hand_out(at, name, ino))
     }
 
-    /// The same, under a number that it has nothing by.
-    fn hand_out_apart(&self, core: &mut Core, at: NodeId, name: &[u8], dentry: &Dentry) -> NodeId {
-        let (node, left) = core.hand_out_apart(at, name, dentry.ino, dentry.kind == FileKind::Directory);
+    /// Has the kernel let go of directories where they are no more, as they are handed out under another number.
+    fn tell_left(&self, (node, left): (NodeId, Vec<Left>)) -> NodeId {
         if !left.is_empty() {
             self.client.tell_kernel(Word::Left(left));
         }
