@@ -58,25 +58,34 @@ impl SteadyClock {
     }
 }
 
-/// A client's idea of the server's time, by a clock that nobody can set.
+/// A client's idea of the server's time, by a clock that nobody can set. It is the host's own time as long as nothing that the server
+/// said contradicts that: then no file has a time that is ahead of its host's clock, which programs take for a wrong clock.
 #[derive(Clone, Copy, Debug)]
 pub struct DistantClock {
     offset: i64,
-    heard: bool,
+    /// What the server's words leave open: the least and the most that the offset can be.
+    possible: Option<(i64, i64)>,
 }
 
 impl DistantClock {
     /// Before there is word from the server: by the system's clock.
     pub fn new(steady: i64, system: i64) -> DistantClock {
-        DistantClock { offset: system - steady, heard: false }
+        DistantClock { offset: system - steady, possible: None }
     }
 
-    /// The server said `server` at some moment between `sent` and `received`. What is known already is changed as little as
-    /// possible: a slow answer moves nothing that a fast one has shown.
-    pub fn hear(&mut self, server: i64, sent: i64, received: i64) {
+    /// The server said `server` at some moment between `sent` and `received`, when this host's own clock was `own` ahead of the one that
+    /// nobody can set. Where the own one cannot be right, what is known already is changed as little as possible: a slow answer moves
+    /// nothing that a fast one has shown.
+    pub fn hear(&mut self, server: i64, sent: i64, received: i64, own: i64) {
         let (least, most) = (server - received, server - sent.min(received));
-        self.offset = if self.heard { self.offset.clamp(least, most) } else { least + (most - least) / 2 };
-        self.heard = true;
+        let known = self.possible.map(|(low, high)| (low.max(least), high.min(most)));
+        let (low, high) = known.filter(|(low, high)| low <= high).unwrap_or((least, most));
+        self.offset = match self.possible {
+            _ if (low..=high).contains(&own) => own,
+            Some(_) => self.offset.clamp(low, high),
+            None => low + (high - low) / 2,
+        };
+        self.possible = Some((low, high));
     }
 
     /// The time.
@@ -154,13 +163,28 @@ mod tests {
     #[test]
     fn a_client_is_where_the_server_is_after_a_word() {
         let mut clock = DistantClock::new(0, 5 * HOUR);
-        clock.hear(HOUR, 0, 200);
+        clock.hear(HOUR, 0, 200, 5 * HOUR);
         assert_eq!(clock.now(1000), HOUR + 900);
         // A slow answer says less than what is known.
-        clock.hear(HOUR + SECOND / 2, 0, SECOND);
+        clock.hear(HOUR + SECOND / 2, 0, SECOND, 5 * HOUR);
         assert_eq!(clock.now(1000), HOUR + 900);
-        clock.hear(2 * HOUR, 10_000, 10_200);
+        clock.hear(2 * HOUR, 10_000, 10_200, 5 * HOUR);
         assert!((clock.now(10_100) - 2 * HOUR).abs() <= 100);
+    }
+
+    #[test]
+    fn a_client_goes_by_its_own_clock_where_the_server_may_say_the_same() {
+        let mut clock = DistantClock::new(0, HOUR);
+        clock.hear(HOUR + 30, 0, 200, HOUR);
+        assert_eq!(clock.now(1000), HOUR + 1000);
+        // An answer that leaves less open shows that the own clock is behind, and a slow one after it changes nothing in that.
+        clock.hear(HOUR + 1150, 1000, 1100, HOUR);
+        assert_eq!(clock.now(2000), HOUR + 2050);
+        clock.hear(HOUR + 3000, 2000, 4000, HOUR);
+        assert_eq!(clock.now(5000), HOUR + 5050);
+        // The server's clock, or the own one, has been put right.
+        clock.hear(HOUR + 6050, 6000, 6100, HOUR);
+        assert_eq!(clock.now(7000), HOUR + 7000);
     }
 
     proptest! {
@@ -177,12 +201,12 @@ mod tests {
         }
 
         #[test]
-        fn a_word_is_never_contradicted(words in proptest::collection::vec((0..HOUR, 0..SECOND, 0..SECOND), 1..50)) {
+        fn a_word_is_never_contradicted(words in proptest::collection::vec((0..HOUR, 0..SECOND, 0..SECOND, 0..HOUR), 1..50)) {
             let (mut clock, mut at) = (DistantClock::new(0, 0), 0);
-            for (server, pause, took) in words {
+            for (server, pause, took, own) in words {
                 let sent = at + pause;
                 at = sent + took;
-                clock.hear(server, sent, at);
+                clock.hear(server, sent, at, own);
                 prop_assert!(clock.now(sent) <= server && server <= clock.now(at));
             }
         }

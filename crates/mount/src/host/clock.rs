@@ -6,7 +6,8 @@ use hayloft_model::Timestamp;
 use hayloft_model::clock::{DistantClock, GrowingTime};
 use parking_lot::Mutex;
 
-/// One clock for all hosts. It follows the server's with every answer to a keep-alive, however this host's own is set.
+/// One clock for all hosts. It follows the server's with every answer to a keep-alive, however this host's own is set; where that one
+/// may say the same as the server's, it is that one.
 #[derive(Debug)]
 pub(crate) struct Clock {
     begun: Instant,
@@ -16,18 +17,25 @@ pub(crate) struct Clock {
 
 impl Default for Clock {
     fn default() -> Clock {
-        let system = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, nanos);
+        let system = system_nanos();
         let state = Mutex::new((DistantClock::new(0, system), GrowingTime::default()));
         Clock { begun: Instant::now(), state }
     }
+}
+
+/// What this host's own clock says.
+fn system_nanos() -> i64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, nanos)
 }
 
 impl Clock {
     /// The server's clock said `server_nanos` at some moment between `sent` and now.
     pub(crate) fn hear(&self, server_nanos: i64, sent: Instant) {
         let sent = nanos(sent.saturating_duration_since(self.begun));
+        // The own clock first: what comes between the two looks makes the time late, and never ahead of it.
+        let own = system_nanos();
         let received = nanos(self.begun.elapsed());
-        self.state.lock().0.hear(server_nanos, sent, received);
+        self.state.lock().0.hear(server_nanos, sent, received, own - received);
     }
 
     /// The present time; later than what was told before, unless the server's clock has been set far back.

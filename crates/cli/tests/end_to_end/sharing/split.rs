@@ -200,6 +200,24 @@ fn a_split_directory_is_for_programs_of_32_bits_too() {
 }
 
 #[test]
+fn times_are_never_ahead_of_the_clock_of_the_host() {
+    // make(1) says "Clock skew detected" of what is, if only by a few microseconds.
+    let (farm, mounts) = Farm::shared(6);
+    let dirs = dirs(&mounts);
+    until_split(&farm, &dirs);
+    let ahead = |path: &Path| {
+        let modified = fs::metadata(path).unwrap().modified().unwrap();
+        modified > SystemTime::now()
+    };
+    for n in 0..500 {
+        let file = dirs[n % 6].join(format!("timed-{n}"));
+        fs::write(&file, b"x").unwrap();
+        assert!(!ahead(&file), "a file's time, at {n}");
+        assert!(!dirs.iter().any(|dir| ahead(dir)), "a directory's time, at {n}");
+    }
+}
+
+#[test]
 fn times_of_a_split_directory_are_of_now_and_stay_when_it_is_whole() {
     let (farm, mounts) = Farm::shared(2);
     let dirs = dirs(&mounts);
