@@ -46,12 +46,20 @@ pub struct Execution {
     tree: Tree,
     rows: HashMap<Ino, Object>,
     absent: HashSet<Ino>,
+    /// A directory of which it matters whether it has names.
+    emptied: Option<Ino>,
 }
 
 impl Execution {
     /// Begins with nothing known but how full the volume is, and may be.
     pub fn new(change: Change, usage: Usage, quota: Usage) -> Execution {
-        Execution { change, tree: Tree::new(usage, quota), rows: HashMap::new(), absent: HashSet::new() }
+        let tree = Tree::new(usage, quota);
+        Execution { change, tree, rows: HashMap::new(), absent: HashSet::new(), emptied: None }
+    }
+
+    /// What an error is true of: nobody may own any of it meanwhile, as of [`Executed::objects`]. The change's own directories are not named.
+    pub fn refused_for(&self, error: TreeError) -> Option<Object> {
+        self.emptied.filter(|_| error == TreeError::NotEmpty).map(Object::Directory)
     }
 
     /// The row that was wanted; `None` when there is none.
@@ -96,7 +104,11 @@ impl Execution {
                     .filter(|(place, _)| *place == dir)
                     .map(|(_, name)| name.clone())
                     .collect();
-                Err(if names.is_empty() { Wants::AnyName(dir) } else { Wants::Names(dir, names) })
+                if names.is_empty() {
+                    self.emptied = Some(dir);
+                    return Err(Wants::AnyName(dir));
+                }
+                Err(Wants::Names(dir, names))
             }
             Err(TreeError::Missing(Missing::Numbers)) => Err(Wants::Numbers),
             Err(error) => Ok(Err(error)),

@@ -171,11 +171,13 @@ pub enum Rule {
     NumbersAgain,
     /// A file of the log is written over one of the same number.
     OverwriteLog,
+    /// A change is refused for names of a directory of which somebody else may have removed them.
+    RefuseUnclaimed,
 }
 
 impl Rule {
     /// All, by name.
-    pub const ALL: [(&'static str, Rule); 75] = [
+    pub const ALL: [(&'static str, Rule); 76] = [
         ("ack-before-apply", Rule::AckBeforeApply),
         ("recall-without-ship", Rule::RecallWithoutShip),
         ("no-claim-grace", Rule::NoClaimGrace),
@@ -251,5 +253,6 @@ impl Rule {
         ("take-for-arrived", Rule::TakeForArrived),
         ("numbers-again", Rule::NumbersAgain),
         ("overwrite-log", Rule::OverwriteLog),
+        ("refuse-unclaimed", Rule::RefuseUnclaimed),
     ];
 }

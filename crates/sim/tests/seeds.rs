@@ -70,6 +70,15 @@ fn worlds_whose_rows_are_kept_keep_their_promises() {
     }
 }
 
+/// Seeds from 2^36 on: directories that hosts share are cleared, too.
+#[test]
+fn worlds_in_which_shared_directories_are_cleared_keep_their_promises() {
+    for seed in (1 << 36)..(1 << 36) + WORLDS / 5 {
+        let failure = run(Config { seed, ops: 120, broken: None, trace: false }).failure;
+        assert!(failure.is_none(), "seed {seed}: {:?}", failure.map(|failure| failure.what));
+    }
+}
+
 /// `README.md` says what was wrong.
 #[test]
 fn worlds_that_failed_once_keep_their_promises() {

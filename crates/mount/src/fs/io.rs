@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 
 use hayloft_fuse::{Interrupt, Pace, Reply, Request, SetAttr, Validity};
 use hayloft_model::tree::{AttributeChange, Tree, has_privileges};
-use hayloft_model::{BLOCK_SIZE, Content, FileKind, Ino, InodeRow, TreeError};
+use hayloft_model::{BLOCK_SIZE, Content, FileKind, Ino, InodeRow, Missing, TreeError};
 
 use super::attributes::attr;
 use super::error::FsError;
@@ -19,6 +19,7 @@ use crate::log::accepted::UpTo;
 use crate::log::ledger::FlushError;
 use crate::sharing::ahead::Place;
 use crate::sharing::appends::Append;
+use crate::sharing::fault::FaultError;
 
 /// Whether a file loses setuid or setgid. The kernel does not take that from its copy of the mode, nor ask anew who may do
 /// what: it has to be told before the call returns, which transport threads may not.
@@ -356,6 +357,22 @@ impl VolumeFs {
             None => return Err(FsError::NoSuchOffset.into()),
         }
         Ok(())
+    }
+
+    /// Waits until the server has what other hosts have written to a file: it is to be durable when fsync(2) returns, whoever wrote it.
+    pub(super) fn await_others_writes(&self, ino: Ino, pace: Pace<'_>) -> Done {
+        let Pace::Patient(interrupt) = pace else { return Ok(()) };
+        // Whose row is here is nobody else's to write to.
+        if self.client.core().tree.inode(ino).is_ok() {
+            return Ok(());
+        }
+        match self.client.fetch_row(Missing::Inode(ino), Some(interrupt)) {
+            Err(error @ (FaultError::Interrupted | FaultError::Ended(_))) => {
+                Err(FsError::Fault(error).into())
+            }
+            // What was removed is nobody's.
+            _ => Ok(()),
+        }
     }
 
     /// Makes everything durable up to when that was asked. `ino`: who asks wants to know of this one; none: of everything.

@@ -396,9 +396,11 @@ impl VolumeFs {
                 self.fallocate(ino, offset, length, mode, kills_privileges, status_asked, pace)
             }
             Operation::Lseek { offset, whence, .. } => self.seek(ino, offset, whence, reply),
-            Operation::Fsync { .. } | Operation::Fsyncdir { .. } => {
+            Operation::Fsync { .. } => {
+                self.await_others_writes(ino, pace)?;
                 self.sync(Some(ino), request.pid, sync_asked, pace)
             }
+            Operation::Fsyncdir { .. } => self.sync(Some(ino), request.pid, sync_asked, pace),
             Operation::Syncfs => self.sync(None, request.pid, sync_asked, pace),
             Operation::Readdir { offset, .. } => {
                 self.readdir(NodeId(request.nodeid), offset, false, Caller::of(request, pace), reply)

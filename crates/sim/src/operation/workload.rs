@@ -4,6 +4,9 @@ use super::*;
 use crate::kernel::FOLLOWS_FROM;
 use crate::reference::ROOT;
 
+/// Worlds whose seeds are from here on clear a directory that hosts share, if directories are split there.
+const CLEARS_FROM: u64 = 1 << 36;
+
 /// Whether a world is one of those in which directories are mostly renamed where they are.
 fn shuffles(seed: u64) -> bool {
     seed >= FOLLOWS_FROM && seed % 4 >= 2
@@ -104,6 +107,26 @@ impl World {
         }
     }
 
+    /// All make files in `/a` for a while. Then they remove what is there, and when nothing is, the directory.
+    fn clearing_kind(&mut self) -> Kind {
+        let root = |name| Place { start: Ino::ROOT, dir: Vec::new(), name };
+        let mut file = root(*self.rng.pick(b"abcd"));
+        file.dir = b"a".to_vec();
+        let names = self.reference.names();
+        let dir = names.get(&(ROOT, b'a')).copied();
+        if dir.is_none() {
+            return Kind::Make(root(b'a'), FileKind::Directory);
+        }
+        if self.ops_left % 40 >= 16 {
+            return Kind::Make(file, FileKind::Regular);
+        }
+        let there: Vec<u8> = names.keys().filter(|(of, _)| Some(*of) == dir).map(|(_, name)| *name).collect();
+        match there.is_empty() {
+            true => Kind::Remove(root(b'a'), true),
+            false => Kind::Remove(Place { name: *self.rng.pick(&there), ..file }, false),
+        }
+    }
+
     /// Two programs build `/c/b/a` and `/b/b/d`. Then one moves `/c/b` below that `d`, the other `/b/b` below that `a`.
     fn crossing_kind(&mut self, at: usize, process: usize) -> Option<Kind> {
         if !self.deep || at > 1 || process > 0 {
@@ -136,6 +159,10 @@ impl World {
     pub(super) fn random_kind(&mut self, at: usize, process: usize) -> Kind {
         if let Some(kind) = self.crossing_kind(at, process) {
             return kind;
+        }
+        let clears = self.config.seed >= CLEARS_FROM && self.splits.is_some();
+        if clears && self.rng.permille(850) {
+            return self.clearing_kind();
         }
         if shuffles(self.config.seed) && self.rng.permille(700) {
             return self.shuffling_kind();

@@ -3,15 +3,20 @@
 use super::*;
 
 impl World {
-    /// Executes a change; with what was looked at.
-    pub(super) fn run_change(&mut self, change: &Change) -> (Result<Executed, TreeError>, BTreeSet<Ino>) {
+    /// Executes a change; with what was looked at, and what an error is true of.
+    pub(super) fn run_change(
+        &mut self,
+        change: &Change,
+    ) -> (Result<Executed, (TreeError, Option<Object>)>, BTreeSet<Ino>) {
         let mut execution = Execution::new(change.clone(), self.server.stored.usage, self.server.quota.most);
         let now = Timestamp::from_nanos(i128::from(self.now as i64 + self.server.skew));
         let mut seen = BTreeSet::new();
         loop {
             let rows = &self.server.stored.rows;
             match execution.run(now) {
-                Ok(result) => return (result, seen),
+                Ok(result) => {
+                    return (result.map_err(|error| (error, execution.refused_for(error))), seen);
+                }
                 Err(Wants::Inode(ino)) => {
                     seen.insert(ino);
                     execution.give_inode(ino, rows.inodes.get(&ino).cloned());
@@ -57,7 +62,10 @@ impl World {
             Err(_) if self.is_stuck_about(seen.iter().copied()) => {
                 return self.when_durable(Then::Work(ticket, Turn::Execute));
             }
-            Err(error) => {
+            Err((_, Some(of))) if !claimed.contains(&of) && !self.is_broken(Rule::RefuseUnclaimed) => {
+                return self.extend(ticket, vec![of]);
+            }
+            Err((error, _)) => {
                 self.give_up(ticket);
                 let message = ToClient::Changed { request, result: Err(error), doing: Who::Server };
                 self.say_when_heard((session, connection), seen, message);

@@ -290,11 +290,13 @@ impl Volume {
                 return Ok(Tried::Before(changed));
             }
             let (executed, seen) = self.execute(&db, &asked.change).await?;
+            let claimed: HashSet<&Object> = claimed.iter().collect();
             let executed = match executed {
                 Ok(executed) => executed,
-                Err(error) => return Ok(Tried::Refused(error, seen)),
+                // Whoever owns it may have removed its names.
+                Err((_, Some(of))) if !claimed.contains(&of) => return Ok(Tried::More(vec![of])),
+                Err((error, _)) => return Ok(Tried::Refused(error, seen)),
             };
-            let claimed: HashSet<&Object> = claimed.iter().collect();
             let more: Vec<Object> =
                 executed.objects.iter().filter(|object| !claimed.contains(object)).copied().collect();
             if !more.is_empty() {
@@ -344,12 +346,13 @@ impl Volume {
         }
     }
 
-    /// Executes a change; with the inodes that were looked at, or whose names were. The caller has the turn.
+    /// Executes a change; with the inodes that were looked at, or whose names were, and with what an error is true of. The caller has the
+    /// turn.
     async fn execute(
         self: &Arc<Self>,
         db: &Db,
         change: &Change,
-    ) -> Result<(Result<Executed, TreeError>, Vec<Ino>), VolumeError> {
+    ) -> Result<(Result<Executed, (TreeError, Option<Object>)>, Vec<Ino>), VolumeError> {
         let snapshot = db.snapshot()?;
         let mut seen = Vec::new();
         let quota = {
@@ -360,7 +363,9 @@ impl Volume {
         let now = self.shared.now();
         loop {
             match execution.run(now) {
-                Ok(result) => return Ok((result, seen)),
+                Ok(result) => {
+                    return Ok((result.map_err(|error| (error, execution.refused_for(error))), seen));
+                }
                 Err(Wants::Inode(ino)) => {
                     seen.push(ino);
                     let row = row_of(&snapshot, ino).await?.map(|(_, row)| row);

@@ -1,6 +1,7 @@
 //! The hosts of a volume come, go, are listed, are thrown out, and die.
 
 use std::fs;
+use std::io::Write;
 
 use serde_json::Value;
 
@@ -107,4 +108,36 @@ fn a_killed_mount_leaves_the_others_a_prefix() {
     drop(mounts);
     let said = run(&mut farm.volume(["check", "v", "--content"]));
     assert!(said.contains("is sound"), "{said}");
+}
+
+#[test]
+fn what_another_host_has_fsynced_outlives_its_writer() {
+    let (farm, mut mounts) = Farm::shared_with(2, "commit=60", &["--lease", "2"]);
+    let (one, two) = (mounts.remove(0), mounts.remove(0));
+    let open = |mount: &Mount, name: &str| {
+        fs::OpenOptions::new().create(true).append(true).open(mount.join(name)).unwrap()
+    };
+    // Who makes it durable has it open from before, or opens it when it has been written to, or has never looked at it since.
+    for (round, name) in ["open", "opened", "again"].into_iter().enumerate() {
+        let mut writer = open(&one, name);
+        let mut syncer = open(&two, name);
+        syncer.write_all(b"first ").unwrap();
+        syncer.sync_all().unwrap();
+        writer.write_all(b"second").unwrap();
+        if round == 1 {
+            syncer = open(&two, name);
+        }
+        syncer.sync_all().unwrap();
+        if round == 2 {
+            writer.write_all(b" third").unwrap();
+            syncer.sync_data().unwrap();
+        }
+    }
+    one.kill();
+    for (name, expected) in
+        [("open", "first second"), ("opened", "first second"), ("again", "first second third")]
+    {
+        assert_eq!(fs::read_to_string(two.join(name)).unwrap(), expected, "{name}");
+    }
+    drop(farm);
 }

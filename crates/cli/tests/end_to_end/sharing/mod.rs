@@ -8,6 +8,7 @@ pub(crate) mod clocks;
 pub(crate) mod coherence;
 pub(crate) mod contention;
 pub(crate) mod costs;
+pub(crate) mod emptied;
 pub(crate) mod exchanges;
 pub(crate) mod hosts;
 pub(crate) mod kinds;
