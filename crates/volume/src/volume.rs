@@ -1,6 +1,6 @@
 //! An open volume: its database, its state in memory, and how it recovers from a store that fails.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -303,7 +303,7 @@ impl Volume {
             let id = tables::number_in(&found.key).ok_or(VolumeError::Damaged("key of an ended session"))?;
             ended.insert(SessionId(id), database::decode::<EndedRow>(found.value, "ended session")?);
         }
-        let mut orphans = HashMap::<SessionId, HashSet<Ino>>::new();
+        let mut orphans = HashMap::<SessionId, BTreeSet<Ino>>::new();
         let mut scan = database::scan(&snapshot, &[tables::ORPHANS]).await?;
         while let Some(found) = scan.next().await? {
             if let (Some(id), Some(ino)) =

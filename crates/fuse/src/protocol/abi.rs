@@ -145,6 +145,9 @@ pub(crate) mod notify {
     pub(crate) const INC_EPOCH: i32 = 8;
     /// First minor version which knows `INC_EPOCH`.
     pub(crate) const INC_EPOCH_MINOR: u32 = 44;
+    pub(crate) const PRUNE: i32 = 9;
+    /// First minor version which knows `PRUNE`.
+    pub(crate) const PRUNE_MINOR: u32 = 45;
     /// `fuse_notify_inval_entry_out.flags`: expire, don't drop.
     pub(crate) const EXPIRE_ONLY: u32 = 1;
 }

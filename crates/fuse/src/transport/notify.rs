@@ -17,6 +17,9 @@ pub struct Notifier {
     minor: u32,
 }
 
+/// Inodes of one word.
+const PRUNED_AT_ONCE: usize = 512;
+
 impl Notifier {
     pub(crate) fn new(fd: Arc<OwnedFd>, minor: u32) -> Notifier {
         Notifier { fd, minor }
@@ -69,6 +72,19 @@ impl Notifier {
             return Err(io::ErrorKind::Unsupported.into());
         }
         self.send(notify::INC_EPOCH, &[]).map(|_| ())
+    }
+
+    /// Has the kernel forget these inodes, and the names that it has of them, as far as nobody uses them: what is open, mapped or somebody's
+    /// directory stays as it is. It may have to wait for pages. `Unsupported` before Linux 6.18.
+    pub fn prune(&self, nodeids: &[u64]) -> io::Result<()> {
+        if self.minor < notify::PRUNE_MINOR {
+            return Err(io::ErrorKind::Unsupported.into());
+        }
+        for some in nodeids.chunks(PRUNED_AT_ONCE) {
+            let head = [(some.len() as u32).to_ne_bytes(), [0; 4]].concat();
+            self.send(notify::PRUNE, &[&head, &words(&[0]), &words(some)])?;
+        }
+        Ok(())
     }
 
     fn send(&self, code: i32, pieces: &[&[u8]]) -> io::Result<bool> {

@@ -14,6 +14,7 @@ pub(crate) mod names;
 pub(crate) mod nodes;
 pub(crate) mod offsets;
 pub(crate) mod pages;
+mod pruning;
 pub(crate) mod sizes;
 pub(crate) mod speaker;
 pub(crate) mod split_names;
@@ -29,6 +30,7 @@ use hayloft_model::{Ino, Name};
 use crate::core::{Client, Core};
 use crate::kernel::bases::Former;
 use crate::kernel::nodes::{Left, NodeId};
+use crate::kernel::pruning::Pruning;
 use crate::kernel::speaker::{Leaving, Speaker};
 use crate::kernel::words::{Inodes, Words};
 
@@ -93,6 +95,8 @@ pub(crate) enum Word {
     ExpireNow(Vec<(Ino, Name)>, Sender<()>),
     /// To be dropped when all that was said before was heard.
     Heard(Sender<()>),
+    /// These have no name any more: what nobody uses of them can go.
+    Nameless(Vec<Ino>),
     /// Directories that were there have been moved away: their entries can go, as soon as nobody has the locks.
     Left(Vec<Left>),
     /// The mount is gone.
@@ -104,6 +108,7 @@ pub(crate) fn run(client: &Arc<Client>, control: &Control, to_say: &Receiver<Wor
     let mut speaker = Speaker::new(control.notifier());
     let mut words = Words::new(client, control);
     let mut leaving = Leaving::new(control.notifier());
+    let pruning = Pruning::default();
     for word in to_say {
         match word {
             Word::Stale { names, attributes, data, in_use, ack, bases } => {
@@ -139,6 +144,7 @@ pub(crate) fn run(client: &Arc<Client>, control: &Control, to_say: &Receiver<Wor
                 drop(done);
             }
             Word::Heard(done) => words.when_heard(&done),
+            Word::Nameless(numbers) => pruning.begin(control, numbers),
             Word::Left(left) => {
                 let core = client.core();
                 let left = left.into_iter().filter(|left| core.nodes.is_left(left));

@@ -73,6 +73,17 @@ impl LinkReceiver for Client {
         self.core().tree.heard(changes);
     }
 
+    fn nameless(&self, inos: &[u64]) {
+        let numbers = {
+            let core = self.core();
+            let known = inos.iter().map(|ino| Ino(*ino)).filter(|ino| core.is_handed_out(*ino));
+            core.nodes.each(known.collect())
+        };
+        if !numbers.is_empty() {
+            self.tell_kernel(Word::Nameless(numbers));
+        }
+    }
+
     fn received_all(&self, connection: u64) {
         self.acknowledge_heard(connection);
     }

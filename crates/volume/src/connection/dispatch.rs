@@ -174,8 +174,9 @@ impl Connection {
             }
             Body::Ping(_) => {
                 let server_time_nanos = self.shared.now().as_nanos() as i64;
+                let nameless = volume.nameless(session);
                 // Who does not read the answers has to wait with the next one.
-                self.replies.send(request, Answer::Pong(Pong { server_time_nanos })).await;
+                self.replies.send(request, Answer::Pong(Pong { server_time_nanos, nameless })).await;
             }
             body @ (Body::Lock(_) | Body::CancelLock(_)) => {
                 volume.handle_lock(session, self.number, request, body, &self.replies).await;

@@ -1,6 +1,6 @@
 //! What is known of a session that has not ended.
 
-use std::collections::HashSet;
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
@@ -23,10 +23,39 @@ pub(crate) struct SpokenHere {
     pub(super) release: String,
 }
 
+/// How many inodes without a name a session is told of at a time, and how soon again of the first, milliseconds.
+const TOLD_AT_ONCE: usize = 8192;
+const TOLD_AGAIN_MS: u64 = 10_000;
+
+/// How far a session was told which inodes that it uses have no name any more.
+#[derive(Default)]
+pub(super) struct ToldNameless {
+    /// From here on, as a number.
+    next: u64,
+    not_before_ms: u64,
+}
+
+impl ToldNameless {
+    /// What is told now.
+    fn take(&mut self, orphans: &BTreeSet<Ino>, now_ms: u64) -> Vec<u64> {
+        if now_ms < self.not_before_ms {
+            return Vec::new();
+        }
+        let told: Vec<u64> = orphans.range(Ino(self.next)..).take(TOLD_AT_ONCE).map(|ino| ino.0).collect();
+        match told.last() {
+            Some(last) if told.len() == TOLD_AT_ONCE => self.next = last + 1,
+            None if self.next == 0 => {}
+            _ => *self = ToldNameless { next: 0, not_before_ms: now_ms + TOLD_AGAIN_MS },
+        }
+        told
+    }
+}
+
 /// A session that has not ended.
 pub(crate) struct Session {
     pub(crate) row: SessionRow,
-    pub(crate) orphans: HashSet<Ino>,
+    pub(crate) orphans: BTreeSet<Ino>,
+    pub(super) told_nameless: ToldNameless,
     /// The connection that speaks for it.
     pub(crate) connection: Option<u64>,
     /// When it was last heard of, milliseconds after the server's start.
@@ -61,7 +90,8 @@ impl Session {
     pub(crate) fn found(row: &SessionRow, now_ms: u64) -> Session {
         Session {
             row: row.clone(),
-            orphans: HashSet::new(),
+            orphans: BTreeSet::new(),
+            told_nameless: ToldNameless::default(),
             connection: None,
             heard: Arc::new(AtomicU64::new(now_ms)),
             worked: Arc::new(AtomicU64::new(0)),
@@ -104,8 +134,33 @@ impl Session {
         Session { may_bring: true, ..Session::found(row, now_ms) }
     }
 
+    /// Inodes that its kernel knows and that have no name, as far as it is time to tell it of them.
+    pub(crate) fn nameless(&mut self, now_ms: u64) -> Vec<u64> {
+        self.told_nameless.take(&self.orphans, now_ms)
+    }
+
     /// Ends its connection, after what has arrived there is answered.
     pub(crate) fn hang_up(&self) {
         self.hang_up.notify_one();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_session_is_told_of_all_that_has_no_name_in_parts_and_again_after_a_while() {
+        let (mut told, all) = (ToldNameless::default(), (5..5 + 2 * TOLD_AT_ONCE as u64).collect::<Vec<_>>());
+        let mut orphans: BTreeSet<Ino> = BTreeSet::new();
+        assert!(told.take(&orphans, 0).is_empty());
+        orphans.extend(all.iter().map(|ino| Ino(*ino)));
+        let parts = [told.take(&orphans, 0), told.take(&orphans, 1)];
+        assert_eq!(parts.concat(), all);
+        assert!(told.take(&orphans, 2).is_empty(), "that was all");
+        assert!(told.take(&orphans, 3).is_empty(), "it is not time yet");
+        orphans.retain(|ino| ino.0 == 7);
+        assert_eq!(told.take(&orphans, 2 + TOLD_AGAIN_MS), [7]);
+        assert!(told.take(&orphans, 3 + TOLD_AGAIN_MS).is_empty());
     }
 }

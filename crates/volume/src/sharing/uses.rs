@@ -230,6 +230,17 @@ impl Volume {
         Ok(())
     }
 
+    /// Inodes that a session uses and that have no name any more: a kernel keeps what it has once looked up, whether anybody needs it or not.
+    pub(crate) fn nameless(&self, session: SessionId) -> Vec<u64> {
+        let now_ms = self.shared.uptime_ms();
+        self.state
+            .lock()
+            .sessions
+            .get_mut(&session)
+            .map(|session| session.nameless(now_ms))
+            .unwrap_or_default()
+    }
+
     /// Deletes rows that nobody uses any more, and makes it durable who uses the others; on a task of its own.
     pub(crate) fn settle_uses(self: &Arc<Self>) {
         {

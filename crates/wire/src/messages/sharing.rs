@@ -357,11 +357,15 @@ pub struct Sync {
 pub struct Ping {}
 
 /// Answers [`Ping`].
-#[derive(Clone, Copy, PartialEq, Message)]
+#[derive(Clone, PartialEq, Message)]
 pub struct Pong {
     /// The server's clock, nanoseconds since the epoch.
     #[prost(sint64, tag = "1")]
     pub server_time_nanos: i64,
+    /// Inodes that the session has said its kernel knows, and that have no name any more: it may let go of those that nobody has open
+    /// there. Told again after a while; a part of them where there are many.
+    #[prost(uint64, repeated, tag = "2")]
+    pub nameless: Vec<u64>,
 }
 
 /// A session whose process is proved to be dead, by the machine that it ran on: it can end. Answered by

@@ -1,7 +1,7 @@
 //! Full stores, quotas, and memory.
 
 use std::fs::{self, File};
-use std::io::{self, Write};
+use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
@@ -385,4 +385,46 @@ fn what_a_sweep_would_give_back_is_shown() {
     wait_until("it can be given back", Duration::from_secs(20), || reclaimable() > 7 << 20);
     let (told, given) = (reclaimable(), swept());
     assert!(told.abs_diff(given) < given / 50, "{told} bytes were told, {given} are given back");
+}
+
+/// A kernel keeps what it has once looked up. What one host has made, and another one removes, is given back all the same, but for what a
+/// program has open. (Before Linux 6.18 a kernel cannot be told.)
+#[test]
+fn what_another_host_has_removed_is_given_back_while_its_maker_is_mounted() {
+    if !super::syncfs::is_linux_since((6, 18)) {
+        return;
+    }
+    let (farm, mounts) = Farm::shared(2);
+    let path = |at: u64| format!("f{at}");
+    let swept = || -> u64 {
+        let told: serde_json::Value =
+            serde_json::from_str(&run(&mut farm.volume(["sweep", "v", "--json"]))).unwrap();
+        told["bytes_reclaimed"].as_u64().unwrap()
+    };
+    for at in 0..9 {
+        write_durably(&mounts[0].join(&path(at)), &noise(at, 4 << 20)).unwrap();
+    }
+    let open = File::open(mounts[0].join(&path(8))).unwrap();
+    let mut given = swept();
+    for at in 0..9 {
+        fs::remove_file(mounts[1].join(&path(at))).unwrap();
+    }
+    mounts[1].sync();
+    wait_until("what nobody has open is given back", Duration::from_secs(60), || {
+        given += swept();
+        given > 31 << 20
+    });
+    for _ in 0..2 {
+        std::thread::sleep(Duration::from_secs(2));
+        given += swept();
+        assert!(given < 34 << 20, "{given} bytes: what is open has gone too");
+    }
+    let mut content = Vec::new();
+    (&open).read_to_end(&mut content).unwrap();
+    assert!(content == noise(8, 4 << 20), "what is open is as it was");
+    drop(open);
+    wait_until("what was open is given back", Duration::from_secs(60), || {
+        given += swept();
+        given > 35 << 20
+    });
 }

@@ -63,6 +63,8 @@ pub(crate) trait Receiver: Send + Sync {
     fn receive(&self, at: Arrival, body: Answer);
     /// All hosts have heard of these changes.
     fn all_heard(&self, changes: &[u64]);
+    /// The kernel may let go of these as far as nobody has them open: they have no name any more.
+    fn nameless(&self, inos: &[u64]);
     /// All that has come on this connection is received.
     fn received_all(&self, connection: u64);
     /// A connection is lost: what is not owned may change from now on. Returns when nobody here can see it any more.

@@ -65,6 +65,11 @@ impl Link {
         if !message.heard.is_empty() {
             receiver.all_heard(&message.heard);
         }
+        if let Answer::Pong(pong) = &body
+            && !pong.nameless.is_empty()
+        {
+            receiver.nameless(&pong.nameless);
+        }
         let body = match body {
             body @ (Answer::Event(_) | Answer::Listings(_) | Answer::Inode(_) | Answer::Ship(_)) => {
                 // What it carries is applied here, in the order of the stream, whoever asked for it.
