@@ -338,6 +338,11 @@ impl VolumeFs {
         core.tree.rename((from.0.ino(), from.1), (to.0.ino(), to.1), flags, self.now())?;
         core.names.exists(to.0.ino(), to.1);
         core.moves_by_slot((from.0.ino(), from.1), (to.0.ino(), to.1));
+        // Of a directory that this host owns names may be for one use as well.
+        if core.names.counts_any() {
+            let (old, new) = (Name::new(from.1), Name::new(to.1));
+            core.takes_along((from.0.ino(), &old), (to.0.ino(), &new), flags.exchange);
+        }
         core.renamed(from, to, flags.exchange);
         self.changed(&mut core);
         Ok(())

@@ -58,8 +58,8 @@ impl Core {
         used: &[NodeId],
     ) -> Word {
         let is_other = |number: &Ino| !used.contains(&NodeId(number.0));
-        // By the caller's own number the kernel goes on keeping what it has by slots.
-        let names = self.held_so_far(names, |split, dir, name| split.has(dir, name));
+        // By the caller's own number the kernel goes on keeping what it has.
+        let names = names.into_iter().filter(|(dir, name)| self.may_hold(*dir, name)).collect();
         let names = self.nodes.each_name(names).into_iter().filter(|(dir, _)| is_other(dir)).collect();
         let inos: Vec<Ino> = self.nodes.each(inos).into_iter().filter(is_other).collect();
         Word::Stale {

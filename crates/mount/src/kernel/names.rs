@@ -185,18 +185,9 @@ impl KernelNames {
         self.hot.contains_key(&dir)
     }
 
-    /// A name of one directory that is changed by request is moved to another: the kernel takes along how long it may
-    /// keep it. Whether the name that was there has to go, or comes back in an exchange, is not known yet.
-    pub(crate) fn moves(&mut self, from: (Ino, &Name), to: (Ino, &Name), exchange: bool) {
-        let is_held =
-            |(dir, name): (Ino, &Name)| self.hot.get(&dir).is_some_and(|hot| hot.held.contains(name));
-        let (from_held, to_held) = (is_held(from), is_held(to));
-        if from_held {
-            self.holds(to);
-        }
-        if to_held && exchange {
-            self.holds(from);
-        }
+    /// Whether there are directories of which names are handed out for one use, and those are counted that the kernel may hold.
+    pub(crate) fn counts_any(&self) -> bool {
+        !self.hot.is_empty()
     }
 
     /// The kernel may hold a name of a directory that is changed by request.
@@ -391,23 +382,33 @@ impl Core {
         known.into_iter().chain(absent).collect()
     }
 
-    /// Which of these names the kernel may hold; they are on their way out of it.
-    fn held(&mut self, names: Vec<(Ino, Name)>) -> Vec<(Ino, Name)> {
-        let held = self.held_so_far(names, |split, dir, name| split.take(dir, name));
-        held.iter().for_each(|(dir, name)| self.names.late.take_unsure(*dir, name));
-        held
+    /// Whether the kernel may hold a name.
+    pub(crate) fn may_hold(&self, dir: Ino, name: &Name) -> bool {
+        let is_held = match self.names.hot.get(&dir) {
+            Some(hot) => hot.held.contains(name),
+            None => !self.tree.is_split(dir),
+        };
+        is_held || self.names.split.has(dir, name) || self.names.late.has(dir, name)
     }
 
-    /// Which of these names the kernel may hold, by slots as `by_slot` says.
-    pub(crate) fn held_so_far(
-        &mut self,
-        names: Vec<(Ino, Name)>,
-        by_slot: impl Fn(&mut SplitNames, Ino, &Name) -> bool,
-    ) -> Vec<(Ino, Name)> {
-        names
+    /// A name is moved from one directory to another: the kernel takes along how long it may keep it. Whether the name that was there has
+    /// to go, or comes back in an exchange, is not known yet.
+    pub(crate) fn takes_along(&mut self, from: (Ino, &Name), to: (Ino, &Name), exchange: bool) {
+        let (moves, comes_back) = (self.may_hold(from.0, from.1), exchange && self.may_hold(to.0, to.1));
+        if moves {
+            self.names.holds(to);
+        }
+        if comes_back {
+            self.names.holds(from);
+        }
+    }
+
+    /// Which of these names the kernel may hold; they are on their way out of it.
+    fn held(&mut self, names: Vec<(Ino, Name)>) -> Vec<(Ino, Name)> {
+        let held: Vec<_> = names
             .into_iter()
             .filter(|(dir, name)| {
-                let is_kept = by_slot(&mut self.names.split, *dir, name);
+                let is_kept = self.names.split.take(*dir, name);
                 let is_held = match self.names.hot.get_mut(dir) {
                     Some(hot) => hot.held.remove(name),
                     None if self.tree.is_split(*dir) => false,
@@ -420,7 +421,9 @@ impl Core {
                 };
                 is_kept || is_held || self.names.late.has(*dir, name)
             })
-            .collect()
+            .collect();
+        held.iter().for_each(|(dir, name)| self.names.late.take_unsure(*dir, name));
+        held
     }
 
     /// What the kernel may hold of names that others change, in these directories of which it knows.
@@ -491,6 +494,41 @@ impl Core {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::kernel::Word;
+
+    const FROM: Ino = Ino(10);
+    const TO: Ino = Ino(11);
+
+    #[test]
+    fn the_kernel_takes_a_name_along_into_a_directory_of_which_nothing_else_is_kept() {
+        let (mut core, old, new) = (Core::default(), Name::new(b"old"), Name::new(b"new"));
+        [FROM, TO].into_iter().for_each(|dir| core.tree.remember(dir));
+        core.spare(TO);
+        assert!(
+            core.may_hold(FROM, &old) && !core.may_hold(TO, &new),
+            "all that is known of the one, nothing of the other"
+        );
+        core.takes_along((FROM, &old), (TO, &new), true);
+        assert!(core.may_hold(TO, &new));
+        let word = core.expire(vec![(TO, new.clone())], &[]);
+        assert_eq!(word, [(TO, new.clone())]);
+        assert!(!core.may_hold(TO, &new), "it is on its way out");
+    }
+
+    #[test]
+    fn what_this_host_has_renamed_is_held_by_the_number_that_it_has_used() {
+        let (mut core, old, new) = (Core::default(), Name::new(b"old"), Name::new(b"new"));
+        [FROM, TO].into_iter().for_each(|dir| core.tree.remember(dir));
+        core.heat(TO);
+        core.takes_along((FROM, &old), (TO, &new), false);
+        // Others have the directory by another number.
+        let used = [NodeId::of_file(FROM), NodeId::of_file(TO)];
+        let names = vec![(FROM, old), (TO, new.clone())];
+        assert!(
+            matches!(core.word_for_others(Vec::new(), names, &used), Word::Stale { names, .. } if names.is_empty())
+        );
+        assert!(core.may_hold(TO, &new), "nobody has told the kernel of it");
+    }
 
     #[test]
     fn calls_that_wait_for_others_are_told_from_those_that_only_ask() {

@@ -43,7 +43,7 @@ impl Client {
             let mut core = self.core();
             change.directories().into_iter().for_each(|dir| core.heat(dir));
             if let Change::Rename(from, to, flags) = change {
-                core.names.moves((from.0, &from.1), (to.0, &to.1), flags.exchange);
+                core.takes_along((from.0, &from.1), (to.0, &to.1), flags.exchange);
             }
             let mut named = Vec::new();
             for (dir, name) in change.places() {

@@ -6,7 +6,9 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
+use crate::setup::calls;
 use crate::setup::farm::{Farm, Mount, rounds, run, sh};
 use crate::sharing::caching::{PASS, lookups, tree};
 use crate::sharing::costs::messages;
@@ -187,4 +189,47 @@ fn working_directories_below_what_others_move_go_on() {
     assert_eq!(String::from_utf8_lossy(&output.stdout), "made\none\nsub\n");
     assert_eq!(fs::read(mounts[0].join("two/dir/sub/made")).unwrap(), b"made\n");
     assert_eq!(fs::read(mounts[1].join("two/dir/sub/made")).unwrap(), b"made\n");
+}
+
+/// A directory that was moved has several numbers in the kernel. What a host renames or exchanges there takes along how long the kernel may keep
+/// it, and goes all the same when another host renames it back.
+#[test]
+fn what_a_host_has_renamed_in_a_moved_directory_goes_when_others_rename_it() {
+    let (_farm, mounts) = Farm::shared(2);
+    let (other, here) = (&mounts[0], &mounts[1]);
+    let inode = |mount: &Mount, name: &str| fs::metadata(mount.join(name)).unwrap().ino();
+    fs::create_dir_all(other.join("top/elsewhere")).unwrap();
+    fs::create_dir(other.join("top/dir")).unwrap();
+    for name in ["top/dir/one", "top/two"] {
+        fs::write(other.join(name), name).unwrap();
+    }
+    let mut open = vec![File::open(here.join("top/dir")).unwrap()];
+    for (from, to) in [("top/dir", "top/elsewhere/dir"), ("top/elsewhere/dir", "top/dir")] {
+        fs::rename(other.join(from), other.join(to)).unwrap();
+        open.push(File::open(here.join(to)).unwrap());
+        inode(here, &format!("{to}/one"));
+    }
+    let [one, two] = ["top/dir/one", "top/two"].map(|name| inode(other, name));
+    let look = || ["top/dir/one", "top/two"].map(|name| inode(here, name));
+    for round in 0..3 {
+        // For a moment after a change names are for one use.
+        std::thread::sleep(Duration::from_millis(1200));
+        assert_eq!(look(), [one, two], "round {round}");
+        assert_eq!(look(), [one, two], "round {round}");
+        for mount in [here, other] {
+            let [from, to] = ["top/dir/one", "top/two"].map(|name| mount.join(name));
+            calls::rename(&from, &to, libc::RENAME_EXCHANGE).unwrap();
+        }
+        assert_eq!(look(), [one, two], "round {round}: exchanged");
+        std::thread::sleep(Duration::from_millis(1200));
+        assert_eq!(look(), [one, two], "round {round}");
+        fs::rename(here.join("top/dir/one"), here.join("top/three")).unwrap();
+        fs::rename(other.join("top/two"), other.join("top/dir/one")).unwrap();
+        fs::rename(other.join("top/three"), other.join("top/two")).unwrap();
+        assert_eq!(look(), [two, one], "round {round}: renamed");
+        assert!(!here.join("top/three").exists(), "round {round}");
+        fs::rename(other.join("top/two"), other.join("top/three")).unwrap();
+        fs::rename(other.join("top/dir/one"), other.join("top/two")).unwrap();
+        fs::rename(other.join("top/three"), other.join("top/dir/one")).unwrap();
+    }
 }
