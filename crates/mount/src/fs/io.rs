@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 
 use hayloft_fuse::{Interrupt, Pace, Reply, Request, SetAttr, Validity};
 use hayloft_model::tree::{AttributeChange, Tree, has_privileges};
-use hayloft_model::{BLOCK_SIZE, Content, FileKind, Ino, InodeRow, Missing, TreeError};
+use hayloft_model::{BLOCK_SIZE, Content, FileKind, Ino, InodeRow, TreeError};
 
 use super::attributes::attr;
 use super::error::FsError;
@@ -366,12 +366,11 @@ impl VolumeFs {
         if self.client.core().tree.inode(ino).is_ok() {
             return Ok(());
         }
-        match self.client.fetch_row(Missing::Inode(ino), Some(interrupt)) {
-            Err(error @ (FaultError::Interrupted | FaultError::Ended(_))) => {
-                Err(FsError::Fault(error).into())
-            }
+        // A fetch of its own: one that is under way may have been answered before, or be given up.
+        match self.client.fetch_inode(ino, Some(interrupt)) {
             // What was removed is nobody's.
-            _ => Ok(()),
+            Ok(()) | Err(FaultError::Gone) => Ok(()),
+            Err(error) => Err(FsError::Fault(error).into()),
         }
     }
 

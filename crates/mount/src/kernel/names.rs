@@ -386,7 +386,11 @@ impl Core {
     pub(crate) fn may_hold(&self, dir: Ino, name: &Name) -> bool {
         let is_held = match self.names.hot.get(&dir) {
             Some(hot) => hot.held.contains(name),
-            None => !self.tree.is_split(dir),
+            // What was counted before it had cooled is among the absent ones.
+            None if self.tree.is_split(dir) => {
+                self.names.absent.get(&dir).is_some_and(|absent| absent.contains(name))
+            }
+            None => true,
         };
         is_held || self.names.split.has(dir, name) || self.names.late.has(dir, name)
     }
@@ -411,7 +415,9 @@ impl Core {
                 let is_kept = self.names.split.take(*dir, name);
                 let is_held = match self.names.hot.get_mut(dir) {
                     Some(hot) => hot.held.remove(name),
-                    None if self.tree.is_split(*dir) => false,
+                    None if self.tree.is_split(*dir) => {
+                        self.names.absent.get_mut(dir).is_some_and(|absent| absent.remove(name))
+                    }
                     None => {
                         if let Some(absent) = self.names.absent.get_mut(dir) {
                             absent.remove(name);

@@ -21,7 +21,8 @@ impl Pruning {
         }
         let (notifier, under_way) = (control.notifier(), Arc::clone(&self.under_way));
         let prune = move || {
-            let numbers: Vec<u64> = numbers.into_iter().map(|number| number.0).collect();
+            // A directory after what was below it, which has a higher number mostly: until then it is in use.
+            let numbers: Vec<u64> = numbers.into_iter().rev().map(|number| number.0).collect();
             if let Err(error) = notifier.prune(&numbers) {
                 tracing::debug!(%error, "the kernel keeps what has no name");
             }

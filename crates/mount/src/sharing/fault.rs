@@ -239,7 +239,7 @@ impl Client {
     }
 
     /// The row comes in the stream, see [`Client::receive_inode`].
-    pub(super) fn fetch_inode(&self, ino: Ino, interrupt: Option<&Interrupt>) -> Result<(), FaultError> {
+    pub(crate) fn fetch_inode(&self, ino: Ino, interrupt: Option<&Interrupt>) -> Result<(), FaultError> {
         self.ask_marked(Ask::FetchInode(FetchInode { ino: ino.0 }), interrupt, self.mark()).map(|_| ())
     }
 

@@ -58,8 +58,8 @@ fn settings(unflushed_bytes: usize) -> Settings {
         })
     };
     Settings {
-        // Each write is flushed by who makes it (`write_durably`, `Volume::durable`).
-        flush_interval: None,
+        // Each commit flushes by itself; this is for writes that nobody waits for.
+        flush_interval: Some(Duration::from_millis(100)),
         l0_sst_size_bytes: TABLE_FILE,
         l0_max_ssts: 16,
         l0_max_ssts_per_key: 16,

@@ -65,11 +65,6 @@ impl Link {
         if !message.heard.is_empty() {
             receiver.all_heard(&message.heard);
         }
-        if let Answer::Pong(pong) = &body
-            && !pong.nameless.is_empty()
-        {
-            receiver.nameless(&pong.nameless);
-        }
         let body = match body {
             body @ (Answer::Event(_) | Answer::Listings(_) | Answer::Inode(_) | Answer::Ship(_)) => {
                 // What it carries is applied here, in the order of the stream, whoever asked for it.
@@ -90,7 +85,9 @@ impl Link {
         let mut state = self.state.lock();
         // An answer that nobody waits for any more belongs to an interrupted caller.
         let Some(waiting) = state.waiting.get_mut(&message.request) else { return true };
+        let mut nameless = Vec::new();
         if let Answer::Pong(pong) = &body {
+            nameless.clone_from(&pong.nameless);
             self.clock.hear(pong.server_time_nanos, waiting.sent.instant());
             let micros = waiting.sent.elapsed().min(ROUND_TRIP_MAX).as_micros() as u64;
             self.round_trip_micros.store(micros, Ordering::Relaxed);
@@ -110,6 +107,10 @@ impl Link {
             // For who waits for the lease.
             self.changed.notify_all();
             wake.notify_all();
+        }
+        drop(state);
+        if !nameless.is_empty() {
+            receiver.nameless(&nameless);
         }
         true
     }
