@@ -183,7 +183,7 @@ mod tests {
         clock.hear(HOUR + 3000, 2000, 4000, HOUR);
         assert_eq!(clock.now(5000), HOUR + 5050);
         // The server's clock, or the own one, has been put right.
-        clock.hear(HOUR + 6050, 6000, 6100, HOUR);
+        clock.hear(HOUR + 6000, 6000, 6100, HOUR);
         assert_eq!(clock.now(7000), HOUR + 7000);
     }
 

@@ -39,6 +39,9 @@ pub struct Executed {
     pub unnamed: Vec<Ino>,
 }
 
+/// Why a change is not done, and what that is true of, see [`Execution::refused_for`].
+pub type Refused = (TreeError, Option<Object>);
+
 /// A change under way.
 #[derive(Debug)]
 pub struct Execution {

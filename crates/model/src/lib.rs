@@ -25,7 +25,7 @@ pub use batch::{Batch, Record, Usage, UsageDelta};
 pub use change::Change;
 pub use error::{Missing, TreeError};
 pub use estates::Estates;
-pub use execute::{Executed, Execution, Wants};
+pub use execute::{Executed, Execution, Refused, Wants};
 pub use id::{ContentHash, Ino, InoRange, Sequence, SessionId};
 pub use row::{
     BLOCK_SIZE, BlockRef, Content, Dentry, FileKind, INLINE_MAX, InodeRow, NAME_MAX, Name, PAGE_BLOCKS,

@@ -34,6 +34,9 @@ const RESTORES: u64 = 0x0e57_04e5;
 const STORES: u64 = 0x0003_1d03;
 /// The same of worlds in which directories are split.
 const SPLITS: u64 = 0x0005_911d;
+/// Worlds whose seeds are from here on clear a directory that hosts share, if directories are split there; and what a change is refused for
+/// is claimed.
+pub(crate) const CLEARS_FROM: u64 = 1 << 36;
 /// Steps of a world, at most.
 const STEPS_MAX: u64 = 4_000_000;
 

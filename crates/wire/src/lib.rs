@@ -28,7 +28,7 @@ pub use messages::session::*;
 pub use messages::sharing::*;
 pub use messages::snapshots::*;
 pub use messages::*;
-pub use versions::{Agreed, FEATURES, MANY_SLOTS, Mismatch, PROTOCOL_OLDEST, SHIPS, Spoken, agree};
+pub use versions::{Agreed, FEATURES, LETS_GO, MANY_SLOTS, Mismatch, PROTOCOL_OLDEST, SHIPS, Spoken, agree};
 
 /// The newest version of the protocol that this crate speaks; see [`agree`].
 pub const PROTOCOL: u32 = 8;

@@ -13,8 +13,11 @@ pub const SHIPS: u64 = 1;
 /// A client knows of directories that are split in many slots (`hayloft_model::slot::Width`).
 pub const MANY_SLOTS: u64 = 2;
 
+/// A client lets go of what has no name any more when the server says so ([`crate::Pong::nameless`]).
+pub const LETS_GO: u64 = 4;
+
 /// The features that this crate knows beyond the protocol itself.
-pub const FEATURES: u64 = SHIPS | MANY_SLOTS;
+pub const FEATURES: u64 = SHIPS | MANY_SLOTS | LETS_GO;
 
 /// What one side speaks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

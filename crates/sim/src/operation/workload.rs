@@ -3,9 +3,7 @@
 use super::*;
 use crate::kernel::FOLLOWS_FROM;
 use crate::reference::ROOT;
-
-/// Worlds whose seeds are from here on clear a directory that hosts share, if directories are split there.
-const CLEARS_FROM: u64 = 1 << 36;
+use crate::world::CLEARS_FROM;
 
 /// Whether a world is one of those in which directories are mostly renamed where they are.
 fn shuffles(seed: u64) -> bool {

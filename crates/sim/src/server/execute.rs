@@ -1,13 +1,11 @@
 //! Changes that the server executes, and batches that it applies.
 
 use super::*;
+use crate::world::CLEARS_FROM;
 
 impl World {
     /// Executes a change; with what was looked at, and what an error is true of.
-    pub(super) fn run_change(
-        &mut self,
-        change: &Change,
-    ) -> (Result<Executed, (TreeError, Option<Object>)>, BTreeSet<Ino>) {
+    pub(super) fn run_change(&mut self, change: &Change) -> (Result<Executed, Refused>, BTreeSet<Ino>) {
         let mut execution = Execution::new(change.clone(), self.server.stored.usage, self.server.quota.most);
         let now = Timestamp::from_nanos(i128::from(self.now as i64 + self.server.skew));
         let mut seen = BTreeSet::new();
@@ -62,7 +60,12 @@ impl World {
             Err(_) if self.is_stuck_about(seen.iter().copied()) => {
                 return self.when_durable(Then::Work(ticket, Turn::Execute));
             }
-            Err((_, Some(of))) if !claimed.contains(&of) && !self.is_broken(Rule::RefuseUnclaimed) => {
+            // In worlds before these nobody clears a directory that is split, and no claim is needed.
+            Err((_, Some(of)))
+                if self.config.seed >= CLEARS_FROM
+                    && !claimed.contains(&of)
+                    && !self.is_broken(Rule::RefuseUnclaimed) =>
+            {
                 return self.extend(ticket, vec![of]);
             }
             Err((error, _)) => {

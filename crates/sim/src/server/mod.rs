@@ -20,7 +20,7 @@ use hayloft_model::grants::{
 use hayloft_model::replay::BroughtBack;
 use hayloft_model::{
     Batch, Change, Content, Estates, Executed, Execution, FileKind, Ino, InoRange, InodeRow, Name, Record,
-    Rows, Sequence, SessionId, Timestamp, TreeError, Usage, UsageDelta, Wants, estates,
+    Refused, Rows, Sequence, SessionId, Timestamp, TreeError, Usage, UsageDelta, Wants, estates,
 };
 
 use crate::Rule;

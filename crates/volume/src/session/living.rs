@@ -6,7 +6,7 @@ use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 
 use hayloft_model::Ino;
-use hayloft_wire::FailureCode;
+use hayloft_wire::{FailureCode, LETS_GO};
 use tokio::sync::Notify;
 
 use crate::config::Config;
@@ -136,6 +136,9 @@ impl Session {
 
     /// Inodes that its kernel knows and that have no name, as far as it is time to tell it of them.
     pub(crate) fn nameless(&mut self, now_ms: u64) -> Vec<u64> {
+        if self.spoken.features & LETS_GO == 0 {
+            return Vec::new();
+        }
         self.told_nameless.take(&self.orphans, now_ms)
     }
 

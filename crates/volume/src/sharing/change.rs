@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use hayloft_model::grants::{NOT_TOLD, Object, Outcome, Request};
 use hayloft_model::{
-    Change, Executed, Execution, FileKind, Ino, Name, Record, SessionId, TreeError, Usage, Wants,
+    Change, Executed, Execution, FileKind, Ino, Name, Record, Refused, SessionId, TreeError, Usage, Wants,
 };
 use hayloft_wire::server_message::Body as Answer;
 use hayloft_wire::{Apply, ChangeRequest, Changed, DentryRow, RecordMessage, error_code, record_message};
@@ -352,7 +352,7 @@ impl Volume {
         self: &Arc<Self>,
         db: &Db,
         change: &Change,
-    ) -> Result<(Result<Executed, (TreeError, Option<Object>)>, Vec<Ino>), VolumeError> {
+    ) -> Result<(Result<Executed, Refused>, Vec<Ino>), VolumeError> {
         let snapshot = db.snapshot()?;
         let mut seen = Vec::new();
         let quota = {

@@ -363,7 +363,7 @@ pub struct Pong {
     #[prost(sint64, tag = "1")]
     pub server_time_nanos: i64,
     /// Inodes that the session has said its kernel knows, and that have no name any more: it may let go of those that nobody has open
-    /// there. Told again after a while; a part of them where there are many.
+    /// there. Told again after a while; a part of them where there are many. Said to those with [`crate::LETS_GO`].
     #[prost(uint64, repeated, tag = "2")]
     pub nameless: Vec<u64>,
 }
