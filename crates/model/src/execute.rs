@@ -39,7 +39,8 @@ pub struct Executed {
     pub unnamed: Vec<Ino>,
 }
 
-/// Why a change is not done, and what that is true of, see [`Execution::refused_for`].
+/// Why a change is not done, and what that is true of: nobody may own any of it meanwhile, as of [`Executed::objects`]. The change's own
+/// directories are not named.
 pub type Refused = (TreeError, Option<Object>);
 
 /// A change under way.
@@ -58,11 +59,6 @@ impl Execution {
     pub fn new(change: Change, usage: Usage, quota: Usage) -> Execution {
         let tree = Tree::new(usage, quota);
         Execution { change, tree, rows: HashMap::new(), absent: HashSet::new(), emptied: None }
-    }
-
-    /// What an error is true of: nobody may own any of it meanwhile, as of [`Executed::objects`]. The change's own directories are not named.
-    pub fn refused_for(&self, error: TreeError) -> Option<Object> {
-        self.emptied.filter(|_| error == TreeError::NotEmpty).map(Object::Directory)
     }
 
     /// The row that was wanted; `None` when there is none.
@@ -92,11 +88,11 @@ impl Execution {
     ///
     /// # Errors
     /// What has to be given first.
-    pub fn run(&mut self, now: Timestamp) -> Result<Result<Executed, TreeError>, Wants> {
+    pub fn run(&mut self, now: Timestamp) -> Result<Result<Executed, Refused>, Wants> {
         match self.change.apply(&mut self.tree, now) {
             Ok(made) => Ok(Ok(self.executed(made))),
             Err(TreeError::Missing(Missing::Inode(ino))) if self.absent.contains(&ino) => {
-                Ok(Err(TreeError::Stale))
+                Ok(Err((TreeError::Stale, None)))
             }
             Err(TreeError::Missing(Missing::Inode(ino))) => Err(Wants::Inode(ino)),
             Err(TreeError::Missing(Missing::Directory(dir))) => {
@@ -114,7 +110,8 @@ impl Execution {
                 Err(Wants::Names(dir, names))
             }
             Err(TreeError::Missing(Missing::Numbers)) => Err(Wants::Numbers),
-            Err(error) => Ok(Err(error)),
+            Err(error @ TreeError::NotEmpty) => Ok(Err((error, self.emptied.map(Object::Directory)))),
+            Err(error) => Ok(Err((error, None))),
         }
     }
 
@@ -165,7 +162,7 @@ mod tests {
         if let Ok(executed) = &result {
             executed.records.iter().for_each(|record| rows.apply(record));
         }
-        result
+        result.map_err(|(error, _)| error)
     }
 
     fn name(name: &str) -> Name {

@@ -4,7 +4,7 @@ use super::*;
 use crate::world::CLEARS_FROM;
 
 impl World {
-    /// Executes a change; with what was looked at, and what an error is true of.
+    /// Executes a change; with what was looked at.
     pub(super) fn run_change(&mut self, change: &Change) -> (Result<Executed, Refused>, BTreeSet<Ino>) {
         let mut execution = Execution::new(change.clone(), self.server.stored.usage, self.server.quota.most);
         let now = Timestamp::from_nanos(i128::from(self.now as i64 + self.server.skew));
@@ -12,9 +12,7 @@ impl World {
         loop {
             let rows = &self.server.stored.rows;
             match execution.run(now) {
-                Ok(result) => {
-                    return (result.map_err(|error| (error, execution.refused_for(error))), seen);
-                }
+                Ok(result) => return (result, seen),
                 Err(Wants::Inode(ino)) => {
                     seen.insert(ino);
                     execution.give_inode(ino, rows.inodes.get(&ino).cloned());
@@ -60,7 +58,7 @@ impl World {
             Err(_) if self.is_stuck_about(seen.iter().copied()) => {
                 return self.when_durable(Then::Work(ticket, Turn::Execute));
             }
-            // In worlds before these nobody clears a directory that is split, and no claim is needed.
+            // Worlds before these go on as they did: the seeds of other rules rest on their schedules.
             Err((_, Some(of)))
                 if self.config.seed >= CLEARS_FROM
                     && !claimed.contains(&of)

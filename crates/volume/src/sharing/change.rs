@@ -346,8 +346,7 @@ impl Volume {
         }
     }
 
-    /// Executes a change; with the inodes that were looked at, or whose names were, and with what an error is true of. The caller has the
-    /// turn.
+    /// Executes a change; with the inodes that were looked at, or whose names were. The caller has the turn.
     async fn execute(
         self: &Arc<Self>,
         db: &Db,
@@ -363,9 +362,7 @@ impl Volume {
         let now = self.shared.now();
         loop {
             match execution.run(now) {
-                Ok(result) => {
-                    return Ok((result.map_err(|error| (error, execution.refused_for(error))), seen));
-                }
+                Ok(result) => return Ok((result, seen)),
                 Err(Wants::Inode(ino)) => {
                     seen.push(ino);
                     let row = row_of(&snapshot, ino).await?.map(|(_, row)| row);

@@ -344,6 +344,13 @@ fn writers_wait_instead_of_filling_the_memory() {
     }
 }
 
+/// Bytes that a sweep gives back.
+fn swept(farm: &Farm) -> u64 {
+    let told: serde_json::Value =
+        serde_json::from_str(&run(&mut farm.volume(["sweep", "v", "--json"]))).unwrap();
+    told["bytes_reclaimed"].as_u64().unwrap()
+}
+
 /// What `volume show` says can be given back is what a sweep then gives back.
 #[test]
 fn what_a_sweep_would_give_back_is_shown() {
@@ -352,11 +359,7 @@ fn what_a_sweep_would_give_back_is_shown() {
         serde_json::from_str(&run(&mut farm.volume(["show", "v", "--json"]))).unwrap()
     };
     let reclaimable = || show()["reclaimable_bytes"].as_u64().unwrap();
-    let swept = || -> u64 {
-        let told: serde_json::Value =
-            serde_json::from_str(&run(&mut farm.volume(["sweep", "v", "--json"]))).unwrap();
-        told["bytes_reclaimed"].as_u64().unwrap()
-    };
+    let swept = || swept(&farm);
     for at in 0..30 {
         write_durably(&mount.join(&format!("f{at}")), &noise(at, 1 << 20)).unwrap();
     }
@@ -391,16 +394,12 @@ fn what_a_sweep_would_give_back_is_shown() {
 /// program has open. (Before Linux 6.18 a kernel cannot be told.)
 #[test]
 fn what_another_host_has_removed_is_given_back_while_its_maker_is_mounted() {
-    if !super::syncfs::is_linux_since((6, 18)) {
+    if !calls::is_linux_since((6, 18)) {
         return;
     }
     let (farm, mounts) = Farm::shared(2);
     let path = |at: u64| format!("f{at}");
-    let swept = || -> u64 {
-        let told: serde_json::Value =
-            serde_json::from_str(&run(&mut farm.volume(["sweep", "v", "--json"]))).unwrap();
-        told["bytes_reclaimed"].as_u64().unwrap()
-    };
+    let swept = || swept(&farm);
     for at in 0..9 {
         write_durably(&mounts[0].join(&path(at)), &noise(at, 4 << 20)).unwrap();
     }

@@ -15,16 +15,9 @@ fn loop_files() -> String {
     devices.filter_map(|device| fs::read_to_string(device.path().join("loop/backing_file")).ok()).collect()
 }
 
-/// Whether this is Linux of that version, or a newer one.
-pub(crate) fn is_linux_since(version: (u32, u32)) -> bool {
-    let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap();
-    let mut parts = release.split(['.', '-']).map_while(|part| part.parse::<u32>().ok());
-    (parts.next().unwrap(), parts.next().unwrap()) >= version
-}
-
 /// Linux 6.18 or newer, and loop devices: elsewhere the option has to be refused.
 fn can_be_had(farm: &Farm) -> bool {
-    if is_linux_since((6, 18)) && Path::new("/dev/loop-control").exists() {
+    if calls::is_linux_since((6, 18)) && Path::new("/dev/loop-control").exists() {
         return true;
     }
     let mut mount = hayloft(["mount", &format!("{}/v", farm.address), "-o", "syncfs", "--log-dir"]);

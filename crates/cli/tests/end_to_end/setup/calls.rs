@@ -7,6 +7,13 @@ use std::os::fd::{AsRawFd, FromRawFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
+/// Whether this is Linux of that version, or a newer one.
+pub(crate) fn is_linux_since(version: (u32, u32)) -> bool {
+    let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap();
+    let mut parts = release.split(['.', '-']).map_while(|part| part.parse::<u32>().ok());
+    (parts.next().unwrap(), parts.next().unwrap()) >= version
+}
+
 pub(crate) fn c_path(path: &Path) -> CString {
     CString::new(path.as_os_str().as_bytes()).unwrap()
 }

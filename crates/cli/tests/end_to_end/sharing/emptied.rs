@@ -33,6 +33,14 @@ fn assert_gone(mounts: &[Mount], path: impl AsRef<Path>) {
     mounts.iter().for_each(|mount| assert!(!mount.path().join(&path).exists(), "{:?}", path.as_ref()));
 }
 
+/// The first host moves a new directory to where an old one is, which has just been emptied.
+fn replace(mounts: &[Mount], new: &str, old: &str, empty: impl Fn(&[Mount], &str)) {
+    fs::create_dir(mounts[0].join(new)).unwrap();
+    empty(mounts, old);
+    fs::rename(mounts[0].join(new), mounts[0].join(old)).unwrap_or_else(|error| panic!("{new}: {error}"));
+    assert_gone(mounts, new);
+}
+
 #[test]
 fn a_split_directory_that_its_hosts_have_emptied_is_removed() {
     let (_farm, mounts) = Farm::shared(3);
@@ -50,12 +58,7 @@ fn a_split_directory_that_its_hosts_have_emptied_is_removed() {
 fn a_split_directory_that_its_hosts_have_emptied_is_replaced() {
     let (_farm, mounts) = Farm::shared(2);
     for round in 0..ROUNDS {
-        let (old, new) = (format!("old-{round}"), format!("new-{round}"));
-        make_and_empty(&mounts, &old);
-        fs::create_dir(mounts[0].join(&new)).unwrap();
-        fs::rename(mounts[0].join(&new), mounts[0].join(&old))
-            .unwrap_or_else(|error| panic!("round {round}: {error}"));
-        assert_gone(&mounts, &new);
+        replace(&mounts, &format!("new-{round}"), &format!("old-{round}"), make_and_empty);
     }
 }
 
@@ -66,12 +69,7 @@ fn a_directory_that_another_host_has_emptied_is_replaced_from_another_directory(
         fs::create_dir(mounts[0].join(name)).unwrap();
     }
     for round in 0..ROUNDS {
-        let (new, old) = (format!("from/{round}"), format!("to/{round}"));
-        fs::create_dir(mounts[0].join(&new)).unwrap();
-        empty_elsewhere(&mounts, &old);
-        fs::rename(mounts[0].join(&new), mounts[0].join(&old))
-            .unwrap_or_else(|error| panic!("round {round}: {error}"));
-        assert_gone(&mounts, &new);
+        replace(&mounts, &format!("from/{round}"), &format!("to/{round}"), empty_elsewhere);
     }
 }
 

@@ -65,7 +65,7 @@ impl Link {
         if !message.heard.is_empty() {
             receiver.all_heard(&message.heard);
         }
-        let body = match body {
+        let mut body = match body {
             body @ (Answer::Event(_) | Answer::Listings(_) | Answer::Inode(_) | Answer::Ship(_)) => {
                 // What it carries is applied here, in the order of the stream, whoever asked for it.
                 let request = message.request;
@@ -86,8 +86,8 @@ impl Link {
         // An answer that nobody waits for any more belongs to an interrupted caller.
         let Some(waiting) = state.waiting.get_mut(&message.request) else { return true };
         let mut nameless = Vec::new();
-        if let Answer::Pong(pong) = &body {
-            nameless.clone_from(&pong.nameless);
+        if let Answer::Pong(pong) = &mut body {
+            nameless = std::mem::take(&mut pong.nameless);
             self.clock.hear(pong.server_time_nanos, waiting.sent.instant());
             let micros = waiting.sent.elapsed().min(ROUND_TRIP_MAX).as_micros() as u64;
             self.round_trip_micros.store(micros, Ordering::Relaxed);
